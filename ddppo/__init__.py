@@ -1,0 +1,3 @@
+"""Decentralised, synchronous, data-parallel PPO."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,155 @@
+"""Sums, gathers and barriers over ranks, each recorded with its start and end. Silent at W = 1.
+
+`Group` is one rank in process: every operation is the identity and nothing is recorded. `ProcessGroup` speaks
+torch.distributed. Records say when this rank arrived at a collective and when it left; `run/timing.py` turns the
+records of all ranks into waiting and communication.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ddppo.errors import CollectiveError
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One collective on this rank: seconds on this machine's monotonic clock.
+
+    `hidden` is communication that ran while this rank computed (overlapped gradient sync), in seconds.
+    """
+
+    start: float
+    end: float
+    is_barrier: bool = False
+    hidden: float = 0.0
+
+
+class Group:
+    """One rank, no communication."""
+
+    rank: int = 0
+    world_size: int = 1
+    clocks_shared: bool = True
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace `tensor` by its sum over ranks and return it."""
+        return tensor
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return every rank's `values` (CPU, same shape on all ranks) as `[W, ...]`, on every rank."""
+        return values.unsqueeze(0)
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace `tensor` by rank 0's and return it."""
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+
+    def heartbeat(self, iteration: int) -> None:
+        """Leave word of how far this rank is, for the message of a rank that waits in vain."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class ProcessGroup(Group):
+    """A rank of an initialised torch.distributed process group."""
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        super().__init__()
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.device = device
+        self.timeout_s = timeout_s
+        self.clocks_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == self.world_size
+        self._comm_device = device if dist.get_backend() == "nccl" else torch.device("cpu")
+        self._store = dist.distributed_c10d._get_default_store()
+        self._iteration = 0
+        self._last_heartbeat = 0.0
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._recorded("sum"):
+            if tensor.device == self._comm_device:
+                dist.all_reduce(tensor)
+            else:
+                moved = tensor.to(self._comm_device)
+                dist.all_reduce(moved)
+                tensor.copy_(moved)
+        return tensor
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        with self._recorded("gather"):
+            local = values.contiguous().to(self._comm_device)
+            gathered = torch.empty((self.world_size, *local.shape), dtype=local.dtype, device=local.device)
+            dist.all_gather_single(gathered, local.unsqueeze(0))
+            return gathered.cpu()
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._recorded("broadcast"):
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def barrier(self) -> None:
+        with self._recorded("barrier", is_barrier=True):
+            if self._comm_device.type == "cuda":
+                dist.barrier(device_ids=[self.device.index])
+                torch.cuda.synchronize(self.device)
+            else:
+                dist.barrier()
+
+    def heartbeat(self, iteration: int) -> None:
+        self._iteration = iteration
+        now = time.monotonic()
+        if now - self._last_heartbeat > 1.0:  # rare enough to cost nothing, fresh enough for a diagnosis
+            self._last_heartbeat = now
+            self._store.set(f"ddppo/iteration/{self.rank}", str(iteration))
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    @contextmanager
+    def _recorded(self, what: str, *, is_barrier: bool = False) -> Iterator[None]:
+        if self._comm_device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what was queued before is not communication
+        start = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as e:
+            raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
+        if self._comm_device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.records.append(Record(start, time.perf_counter(), is_barrier))
+
+    def lost(self, what: str, waited_s: float) -> str:
+        """Say who waited where, how long, and which ranks were behind or gone."""
+        seen = []
+        try:
+            self._store.set_timeout(timedelta(seconds=2))
+            for rank in range(self.world_size):
+                key = f"ddppo/iteration/{rank}"
+                if rank != self.rank and self._store.check([key]):
+                    seen.append(f"rank {rank} at iteration {int(self._store.get(key))}")
+        except (RuntimeError, ValueError) as e:  # the store went with the rank or agent that held it
+            seen.append(f"the rendezvous store does not answer ({type(e).__name__})")
+        return (
+            f"rank {self.rank} on {socket.gethostname()} lost its peers in a {what} of iteration "
+            f"{self._iteration + 1} after waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}); "
+            f"last heard of: {', '.join(seen) or 'nobody'}"
+        )
+
+
+def any_rank(group: Group, *, flag: bool) -> bool:
+    """Return whether `flag` is set on any rank; the same answer on all of them."""
+    return bool(group.gather(torch.tensor([float(flag)], dtype=torch.float64)).any())

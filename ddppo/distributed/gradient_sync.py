@@ -1,0 +1,108 @@
+"""How the gradient of a loss that is a local sum over a global count becomes the gradient over all ranks: a sum."""
+
+import time
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddppo.collectives import Group, Record
+from ddppo.distributed.parameters import FlatParameters
+
+_FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
+
+
+class GradientSync(Protocol):
+    """Computes gradients of a model over all ranks."""
+
+    name: str
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's action parameters and values, ready to be differentiated."""
+        ...
+
+    def backward_(self, loss: torch.Tensor) -> None:
+        """Leave in the flat gradient the sum over ranks of d loss / d parameters."""
+        ...
+
+
+class FlatSync:
+    """One fused all-reduce of the flat gradient after backward. At W = 1 nothing is communicated."""
+
+    name = "flat"
+
+    def __init__(self, model: nn.Module, parameters: FlatParameters, group: Group) -> None:
+        self.model = model
+        self.parameters = parameters
+        self.group = group
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model(obs)
+
+    def backward_(self, loss: torch.Tensor) -> None:
+        self.parameters.gradient.zero_()
+        loss.backward()
+        self.group.sum_(self.parameters.gradient)
+
+
+class BucketSync:
+    """DistributedDataParallel: buckets of gradients are reduced while backward still computes the others.
+
+    A communication hook sums instead of averaging, and notes when each bucket was ready and done. What the step lost
+    to communication is the time from the last bucket's readiness to the end of backward; the rest was hidden.
+    """
+
+    name = "ddp"
+
+    def __init__(
+        self, model: nn.Module, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
+    ) -> None:
+        self.parameters = parameters
+        self.group = group
+        cap = {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
+        device = parameters.gradient.device
+        self.model = DistributedDataParallel(
+            model, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False, **cap
+        )
+        self.model.register_comm_hook(None, self._sum_bucket)
+        self._ready: list[float] = []
+        self._done: list[float] = []
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model(obs)
+
+    def backward_(self, loss: torch.Tensor) -> None:
+        self.parameters.gradient.zero_()
+        self._ready.clear()
+        self._done.clear()
+        loss.backward()
+        if self.parameters.gradient.is_cuda:
+            torch.cuda.synchronize(self.parameters.gradient.device)
+        end = time.perf_counter()
+        last_ready = max(self._ready, default=end)
+        total = sum(done - ready for ready, done in zip(self._ready, self._done, strict=False))
+        exposed = end - last_ready
+        self.group.records.append(Record(last_ready, end, hidden=max(0.0, total - exposed)))
+
+    def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self._ready.append(time.perf_counter())
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+
+        def finished(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            self._done.append(time.perf_counter())
+            return future.value()[0]
+
+        return work.get_future().then(finished)
+
+
+def make_gradient_sync(
+    kind: str, model: nn.Module, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
+) -> GradientSync:
+    """Return the sync that dist.grad_sync names; auto takes flat below a million parameters, else ddp."""
+    if kind == "auto":
+        kind = "flat" if parameters.gradient.numel() < _FLAT_BELOW else "ddp"
+    if kind == "flat" or group.world_size == 1:
+        return FlatSync(model, parameters, group)
+    return BucketSync(model, parameters, group, bucket_cap_mb=bucket_cap_mb)

@@ -1,0 +1,18 @@
+"""Environments: the contract (vec_env), batches that keep it, tasks of our own. Knows numpy, not torch."""
+
+from ddppo.envs import synthetic  # noqa: F401 (registers ddppo/Synthetic-v0)
+from ddppo.envs.make import BACKENDS, make_eval_env, make_vec_env
+from ddppo.envs.probe import make_env, probe
+from ddppo.envs.vec_env import ActionSpec, EnvSpec, EnvStep, VecEnv
+
+__all__ = [
+    "BACKENDS",
+    "ActionSpec",
+    "EnvSpec",
+    "EnvStep",
+    "VecEnv",
+    "make_env",
+    "make_eval_env",
+    "make_vec_env",
+    "probe",
+]

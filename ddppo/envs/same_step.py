@@ -1,0 +1,187 @@
+"""Batches of scalar environments, stepped in turn (sync) or by one process each (async).
+
+Both run Gymnasium's vector environments in SAME_STEP mode over `RowEnv`s, so they give the same numbers.
+"""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait as wait_for_any
+from socket import SO_RCVTIMEO, SOL_SOCKET, socket
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector.async_vector_env import _async_worker
+
+from ddppo.config import EnvConfig
+from ddppo.envs.codec import decode_actions
+from ddppo.envs.scalar import RowEnv, make_task
+from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.errors import EnvWorkerLost
+
+_CLOSE_S = 5.0
+
+
+def make_sync(env: EnvConfig, spec: EnvSpec, env_indices: range, timeout_s: float) -> "SameStepEnvs":
+    """Step every environment in this process. There is nothing to wait for, so timeout_s is not used."""
+    make = functools.partial(_make_row_env, env, spec)
+    envs = SyncVectorEnv([make] * len(env_indices), copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    return SameStepEnvs(envs, spec)
+
+
+def make_async(env: EnvConfig, spec: EnvSpec, env_indices: range, timeout_s: float) -> "SameStepEnvs":
+    """Step every environment in a process of its own; observations come back through shared memory."""
+    make = functools.partial(_make_row_env, env, spec)
+    return SameStepEnvs(EnvWorkers(make, env_indices, timeout_s), spec)
+
+
+def _make_row_env(env: EnvConfig, spec: EnvSpec) -> RowEnv:
+    return RowEnv(make_task(env), spec)
+
+
+class SameStepEnvs:
+    """`VecEnv` over a Gymnasium batch of `RowEnv`s that resets in the step that ends an episode."""
+
+    def __init__(self, envs: SyncVectorEnv | AsyncVectorEnv, spec: EnvSpec) -> None:
+        self.spec = spec
+        self.num_envs = envs.num_envs
+        self._envs = envs
+        self._task_action_space: gym.Space = envs.single_action_space
+        self._valid = np.ones(self.num_envs, bool)
+        self._mask = None if spec.mask_size is None else np.ones((self.num_envs, spec.mask_size), bool)
+        dtype = envs.single_observation_space.dtype
+        self._none_ended = np.empty(0, np.intp)
+        self._no_final_obs = np.empty((0, spec.obs_size), dtype)
+
+    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
+        rows, _ = self._envs.reset(seed=[int(seed) for seed in seeds])  # Gymnasium refuses np.int64
+        return self._split(rows)
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
+        rows, rewards, terminated, truncated, infos = self._envs.step(
+            decode_actions(self._task_action_space, actions)
+        )
+        obs, mask = self._split(rows)
+        ended, final_obs = self._none_ended, self._no_final_obs
+        if "final_obs" in infos:
+            (ended,) = np.nonzero(terminated | truncated)
+            final_obs = np.stack(infos["final_obs"][ended])[:, : self.spec.obs_size]
+        return EnvStep(obs, rewards, terminated, truncated, self._valid, ended, final_obs, mask)
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _split(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        if self._mask is None:
+            return rows, None
+        np.not_equal(rows[:, self.spec.obs_size :], 0, out=self._mask)
+        return rows[:, : self.spec.obs_size], self._mask
+
+
+def _worker(*args: Any) -> None:
+    """Serve one environment. Ctrl-C reaches the whole process group, but what it means the rank decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(BrokenPipeError):  # the rank is gone: nobody is left to tell
+        _async_worker(*args)
+
+
+class EnvWorkers(AsyncVectorEnv):
+    """AsyncVectorEnv that turns a lost, failed or stuck worker into `EnvWorkerLost`, and always closes.
+
+    The workers come from a fork server: they inherit no thread, lock or torch of the rank, and start from a
+    process that has already imported this package.
+    """
+
+    def __init__(self, make: Callable[[], RowEnv], env_indices: range, timeout_s: float) -> None:
+        self._env_indices = env_indices
+        self._timeout_s = timeout_s
+        self._num_steps = 0
+        multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "ddppo.envs"])
+        try:
+            super().__init__(
+                [make] * len(env_indices),
+                shared_memory=True,
+                copy=False,
+                context="forkserver",
+                worker=_worker,
+                autoreset_mode=AutoresetMode.SAME_STEP,
+            )
+        except EnvWorkerLost:
+            self.close()
+            raise
+
+    def reset_wait(self, timeout: float | None = None) -> Any:
+        return self._or_lost(super().reset_wait, timeout)
+
+    def step(self, actions: Any) -> Any:
+        self._num_steps += 1
+        return self._or_lost(super().step, actions)
+
+    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
+        """Ask every worker to go, wait a few seconds, and kill those that are still there."""
+        for pipe in self.parent_pipes:
+            try:
+                pipe.send(("close", None))
+            except OSError:  # its worker is gone already
+                continue
+        end = time.monotonic() + (0.0 if terminate else _CLOSE_S)
+        for process in self.processes:
+            process.join(max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in self.parent_pipes:
+            pipe.close()
+
+    def _check_spaces(self) -> None:
+        # The kernel's own receive timeout: polling the pipe before every recv costs microseconds each.
+        interval = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1e6))
+        for pipe in self.parent_pipes:
+            with socket(fileno=os.dup(pipe.fileno())) as end:
+                end.setsockopt(SOL_SOCKET, SO_RCVTIMEO, interval)
+        self._or_lost(super()._check_spaces)
+
+    def _raise_if_errors(self, successes: Any) -> None:
+        """Replaces Gymnasium's, which warns, closes pipes, and raises the exception without its traceback."""
+        if all(successes):
+            return
+        try:
+            index, _, _, trace = self.error_queue.get(timeout=_CLOSE_S)
+        except (
+            Exception
+        ) as e:  # an exception that cannot be pickled or rebuilt may raise anything, or never come
+            raise EnvWorkerLost(f"{self._whom()}: one raised an exception that cannot be sent: {e!r}") from e
+        raise EnvWorkerLost(f"{self._whom()}: environment {self._env_indices[index]} raised\n{trace}")
+
+    def _or_lost(self, call: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return call(*args)
+        except BlockingIOError as e:
+            raise EnvWorkerLost(
+                f"{self._whom()}: no answer within {self._timeout_s:g} s; an environment hangs, or a step "
+                "needs longer"
+            ) from e
+        except (EOFError, ConnectionError) as e:
+            wait_for_any([process.sentinel for process in self.processes], timeout=_CLOSE_S)
+            gone = ", ".join(
+                f"environment {self._env_indices[i]} (exit code {process.exitcode})"
+                for i, process in enumerate(self.processes)
+                if not process.is_alive()
+            )
+            raise EnvWorkerLost(
+                f"{self._whom()}: the process of {gone or 'one'} ended; a negative exit code is a signal, "
+                "-9 often the kernel's answer to too little memory"
+            ) from e
+
+    def _whom(self) -> str:
+        indices = self._env_indices
+        return f"async environments {indices.start} to {indices.stop - 1}, vector step {self._num_steps}"

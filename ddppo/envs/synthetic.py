@@ -1,0 +1,73 @@
+"""`ddppo/Synthetic-v0`: a task of settable cost, for studies of the system rather than of learning."""
+
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class SyntheticEnv(gym.Env):
+    """A contextual bandit: reward 1 for action 1 where obs[0] > 0, for action 0 elsewhere; truncated on time.
+
+    Observations are standard normal `[obs_size]`. A step takes at least step_time_s and a reset reset_time_s
+    seconds: asleep, as a simulator that waits elsewhere, or busy, as one that computes.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
+
+    def __init__(
+        self,
+        step_time_s: float = 0.0,
+        reset_time_s: float = 0.0,
+        busy: bool = False,
+        episode_steps: int = 100,
+        obs_size: int = 8,
+    ) -> None:
+        if step_time_s < 0 or reset_time_s < 0 or episode_steps < 1 or obs_size < 1:
+            raise ValueError(
+                f"step_time_s={step_time_s} and reset_time_s={reset_time_s} must be at least 0, "
+                f"episode_steps={episode_steps} and obs_size={obs_size} at least 1"
+            )
+        self.observation_space = Box(-np.inf, np.inf, (obs_size,), np.float32)
+        self.action_space = Discrete(2)
+        self._step_time_s = step_time_s
+        self._reset_time_s = reset_time_s
+        self._wait = _spin if busy else time.sleep
+        self._episode_steps = episode_steps
+        self._obs_size = obs_size
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._reset_time_s:
+            self._wait(self._reset_time_s)
+        self._num_steps = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self._step_time_s:
+            self._wait(self._step_time_s)
+        reward = float(int(action) == int(self._obs[0] > 0))
+        self._num_steps += 1
+        return self._observe(), reward, False, self._num_steps >= self._episode_steps, {}
+
+    def _observe(self) -> np.ndarray:
+        self._obs = self.np_random.standard_normal(self._obs_size, dtype=np.float32)
+        return self._obs
+
+
+def _spin(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+gym.register(
+    "ddppo/Synthetic-v0",
+    entry_point="ddppo.envs.synthetic:SyntheticEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)

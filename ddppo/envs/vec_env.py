@@ -1,0 +1,55 @@
+"""The contract between a batch of environments and whoever acts in it. Knows numpy, not torch.
+
+Every backend (sync, async, native) hides its autoreset mode behind the same three facts per step: the
+observation to act on next, the true final observation of every episode that ended, and which rows were real
+transitions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ddppo.spaces import ActionSpec, EnvSpec
+
+__all__ = ["ActionSpec", "EnvSpec", "EnvStep", "VecEnv"]
+
+
+@dataclass(slots=True)
+class EnvStep:
+    """What E environments answer to one step. Arrays belong to the environment and live until its next step.
+
+    obs: `[E, obs_size]` what to act on next (the reset observation where an episode just ended, if the
+    backend resets in the same step). rewards: `[E]` float64. terminated, truncated: `[E]` bool. valid: `[E]`
+    bool, False where the step was an autoreset pseudo-step: no transition, never trained on or counted.
+    ended: `[n]` indices of the environments whose episode ended in this step, and final_obs: `[n, obs_size]`
+    their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
+    without masks.
+    """
+
+    obs: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    valid: np.ndarray
+    ended: np.ndarray
+    final_obs: np.ndarray
+    action_mask: np.ndarray | None
+
+
+class VecEnv(Protocol):
+    """A batch of E environments that reset themselves."""
+
+    spec: EnvSpec
+    num_envs: int
+
+    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Start every environment from its own seed; return obs `[E, obs_size]` and the mask or None."""
+        ...
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        """Step all with actions `[E, *spec.action.shape]` as the model produced them (not yet clipped)."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,29 @@
+"""Exceptions that users meet. Each message names the cause and the remedy."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; raised before any process starts."""
+
+
+class RunFolderError(ConfigError):
+    """A folder or checkpoint that is not what it should be."""
+
+
+class TrainingError(RuntimeError):
+    """A fault that ends a run that had started."""
+
+
+class NonFiniteError(TrainingError):
+    """A loss or gradient became NaN or infinite; no parameter was touched by it."""
+
+
+class ReplicaMismatchError(TrainingError):
+    """Parameters that must be identical on all ranks are not."""
+
+
+class CollectiveError(TrainingError):
+    """A rank was lost or late while others waited for it in a collective."""
+
+
+class EnvWorkerLost(TrainingError):
+    """A process that steps an environment died, failed or hangs."""

@@ -1,0 +1,53 @@
+"""The text of `--help`: every option of every group, every setting with its default and meaning."""
+
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+_USAGE = """ddppo: decentralised, synchronous, data-parallel PPO
+
+  python -m ddppo.train env=cartpole                                    one process
+  python -m ddppo.train env=cartpole dist.world_size=4                  four ranks on this machine
+  python -m ddppo.train -m env=cartpole dist.world_size=1,2,4 seed=0,1  one job per combination, in turn
+  torchrun --nproc-per-node=4 -m ddppo.train env=cartpole               ranks started by torchrun
+  python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from a run's last checkpoint
+  python -m ddppo.train env=cartpole --cfg job                          show the composed configuration
+"""
+
+
+def description(path: Path) -> str:
+    """Return the one-line description of a preset: its first comment that is not a Hydra directive."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and not line.startswith("# @"):
+            return line.lstrip("# ").strip()
+    return ""
+
+
+def help_text(conf: Path, root: type, groups: list[str]) -> str:
+    """Return what `--help` prints for the presets under `conf` and the settings of dataclass `root`."""
+    lines = [_USAGE, "Groups and their options (group=option):"]
+    for group in [*groups, "experiment"]:
+        options = sorted((conf / group).rglob("*.yaml"))
+        lines += ["", f"  {group}"] if options else []
+        for path in options:
+            name = path.relative_to(conf / group).with_suffix("").as_posix()
+            lines.append(f"    {name:<22}  {description(path)}")
+    lines += ["", "Settings (key=value), their defaults and meanings:"]
+    lines += _settings(root, "")
+    return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
+
+
+def _settings(section: type, prefix: str) -> list[str]:
+    nested, plain = [], []
+    for item in fields(section):
+        if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
+            nested += ["", *_settings(item.default_factory, f"{item.name}.")]
+        else:
+            plain.append(f"  {prefix + item.name + '=' + _default(item):<38}  {item.metadata['meaning']}")
+    return plain + nested
+
+
+def _default(item: Any) -> str:
+    value = item.default_factory() if item.default_factory is not MISSING else item.default
+    shown = {None: "null", True: "true", False: "false"}.get(value, value) if value.__hash__ else value
+    return str(shown).replace(" ", "")

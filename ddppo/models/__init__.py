@@ -1,0 +1,14 @@
+"""Actor-critics and action distributions."""
+
+from ddppo.models.actor_critic import MODELS, ActorCritic, build_model
+from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
+
+__all__ = [
+    "MODELS",
+    "ActionDistribution",
+    "ActorCritic",
+    "action_distribution",
+    "build_model",
+    "num_action_params",
+    "num_noise",
+]

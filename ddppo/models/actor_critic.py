@@ -1,0 +1,119 @@
+"""Actor-critic networks."""
+
+import importlib
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.models.distributions import num_action_params
+from ddppo.seeding import derived_seed
+from ddppo.spaces import EnvSpec
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+}
+
+
+class ActorCritic(Protocol):
+    """What PPO needs of a model, which is an nn.Module built as `Model(spec, config)`. P = num_action_params."""
+
+    def __call__(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[..., P]` and values `[...]` for obs `[..., obs_size]`; used in learning."""
+        ...
+
+    def action_params(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return action parameters `[..., P]` alone; used in acting."""
+        ...
+
+    def value(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return values `[...]` alone; used for bootstrapping."""
+        ...
+
+
+class MLP(nn.Module):
+    """Multi-layer perceptron with separate or shared hidden layers and a state-independent log std.
+
+    Orthogonal initialisation with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
+    (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO").
+    """
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__()
+        self.is_box = spec.action.kind == "box"
+        self.shared_trunk = config.shared_trunk
+        outputs = num_action_params(spec.action)
+        self.policy_trunk = _hidden_layers(spec.obs_size, config)
+        self.value_trunk = self.policy_trunk if config.shared_trunk else _hidden_layers(spec.obs_size, config)
+        self.policy_head = _linear(config.hidden_sizes[-1], outputs // 2 if self.is_box else outputs, gain=0.01)
+        self.value_head = _linear(config.hidden_sizes[-1], 1, gain=1.0)
+        if self.is_box:
+            self.log_std = nn.Parameter(torch.full((outputs // 2,), config.log_std_init))
+
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.policy_trunk(obs)
+        value_hidden = hidden if self.shared_trunk else self.value_trunk(obs)
+        return self._head(hidden), self.value_head(value_hidden).squeeze(-1)
+
+    def action_params(self, obs: torch.Tensor) -> torch.Tensor:
+        return self._head(self.policy_trunk(obs))
+
+    def value(self, obs: torch.Tensor) -> torch.Tensor:
+        return self.value_head(self.value_trunk(obs)).squeeze(-1)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        out = self.policy_head(hidden)
+        return torch.cat([out, self.log_std.expand_as(out)], dim=-1) if self.is_box else out
+
+
+def _hidden_layers(inputs: int, config: ModelConfig) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for outputs in config.hidden_sizes:
+        layers += [_linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[config.activation]()]
+        inputs = outputs
+    return nn.Sequential(*layers)
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+MODELS: dict[str, type[nn.Module]] = {"mlp": MLP}
+
+
+def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> nn.Module:
+    """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
+
+    Raises ConfigError for an unknown name, or an import path that leads nowhere.
+    """
+    model_class = MODELS.get(config.name) or _imported(config.name)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # orthogonal initialisation rounds differently with the number of threads, hence with W
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(seed, "model"))
+            return model_class(spec, config).to(dtype)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _imported(path: str) -> type[nn.Module]:
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise ConfigError(
+            f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
+        )
+    try:
+        return cast(type[nn.Module], getattr(importlib.import_module(module_name), attribute))
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"model.name={path}: cannot be imported: {e}") from e

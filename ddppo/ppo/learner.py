@@ -1,0 +1,262 @@
+"""Learning: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ddppo.config import PPOConfig
+from ddppo.errors import NonFiniteError
+from ddppo.models import action_distribution
+from ddppo.ppo import losses
+from ddppo.ppo.minibatches import local_minibatches
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
+from ddppo.ppo.returns import gae
+from ddppo.ppo.rollout import Rollout
+from ddppo.scaling.batch import BatchShape
+from ddppo.spaces import ActionSpec
+
+STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
+_ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the target: rsl_rl's rule
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one iteration's learning was like; equal on all ranks except `local_sums`.
+
+    local_sums: this rank's sums of STATISTICS over the samples of all epochs done; the mean divides the sum over
+    ranks by num_samples.
+    """
+
+    local_sums: torch.Tensor
+    num_samples: int
+    steps: int
+    epochs: int
+    grad_norm: float
+    learning_rate: float
+    explained_variance: float
+
+
+class Batch:
+    """A rollout flattened to samples `[E * T, ...]`, gathered into minibatch order once per epoch."""
+
+    def __init__(self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor) -> None:
+        fields = {
+            "obs": rollout.obs,
+            "actions": rollout.actions,
+            "logprobs": rollout.logprobs,
+            "values": rollout.values,
+            "advantages": advantages,
+            "returns": returns,
+            "weights": rollout.valid.to(advantages.dtype),
+        }
+        if rollout.action_mask is not None:
+            fields["mask"] = rollout.action_mask
+        self._fields = {name: x.flatten(0, 1) for name, x in fields.items()}
+        self._shuffled = {name: torch.empty_like(x) for name, x in self._fields.items()}
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[dict[str, torch.Tensor]]:
+        """Return views of the samples in `order` `[E * T]`, cut at `bounds`; valid until the next call."""
+        for name, x in self._fields.items():
+            torch.index_select(x, 0, order, out=self._shuffled[name])
+        return [
+            {name: x[start:end] for name, x in self._shuffled.items()}
+            for start, end in zip(bounds, bounds[1:], strict=False)
+        ]
+
+
+class Learner:
+    """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
+
+    gather: values `[n]` of every rank as `[W, n]`. backward_: leaves the gradient over all ranks in
+    `parameters.grad`. forward: the model.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        shape: BatchShape,
+        action: ActionSpec,
+        parameters: torch.nn.Parameter,
+        *,
+        forward: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        backward_: Callable[[torch.Tensor], None],
+        gather: Callable[[torch.Tensor], torch.Tensor],
+        rank: int,
+        seed: int,
+        obs_normalizer: ObsNormalizer | None,
+        reward_normalizer: RewardNormalizer | None,
+    ) -> None:
+        self.config = config
+        self.shape = shape
+        self.action = action
+        self.parameters = parameters
+        self.forward = forward
+        self.backward_ = backward_
+        self.gather = gather
+        self.rank = rank
+        self.seed = seed
+        self.obs_normalizer = obs_normalizer
+        self.reward_normalizer = reward_normalizer
+        self.learning_rate = config.learning_rate * shape.learning_rate_scale
+        self.optimizer = torch.optim.Adam([parameters], lr=self.learning_rate, eps=config.adam_eps, fused=True)
+
+    def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
+        """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.
+
+        Raises NonFiniteError on all ranks alike, before the optimizer moves, if a loss or gradient is not finite.
+        """
+        config = self.config
+        if config.lr_schedule == "linear":
+            self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
+        advantages = self._advantages(rollout)
+        returns = advantages + rollout.values
+        plan = [
+            local_minibatches(self.seed, iteration, epoch, self.shape, self.rank)
+            for epoch in range(config.num_epochs)
+        ]
+        counts, explained_variance, advantages = self._agree(rollout, advantages, returns, plan)
+        batch = Batch(rollout, advantages, returns)
+        sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=advantages.device)
+        norms: list[float] = []
+        num_samples = 0
+        epoch_kl = math.nan
+        for (order, bounds), epoch_counts in zip(plan, counts, strict=True):
+            before = sums[STATISTICS.index("approx_kl")].clone()
+            minibatches = batch.minibatches(torch.from_numpy(order).to(advantages.device), bounds)
+            for minibatch, count in zip(minibatches, epoch_counts, strict=True):
+                if count == 0:  # only autoreset pseudo-steps, on all ranks
+                    continue
+                norms.append(self._step(minibatch, count, sums, iteration))
+            epoch_count = sum(epoch_counts)
+            num_samples += epoch_count
+            if config.target_kl is not None or config.lr_schedule == "adaptive":
+                local_kl = sums[STATISTICS.index("approx_kl")] - before
+                epoch_kl = self.gather(local_kl.reshape(1).cpu()).sum().item() / epoch_count
+            if config.target_kl is not None and epoch_kl > config.target_kl:
+                break
+        update = Update(
+            local_sums=sums.cpu(),
+            num_samples=num_samples,
+            steps=len(norms),
+            epochs=num_samples // sum(counts[0]),
+            grad_norm=sum(norms) / len(norms),
+            learning_rate=self.learning_rate,
+            explained_variance=explained_variance,
+        )
+        if config.lr_schedule == "adaptive":
+            self._adapt_learning_rate(epoch_kl)
+        return update
+
+    def _advantages(self, rollout: Rollout) -> torch.Tensor:
+        rewards = rollout.rewards
+        if self.reward_normalizer is not None:
+            ended = rollout.terminated | rollout.truncated
+            rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
+        return gae(
+            rewards,
+            rollout.values,
+            rollout.next_values,
+            rollout.terminated,
+            rollout.truncated,
+            rollout.valid,
+            gamma=self.config.gamma,
+            gae_lambda=self.config.gae_lambda,
+        )
+
+    def _agree(
+        self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor, plan: list
+    ) -> tuple[list[list[int]], float, torch.Tensor]:
+        """Agree with all ranks, in one collective, on what learning divides by.
+
+        Returns the number of valid samples of all ranks in each minibatch `[K][M]`, the explained variance
+        1 - Var(returns - values) / Var(returns), and the normalised advantages.
+        """
+        valid = rollout.valid
+        is_valid = valid.flatten().cpu().numpy()
+        local_counts = [
+            float(is_valid[order[start:end]].sum())
+            for order, bounds in plan
+            for start, end in zip(bounds, bounds[1:], strict=False)
+        ]
+        samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
+        local_moments = moments(samples).cpu()
+        parts = [torch.tensor(local_counts, dtype=torch.float64), local_moments.flatten()]
+        if self.obs_normalizer is not None:
+            parts.append(moments(rollout.raw_obs[valid.cpu()]).flatten())
+        gathered = self.gather(torch.cat(parts))
+        ranks, num_counts = len(gathered), len(local_counts)
+        counts = gathered[:, :num_counts].sum(dim=0).long().reshape(self.config.num_epochs, -1).tolist()
+        merged = merge_moments(gathered[:, num_counts : num_counts + 9].reshape(ranks, 3, 3))
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.update_(merge_moments(gathered[:, num_counts + 9 :].reshape(ranks, 3, -1)))
+        _, returns_variance, error_variance = variance(merged).tolist()
+        explained = 1.0 - error_variance / returns_variance if returns_variance > 0 else math.nan
+        if self.config.normalize_advantages != "none":
+            m = merged if self.config.normalize_advantages == "global" else local_moments
+            mean, std = m[1, 0].item(), math.sqrt(variance(m)[0].item())
+            advantages = (advantages - mean) / (std + 1e-8)
+        return counts, explained, advantages
+
+    def _step(
+        self, minibatch: dict[str, torch.Tensor], count: int, sums: torch.Tensor, iteration: int
+    ) -> float:
+        """Take one optimizer step on a minibatch of `count` samples over all ranks; return the gradient norm."""
+        config = self.config
+        params, values = self.forward(minibatch["obs"])
+        policy = action_distribution(self.action, params, minibatch.get("mask"))
+        log_ratio = policy.log_prob(minibatch["actions"]) - minibatch["logprobs"]
+        entropy = policy.entropy()
+        policy_loss = losses.clipped_surrogate_loss(
+            log_ratio, minibatch["advantages"], clip_coef=config.clip_coef
+        )
+        value_loss = losses.value_loss(
+            values, minibatch["values"], minibatch["returns"], clip_value_coef=config.clip_value_coef
+        )
+        weights = minibatch["weights"]
+        per_sample = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
+        loss = torch.dot(weights, per_sample) / count
+        # A loss that is not finite poisons the gradient, whose sum then is not finite on any rank: all ranks see it.
+        poison = torch.where(loss.detach().isfinite(), 1.0, math.nan)
+        self.backward_(loss * poison)
+        gradient = self.parameters.grad
+        assert gradient is not None
+        norm = gradient.norm().item()
+        if not math.isfinite(norm):
+            self._stop(loss, iteration)
+        if norm > config.max_grad_norm:
+            gradient.mul_(config.max_grad_norm / (norm + 1e-6))
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate
+        self.optimizer.step()
+        with torch.no_grad():
+            statistics = torch.stack(
+                [
+                    policy_loss,
+                    value_loss,
+                    entropy,
+                    losses.approx_kl(log_ratio),
+                    losses.is_clipped(log_ratio, clip_coef=config.clip_coef).to(weights.dtype),
+                    losses.is_outlier(log_ratio).to(weights.dtype),
+                ]
+            )
+            sums += statistics @ weights
+        return norm
+
+    def _stop(self, loss: torch.Tensor, iteration: int) -> None:
+        losses_by_rank = self.gather(loss.detach().double().reshape(1).cpu()).flatten().tolist()
+        bad = [rank for rank, value in enumerate(losses_by_rank) if not math.isfinite(value)]
+        where = f"the loss of rank {', '.join(map(str, bad))}" if bad else "the gradient, though no loss,"
+        raise NonFiniteError(
+            f"{where} is not finite in iteration {iteration}; all ranks stopped before the optimizer moved. "
+            f"Losses by rank: {losses_by_rank}. A smaller ppo.learning_rate, ppo.normalize_rewards=true or "
+            "ppo.normalize_obs=true often helps"
+        )
+
+    def _adapt_learning_rate(self, kl: float) -> None:
+        target = self.config.adaptive_kl or 0.01
+        low, high = _ADAPTIVE_LR_RANGE
+        if kl > 2 * target:
+            self.learning_rate = max(low, self.learning_rate / 1.5)
+        elif kl < target / 2:
+            self.learning_rate = min(high, self.learning_rate * 1.5)

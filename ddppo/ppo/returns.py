@@ -1,0 +1,33 @@
+"""Advantage estimation."""
+
+import torch
+
+
+def gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    next_values: torch.Tensor,
+    terminated: torch.Tensor,
+    truncated: torch.Tensor,
+    valid: torch.Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> torch.Tensor:
+    """Return generalised advantage estimates `[T, E]` (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    delta_t = r_t + gamma * V(s'_t) * (not terminated_t) - V(s_t)
+    A_t = delta_t + gamma * lambda * (not (terminated_t or truncated_t)) * A_{t+1}
+
+    All inputs are `[T, E]`; next_values are V of the true successor s'_t, so a truncated step bootstraps from its
+    final observation while the trace is cut. Rows that are not valid get 0.
+    """
+    deltas = (rewards + gamma * next_values * ~terminated - values) * valid
+    decay = (gamma * gae_lambda) * ~(terminated | truncated | ~valid)
+    advantages = torch.empty_like(deltas)
+    running = torch.zeros_like(deltas[0])
+    for out, delta, factor in zip(
+        reversed(advantages.unbind()), reversed(deltas.unbind()), reversed(decay.to(deltas.dtype).unbind()), strict=True
+    ):
+        running = torch.addcmul(delta, factor, running, out=out)
+    return advantages

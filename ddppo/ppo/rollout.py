@@ -1,0 +1,38 @@
+"""What one rank collected in one iteration."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """T steps of E environments, time-major `[T, E, ...]`; tensors are reused by the next rollout.
+
+    obs are what the policy saw (normalised, if observations are). next_values are V of the true successor, which is
+    the final observation where an episode ended. valid is False on autoreset pseudo-steps, which are never trained
+    on or counted. episode_start marks the first step of an episode.
+    """
+
+    obs: torch.Tensor
+    actions: torch.Tensor
+    logprobs: torch.Tensor
+    values: torch.Tensor
+    next_values: torch.Tensor
+    rewards: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    valid: torch.Tensor
+    episode_start: torch.Tensor
+    action_mask: torch.Tensor | None
+    raw_obs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A finished training episode: when and where it ended, its undiscounted return and its length in steps."""
+
+    step: int
+    env_index: int
+    episode_return: float
+    length: int

@@ -1,0 +1,1 @@
+"""One rank's life: the worker loop, timing, metrics, checkpoints, evaluation."""

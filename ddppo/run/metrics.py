@@ -1,0 +1,206 @@
+"""The one table of metrics: every number that is written has its name, unit, reduction and source here.
+
+`python -m ddppo.run.metrics` prints the table of docs/metrics.md.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PER_RANK = "per rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of an iteration. `reduction` says how the ranks' values became one, or that they did not."""
+
+    name: str
+    unit: str
+    reduction: str
+    meaning: str
+    source: str
+
+
+_TIME = "docs/metrics.md, Time"
+_PPO = "PPO, arXiv:1707.06347"
+_DDPPO = "DD-PPO, arXiv:1911.00357"
+_SAMPLES = "mean by count"
+_EPISODES = "over all episodes"
+_GREEDY = "deterministic evaluation"
+
+METRICS: tuple[Metric, ...] = (
+    Metric("rollout/local_steps", "steps", PER_RANK, "valid environment steps of this rank", "count"),
+    Metric(
+        "rollout/local_fps",
+        "steps/s",
+        PER_RANK,
+        "local_steps / t_iter of this rank",
+        _DDPPO,
+    ),
+    Metric("rollout/steps", "steps", "sum", "valid environment steps of the iteration", "count"),
+    Metric(
+        "rollout/fps",
+        "steps/s",
+        "sum / largest",
+        "steps of all ranks / the largest t_iter of a rank",
+        _DDPPO,
+    ),
+    Metric(
+        "rollout/return_mean",
+        "reward",
+        _EPISODES,
+        "undiscounted return, mean over the last log.episode_window training episodes that ended; "
+        "absent until one has",
+        "Gymnasium's reward, before normalisation",
+    ),
+    Metric("rollout/length_mean", "steps", _EPISODES, "length of the same episodes", "count"),
+    Metric("rollout/episodes", "episodes", "sum", "training episodes that ended in the iteration", "count"),
+    Metric("train/policy_loss", "1", _SAMPLES, "negative clipped surrogate", f"{_PPO}, eq. 7"),
+    Metric(
+        "train/value_loss",
+        "reward²",
+        _SAMPLES,
+        "(V - R)² / 2 against the GAE returns R, clipped or not, before ppo.value_coef",
+        f"{_PPO}, eq. 9",
+    ),
+    Metric("train/entropy", "nats", _SAMPLES, "entropy of pi, before ppo.entropy_coef", f"{_PPO}, eq. 9"),
+    Metric(
+        "train/approx_kl",
+        "nats",
+        _SAMPLES,
+        "k3 = mean((r - 1) - log r), r = new / old probability of the action taken",
+        "Schulman, http://joschu.net/blog/kl-approx.html",
+    ),
+    Metric(
+        "train/clip_fraction",
+        "fraction",
+        _SAMPLES,
+        "samples with |r - 1| > ppo.clip_coef",
+        f"{_PPO}, eq. 7",
+    ),
+    Metric(
+        "train/ratio_outliers",
+        "fraction",
+        _SAMPLES,
+        "samples with r outside [1/2, 2]: the batch is far off-policy",
+        "ours",
+    ),
+    Metric(
+        "train/explained_variance",
+        "1",
+        "moments by count",
+        "1 - Var(returns - values) / Var(returns) of the rollout; 1 is perfect, a constant reaches 0",
+        "OpenAI baselines, common/math_util.py; returns: GAE, arXiv:1506.02438",
+    ),
+    Metric(
+        "train/grad_norm",
+        "1",
+        "same on all ranks",
+        "L2 norm of the synchronised gradient before clipping, mean over the updates",
+        "Pascanu et al., arXiv:1211.5063",
+    ),
+    Metric(
+        "train/learning_rate",
+        "1",
+        "same on all ranks",
+        "step size of Adam in the iteration",
+        "arXiv:1412.6980",
+    ),
+    Metric(
+        "train/epochs",
+        "epochs",
+        "same on all ranks",
+        "epochs completed; fewer than ppo.num_epochs where ppo.target_kl stopped them",
+        f"{_PPO}, algorithm 1",
+    ),
+    Metric("time/t_iter", "s", PER_RANK, "the whole iteration without evaluation", _TIME),
+    Metric("time/t_rollout", "s", PER_RANK, "acting and stepping environments", _TIME),
+    Metric("time/t_learn", "s", PER_RANK, "returns, forward, backward, optimizer", _TIME),
+    Metric("time/t_sync", "s", PER_RANK, "waiting until the slowest rank arrives", _TIME),
+    Metric("time/t_comm", "s", PER_RANK, "exposed: in collectives once all ranks have arrived", _TIME),
+    Metric("time/t_other", "s", PER_RANK, "the rest: logging, checkpoint", _TIME),
+    Metric(
+        "time/t_comm_total",
+        "s",
+        PER_RANK,
+        "communication including what overlapped with backward; not one of the parts of t_iter",
+        _TIME,
+    ),
+    Metric("dist/rho_comm", "fraction", PER_RANK, "t_comm / t_iter", _TIME),
+    Metric("dist/rho_sync", "fraction", PER_RANK, "t_sync / t_iter", _TIME),
+    Metric("eval/return_mean", "reward", _EPISODES, "mean undiscounted return", _GREEDY),
+    Metric("eval/return_median", "reward", _EPISODES, "median return", _GREEDY),
+    Metric(
+        "eval/return_iqm",
+        "reward",
+        _EPISODES,
+        "mean of the returns after the lowest and the highest quarter are dropped",
+        "rliable, arXiv:2108.13264",
+    ),
+    Metric("eval/return_std", "reward", _EPISODES, "standard deviation, divided by n", _GREEDY),
+    Metric("eval/return_min", "reward", _EPISODES, "lowest return", _GREEDY),
+    Metric("eval/return_max", "reward", _EPISODES, "highest return", _GREEDY),
+    Metric("eval/length_mean", "steps", _EPISODES, "mean episode length", _GREEDY),
+    Metric("eval/episodes", "episodes", "sum", "episodes of the evaluation", "count"),
+    Metric("eval/t_eval", "s", "rank 0", "duration, in neither t_iter nor wall_s", _TIME),
+)
+
+PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
+GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
+# In the order of the table; t_iter is the sum of the exclusive parts.
+TIME_NAMES = tuple(m.name for m in METRICS if m.name.startswith("time/"))
+EXCLUSIVE_PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
+
+
+def check_names(names: Iterable[str], *, per_rank: bool) -> None:
+    """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
+    listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
+    for name in names:
+        if name in listed:
+            continue
+        kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
+        if name in PER_RANK_NAMES | GLOBAL_NAMES:
+            raise KeyError(f"metric {name} is {other} in the table of ddppo/run/metrics.py, not {kind}")
+        near = difflib.get_close_matches(name, sorted(listed), n=3, cutoff=0.6)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise KeyError(f"{kind} metric {name} is not listed in ddppo/run/metrics.py: add it there{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class IterationReport:
+    """Everything known about one iteration, on rank 0. Raises KeyError for a metric that the table lacks."""
+
+    iteration: int
+    """Counted from 1."""
+    env_steps: int
+    """Of all ranks, since the start of training, this iteration included."""
+    wall_s: float
+    """Seconds of training so far: evaluation excluded, continuing across resumes."""
+    rank_metrics: tuple[dict[str, float], ...]
+    """One dict per rank, with the metrics that are per rank."""
+    global_metrics: dict[str, float]
+
+    def __post_init__(self) -> None:
+        assert self.rank_metrics, f"iteration {self.iteration} reports no rank"
+        for metrics in self.rank_metrics:
+            check_names(metrics, per_rank=True)
+        check_names(self.global_metrics, per_rank=False)
+
+    def rank_mean(self, name: str) -> float | None:
+        """Return the mean over ranks of a per-rank metric, or None if no rank has it."""
+        values = [metrics[name] for metrics in self.rank_metrics if name in metrics]
+        return sum(values) / len(values) if values else None
+
+
+def markdown() -> str:
+    """Return METRICS as the table of docs/metrics.md."""
+    lines = ["| name | unit | reduction over ranks | meaning | source |", "|---|---|---|---|---|"]
+    for m in METRICS:
+        # A bare | would end the cell.
+        cells = [f"`{m.name}`", m.unit, m.reduction, m.meaning, m.source]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

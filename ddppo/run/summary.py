@@ -1,0 +1,273 @@
+"""summary.json: what a run was, where it ran, and what came of it."""
+
+import math
+import os
+import platform
+import socket
+import subprocess
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ddppo
+from ddppo.config import Config
+from ddppo.run.metrics import TIME_NAMES, IterationReport
+from ddppo.scaling.batch import BatchShape
+
+SCHEMA_VERSION = 1
+
+
+def iqm(values: Sequence[float]) -> float:
+    """Return the interquartile mean: the mean after floor(n/4) values are dropped at either end.
+
+    The same as scipy.stats.trim_mean(values, 0.25), which rliable uses (arXiv:2108.13264). No value counts
+    by a fraction, so fewer than four are not trimmed at all. Takes at least one value.
+    """
+    cut = len(values) // 4
+    return float(np.mean(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut]))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return mean, p50, p95 and max of `values`; percentiles interpolate linearly. NaN for no values."""
+    if not len(values):
+        return dict.fromkeys(("mean", "p50", "p95", "max"), math.nan)
+    array = np.asarray(values, dtype=np.float64)
+    p50, p95 = np.percentile(array, (50, 95))
+    return {"mean": float(array.mean()), "p50": float(p50), "p95": float(p95), "max": float(array.max())}
+
+
+def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:
+    """Return the eval/* metrics of one evaluation that took `t_eval` seconds; takes at least one episode."""
+    scores = np.asarray(returns, dtype=np.float64)
+    return {
+        "eval/return_mean": float(scores.mean()),
+        "eval/return_median": float(np.median(scores)),
+        "eval/return_iqm": iqm(returns),
+        "eval/return_std": float(scores.std()),
+        "eval/return_min": float(scores.min()),
+        "eval/return_max": float(scores.max()),
+        "eval/length_mean": float(np.mean(lengths)),
+        "eval/episodes": float(len(scores)),
+        "eval/t_eval": t_eval,
+    }
+
+
+class SummaryBuilder:
+    """Collects reports while a run lasts, and tells the whole at its end.
+
+    The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
+    `derived` holds what only the process knows: num_parameters, device, threads, ...
+    """
+
+    def __init__(
+        self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
+    ) -> None:
+        self._config = config
+        self._shape = shape
+        self._derived = dict(derived)
+        self._num_warmup = warmup_iterations
+        self._warmup_left = warmup_iterations
+        self._warmup, self._measured = _Measurements(), _Measurements()
+        self._last: IterationReport | None = None
+        # Now, not at the end: the checkout may change while the run lasts.
+        self._started_at = _now()
+        self._commit = git_state()
+
+    def restore(self, reports: Iterable[IterationReport]) -> None:
+        """Add the reports of earlier starts of a resumed run; warm-up then begins anew."""
+        for report in reports:
+            self.add(report)
+        self._warmup_left = self._num_warmup
+
+    def add(self, report: IterationReport) -> None:
+        if self._warmup_left > 0:
+            self._warmup_left -= 1
+            self._warmup.add(report, self._last)
+        else:
+            self._measured.add(report, self._last)
+        self._last = report
+
+    def build(
+        self,
+        *,
+        status: str,
+        params_hash: str | None = None,
+        final_eval: Mapping[str, Any] | None = None,
+        best_eval: Mapping[str, Any] | None = None,
+        target: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the summary as nested dicts; evaluations may have names with or without eval/ in front."""
+        all_warm = self._measured.count == 0
+        measured = self._warmup if all_warm else self._measured
+        last, shape = self._last, self._shape
+        time = {_leaf(name): spread(measured.rank_means[name]) for name in TIME_NAMES}
+        t_iter = time["t_iter"]["mean"]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": status,
+            "world_size": shape.world_size,
+            "env_steps": last.env_steps if last else 0,
+            "iterations": last.iteration if last else 0,
+            "wall_s": last.wall_s if last else 0.0,
+            "fps": measured.fps,
+            "params_hash": params_hash,
+            "warmup": {
+                "iterations": self._num_warmup,
+                "left_out": 0 if all_warm else self._warmup.count,
+                "measured": measured.count,
+                "too_few_iterations": all_warm,
+            },
+            "time": time,
+            "dist": {
+                "rho_comm": time["t_comm"]["mean"] / t_iter,
+                "rho_sync": time["t_sync"]["mean"] / t_iter,
+            },
+            "per_rank": measured.per_rank(),
+            "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
+            "target": target,
+            "derived": sizes(shape) | self._derived,
+            "config": asdict(self._config),
+            "versions": versions(),
+            **self._commit,
+            "machine": machine(with_gpu="cuda" in str(self._derived.get("device", ""))),
+            "started_at": self._started_at,
+            "finished_at": _now(),
+        }
+
+
+class _Measurements:
+    """Sums over iterations, small enough to be kept for millions of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.rank_means: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._rank_sums: list[defaultdict[str, float]] = []
+        self._rank_counts: list[defaultdict[str, int]] = []
+        self._steps = 0
+        self._seconds = 0.0
+
+    def add(self, report: IterationReport, previous: IterationReport | None) -> None:
+        self.count += 1
+        for name in TIME_NAMES:
+            mean = report.rank_mean(name)
+            if mean is not None:
+                self.rank_means[name].append(mean)
+        for rank, metrics in enumerate(report.rank_metrics):
+            if rank == len(self._rank_sums):
+                self._rank_sums.append(defaultdict(float))
+                self._rank_counts.append(defaultdict(int))
+            for name, value in metrics.items():
+                self._rank_sums[rank][name] += value
+                self._rank_counts[rank][name] += 1
+        if previous is not None:
+            self._steps += report.env_steps - previous.env_steps
+            self._seconds += report.wall_s - previous.wall_s
+        elif report.iteration == 1:  # else what came before is unknown, and so is this iteration's share
+            self._steps += report.env_steps
+            self._seconds += report.wall_s
+
+    @property
+    def fps(self) -> float:
+        """Environment steps of all ranks per second of training."""
+        return self._steps / self._seconds if self._seconds > 0 else math.nan
+
+    def per_rank(self) -> list[dict[str, Any]]:
+        """Return the mean of every per-rank metric, {"rank": 0, "time": {"t_iter": ...}, ...}, by rank."""
+        ranks = []
+        for rank, (sums, counts) in enumerate(zip(self._rank_sums, self._rank_counts, strict=True)):
+            groups: dict[str, Any] = {"rank": rank}
+            for name, total in sums.items():
+                groups.setdefault(name.split("/")[0], {})[_leaf(name)] = total / counts[name]
+            ranks.append(groups)
+        return ranks
+
+
+def sizes(shape: BatchShape) -> dict[str, int]:
+    """Return the sizes of an iteration under the letters of the docs: W, E, N, T, B, minibatch, M, K."""
+    return {
+        "W": shape.world_size,
+        "E": shape.local_num_envs,
+        "N": shape.num_envs,
+        "T": shape.rollout_steps,
+        "B": shape.batch_size,
+        "minibatch": shape.minibatch_size,
+        "M": shape.num_minibatches,
+        "K": shape.num_epochs,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that results depend on."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "ddppo": ddppo.__version__}
+    for package in ("torch", "gymnasium", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any]:
+    """Return git_commit and git_dirty (uncommitted or untracked files) of the checkout that ddppo runs from.
+
+    Both are None where it does not run from one, e.g. installed into a virtual environment.
+    """
+    folder = folder or Path(ddppo.__file__).resolve().parent.parent
+    nothing = {"git_commit": None, "git_dirty": None}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        # site-packages may lie inside the checkout of something else.
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != folder.resolve():
+            return nothing
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return nothing
+
+
+def machine(*, with_gpu: bool) -> dict[str, Any]:
+    """Return hostname, CPU model, cores this process may use, memory in GB, and the GPU if one is used."""
+    gpu = None
+    if with_gpu:
+        import torch
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "hostname": socket.gethostname(),
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpu": gpu,
+        "platform": platform.platform(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _without_group(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if metrics is None else {name.removeprefix("eval/"): value for name, value in metrics.items()}
+
+
+def _leaf(name: str) -> str:
+    return name.split("/", 1)[1]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

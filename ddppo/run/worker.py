@@ -1,0 +1,289 @@
+"""One rank's life, top to bottom: join, build, then collect, learn, report, evaluate and save until the end.
+
+`python -m ddppo.run.worker <run folder>` is what the launcher starts for every rank. Ranks read the resolved
+config.yaml of the folder; none of them parses a command line.
+"""
+
+import dataclasses
+import math
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddppo import config as configuration
+from ddppo.collectives import Group
+from ddppo.config import Config
+from ddppo.distributed.gradient_sync import make_gradient_sync
+from ddppo.distributed.launch import StopRequest, join, threads_per_rank
+from ddppo.distributed.parameters import FlatParameters
+from ddppo.envs import make_eval_env, make_vec_env, probe
+from ddppo.errors import ConfigError, NonFiniteError, TrainingError
+from ddppo.models import build_model, num_noise
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.learner import Learner
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+from ddppo.run import checkpoint
+from ddppo.run.evaluation import Scores, play_episodes
+from ddppo.run.metrics import IterationReport
+from ddppo.run.recorder import NullRecorder, Recorder
+from ddppo.run.reporting import LocalIteration, Reporter
+from ddppo.run.summary import evaluation_metrics
+from ddppo.run.timing import IterationClock
+from ddppo.seeding import action_noise, derived_seed
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_MAX_EVAL_ENVS = 64
+
+
+class Worker:
+    """What one rank owns, and the loop over iterations."""
+
+    def __init__(self, config: Config, run_dir: Path, group: Group, device: torch.device) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.group = group
+        self.device = device
+        self.shape = shape = configuration.validate(config)
+        self.env_indices = shape.env_indices(group.rank)
+        ppo, dtype = config.ppo, DTYPES[config.dtype]
+        threads = threads_per_rank(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self.spec = spec = probe(config.env)
+        self.env = make_vec_env(config.env, self.env_indices, group.rank, threads)
+        self.model = build_model(spec, config.model, config.seed, dtype).to(device)
+        self.parameters = FlatParameters(self.model)
+        group.broadcast_(self.parameters.vector.data)  # machines may differ in how they round the initialisation
+        self.obs_normalizer = ObsNormalizer(spec.obs_size, device, dtype) if ppo.normalize_obs else None
+        self.reward_normalizer = (
+            RewardNormalizer(shape.local_num_envs, ppo.gamma, device) if ppo.normalize_rewards else None
+        )
+        self.collector = Collector(
+            self.env,
+            self.model,
+            self.obs_normalizer,
+            rollout_steps=shape.rollout_steps,
+            first_env=self.env_indices.start,
+            device=device,
+            dtype=dtype,
+        )
+        sync = make_gradient_sync(
+            config.dist.grad_sync, self.model, self.parameters, group, bucket_cap_mb=config.dist.bucket_cap_mb
+        )
+        self.learner = Learner(
+            ppo,
+            shape,
+            spec.action,
+            self.parameters.vector,
+            forward=sync.forward,
+            backward_=sync.backward_,
+            gather=group.gather,
+            rank=group.rank,
+            seed=config.seed,
+            obs_normalizer=self.obs_normalizer,
+            reward_normalizer=self.reward_normalizer,
+        )
+        self.reporter = Reporter(group, config.log.episode_window)
+        self.clock = IterationClock(group, device)
+        self.iteration = 0
+        self.env_steps = 0
+        self.wall_before = 0.0
+        self.best: dict[str, float] = {}
+        self.target: dict[str, float] = {}
+        self.derived = {
+            "num_parameters": self.parameters.gradient.numel(),
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "threads_per_rank": threads,
+            "grad_sync": sync.name if group.world_size > 1 else "none",
+        }
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train until total_steps, or until a rank asks to stop; leave summary.json behind either way."""
+        recorder = Recorder(self) if self.group.rank == 0 else NullRecorder()
+        status = "failed"
+        try:
+            seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.env_indices]
+            self.collector.reset(seeds)
+            self.group.barrier()  # nobody's first iteration begins while another rank still builds
+            self.clock = IterationClock(self.group, self.device)
+            status = self._loop(recorder)
+        except NonFiniteError as e:
+            last = checkpoint.last(self.run_dir / "checkpoints")
+            raise NonFiniteError(f"{e}. The last good checkpoint is {last or 'none: too early'}") from e
+        finally:
+            recorder.close(status)
+            self.env.close()
+
+    def _loop(self, recorder: "Recorder | NullRecorder") -> str:
+        config = self.config
+        next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
+        next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
+        with StopRequest() as stop:
+            while True:
+                report, stopping = self._iterate(stop)
+                is_last = self.env_steps >= config.ppo.total_steps
+                if is_last and config.eval.final_episodes:
+                    report = self._with_evaluation(report, config.eval.final_episodes)
+                elif self.env_steps >= next_eval:
+                    report = self._with_evaluation(report, config.eval.episodes)
+                    next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
+                recorder.record(report, is_last=is_last)
+                if is_last or stopping or self.env_steps >= next_save:
+                    self._save()
+                    next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
+                if is_last:
+                    return "completed"
+                if stopping:
+                    return "stopped"
+
+    def _iterate(self, stop: StopRequest) -> tuple[IterationReport, bool]:
+        """One iteration: all ranks start it with equal parameters and end it with equal parameters."""
+        config, iteration = self.config, self.iteration + 1
+        self.group.heartbeat(self.iteration)
+        with self.clock.phase("rollout"):
+            noise = action_noise(
+                config.seed,
+                iteration,
+                self.env_indices,
+                self.shape.rollout_steps,
+                num_noise(self.spec.action),
+                normal=self.spec.action.kind == "box",
+            )
+            rollout, episodes = self.collector.collect(noise)
+        self.group.barrier()  # what a rank spends here it spends on the slowest rollout
+        with self.clock.phase("learn"):
+            update = self.learner.update(rollout, iteration, self.env_steps / config.ppo.total_steps)
+        compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
+        local = LocalIteration(
+            iteration=iteration,
+            times=self.clock.lap(),
+            update=update,
+            num_steps=int(rollout.valid.sum()),
+            episodes=episodes,
+            stop_requested=stop.requested,
+            params_hash=int(self.parameters.digest()[:12], 16) if compare else 0,  # 48 bits: exact in float64
+        )
+        report, stopping = self.reporter.exchange(
+            local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed
+        )
+        self.iteration, self.env_steps = iteration, report.env_steps
+        return report, stopping
+
+    # -- evaluation ----------------------------------------------------------------------------------------------
+
+    def _with_evaluation(self, report: IterationReport, num_episodes: int) -> IterationReport:
+        """Return the report with eval/* added; the time it takes is on evaluation's own clock."""
+        with self.clock.excluded():
+            start = time.perf_counter()
+            scores = self._evaluate(num_episodes)
+            metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
+            mean = metrics["eval/return_mean"]
+            if not self.best or mean > self.best["return_mean"]:
+                self.best = {k.removeprefix("eval/"): v for k, v in metrics.items()}
+                self.best["env_steps"] = self.env_steps
+                if self.group.rank == 0:
+                    checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
+        target = self.config.target_return
+        if target is not None and not self.target and mean >= target:
+            self.target = {"time_to_target_s": report.wall_s, "steps_to_target": self.env_steps}
+        return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
+
+    def _evaluate(self, num_episodes: int) -> Scores:
+        """Play episodes 0 to num_episodes - 1, dealt to the ranks in turn; all ranks return all scores."""
+        mine = range(self.group.rank, num_episodes, self.group.world_size)
+        rows = torch.full((-(-num_episodes // self.group.world_size), 2), math.nan, dtype=torch.float64)
+        if mine:
+            env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
+            try:
+                scores = play_episodes(self.model, self.obs_normalizer, env, mine, self.config.seed)
+            finally:
+                env.close()
+            rows[: len(mine)] = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
+        dealt = self.group.gather(rows).transpose(0, 1).reshape(-1, 2)  # [W, n/W, 2] -> [n/W, W, 2] -> by episode
+        returns, lengths = dealt[:num_episodes].T.tolist()
+        return Scores(tuple(returns), tuple(int(n) for n in lengths))
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        if self.group.rank == 0:  # replicas are equal, and every random stream follows from the seed and counters
+            folder, keep = self.run_dir / "checkpoints", self.config.checkpoint.keep
+            checkpoint.save_iteration(folder, self.iteration, self._state(), keep)
+
+    def _state(self) -> dict[str, Any]:
+        state = {
+            "config": configuration.to_yaml(self.config),
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "wall_s": self.wall_before + self.clock.elapsed,
+            "model": self.model.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "learning_rate": self.learner.learning_rate,
+            "window": [list(episode) for episode in self.reporter.window],
+            "best": self.best,
+            "target": self.target,
+        }
+        if self.obs_normalizer is not None:
+            state["obs_moments"] = self.obs_normalizer.state
+        if self.reward_normalizer is not None:
+            state["return_moments"] = self.reward_normalizer.state
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state; environments start new episodes."""
+        self.model.load_state_dict(state["model"])
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        self.learner.learning_rate = state["learning_rate"]
+        self.iteration, self.env_steps = state["iteration"], state["env_steps"]
+        self.wall_before = state["wall_s"]
+        self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
+        self.best, self.target = state["best"], state["target"]
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.load(state["obs_moments"])
+        if self.reward_normalizer is not None:
+            self.reward_normalizer.state = state["return_moments"]
+
+
+def _next_multiple(steps: int, every: int) -> float:
+    """Return the first multiple of `every` above `steps`; infinity for every = 0."""
+    return (steps // every + 1) * every if every else math.inf
+
+
+def train_rank(run_dir: Path, store: dist.Store | None = None) -> None:
+    """Train as the rank that the environment variables say this process is (rank 0 of 1 without any).
+
+    `store` is the rendezvous if this process has entered it already.
+    """
+    config = configuration.load(run_dir / "config.yaml")
+    group, device = join(config, store)
+    worker = Worker(config, run_dir, group, device)
+    if config.resume is not None:
+        path = checkpoint.last(run_dir / "checkpoints")
+        assert path is not None, f"the door checked that {run_dir} holds a checkpoint"
+        worker.restore(checkpoint.load(path))
+    worker.run()
+    group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
+
+
+def run_rank(run_dir: Path, store: dist.Store | None = None) -> None:
+    """Train as a rank among others: on a fault print the cause and leave with exit code 1."""
+    rank = os.environ.get("RANK", "0")
+    try:
+        train_rank(run_dir, store)
+    except (ConfigError, TrainingError) as e:
+        print(f"rank {rank}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+    except BaseException:
+        print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    else:
+        return
+    os._exit(1)  # no destructor may wait for a peer that is gone
+
+
+if __name__ == "__main__":
+    run_rank(Path(sys.argv[1]))

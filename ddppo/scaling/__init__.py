@@ -1,0 +1,1 @@
+"""How the batch depends on the number of workers."""

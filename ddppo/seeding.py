@@ -1,0 +1,51 @@
+"""Random streams derived from (seed, purpose, indices): none mentions the rank.
+
+So which rank steps an environment, or how many ranks there are, changes no random number.
+Streams are counter-based (Philox 4x64, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"):
+the purpose picks the key, the indices pick the counter's high words, so streams never overlap.
+"""
+
+from functools import cache
+
+import numpy as np
+
+_PURPOSES = {"env": 1, "action": 2, "minibatch": 3, "eval": 4, "model": 5}
+
+
+@cache
+def _key(seed: int, purpose: str) -> np.ndarray:
+    return np.random.SeedSequence([seed, _PURPOSES[purpose]]).generate_state(2, np.uint64)
+
+
+def stream(seed: int, purpose: str, a: int = 0, b: int = 0) -> np.random.Generator:
+    """Return the generator of `purpose` at indices (a, b), the same on every rank.
+
+    `purpose` is one of "env", "action", "minibatch", "eval", "model"; a and b are non-negative.
+    """
+    return np.random.Generator(np.random.Philox(key=_key(seed, purpose), counter=[0, 0, a, b]))
+
+
+def derived_seed(seed: int, purpose: str, a: int = 0, b: int = 0) -> int:
+    """Return a 31-bit integer seed for libraries that take one (Gymnasium, torch)."""
+    return int(stream(seed, purpose, a, b).integers(2**31 - 1))
+
+
+def action_noise(
+    seed: int, iteration: int, env_indices: range, rollout_steps: int, num_noise: int, *, normal: bool
+) -> np.ndarray:
+    """Return the noise `[T, E, num_noise]` that turns action distributions into actions.
+
+    Environment i at iteration k reads stream (seed, "action", k, i), whoever steps it.
+    Uniform on [0, 1), or standard normal; float64.
+    """
+    noise = np.empty((rollout_steps, len(env_indices), num_noise))
+    for column, index in enumerate(env_indices):
+        generator = stream(seed, "action", index, iteration)
+        shape = (rollout_steps, num_noise)
+        noise[:, column] = generator.standard_normal(shape) if normal else generator.random(shape)
+    return noise
+
+
+def minibatch_permutation(seed: int, iteration: int, epoch: int, batch_size: int) -> np.ndarray:
+    """Return the permutation `[B]` of all ranks' samples for one epoch, the same on every rank."""
+    return stream(seed, "minibatch", epoch, iteration).permutation(batch_size)

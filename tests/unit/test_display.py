@@ -1,0 +1,226 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ddppo.config import Config, validate
+from ddppo.run.display import NullDisplay, PlainDisplay, RichDisplay, closing, header, make_display
+from ddppo.run.metrics import IterationReport
+from ddppo.run.summary import SummaryBuilder
+
+
+def console(terminal=False):
+    return Console(
+        file=io.StringIO(), force_terminal=terminal, width=100, color_system=None, legacy_windows=False
+    )
+
+
+def shown(console):
+    return console.file.getvalue()
+
+
+class Clock:
+    """A clock that a test moves on."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+PARTS = {
+    "time/t_rollout": 0.25,
+    "time/t_learn": 0.125,
+    "time/t_sync": 0.0625,
+    "time/t_comm": 0.05,
+    "time/t_other": 0.0125,
+}
+
+
+def report(iteration, first_steps=0, **more):
+    """Half a second and 1000 steps an iteration."""
+    metrics = {"rollout/steps": 1000.0, "rollout/return_mean": 12.5, "train/approx_kl": 0.0081, **more}
+    steps = first_steps + 1000 * iteration
+    return IterationReport(iteration, steps, 0.5 * iteration, ({"time/t_iter": 0.5, **PARTS},), metrics)
+
+
+def config():
+    result = Config()
+    result.env.id = "CartPole-v1"
+    result.dist.world_size = 4
+    return result
+
+
+def play(display, clock, iterations, seconds=0.5):
+    display.start()
+    for iteration in iterations:
+        clock.now += seconds
+        display.update(report(iteration))
+    display.close()
+
+
+def test_the_header_gives_the_derived_sizes():
+    text = header(
+        config(), validate(config()), {"num_parameters": 9155, "device": "cpu", "run_dir": "outputs/x"}
+    )
+    assert "N = W x E = 4 x 2 = 8" in text
+    assert "B = N x T = 8 x 128 = 1,024" in text
+    assert "minibatch 256, M x K = 4 minibatches x 4 epochs = 16 per iteration" in text
+    assert "100,000 steps = 98 iterations" in text
+    assert "9,155" in text
+    assert "outputs/x" in text
+
+
+def test_plain_lines_come_every_few_seconds_and_for_the_first_and_the_last_iteration():
+    clock, out = Clock(), console()
+    play(PlainDisplay(40_000, out, clock=clock), clock, range(1, 26))
+    iterations = [int(line.split("iteration ")[1].split()[0]) for line in shown(out).splitlines()]
+    assert iterations == [1, 11, 21, 25]  # ten iterations of half a second apart
+
+
+def test_the_last_line_is_not_printed_twice():
+    clock, out = Clock(), console()
+    play(PlainDisplay(40_000, out, clock=clock), clock, range(1, 12))
+    assert len(shown(out).splitlines()) == 2
+
+
+def test_a_plain_line_says_where_the_run_is_how_fast_and_where_the_time_goes():
+    clock, out = Clock(), console()
+    play(PlainDisplay(4000, out, clock=clock), clock, [1])
+    (line,) = shown(out).splitlines()
+    for words in (
+        "1,000 / 4,000 steps", "25 %", "ETA 1.5 s", "iteration 1", "FPS 2,000", "return 12.50", "KL 0.0081",
+        "rollout 50% learn 25% sync 12% comm 10% other 2%",
+    ):  # fmt: skip
+        assert words in line
+
+
+def test_eta_counts_only_what_this_process_did_and_evaluations_too():
+    clock, out = Clock(), console()
+    display = PlainDisplay(100_000, out, clock=clock)
+    display.update(report(1, first_steps=90_000))
+    clock.now += 9.5  # iteration 2 and a long evaluation
+    display.update(report(2, first_steps=90_000))
+    display.close()
+    # 2000 steps took 0.5 + 9.5 s, and 8000 are left.
+    assert "ETA 40.0 s" in shown(out).splitlines()[-1]
+
+
+def test_an_evaluation_stays_in_view_until_the_next():
+    clock, out = Clock(), console()
+    display = PlainDisplay(40_000, out, clock=clock)
+    display.update(report(1, **{"eval/return_mean": 480.0}))
+    clock.now += 10
+    display.update(report(2))
+    display.close()
+    assert all("eval 480.00" in line for line in shown(out).splitlines())
+
+
+def test_a_run_without_finished_episodes_shows_no_return():
+    clock, out = Clock(), console()
+    display = PlainDisplay(4000, out, clock=clock)
+    display.update(IterationReport(1, 1000, 0.5, ({"time/t_iter": 0.5},), {}))
+    display.close()
+    assert "return" not in shown(out)
+
+
+def test_rich_shows_a_bar_and_the_same_numbers_in_place():
+    clock, out = Clock(), console(terminal=True)
+    play(RichDisplay(4000, out, clock=clock), clock, range(1, 5))
+    text = shown(out)
+    for words in (
+        "━",
+        "4,000 / 4,000 steps",
+        "100 %",
+        "ETA 0.0 s",
+        "FPS 2,000",
+        "return 12.50",
+        "KL 0.0081",
+        "sync 12%",
+    ):
+        assert words in text
+    assert "\x1b[1A" in text, "the cursor goes up: lines are redrawn in place"
+
+
+def test_rich_redraws_at_most_four_times_a_second():
+    clock, out = Clock(), console(terminal=True)
+    play(RichDisplay(10**6, out, clock=clock), clock, range(1, 101), seconds=0.01)
+    assert shown(out).count("ETA") <= 8  # one second of 10 ms iterations; start and stop draw once more each
+
+
+def test_a_display_that_never_saw_an_iteration_closes():
+    for display in (PlainDisplay(1, console()), RichDisplay(1, console(terminal=True)), NullDisplay()):
+        display.start()
+        display.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "terminal", "expected"),
+    [
+        ("auto", True, RichDisplay),
+        ("auto", False, PlainDisplay),
+        ("rich", False, RichDisplay),
+        ("plain", True, PlainDisplay),
+        ("none", True, NullDisplay),
+    ],
+)
+def test_auto_is_rich_on_a_terminal_and_plain_elsewhere(kind, terminal, expected, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert type(make_display(kind, 100, console=console(terminal))) is expected
+
+
+def summary(**evaluations):
+    build = SummaryBuilder(config(), validate(config()), {}, 0)
+    for iteration in (1, 2):
+        build.add(report(iteration))
+    return build.build(status="completed", **evaluations)
+
+
+def test_the_closing_gives_scores_times_and_commands():
+    scores = {
+        "return_mean": 490.5,
+        "return_median": 500.0,
+        "return_iqm": 500.0,
+        "return_std": 3.0,
+        "episodes": 100,
+    }
+    text = closing(
+        summary(
+            final_eval=scores,
+            best_eval={**scores, "env_steps": 1000},
+            target={"return": 475.0, "reached": True, "time_to_target_s": 125.0, "steps_to_target": 1000},
+        ),
+        Path("outputs/cart pole"),
+    )
+    for words in (
+        "2,000 steps in 1.0 s, 2,000 steps/s after warm-up",
+        "500.0 ms an iteration: rollout 50% learn 25% sync 12% comm 10% other 2%",
+        "mean 490.50, median 500.00, IQM 500.00, std 3.00 over 100 episodes",
+        "at 1,000 steps",
+        "reached after 2:05, 1,000 steps",
+        "tensorboard --logdir 'outputs/cart pole'",
+        "python -m ddppo.evaluate run='outputs/cart pole'",
+        "python -m ddppo.train resume='outputs/cart pole'",
+    ):
+        assert words in text
+
+
+def test_the_closing_of_a_run_that_did_nothing_has_commands_only():
+    empty = SummaryBuilder(config(), validate(config()), {}, 0).build(status="failed")
+    text = closing(empty, Path("outputs/x"))
+    assert "failed" in text
+    assert "evaluation" not in text
+    assert "tensorboard --logdir outputs/x" in text
+
+
+def test_a_target_that_was_missed_is_said_to_be():
+    text = closing(
+        summary(
+            target={"return": 475.0, "reached": False, "time_to_target_s": None, "steps_to_target": None}
+        ),
+        Path("x"),
+    )
+    assert "return 475" in text
+    assert "not reached" in text

@@ -1,0 +1,142 @@
+import re
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from ddppo.config import Config
+from ddppo.run.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
+from ddppo.run.writers import LAYOUT, TensorBoardWriter, hyperparameters
+
+
+def config():
+    result = Config()
+    result.env.id = "CartPole-v1"
+    return result
+
+
+def report(iteration, num_ranks=2, env_steps=None, wall_s=None):
+    """A report with every metric of the table; rank r's values are r + 1, the global ones the iteration."""
+    return IterationReport(
+        iteration,
+        512 * iteration if env_steps is None else env_steps,
+        0.25 * iteration if wall_s is None else wall_s,
+        tuple({name: float(rank + 1) for name in PER_RANK_NAMES} for rank in range(num_ranks)),
+        {name: float(iteration) for name in GLOBAL_NAMES},
+    )
+
+
+def read(folder):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+def points(events, tag):
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+@pytest.fixture
+def written(tmp_path):
+    writer = TensorBoardWriter(tmp_path / "tb", config(), 2)
+    writer.write(report(1))
+    writer.write(report(2))
+    writer.close({"eval/return_mean": 490.0, "eval/episodes": 100.0})
+    return tmp_path / "tb"
+
+
+def test_scalars_are_grouped_and_named_as_in_the_table(written):
+    tags = set(read(written).Tags()["scalars"])
+    assert {tag.split("/")[0] for tag in tags} == {"rollout", "train", "time", "dist", "eval", "eval_final"}
+    per_rank = {f"dist/rank{r}/{part}" for r in (0, 1) for part in ("t_rollout", "t_sync")}
+    assert {t for t in tags if not t.startswith("eval_final/")} - per_rank == GLOBAL_NAMES | {
+        name for name in PER_RANK_NAMES if name.startswith(("time/", "dist/"))
+    }
+
+
+def test_the_x_axis_is_env_steps(written):
+    assert points(read(written), "train/entropy") == [(512, 1.0), (1024, 2.0)]
+
+
+def test_times_are_means_over_ranks_beside_those_of_each_rank(written):
+    events = read(written)
+    assert points(events, "time/t_rollout")[0] == (512, 1.5)
+    assert points(events, "dist/rank0/t_rollout")[0] == (512, 1.0)
+    assert points(events, "dist/rank1/t_sync")[0] == (512, 2.0)
+
+
+def test_one_rank_has_no_tags_of_its_own(tmp_path):
+    writer = TensorBoardWriter(tmp_path, config(), 1)
+    writer.write(report(1, num_ranks=1))
+    writer.close()
+    assert not [tag for tag in read(tmp_path).Tags()["scalars"] if "rank" in tag]
+
+
+def test_evaluation_is_also_recorded_against_milliseconds_of_training(written):
+    events = read(written / "by_wall")
+    assert points(events, "eval_by_wall_ms/return_mean") == [(250, 1.0), (500, 2.0)]
+    assert {tag.split("/")[0] for tag in events.Tags()["scalars"]} == {"eval_by_wall_ms"}
+
+
+def test_resume_hides_the_points_after_the_checkpoint_and_keeps_the_checkpoint(tmp_path):
+    # Milliseconds are above env_steps here: were they in one folder, resuming would purge all of them.
+    first = TensorBoardWriter(tmp_path, config(), 2)
+    for iteration, steps, wall_s in ((1, 100, 10.0), (2, 200, 20.0), (3, 300, 30.0)):
+        first.write(report(iteration, env_steps=steps, wall_s=wall_s))
+    first.close(completed=False)
+    second = TensorBoardWriter(tmp_path, config(), 2, resumed_at_steps=200, resumed_at_wall_s=20.0)
+    second.write(report(4, env_steps=310, wall_s=29.0))
+    second.close()
+    assert points(read(tmp_path), "train/entropy") == [(100, 1.0), (200, 2.0), (310, 4.0)]
+    by_wall = points(read(tmp_path / "by_wall"), "eval_by_wall_ms/return_mean")
+    assert by_wall == [(10_000, 1.0), (20_000, 2.0), (29_000, 4.0)]
+
+
+def test_the_layout_has_a_page_for_time_and_one_for_stability(written):
+    layout = layout_pb2.Layout()
+    layout.ParseFromString(read(written).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    assert [page.title for page in layout.category] == ["time breakdown", "stability"]
+    parts = layout.category[0].chart[0].multiline.tag
+    assert list(parts) == [f"time/t_{p}$" for p in ("iter", "rollout", "learn", "sync", "comm", "other")]
+
+
+def test_every_chart_of_the_layout_finds_its_tags(written):
+    tags = read(written).Tags()["scalars"]
+    for charts in LAYOUT.values():
+        for patterns in charts.values():
+            for pattern in patterns:
+                found = [tag for tag in tags if re.match(pattern, tag)]  # as TensorBoard's plugin does
+                assert len(found) == (2 if "rank" in pattern else 1), pattern
+
+
+def test_hyperparameters_belong_to_the_run_itself(written):
+    assert sorted(p.name for p in written.iterdir() if p.is_dir()) == ["by_wall"]
+    events = read(written)
+    content = {
+        tag: HParamsPluginData.FromString(events.SummaryMetadata(tag).plugin_data.content)
+        for tag in events.summary_metadata
+        if tag.startswith("_hparams_")
+    }
+    start = content["_hparams_/session_start_info"].session_start_info
+    assert start.hparams["ppo.gamma"].number_value == 0.99
+    assert start.hparams["env.id"].string_value == "CartPole-v1"
+    compared = {info.name.tag for info in content["_hparams_/experiment"].experiment.metric_infos}
+    assert "eval_final/return_mean" in compared
+    assert points(events, "eval_final/return_mean") == [(1024, 490.0)]
+    assert "_hparams_/session_end_info" in content
+
+
+def test_a_run_that_was_stopped_has_no_end_yet(tmp_path):
+    writer = TensorBoardWriter(tmp_path, config(), 1)
+    writer.close(completed=False)
+    assert "_hparams_/session_end_info" not in read(tmp_path).summary_metadata
+
+
+def test_hyperparameters_are_flat_numbers_and_strings():
+    flat = hyperparameters(config())
+    assert flat["model.hidden_sizes"] == "[64, 64]"
+    assert flat["ppo.normalize_obs"] == "false"
+    assert flat["seed"] == 0
+    assert "ppo.target_kl" not in flat, "null is left out"
+    assert not [key for key in flat if key.startswith(("log.", "checkpoint."))]
