@@ -60,7 +60,9 @@ class EnvConfig:
 
 @dataclass(slots=True)
 class ModelConfig:
-    name: str = setting("mlp", "a key of ddppo.models.MODELS, or an import path such as my_pkg.models:MyModel")
+    name: str = setting(
+        "mlp", "a key of ddppo.models.MODELS, or an import path such as my_pkg.models:MyModel"
+    )
     hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
     activation: str = setting(
         "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
@@ -119,9 +121,7 @@ class DistConfig:
     bucket_cap_mb: float | None = setting(
         None, "bucket size of grad_sync=ddp in MB (torch's default if null)", above=0
     )
-    backend: str = setting(
-        "auto", "NCCL on GPUs, Gloo on CPUs, or by name", choices=("auto", "gloo", "nccl")
-    )
+    backend: str = setting("auto", "NCCL on GPUs, Gloo on CPUs, or by name", choices=("auto", "gloo", "nccl"))
     check_every: int = setting(
         10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
     )
@@ -150,9 +150,7 @@ class EvalConfig:
 
 @dataclass(slots=True)
 class CheckpointConfig:
-    every_steps: int = setting(
-        50_000, "environment steps between checkpoints; 0 is only at the end", low=0
-    )
+    every_steps: int = setting(50_000, "environment steps between checkpoints; 0 is only at the end", low=0)
     keep: int = setting(2, "how many of the newest checkpoints stay, besides the best", low=1)
 
 
@@ -218,6 +216,9 @@ def conf_dir() -> Path:
 
 def from_omegaconf(cfg: DictConfig) -> Config:
     """Convert a composed config to `Config`. Raises ConfigError where a value has the wrong type or is missing."""
+    if missing := sorted(OmegaConf.missing_keys(cfg)):
+        example = " (e.g. env.id=CartPole-v1)" if "env.id" in missing else ""
+        raise ConfigError(f"{', '.join(missing)} must be given{example}")
     try:
         plain = OmegaConf.to_container(cfg, resolve=True)
         merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
@@ -305,7 +306,9 @@ def validate(config: Config) -> BatchShape:
     if not config.model.hidden_sizes:
         raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
     if any(size < 1 for size in config.model.hidden_sizes):
-        raise ConfigError(f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit")
+        raise ConfigError(
+            f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit"
+        )
     dist, ppo = config.dist, config.ppo
     if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
         raise ConfigError(

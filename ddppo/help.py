@@ -37,8 +37,19 @@ def help_text(conf: Path, root: type, groups: list[str]) -> str:
     return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
 
 
+def setting_names(section: type, prefix: str = "") -> list[str]:
+    """Return the full keys of every setting of dataclass `section`, e.g. ppo.gamma."""
+    names = []
+    for item in fields(section):
+        inner = item.default_factory
+        nested = isinstance(inner, type) and is_dataclass(inner)
+        names += setting_names(inner, f"{prefix}{item.name}.") if nested else [prefix + item.name]  # type: ignore[arg-type]
+    return names
+
+
 def _settings(section: type, prefix: str) -> list[str]:
-    nested, plain = [], []
+    nested: list[str] = []
+    plain: list[str] = []
     for item in fields(section):
         if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
             nested += ["", *_settings(item.default_factory, f"{item.name}.")]
@@ -48,6 +59,7 @@ def _settings(section: type, prefix: str) -> list[str]:
 
 
 def _default(item: Any) -> str:
-    value = item.default_factory() if item.default_factory is not MISSING else item.default
-    shown = {None: "null", True: "true", False: "false"}.get(value, value) if value.__hash__ else value
-    return str(shown).replace(" ", "")
+    value = item.default if item.default_factory is MISSING else item.default_factory()
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return str(value).replace(" ", "")

@@ -6,19 +6,32 @@ Hydra ends here. Ranks read the config.yaml that this writes into the run folder
 import dataclasses
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.config import Config
+from ddppo.config import Config, near
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
+from ddppo.help import setting_names
 
 # What a resumed run may change; everything else would make it a different run.
-_MAY_CHANGE = ("ppo.total_steps", "env.backend", "dist.", "eval.", "checkpoint.", "log.", "device", "target_return")
+_MAY_CHANGE = (
+    "ppo.total_steps",
+    "env.backend",
+    "dist.",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "device",
+    "target_return",
+)
 
 
 def main() -> float | None:
@@ -28,12 +41,32 @@ def main() -> float | None:
             return _follow()
         sys.argv[1:] = _prepared_arguments(sys.argv[1:])
         configuration.register()
-        return hydra.main(
-            version_base="1.3", config_path=str(configuration.conf_dir()), config_name="config"
-        )(_train)()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
+        conf = str(configuration.conf_dir())
+        return hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
+    except (HydraException, OmegaConfBaseException) as e:
+        print(f"error: {_composition_message(e)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _composition_message(error: Exception) -> str:
+    """Return Hydra's complaint about a command line in one line, with near matches of a mistyped name."""
+    text = str(error)
+    if text.startswith("Error merging override"):
+        cause = str(error.__cause__).splitlines()[0]
+        return f"{text.removeprefix('Error merging override ')}: {cause}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if found := re.match(r"Could not override '([\w.]+)'", text):
+        return f"there is no setting {found[1]}{near(found[1], setting_names(Config))}; --help lists all"
+    if found := re.search(r"Could not (?:find|load|override) '([\w/]+)/([\w-]+)'", text):
+        options = [p.stem for p in (configuration.conf_dir() / found[1]).glob("*.yaml")]
+        return f"{found[1]}={found[2]}: must be one of {', '.join(sorted(options))}{near(found[2], options)}"
+    details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
+    return f"{key + ': ' if key else ''}{' '.join(details)}"
 
 
 def _train(cfg: DictConfig) -> float | None:
@@ -84,7 +117,7 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config:
     spec = probe(config.env)
     from ddppo.distributed.launch import resolve_backend, resolve_device
     from ddppo.models import build_model
-    from ddppo.run.worker import DTYPES
+    from ddppo.run.checkpoint import DTYPES
 
     device = resolve_device(config.device)
     if config.dist.world_size > 1 and not _under_torchrun():

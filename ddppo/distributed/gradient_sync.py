@@ -64,7 +64,10 @@ class BucketSync:
         cap = {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
         device = parameters.gradient.device
         self.model = DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None, broadcast_buffers=False, **cap
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            broadcast_buffers=False,
+            **cap,
         )
         self.model.register_comm_hook(None, self._sum_bucket)
         self._ready: list[float] = []

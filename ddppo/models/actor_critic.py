@@ -52,7 +52,9 @@ class MLP(nn.Module):
         outputs = num_action_params(spec.action)
         self.policy_trunk = _hidden_layers(spec.obs_size, config)
         self.value_trunk = self.policy_trunk if config.shared_trunk else _hidden_layers(spec.obs_size, config)
-        self.policy_head = _linear(config.hidden_sizes[-1], outputs // 2 if self.is_box else outputs, gain=0.01)
+        self.policy_head = _linear(
+            config.hidden_sizes[-1], outputs // 2 if self.is_box else outputs, gain=0.01
+        )
         self.value_head = _linear(config.hidden_sizes[-1], 1, gain=1.0)
         if self.is_box:
             self.log_std = nn.Parameter(torch.full((outputs // 2,), config.log_std_init))
@@ -98,7 +100,9 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
     """
     model_class = MODELS.get(config.name) or _imported(config.name)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # orthogonal initialisation rounds differently with the number of threads, hence with W
+    torch.set_num_threads(
+        1
+    )  # orthogonal initialisation rounds differently with the number of threads, hence with W
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))

@@ -89,7 +89,9 @@ class Categorical:
 class MultiCategorical:
     """Independent categoricals, one per component."""
 
-    def __init__(self, logits: torch.Tensor, sizes: tuple[int, ...], mask: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, logits: torch.Tensor, sizes: tuple[int, ...], mask: torch.Tensor | None = None
+    ) -> None:
         split_logits = logits.split(sizes, dim=-1)
         split_masks = mask.split(sizes, dim=-1) if mask is not None else [None] * len(sizes)
         self.components = [Categorical(part, m) for part, m in zip(split_logits, split_masks, strict=True)]

@@ -61,7 +61,7 @@ class Collector:
     def reset(self, seeds: list[int]) -> None:
         """Start every environment anew from its own seed."""
         obs, mask = self.env.reset(seeds)
-        self._receive(0, obs, mask)
+        self._receive(self.rollout_steps, obs, mask)
         self._starts[:] = True
         self._returns[:] = 0
         self._lengths[:] = 0
@@ -69,8 +69,9 @@ class Collector:
     @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         """Step T times with action noise `[T, E, num_noise]`; return the rollout and the episodes that ended."""
-        if self.normalizer is not None:  # its moments moved since this observation was received
-            self.normalizer(self.raw_obs[0].to(self.device), out=self.obs[0])
+        # Not at the end of the last call: the rollout it returned shares these rows.
+        masks = None if self.masks is None else self.masks[-1].numpy()
+        self._receive(0, self.raw_obs[-1].numpy(), masks)  # normalised anew: the moments have moved since
         episodes: list[Episode] = []
         ends: list[tuple[int, np.ndarray, np.ndarray]] = []
         step_noise = torch.from_numpy(noise).to(self.logprobs)
@@ -90,12 +91,7 @@ class Collector:
             if len(step.ended):
                 ends.append((t, step.ended.copy(), step.final_obs.copy()))
             self._count(t, step.rewards, step.valid, step.ended, episodes)
-        rollout = self._finish(ends)
-        self.raw_obs[0].copy_(self.raw_obs[-1])
-        self.obs[0].copy_(self.obs[-1])
-        if self.masks is not None:
-            self.masks[0].copy_(self.masks[-1])
-        return rollout, episodes
+        return self._finish(ends), episodes
 
     def _receive(self, row: int, obs: np.ndarray, mask: np.ndarray | None) -> None:
         self.raw_obs[row].copy_(torch.from_numpy(obs))

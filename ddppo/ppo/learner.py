@@ -100,7 +100,9 @@ class Learner:
         self.obs_normalizer = obs_normalizer
         self.reward_normalizer = reward_normalizer
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
-        self.optimizer = torch.optim.Adam([parameters], lr=self.learning_rate, eps=config.adam_eps, fused=True)
+        self.optimizer = torch.optim.Adam(
+            [parameters], lr=self.learning_rate, eps=config.adam_eps, fused=True
+        )
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.

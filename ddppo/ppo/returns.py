@@ -27,7 +27,10 @@ def gae(
     advantages = torch.empty_like(deltas)
     running = torch.zeros_like(deltas[0])
     for out, delta, factor in zip(
-        reversed(advantages.unbind()), reversed(deltas.unbind()), reversed(decay.to(deltas.dtype).unbind()), strict=True
+        reversed(advantages.unbind()),
+        reversed(deltas.unbind()),
+        reversed(decay.to(deltas.dtype).unbind()),
+        strict=True,
     ):
         running = torch.addcmul(delta, factor, running, out=out)
     return advantages

@@ -11,6 +11,7 @@ from ddppo.errors import RunFolderError
 
 FORMAT = "ddppo-checkpoint"
 VERSION = 1
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _NAME = re.compile(r"iteration_(\d{8})\.pt")
 
 

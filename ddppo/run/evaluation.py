@@ -5,15 +5,20 @@ Episode j starts from seed (seed, "eval", j) whoever plays it, so scores do not 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ddppo.envs.vec_env import VecEnv
-from ddppo.models import action_distribution
+from ddppo.config import Config
+from ddppo.distributed.launch import resolve_device
+from ddppo.envs import VecEnv, probe
+from ddppo.models import action_distribution, build_model
 from ddppo.ppo.normalization import ObsNormalizer
+from ddppo.run.checkpoint import DTYPES
 from ddppo.seeding import derived_seed
+from ddppo.spaces import ActionSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,32 +29,50 @@ class Scores:
     lengths: tuple[int, ...]
 
 
-@torch.inference_mode()
-def greedy_actions(
-    model: nn.Module, normalizer: ObsNormalizer | None, env: VecEnv, obs: np.ndarray, mask: np.ndarray | None
-) -> np.ndarray:
-    """Return the mode of the policy for obs `[E, obs_size]` as actions `[E, *action.shape]`."""
-    parameter = next(model.parameters())
-    x = torch.from_numpy(obs).to(parameter)
-    if normalizer is not None:
-        x = normalizer(x)
-    allowed = None if mask is None else torch.from_numpy(mask).to(parameter.device)
-    return action_distribution(env.spec.action, model.action_params(x), allowed).mode().cpu().numpy()
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model with its observation normaliser, acting greedily."""
+
+    model: nn.Module
+    normalizer: ObsNormalizer | None
+    action: ActionSpec
+
+    @torch.inference_mode()
+    def act(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        """Return the mode of the policy for obs `[E, obs_size]` as actions `[E, *action.shape]`."""
+        parameter = next(self.model.parameters())
+        x = torch.from_numpy(obs).to(parameter)
+        if self.normalizer is not None:
+            x = self.normalizer(x)
+        allowed = None if mask is None else torch.from_numpy(mask).to(parameter.device)
+        return action_distribution(self.action, self.model.action_params(x), allowed).mode().cpu().numpy()
 
 
-def play_episodes(
-    model: nn.Module, normalizer: ObsNormalizer | None, env: VecEnv, episodes: Sequence[int], seed: int
-) -> Scores:
+def load_policy(config: Config, state: dict[str, Any]) -> Policy:
+    """Return the policy of a checkpoint's `state` for the task and model that `config` names."""
+    spec, device, dtype = probe(config.env), resolve_device(config.device), DTYPES[config.dtype]
+    model = build_model(spec, config.model, config.seed, dtype).to(device)
+    model.load_state_dict(state["model"])
+    normalizer = None
+    if "obs_moments" in state:
+        normalizer = ObsNormalizer(spec.obs_size, device, dtype)
+        normalizer.load(state["obs_moments"])
+    return Policy(model, normalizer, spec.action)
+
+
+def play_episodes(policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int) -> Scores:
     """Play the episodes of these numbers, as many side by side as `env` has environments."""
     returns = np.zeros(len(episodes))
     lengths = np.zeros(len(episodes), dtype=np.int64)
     for first in range(0, len(episodes), env.num_envs):
         wave = episodes[first : first + env.num_envs]
-        numbers = [wave[i % len(wave)] for i in range(env.num_envs)]  # a short last wave repeats episodes, unread
+        numbers = [
+            wave[i % len(wave)] for i in range(env.num_envs)
+        ]  # a short last wave repeats episodes, unread
         obs, mask = env.reset([derived_seed(seed, "eval", j) for j in numbers])
         playing = np.arange(env.num_envs) < len(wave)
         while playing.any():
-            step = env.step(greedy_actions(model, normalizer, env, obs, mask))
+            step = env.step(policy.act(obs, mask))
             counted = playing & step.valid
             index = first + np.flatnonzero(counted)
             returns[index] += step.rewards[counted]

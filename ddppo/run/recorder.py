@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 from ddppo.run.display import closing, header, make_display
 from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import SummaryBuilder
-from ddppo.run.writers import JsonlWriter, RunWriter, TensorBoardWriter, Writers, drop_after, read_reports, write_json
+from ddppo.run.writers import (
+    JsonlWriter,
+    RunWriter,
+    TensorBoardWriter,
+    Writers,
+    drop_after,
+    read_reports,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from ddppo.run.worker import Worker

@@ -29,7 +29,8 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
-from ddppo.run.evaluation import Scores, play_episodes
+from ddppo.run.checkpoint import DTYPES
+from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.metrics import IterationReport
 from ddppo.run.recorder import NullRecorder, Recorder
 from ddppo.run.reporting import LocalIteration, Reporter
@@ -37,7 +38,6 @@ from ddppo.run.summary import evaluation_metrics
 from ddppo.run.timing import IterationClock
 from ddppo.seeding import action_noise, derived_seed
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _MAX_EVAL_ENVS = 64
 
 
@@ -54,10 +54,12 @@ class Worker:
         ppo, dtype = config.ppo, DTYPES[config.dtype]
         threads = threads_per_rank(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self.spec = spec = probe(config.env)
-        self.env = make_vec_env(config.env, self.env_indices, group.rank, threads)
+        self.env = make_vec_env(config.env, self.env_indices, group.rank, threads, config.dist.timeout_s)
         self.model = build_model(spec, config.model, config.seed, dtype).to(device)
         self.parameters = FlatParameters(self.model)
-        group.broadcast_(self.parameters.vector.data)  # machines may differ in how they round the initialisation
+        group.broadcast_(
+            self.parameters.vector.data
+        )  # machines may differ in how they round the initialisation
         self.obs_normalizer = ObsNormalizer(spec.obs_size, device, dtype) if ppo.normalize_obs else None
         self.reward_normalizer = (
             RewardNormalizer(shape.local_num_envs, ppo.gamma, device) if ppo.normalize_rewards else None
@@ -199,20 +201,25 @@ class Worker:
         mine = range(self.group.rank, num_episodes, self.group.world_size)
         rows = torch.full((-(-num_episodes // self.group.world_size), 2), math.nan, dtype=torch.float64)
         if mine:
+            policy = Policy(self.model, self.obs_normalizer, self.spec.action)
             env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
             try:
-                scores = play_episodes(self.model, self.obs_normalizer, env, mine, self.config.seed)
+                scores = play_episodes(policy, env, mine, self.config.seed)
             finally:
                 env.close()
             rows[: len(mine)] = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
-        dealt = self.group.gather(rows).transpose(0, 1).reshape(-1, 2)  # [W, n/W, 2] -> [n/W, W, 2] -> by episode
+        dealt = (
+            self.group.gather(rows).transpose(0, 1).reshape(-1, 2)
+        )  # [W, n/W, 2] -> [n/W, W, 2] -> by episode
         returns, lengths = dealt[:num_episodes].T.tolist()
         return Scores(tuple(returns), tuple(int(n) for n in lengths))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        if self.group.rank == 0:  # replicas are equal, and every random stream follows from the seed and counters
+        if (
+            self.group.rank == 0
+        ):  # replicas are equal, and every random stream follows from the seed and counters
             folder, keep = self.run_dir / "checkpoints", self.config.checkpoint.keep
             checkpoint.save_iteration(folder, self.iteration, self._state(), keep)
 

@@ -6,8 +6,9 @@ Only rank 0 writes; the other ranks hold `Writers()`, which writes nothing.
 import json
 import math
 import os
+import struct
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -150,26 +151,18 @@ def _complete_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield text, line
 
 
-class _replacing:
-    """Context of a temporary file beside `path` that takes its place, synced, if the block succeeds."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-
-    def __enter__(self) -> IO[str]:
-        self._file = self._temporary.open("w", encoding="utf-8")
-        return self._file
-
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        with self._file:
-            if error is None:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        if error is None:
-            os.replace(self._temporary, self._path)
-        else:
-            self._temporary.unlink()
+@contextmanager
+def _replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Give a temporary file beside `path` that takes its place, synced, if the block succeeds."""
+    temporary = path.with_name(f".{os.getpid()}.tmp")
+    try:
+        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 # Page -> chart -> tags. TensorBoard reads the tags as regular expressions that match from the start.
@@ -201,6 +194,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "epochs completed": ["train/epochs$"],
     },
 }
+_BY_WALL = "eval_by_wall_ms/"
 # What the HPARAMS tab compares, from the evaluation at the end.
 FINAL_NAMES = ("return_mean", "return_median", "return_iqm", "return_std", "episodes")
 
@@ -209,11 +203,12 @@ class TensorBoardWriter:
     """Scalars at the global env step, a page for the time and one for stability, hyperparameters.
 
     In `folder`: the global metrics; time/* and dist/* as means over ranks; dist/rank<r>/t_rollout and t_sync
-    if W > 1; eval_final/* and the hyperparameters, which belong to this same TensorBoard run. In
-    `folder`/by_wall: eval_by_wall_ms/return_*, whose x-axis is wall_s in milliseconds. It has a folder of its
-    own because purging on resume compares steps, and steps of two units in one folder would purge each other.
+    if W > 1; eval_by_wall_ms/return_*, whose x-axis is wall_s in milliseconds; eval_final/* and the
+    hyperparameters. All of it is one run to TensorBoard.
 
-    On resume give env_steps and wall_s of the checkpoint: TensorBoard then hides what was written after it.
+    On resume give env_steps and wall_s of the checkpoint: what was written after it is removed from `folder`
+    (drop_after keeps the numbers). SummaryWriter's purge_step is no substitute: TensorBoard 2.21 goes on
+    showing purged points whose steps are not written again.
     """
 
     def __init__(
@@ -228,12 +223,11 @@ class TensorBoardWriter:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        # TensorBoard purges steps >= purge_step; the checkpoint's own iteration stays.
-        purge_step = None if resumed_at_steps is None else resumed_at_steps + 1
-        purge_ms = None if resumed_at_steps is None else _ms(resumed_at_wall_s) + 1
-        options: dict[str, Any] = {"flush_secs": 10, "max_queue": 100}
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, **options)
-        self._by_wall = SummaryWriter(str(folder / "by_wall"), purge_step=purge_ms, **options)
+        if resumed_at_steps is not None:
+            for path in sorted(folder.glob("*tfevents*")):
+                _drop_events_after(path, resumed_at_steps, _ms(resumed_at_wall_s))
+        # What is not flushed when a process is killed leaves a gap in the curves after resume.
+        self._writer = SummaryWriter(str(folder), flush_secs=1, max_queue=100)
         self._world_size = world_size
         self._env_steps = resumed_at_steps or 0
         pages = {
@@ -260,18 +254,17 @@ class TensorBoardWriter:
         _add_scalars(self._writer, scalars, report.env_steps)
         returns = {k: v for k, v in report.global_metrics.items() if k.startswith("eval/return_")}
         if returns:
-            by_wall = {f"eval_by_wall_ms/{k.removeprefix('eval/')}": v for k, v in returns.items()}
-            _add_scalars(self._by_wall, by_wall, _ms(report.wall_s))
+            by_wall = {_BY_WALL + k.removeprefix("eval/"): v for k, v in returns.items()}
+            _add_scalars(self._writer, by_wall, _ms(report.wall_s))
         self._env_steps = report.env_steps
 
     def close(self, final_eval: Mapping[str, float] | None = None, *, completed: bool = True) -> None:
         if final_eval is not None:
             final = {f"eval_final/{name.removeprefix('eval/')}": value for name, value in final_eval.items()}
             _add_scalars(self._writer, final, self._env_steps)
-        if completed:  # TensorBoard keeps the first status of a run, and a stopped run may be resumed
+        if completed:
             _add_summary(self._writer, self._session_end)
         self._writer.close()
-        self._by_wall.close()
 
 
 def hyperparameters(config: Config) -> dict[str, str | float]:
@@ -300,6 +293,25 @@ def _add_scalars(writer: Any, scalars: Mapping[str, float], step: int) -> None:
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     _add_summary(writer, Summary(value=values), step)
+
+
+def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
+    """Leave in an event file the scalars up to a checkpoint; layout and hyperparameters are written anew."""
+    from torch.utils.tensorboard.writer import Event
+
+    with path.open("rb") as file, _replacing(path, "wb") as kept:
+        # TFRecord: uint64 length, uint32 checksum of it, data, uint32 checksum. The last may be half-written.
+        while len(header := file.read(12)) == 12:
+            (length,) = struct.unpack("<Q", header[:8])
+            body = file.read(length + 4)
+            if len(body) < length + 4:
+                return
+            event = Event.FromString(body[:length])
+            values = event.summary.value
+            last = wall_ms if values and values[0].tag.startswith(_BY_WALL) else env_steps
+            described = any(value.HasField("metadata") for value in values)
+            if event.step <= last and not described:
+                kept.write(header + body)
 
 
 def _add_summary(writer: Any, summary: Any, step: int | None = None) -> None:

@@ -1,0 +1,35 @@
+# Every target works on a fresh machine with Python 3.11 or newer: it makes .venv from requirements.lock first.
+PYTHON ?= python3
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+
+.PHONY: help train test lint format docs clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+
+.venv/.installed: requirements.lock
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
+	touch $@
+
+train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
+	$(PY) -m ddppo.train env=cartpole dist.world_size=4 target_return=475
+
+test: .venv/.installed  ## run every test
+	$(PY) -m pytest
+
+lint: .venv/.installed  ## check style and types
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: .venv/.installed  ## rewrite the code in the house style
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+docs: .venv/.installed  ## write the generated parts of docs/ anew
+	$(PY) -m ddppo.help > docs/configuration.md
+
+clean:  ## remove the virtual environment and caches
+	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis

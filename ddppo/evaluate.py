@@ -1,0 +1,158 @@
+"""The door `python -m ddppo.evaluate`: play a trained policy deterministically and report its scores."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddppo import config as configuration
+from ddppo.config import check_fields, near, setting
+from ddppo.errors import ConfigError, RunFolderError
+
+
+@dataclass(slots=True)
+class EvaluateConfig:
+    run: str = setting(MISSING, "the run folder")
+    checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
+    episodes: int = setting(100, "how many episodes to play", low=1)
+    seed: int | None = setting(None, "root of the episodes' seeds; the run's own if null", low=0)
+    video: bool = setting(False, "record one episode (needs the extra video)")
+    video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
+    json: bool = setting(False, "print one JSON object instead of text")
+    device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
+
+
+def main() -> None:
+    """Run the command line; exit code 0, or 2 for a mistake in the command."""
+    if any(a in ("-h", "--help") for a in sys.argv[1:]):
+        print(_help())
+        return
+    try:
+        print(evaluate(_parsed(sys.argv[1:])))
+    except ConfigError as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2)
+
+
+def evaluate(options: EvaluateConfig) -> str:
+    """Play the episodes and return what to print. Raises ConfigError for a folder or checkpoint that is none."""
+    run_dir = Path(options.run)
+    if not (run_dir / "config.yaml").is_file():
+        raise RunFolderError(f"run={options.run}: not a run folder, it has no config.yaml")
+    config = configuration.load(run_dir / "config.yaml")
+    config = dataclasses.replace(config, device=options.device)
+
+    from ddppo.envs import make_eval_env
+    from ddppo.run import checkpoint
+    from ddppo.run.evaluation import load_policy, play_episodes
+    from ddppo.run.summary import evaluation_metrics
+
+    path = _checkpoint_path(options.checkpoint, run_dir)
+    state = checkpoint.load(path)
+    policy = load_policy(config, state)
+    seed = config.seed if options.seed is None else options.seed
+    env = make_eval_env(config.env, min(options.episodes, 64))
+    try:
+        scores = play_episodes(policy, env, range(options.episodes), seed)
+    finally:
+        env.close()
+    metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0)
+    result: dict[str, Any] = {
+        "run": str(run_dir),
+        "checkpoint": path.name,
+        "env_steps": state["env_steps"],
+        "env": config.env.id,
+        "seed": seed,
+        **{k.removeprefix("eval/"): v for k, v in metrics.items() if k != "eval/t_eval"},
+        **_quartiles(scores.returns),
+    }
+    if options.video:
+        from ddppo.run.video import record_episode
+
+        video = _free_path(run_dir / "videos", f"steps_{state['env_steps']}", options.video_format)
+        result["video_return"] = record_episode(policy, config.env, seed, video)
+        result["video"] = str(video)
+    if options.json:
+        return json.dumps({**result, "returns": scores.returns, "lengths": scores.lengths})
+    return _text(result)
+
+
+def _checkpoint_path(which: str, run_dir: Path) -> Path:
+    from ddppo.run import checkpoint
+
+    folder = run_dir / "checkpoints"
+    if which == "last":
+        path = checkpoint.last(folder)
+        if path is None:
+            raise RunFolderError(f"{run_dir} has no checkpoint yet")
+        return path
+    path = folder / "best.pt" if which == "best" else Path(which)
+    if not path.is_file():
+        raise RunFolderError(f"checkpoint={which}: {path} does not exist; use last, best or a file's path")
+    return path
+
+
+def _quartiles(returns: tuple[float, ...]) -> dict[str, float]:
+    import numpy as np
+
+    low, high = np.percentile(returns, (25, 75))
+    return {"return_p25": float(low), "return_p75": float(high)}
+
+
+def _free_path(folder: Path, stem: str, suffix: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    number, path = 1, folder / f"{stem}.{suffix}"
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}_{number}.{suffix}"
+    return path
+
+
+def _text(r: dict[str, Any]) -> str:
+    lines = [
+        f"{r['env']}, {r['checkpoint']} at {r['env_steps']:,} steps, {r['episodes']:.0f} episodes, seed {r['seed']}",
+        f"mean    {r['return_mean']:.2f} (std {r['return_std']:.2f}, {r['return_min']:.2f} to {r['return_max']:.2f})",
+        f"median  {r['return_median']:.2f}",
+        f"IQR     {r['return_p25']:.2f} to {r['return_p75']:.2f}, mean inside {r['return_iqm']:.2f}",
+        f"length  {r['length_mean']:.1f} steps",
+    ]
+    if "video" in r:
+        lines.append(f"video   {r['video']} (return {r['video_return']:.2f})")
+    return "\n".join(lines)
+
+
+def _parsed(arguments: list[str]) -> EvaluateConfig:
+    names = [f.name for f in fields(EvaluateConfig)]
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        if not equals or key not in names:
+            raise ConfigError(
+                f"{argument}: not a setting of evaluate{near(key, names)}; there are {', '.join(names)}"
+            )
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(EvaluateConfig), OmegaConf.from_dotlist(arguments))
+        if OmegaConf.is_missing(merged, "run"):
+            raise ConfigError("run=<run folder> is missing, e.g. run=outputs/cartpole/2026-01-31_12-00-00")
+        options = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as e:
+        raise ConfigError(str(e).splitlines()[0]) from e
+    assert isinstance(options, EvaluateConfig)
+    check_fields(options)
+    return options
+
+
+def _help() -> str:
+    rows = [f"  {f.name:<14}{f.metadata['meaning']}" for f in fields(EvaluateConfig)]
+    usage = (
+        "python -m ddppo.evaluate run=outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
+    )
+    return "\n".join([usage, "", *rows])
+
+
+if __name__ == "__main__":
+    main()
