@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
 
-.PHONY: help train test lint format docs clean
+.PHONY: help train test lint format clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -27,9 +27,6 @@ lint: .venv/.installed  ## check style and types
 format: .venv/.installed  ## rewrite the code in the house style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-
-docs: .venv/.installed  ## write the generated parts of docs/ anew
-	$(PY) -m ddppo.help > docs/configuration.md
 
 clean:  ## remove the virtual environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -38,7 +38,8 @@ def main() -> float | None:
     """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 130 (Ctrl-C)."""
     try:
         if int(os.environ.get("RANK", "0")) > 0 and _under_torchrun():
-            return _follow()
+            _follow()
+            return None
         sys.argv[1:] = _prepared_arguments(sys.argv[1:])
         configuration.register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
@@ -130,7 +131,7 @@ def _resumed(cfg: DictConfig, run_dir: Path) -> Config:
     """Return the configuration of the run in `run_dir` with this command line's overrides on top."""
     from ddppo.run import checkpoint
 
-    stored = OmegaConf.load(run_dir / "config.yaml")
+    stored = OmegaConf.structured(configuration.load(run_dir / "config.yaml"))
     overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
     for override in overrides:
         key = override.partition("=")[0]

@@ -61,13 +61,12 @@ class BucketSync:
     ) -> None:
         self.parameters = parameters
         self.group = group
-        cap = {} if bucket_cap_mb is None else {"bucket_cap_mb": bucket_cap_mb}
         device = parameters.gradient.device
         self.model = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             broadcast_buffers=False,
-            **cap,
+            bucket_cap_mb=bucket_cap_mb,
         )
         self.model.register_comm_hook(None, self._sum_bucket)
         self._ready: list[float] = []

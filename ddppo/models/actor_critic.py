@@ -1,7 +1,7 @@
 """Actor-critic networks."""
 
+import abc
 import importlib
-from typing import Protocol, cast
 
 import torch
 from torch import nn
@@ -22,23 +22,27 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-class ActorCritic(Protocol):
-    """What PPO needs of a model, which is an nn.Module built as `Model(spec, config)`. P = num_action_params."""
+class ActorCritic(nn.Module, abc.ABC):
+    """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_action_params(spec.action)."""
 
-    def __call__(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    @abc.abstractmethod
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__()
+
+    @abc.abstractmethod
+    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[..., P]` and values `[...]` for obs `[..., obs_size]`; used in learning."""
-        ...
 
+    @abc.abstractmethod
     def action_params(self, obs: torch.Tensor) -> torch.Tensor:
         """Return action parameters `[..., P]` alone; used in acting."""
-        ...
 
+    @abc.abstractmethod
     def value(self, obs: torch.Tensor) -> torch.Tensor:
         """Return values `[...]` alone; used for bootstrapping."""
-        ...
 
 
-class MLP(nn.Module):
+class MLP(ActorCritic):
     """Multi-layer perceptron with separate or shared hidden layers and a state-independent log std.
 
     Orthogonal initialisation with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
@@ -46,7 +50,7 @@ class MLP(nn.Module):
     """
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
         outputs = num_action_params(spec.action)
@@ -90,10 +94,10 @@ def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     return layer
 
 
-MODELS: dict[str, type[nn.Module]] = {"mlp": MLP}
+MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP}
 
 
-def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> nn.Module:
+def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:
     """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
 
     Raises ConfigError for an unknown name, or an import path that leads nowhere.
@@ -111,13 +115,16 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
         torch.set_num_threads(threads)
 
 
-def _imported(path: str) -> type[nn.Module]:
+def _imported(path: str) -> type[ActorCritic]:
     module_name, _, attribute = path.partition(":")
     if not attribute:
         raise ConfigError(
             f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
         )
     try:
-        return cast(type[nn.Module], getattr(importlib.import_module(module_name), attribute))
+        model_class = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as e:
         raise ConfigError(f"model.name={path}: cannot be imported: {e}") from e
+    if not (isinstance(model_class, type) and issubclass(model_class, ActorCritic)):
+        raise ConfigError(f"model.name={path}: must be a subclass of ddppo.models.ActorCritic")
+    return model_class

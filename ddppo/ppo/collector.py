@@ -2,10 +2,9 @@
 
 import numpy as np
 import torch
-from torch import nn
 
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models import action_distribution
+from ddppo.models import ActorCritic, action_distribution
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
 
@@ -22,7 +21,7 @@ class Collector:
     def __init__(
         self,
         env: VecEnv,
-        model: nn.Module,
+        model: ActorCritic,
         normalizer: ObsNormalizer | None,
         *,
         rollout_steps: int,

@@ -1,5 +1,6 @@
 """Learning: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch."""
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Batch:
             torch.index_select(x, 0, order, out=self._shuffled[name])
         return [
             {name: x[start:end] for name, x in self._shuffled.items()}
-            for start, end in zip(bounds, bounds[1:], strict=False)
+            for start, end in itertools.pairwise(bounds)
         ]
 
 
@@ -180,7 +181,7 @@ class Learner:
         local_counts = [
             float(is_valid[order[start:end]].sum())
             for order, bounds in plan
-            for start, end in zip(bounds, bounds[1:], strict=False)
+            for start, end in itertools.pairwise(bounds)
         ]
         samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
         local_moments = moments(samples).cpu()

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs import VecEnv, probe
-from ddppo.models import action_distribution, build_model
+from ddppo.models import ActorCritic, action_distribution, build_model
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoint import DTYPES
 from ddppo.seeding import derived_seed
@@ -33,7 +32,7 @@ class Scores:
 class Policy:
     """A model with its observation normaliser, acting greedily."""
 
-    model: nn.Module
+    model: ActorCritic
     normalizer: ObsNormalizer | None
     action: ActionSpec
 
