@@ -4,19 +4,28 @@ from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
-from ddppo.models import build_model
+from ddppo.models import ActorCritic, build_model
 from ddppo.spaces import ActionSpec, EnvSpec
 
 DISCRETE = EnvSpec(5, ActionSpec("discrete", (3,)))
 BOX = EnvSpec(5, ActionSpec("box", (2,)))
 
 
-class Tiny(nn.Module):
+class Tiny(ActorCritic):
     """A model of a user's own, found by its import path."""
 
     def __init__(self, spec, config):
-        super().__init__()
-        self.layer = nn.Linear(spec.obs_size, 1)
+        super().__init__(spec, config)
+        self.layer = nn.Linear(spec.obs_size, spec.action.sizes[0] + 1)
+
+    def forward(self, obs):
+        return self.action_params(obs), self.value(obs)
+
+    def action_params(self, obs):
+        return self.layer(obs)[..., 1:]
+
+    def value(self, obs):
+        return self.layer(obs)[..., 0]
 
 
 def model(spec=DISCRETE, seed=0, dtype=torch.float64, **settings):
@@ -123,6 +132,7 @@ def test_a_model_of_ones_own_is_found_by_its_import_path():
         ("mpl", "neither one of mlp nor an import path like my_pkg.models:MyModel"),
         ("no_such_package:Model", "cannot be imported: No module named 'no_such_package'"),
         ("test_models:Missing", "cannot be imported: module 'test_models' has no attribute 'Missing'"),
+        ("test_models:DISCRETE", "must be a subclass of ddppo.models.ActorCritic"),
     ],
 )
 def test_a_model_that_does_not_exist_is_a_config_error_that_says_why(name, message):
