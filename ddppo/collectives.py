@@ -116,7 +116,10 @@ class ProcessGroup(Group):
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._recorded("broadcast"):
-            dist.broadcast(tensor, src=0)
+            local = tensor.to(self._comm_device)
+            dist.broadcast(local, src=0)
+            if local is not tensor:
+                tensor.copy_(local)
         return tensor
 
     def barrier(self) -> None:

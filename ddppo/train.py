@@ -13,6 +13,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -34,20 +35,20 @@ _MAY_CHANGE = (
 )
 
 
-def main() -> float | None:
+def main() -> None:
     """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 130 (Ctrl-C)."""
     try:
         if int(os.environ.get("RANK", "0")) > 0 and _under_torchrun():
             _follow()
-            return None
+            return
         sys.argv[1:] = _prepared_arguments(sys.argv[1:])
         configuration.register()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
         conf = str(configuration.conf_dir())
-        return hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
-    except ConfigError as e:
+        hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
+    except (ConfigError, TrainingError) as e:
         print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
     except (HydraException, OmegaConfBaseException) as e:
         print(f"error: {_composition_message(e)}", file=sys.stderr)
         sys.exit(2)
@@ -91,6 +92,8 @@ def _train(cfg: DictConfig) -> float | None:
 
             start_ranks(run_dir, config.dist.world_size)
     except (ConfigError, TrainingError) as e:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # Hydra goes on with the other jobs and reports this one at the end
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
     except KeyboardInterrupt:

@@ -256,10 +256,11 @@ def closing(summary: Mapping[str, Any], run_dir: Path) -> str:
         )
         rows.append((f"return {target['return']:g}", reached))
     folder = shlex.quote(str(run_dir))
+    more = f" ppo.total_steps={2 * summary['env_steps']}" if summary["status"] == "completed" else ""
     commands = [
         ("curves", f"tensorboard --logdir {folder}"),
         ("evaluate", f"python -m ddppo.evaluate run={folder}"),
-        ("go on", f"python -m ddppo.train resume={folder}"),
+        ("go on", f"python -m ddppo.train resume={folder}{more}"),
     ]
     return _columns([*rows, ("all numbers", str(run_dir / "summary.json")), *commands])
 
