@@ -6,6 +6,7 @@ starts. Nothing changes it afterwards.
 """
 
 import difflib
+import math
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from ddppo.errors import ConfigError
 from ddppo.help import help_text
@@ -247,6 +248,8 @@ def to_yaml(config: Config) -> str:
 
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "configuration"
+    if isinstance(error, MissingMandatoryValue):
+        return f"{key} is missing: give {key}=<value>; --help says what it is"
     return f"{key}: {str(error).splitlines()[0]}"
 
 
@@ -273,6 +276,8 @@ def check_fields(section: Any, prefix: str = "") -> None:
             )
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
+        if not math.isfinite(value):
+            raise ConfigError(f"{key}={value}: must be a finite number")
         for name, broken, words in (
             ("low", lambda v, b: not v >= b, "at least"),
             ("above", lambda v, b: not v > b, "greater than"),

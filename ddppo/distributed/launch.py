@@ -17,6 +17,7 @@ from ddppo.collectives import Group, ProcessGroup
 from ddppo.config import Config
 from ddppo.errors import ConfigError, TrainingError
 
+LOST_PEERS = 3  # exit code of a rank that ended only because another one had
 _SHUTDOWN_S = 20  # between asking the remaining ranks to end and killing them
 
 
@@ -88,7 +89,8 @@ def start_ranks(run_dir: Path, world_size: int) -> None:
     try:
         launch_agent(launch, sys.executable, ["-m", "ddppo.run.worker", str(run_dir)])
     except ChildFailedError as e:
-        rank, failure = e.get_first_failure()
+        # A dead rank's peers notice and end before the agent looks: the first failure is seldom the cause.
+        rank, failure = min(e.failures.items(), key=lambda item: (item[1].exitcode == LOST_PEERS, item[1].timestamp))
         why = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
         raise TrainingError(
             f"rank {rank} of {world_size} ended with {why} and the others were stopped; its message is above. "

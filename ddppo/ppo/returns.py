@@ -23,14 +23,10 @@ def gae(
     final observation while the trace is cut. Rows that are not valid get 0.
     """
     deltas = (rewards + gamma * next_values * ~terminated - values) * valid
-    decay = (gamma * gae_lambda) * ~(terminated | truncated | ~valid)
+    decay = (gamma * gae_lambda) * (~(terminated | truncated) & valid).to(deltas.dtype)
     advantages = torch.empty_like(deltas)
     running = torch.zeros_like(deltas[0])
-    for out, delta, factor in zip(
-        reversed(advantages.unbind()),
-        reversed(deltas.unbind()),
-        reversed(decay.to(deltas.dtype).unbind()),
-        strict=True,
-    ):
+    rows = zip(advantages.unbind(), deltas.unbind(), decay.unbind(), strict=True)
+    for out, delta, factor in reversed(list(rows)):
         running = torch.addcmul(delta, factor, running, out=out)
     return advantages

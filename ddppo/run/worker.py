@@ -20,10 +20,10 @@ from ddppo import config as configuration
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
-from ddppo.distributed.launch import StopRequest, join, threads_per_rank
+from ddppo.distributed.launch import LOST_PEERS, StopRequest, join, threads_per_rank
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_eval_env, make_vec_env, probe
-from ddppo.errors import ConfigError, NonFiniteError, TrainingError
+from ddppo.errors import CollectiveError, ConfigError, NonFiniteError, TrainingError
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
@@ -279,17 +279,18 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> None:
 
 
 def run_rank(run_dir: Path, store: dist.Store | None = None) -> None:
-    """Train as a rank among others: on a fault print the cause and leave with exit code 1."""
-    rank = os.environ.get("RANK", "0")
+    """Train as a rank among others: on a fault print the cause and leave, with LOST_PEERS if it was another's."""
+    rank, exit_code = os.environ.get("RANK", "0"), 1
     try:
         train_rank(run_dir, store)
     except (ConfigError, TrainingError) as e:
         print(f"rank {rank}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
+        exit_code = LOST_PEERS if isinstance(e, CollectiveError) else 1
     except BaseException:
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
     else:
         return
-    os._exit(1)  # no destructor may wait for a peer that is gone
+    os._exit(exit_code)  # no destructor may wait for a peer that is gone
 
 
 if __name__ == "__main__":
