@@ -14,7 +14,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.errors import ConfigError
 from ddppo.help import help_text
@@ -237,7 +237,7 @@ def load(path: Path) -> Config:
     except FileNotFoundError as e:
         raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder of ddppo") from e
     except Exception as e:  # yaml raises many kinds
-        raise ConfigError(f"{path} is not readable YAML: {e}") from e
+        raise ConfigError(f"{path} is not readable YAML: {' '.join(str(e).split())}") from e
     assert isinstance(loaded, DictConfig)
     return from_omegaconf(loaded)
 
@@ -248,8 +248,6 @@ def to_yaml(config: Config) -> str:
 
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "configuration"
-    if isinstance(error, MissingMandatoryValue):
-        return f"{key} is missing: give {key}=<value>; --help says what it is"
     return f"{key}: {str(error).splitlines()[0]}"
 
 
@@ -346,6 +344,11 @@ def validate(config: Config) -> BatchShape:
             )
         if seconds < 0:
             raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
+    if config.env.backend == "native" and shape.rollout_steps < 2:
+        raise ConfigError(
+            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
+            "autoreset pseudo-steps: use at least 2, or env.backend=sync"
+        )
     if shape.num_minibatches > shape.batch_size:
         raise ConfigError(
             f"ppo.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "

@@ -33,6 +33,8 @@ _MAY_CHANGE = (
     "device",
     "target_return",
 )
+# Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
+_MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")
 
 
 def main() -> None:
@@ -49,6 +51,10 @@ def main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
+        if _under_torchrun():
+            from ddppo.distributed.launch import leave
+
+            leave(0)
     except (ConfigError, TrainingError) as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
@@ -122,6 +128,8 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config:
     from ddppo.envs import probe
 
     spec = probe(config.env)
+    if config.env.backend == "native":
+        probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
     from ddppo.distributed.launch import resolve_backend, resolve_device
     from ddppo.models import build_model
     from ddppo.run.checkpoint import DTYPES
@@ -207,7 +215,7 @@ def _prepared_arguments(arguments: list[str]) -> list[str]:
             )
         if "dist.world_size" not in values:
             added.append(f"dist.world_size={world_size}")
-    return arguments + added
+    return [f"++{a}" if a.startswith(_MAPPINGS) else a for a in arguments] + added
 
 
 def _remove_if_empty(folder: Path) -> None:

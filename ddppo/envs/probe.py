@@ -102,7 +102,8 @@ def _find_task(env: EnvConfig) -> None:
         )
     if env.backend != "native" and registered.entry_point is None:
         raise ConfigError(
-            f"env.backend={env.backend}: {env.id} is only a batched implementation: use env.backend=native"
+            f"env.id={env.id} is only a batched implementation (vector_entry_point): env.backend=sync, async and "
+            "auto, and evaluation in any case, step single environments: register an entry_point too"
         )
 
 

@@ -22,7 +22,7 @@ class EnvStep:
 
     obs: `[E, obs_size]` what to act on next (the reset observation where an episode just ended, if the
     backend resets in the same step). rewards: `[E]` float64. terminated, truncated: `[E]` bool. valid: `[E]`
-    bool, False where the step was an autoreset pseudo-step: no transition, never trained on or counted.
+    bool, False where the step was an autoreset pseudo-step: no transition, reward 0, never trained on or counted.
     ended: `[n]` indices of the environments whose episode ended in this step, and final_obs: `[n, obs_size]`
     their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
     without masks.

@@ -117,14 +117,16 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
 
 def _imported(path: str) -> type[ActorCritic]:
     module_name, _, attribute = path.partition(":")
-    if not attribute:
+    if not (module_name and attribute):
         raise ConfigError(
             f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
         )
     try:
         model_class = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"model.name={path}: cannot be imported: {e}") from e
+    except Exception as e:  # a user's module may raise anything
+        raise ConfigError(f"model.name={path}: cannot be imported: {type(e).__name__}: {e}") from e
     if not (isinstance(model_class, type) and issubclass(model_class, ActorCritic)):
         raise ConfigError(f"model.name={path}: must be a subclass of ddppo.models.ActorCritic")
+    if missing := getattr(model_class, "__abstractmethods__", None):
+        raise ConfigError(f"model.name={path}: does not define {', '.join(sorted(missing))}")
     return model_class

@@ -86,7 +86,7 @@ class Collector:
             self._receive(t + 1, step.obs, step.action_mask)
             self.rewards[t] = step.rewards
             terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
-            episode_start[t] = self._starts
+            episode_start[t] = self._starts & step.valid
             if len(step.ended):
                 ends.append((t, step.ended.copy(), step.final_obs.copy()))
             self._count(t, step.rewards, step.valid, step.ended, episodes)

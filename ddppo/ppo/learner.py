@@ -258,7 +258,8 @@ class Learner:
 
     def _adapt_learning_rate(self, kl: float) -> None:
         target = self.config.adaptive_kl or 0.01
-        low, high = _ADAPTIVE_LR_RANGE
+        start = self.config.learning_rate * self.shape.learning_rate_scale
+        low, high = min(_ADAPTIVE_LR_RANGE[0], start), max(_ADAPTIVE_LR_RANGE[1], start)
         if kl > 2 * target:
             self.learning_rate = max(low, self.learning_rate / 1.5)
         elif kl < target / 2:

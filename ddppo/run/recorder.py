@@ -1,8 +1,10 @@
 """Everything rank 0 writes and shows: metrics.jsonl, TensorBoard, the terminal, summary.json."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from ddppo.config import Config
 from ddppo.run.display import closing, header, make_display
 from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import SummaryBuilder
@@ -15,9 +17,7 @@ from ddppo.run.writers import (
     read_reports,
     write_json,
 )
-
-if TYPE_CHECKING:
-    from ddppo.run.worker import Worker
+from ddppo.scaling.batch import BatchShape
 
 
 class NullRecorder:
@@ -26,21 +26,36 @@ class NullRecorder:
     def record(self, report: IterationReport, *, is_last: bool) -> None:
         pass
 
-    def close(self, status: str) -> None:
+    def close(
+        self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]
+    ) -> None:
         pass
 
 
 class Recorder:
-    """Opens the run folder's records, continuing those of a resumed run without doubled steps."""
+    """Opens the run folder's records, continuing those of a run resumed at an iteration without doubled steps.
 
-    def __init__(self, worker: "Worker") -> None:
-        self.worker = worker
-        config, run_dir = worker.config, worker.run_dir
-        resumed = worker.iteration > 0
-        self.summary = SummaryBuilder(config, worker.shape, worker.derived, config.log.warmup_iterations)
+    `derived` holds what only the process knows: num_parameters, device, threads.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        shape: BatchShape,
+        run_dir: Path,
+        derived: Mapping[str, Any],
+        *,
+        iteration: int,
+        env_steps: int,
+        wall_s: float,
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        resumed = iteration > 0
+        self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
         metrics_path = run_dir / "metrics.jsonl"
         if resumed:
-            drop_after(metrics_path, worker.iteration)
+            drop_after(metrics_path, iteration)
             if metrics_path.exists():
                 self.summary.restore(read_reports(metrics_path))
             _keep_earlier(run_dir / "summary.json")
@@ -50,9 +65,9 @@ class Recorder:
                 TensorBoardWriter(
                     run_dir / "tensorboard",
                     config,
-                    worker.shape.world_size,
-                    resumed_at_steps=worker.env_steps if resumed else None,
-                    resumed_at_wall_s=worker.wall_before,
+                    shape.world_size,
+                    resumed_at_steps=env_steps if resumed else None,
+                    resumed_at_wall_s=wall_s,
                 )
             )
         self.writers = Writers(*writers)
@@ -60,7 +75,7 @@ class Recorder:
         self.quiet = config.log.progress == "none"
         self.display = make_display(config.log.progress, config.ppo.total_steps)
         if not self.quiet:
-            print(header(config, worker.shape, {**worker.derived, "run_dir": run_dir}), flush=True)
+            print(header(config, shape, {**derived, "run_dir": run_dir}), flush=True)
         self.display.start()
 
     def record(self, report: IterationReport, *, is_last: bool) -> None:
@@ -72,25 +87,29 @@ class Recorder:
             scores = {k: v for k, v in report.global_metrics.items() if k.startswith("eval/")}
             self.final_eval = scores or None
 
-    def close(self, status: str) -> None:
-        """Close the files and write summary.json; status is completed, stopped or failed."""
-        worker, target_return = self.worker, self.worker.config.target_return
+    def close(
+        self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]
+    ) -> None:
+        """Close the files and write summary.json; status is completed, stopped or failed.
+
+        `best` are the best evaluation's scores, `target` when target_return was reached; empty where there is none.
+        """
         self.display.close()
         self.writers.close(self.final_eval, completed=status == "completed")
-        target = None
-        if target_return is not None:
+        reached = None
+        if self.config.target_return is not None:
             nothing = {"time_to_target_s": None, "steps_to_target": None}
-            target = {"return": target_return, "reached": bool(worker.target), **(worker.target or nothing)}
+            reached = {"return": self.config.target_return, "reached": bool(target), **(target or nothing)}
         summary = self.summary.build(
             status=status,
-            params_hash=worker.parameters.digest(),
+            params_hash=params_hash,
             final_eval=self.final_eval,
-            best_eval=worker.best or None,
-            target=target,
+            best_eval=best or None,
+            target=reached,
         )
-        write_json(worker.run_dir / "summary.json", summary)
+        write_json(self.run_dir / "summary.json", summary)
         if not self.quiet:
-            print(closing(summary, worker.run_dir), flush=True)
+            print(closing(summary, self.run_dir), flush=True)
 
 
 def _keep_earlier(path: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from ddppo import config as configuration
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
-from ddppo.distributed.launch import LOST_PEERS, StopRequest, join, threads_per_rank
+from ddppo.distributed.launch import LOST_PEERS, StopRequest, join, leave, threads_per_rank
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_eval_env, make_vec_env, probe
 from ddppo.errors import CollectiveError, ConfigError, NonFiniteError, TrainingError
@@ -107,7 +107,12 @@ class Worker:
 
     def run(self) -> None:
         """Train until total_steps, or until a rank asks to stop; leave summary.json behind either way."""
-        recorder = Recorder(self) if self.group.rank == 0 else NullRecorder()
+        recorder: Recorder | NullRecorder = NullRecorder()
+        if self.group.rank == 0:
+            position = {"iteration": self.iteration, "env_steps": self.env_steps}
+            recorder = Recorder(
+                self.config, self.shape, self.run_dir, self.derived, **position, wall_s=self.wall_before
+            )
         status = "failed"
         try:
             seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.env_indices]
@@ -119,10 +124,10 @@ class Worker:
             last = checkpoint.last(self.run_dir / "checkpoints")
             raise NonFiniteError(f"{e}. The last good checkpoint is {last or 'none: too early'}") from e
         finally:
-            recorder.close(status)
+            recorder.close(status, params_hash=self.parameters.digest(), best=self.best, target=self.target)
             self.env.close()
 
-    def _loop(self, recorder: "Recorder | NullRecorder") -> str:
+    def _loop(self, recorder: Recorder | NullRecorder) -> str:
         config = self.config
         next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
         next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
@@ -278,8 +283,8 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> None:
     group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
 
 
-def run_rank(run_dir: Path, store: dist.Store | None = None) -> None:
-    """Train as a rank among others: on a fault print the cause and leave, with LOST_PEERS if it was another's."""
+def run_rank(run_dir: Path, store: dist.Store | None = None) -> NoReturn:
+    """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, 1 if its own."""
     rank, exit_code = os.environ.get("RANK", "0"), 1
     try:
         train_rank(run_dir, store)
@@ -289,8 +294,8 @@ def run_rank(run_dir: Path, store: dist.Store | None = None) -> None:
     except BaseException:
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
     else:
-        return
-    os._exit(exit_code)  # no destructor may wait for a peer that is gone
+        exit_code = 0
+    leave(exit_code)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from ddppo.ppo import losses
 from ddppo.spaces import ActionSpec
 
 DTYPES = st.sampled_from([torch.float32, torch.float64])
-UNIFORM = st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, math.nextafter(1.0, 0.0), 5e-324]))
+UNIFORM = st.one_of(
+    st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, math.nextafter(1.0, 0.0), 5e-324])
+)
 
 
 @st.composite

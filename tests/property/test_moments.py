@@ -1,3 +1,7 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -12,8 +16,10 @@ CPU = torch.device("cpu")
 def splits(draw):
     """Samples `[n, 2]`, n >= 1, and cuts of them into parts, some perhaps empty."""
     n = draw(st.integers(1, 40))
-    seed, offset, scale = draw(st.integers(0, 99)), draw(st.sampled_from([0.0, 1e3, -1e5])), draw(
-        st.sampled_from([1e-3, 1.0, 1e3])
+    seed, offset, scale = (
+        draw(st.integers(0, 99)),
+        draw(st.sampled_from([0.0, 1e3, -1e5])),
+        draw(st.sampled_from([1e-3, 1.0, 1e3])),
     )
     x = offset + scale * np.random.default_rng(seed).standard_normal((n, 2))
     cuts = sorted(draw(st.lists(st.integers(0, n), max_size=5)))
@@ -67,26 +73,36 @@ def reward_rollouts(draw):
     return world_size, rollouts
 
 
-def scaled_by_ranks(world_size, rollouts, gamma):
-    """The scaled rewards of every rollout, and the moments at the end, of ranks that share the environments.
+class Meeting:
+    """Ranks as threads: each leaves its values and takes those of all."""
 
-    A rank's gather is played by moments that all ranks have left behind in a first pass.
-    """
-    results, states = [], None
-    normalizers = [RewardNormalizer(4 // world_size, gamma, CPU) for _ in range(world_size)]
-    for arrays in rollouts:
-        tensors = [torch.from_numpy(x) for x in arrays]
-        columns = [[x.chunk(world_size, dim=1)[rank] for x in tensors] for rank in range(world_size)]
-        left = []
-        for normalizer, part in zip(normalizers, columns, strict=True):
-            rehearsal = RewardNormalizer(4 // world_size, gamma, CPU)
-            rehearsal._discounted = normalizer._discounted
-            rehearsal(*part, lambda values: left.append(values) or values.unsqueeze(0))
-        gathered = torch.stack(left)
-        parts = [n(*part, lambda _: gathered) for n, part in zip(normalizers, columns, strict=True)]
-        results.append(torch.cat(parts, dim=1))
-        states = torch.stack([n.state for n in normalizers])
-    return results, states
+    def __init__(self, world_size):
+        self.slots = [None] * world_size
+        self.barrier = threading.Barrier(world_size)
+
+    def gather(self, rank, values):
+        self.slots[rank] = values
+        self.barrier.wait(timeout=30)
+        everything = torch.stack(self.slots)
+        self.barrier.wait(timeout=30)
+        return everything
+
+
+def scaled_by_ranks(world_size, rollouts, gamma):
+    """The scaled rewards of every rollout and the final moments of every rank, which share the environments."""
+    meeting = Meeting(world_size)
+
+    def rank_life(rank):
+        normalizer = RewardNormalizer(4 // world_size, gamma, CPU)
+        scaled = []
+        for arrays in rollouts:
+            part = [torch.from_numpy(x).chunk(world_size, dim=1)[rank] for x in arrays]
+            scaled.append(normalizer(*part, partial(meeting.gather, rank)))
+        return scaled, normalizer.state
+
+    with ThreadPoolExecutor(world_size) as threads:
+        scaled, states = zip(*threads.map(rank_life, range(world_size)), strict=True)
+    return [torch.cat(parts, dim=1) for parts in zip(*scaled, strict=True)], torch.stack(states)
 
 
 def slow_returns(rollouts, gamma):

@@ -22,7 +22,10 @@ def test_strong_keeps_the_batch_first_by_fewer_environments_then_by_shorter_roll
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"num_envs": 8, "world_size": 3}, r"world_size=3 does not divide env.num_envs=8: use one of 1, 2, 4, 8"),
+        (
+            {"num_envs": 8, "world_size": 3},
+            r"world_size=3 does not divide env.num_envs=8: use one of 1, 2, 4, 8",
+        ),
         ({"num_envs": 4, "world_size": 6}, r"world_size=6 does not divide the batch .* = 256"),
     ],
 )

@@ -17,8 +17,8 @@ class CountingEnvs:
     """Two environments in memory that observe (number of the environment + 10, steps since reset).
 
     Environment 0 ends after 3 steps by termination, environment 1 after 5 by truncation; a step is worth the number
-    of steps before it. `next_step` puts a pseudo-step after every end. The mask allows all choices but
-    (steps mod 3). Arrays are reused, as the contract permits.
+    of steps before it. `next_step` puts a pseudo-step, worth nonsense, after every end. The mask allows all choices
+    but (steps mod 3). Arrays are reused, as the contract permits.
     """
 
     def __init__(self, action, *, next_step=False, masked=False):
@@ -26,6 +26,7 @@ class CountingEnvs:
         self.num_envs = 2
         self.next_step = next_step
         self.obs = np.zeros((2, 2), np.float32)
+        self.final_obs = np.zeros((2, 2), np.float32)
         self.mask = np.ones((2, 3), bool) if masked else None
         self.actions = []
 
@@ -37,11 +38,12 @@ class CountingEnvs:
     def step(self, actions):
         self.actions.append(actions.copy())
         valid = ~self.just_ended
-        rewards = np.where(valid, self.steps, 0.0)
+        rewards = np.where(valid, self.steps, -99.0)
         self.steps = np.where(valid, self.steps + 1, 0)
         terminated, truncated = (self.steps == [3, -1]), (self.steps == [-1, 5])
         (ended,) = np.nonzero(terminated | truncated)
-        final_obs = self.observe()[0][ended].copy()
+        final_obs = self.final_obs[: len(ended)]
+        final_obs[:] = self.observe()[0][ended]
         if self.next_step:
             self.just_ended = terminated | truncated
         else:
@@ -200,8 +202,10 @@ def test_observations_are_normalised_by_moments_that_are_frozen_while_a_rollout_
         state = normalizer.state.clone()
         rollout, _ = made.collect(noise(made, k))
         assert torch.equal(normalizer.state, state)
-        torch.testing.assert_close(rollout.obs, normalizer(rollout.raw_obs))  # the first row with new moments too
-        params, values = made.model(rollout.obs.clone())
+        torch.testing.assert_close(
+            rollout.obs, normalizer(rollout.raw_obs)
+        )  # the first row with new moments too
+        _, values = made.model(rollout.obs.clone())
         torch.testing.assert_close(rollout.values, values)
         finals = rollout.raw_obs + torch.tensor([0.0, 1.0])
         with torch.no_grad():

@@ -154,9 +154,7 @@ def test_explained_variance_compares_the_errors_with_the_returns():
 
 
 def test_explained_variance_leaves_out_what_is_not_valid():
-    samples = rollout(
-        [[1.0], [3.0], [70.0]], values=[[1.0], [2.0], [0.0]], valid=[[True], [True], [False]]
-    )
+    samples = rollout([[1.0], [3.0], [70.0]], values=[[1.0], [2.0], [0.0]], valid=[[True], [True], [False]])
     assert learner((3, 1)).update(samples, 1, 0.0).explained_variance == 0.75
 
 
@@ -252,7 +250,11 @@ def test_the_adaptive_learning_rate_steers_towards_its_divergence_within_bounds(
 
 
 def test_epochs_end_once_the_divergence_exceeds_its_target():
-    for target, epochs in ((0.12, 1), (0.14, 4), (None, 4)):  # 0.130 from the start; steps of 1e-9 change nothing
+    for target, epochs in (
+        (0.12, 1),
+        (0.14, 4),
+        (None, 4),
+    ):  # 0.130 from the start; steps of 1e-9 change nothing
         made = learner((4, 1), num_epochs=4, num_minibatches=2, target_kl=target, learning_rate=1e-9)
         update = made.update(rollout([[1.0]] * 4, ratio=1.6), iteration=1, progress=0.0)
         assert (update.epochs, update.steps, update.num_samples) == (epochs, 2 * epochs, 4 * epochs)

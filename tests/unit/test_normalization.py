@@ -44,7 +44,9 @@ def test_observations_are_normalised_by_the_moments_of_all_that_were_seen():
     normalizer.update_(moments(seen[:1]))
     normalizer.update_(moments(seen[1:]))
     out = torch.empty(2, 2, dtype=torch.float64)
-    obs = torch.tensor([[4.0, 5.0], [4.0 + 5**0.5, 6.0]], dtype=torch.float64)  # mean 4, variance 5; and constant
+    obs = torch.tensor(
+        [[4.0, 5.0], [4.0 + 5**0.5, 6.0]], dtype=torch.float64
+    )  # mean 4, variance 5; and constant
     result = normalizer(obs, out=out)
     assert result is out
     torch.testing.assert_close(result, torch.tensor([[0.0, 0.0], [1.0, 10.0]], dtype=torch.float64))

@@ -1,0 +1,103 @@
+"""How ranks come to life: in process, by our launcher, by torchrun, job after job."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from tests.support import TINY, lines, run, summary
+
+SMALL = [*TINY, "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128", "ppo.num_epochs=2"]
+TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "-m", "ddppo.train"]
+
+
+def test_under_torchrun_the_ranks_share_one_run(tmp_path):
+    run_dir = tmp_path / "run"
+    result = run([*TORCHRUN, *SMALL, "log.progress=plain", f"hydra.run.dir={run_dir}"], run_dir)
+    assert result.code == 0, result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert summary(run_dir)["world_size"] == 2
+    assert summary(run_dir)["status"] == "completed"
+    assert OmegaConf.load(run_dir / "config.yaml").dist.world_size == 2
+    assert [(r["iteration"], r["rank"]) for r in lines(run_dir)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert result.stdout.count(f"{run_dir}/summary.json") == 1  # only rank 0 speaks
+
+
+def test_torchrun_and_another_world_size_are_one_error_and_no_run(tmp_path):
+    run_dir = tmp_path / "run"
+    result = run([*TORCHRUN, *SMALL, "dist.world_size=4", f"hydra.run.dir={run_dir}"], run_dir, timeout_s=60)
+    assert result.code != 0
+    assert "error: dist.world_size=4, but torchrun started 2 ranks: leave it out" in result.stderr
+    assert not run_dir.exists()
+
+
+def test_a_multirun_is_one_whole_run_per_combination(tmp_path):
+    arguments = ["-m", *SMALL, "dist.world_size=1,2", "seed=0,1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    result = run([sys.executable, "-m", "ddppo.train", *arguments], tmp_path)
+    assert result.code == 0, result.stderr
+    folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    summaries = [summary(path) for path in folders]
+    assert [(s["world_size"], s["config"]["seed"]) for s in summaries] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert all(s["status"] == "completed" for s in summaries)
+    assert all(s["env_steps"] == 128 for s in summaries)
+    for path, s in zip(folders, summaries, strict=True):
+        assert len(lines(path)) == 2 * s["world_size"]
+        assert (path / "checkpoints" / "iteration_00000002.pt").exists()
+    hashes = [s["params_hash"] for s in summaries]
+    assert hashes[0] != hashes[1]
+
+
+def test_a_failed_job_of_a_multirun_does_not_lose_the_others(tmp_path):
+    arguments = ["-m", *SMALL, "dist.world_size=3,1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    result = run([sys.executable, "-m", "ddppo.train", *arguments], tmp_path)
+    assert result.code != 0
+    assert "dist.world_size=3 does not divide env.num_envs=4" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert summary(tmp_path / "sweep" / "1")["status"] == "completed"
+
+
+IN_PROCESS = """
+import sys, torch.distributed as dist
+from ddppo import train
+dist.init_process_group = lambda *a, **k: sys.exit("a process group was started")
+train.main()
+assert not dist.is_initialized()
+import multiprocessing
+assert not multiprocessing.active_children()
+"""
+
+
+def test_one_rank_runs_in_process_without_a_process_group(tmp_path):
+    run_dir = tmp_path / "run"
+    result = run([sys.executable, "-c", IN_PROCESS, *SMALL, f"hydra.run.dir={run_dir}"], run_dir)
+    assert result.code == 0, result.stderr
+    assert summary(run_dir)["derived"]["grad_sync"] == "none"
+
+
+@pytest.mark.parametrize(("world_size", "given"), [(2, None), (2, 3)])
+def test_threads_are_the_cores_divided_by_the_ranks_unless_given(tmp_path, world_size, given):
+    from ddppo.distributed.launch import available_cores
+
+    run_dir = tmp_path / "run"
+    extra = [f"dist.threads_per_rank={given}"] if given else []
+    arguments = [*SMALL, f"dist.world_size={world_size}", "model.name=tests.distributed.threads:Model", *extra]
+    command = [sys.executable, "-m", "ddppo.train", *arguments, f"hydra.run.dir={run_dir}"]
+    result = run(command, run_dir, THREADS_EXPECTED=str(given or max(1, available_cores() // world_size)))
+    assert result.code == 0, result.stderr
+    expected = given or max(1, available_cores() // world_size)
+    assert summary(run_dir)["derived"]["threads_per_rank"] == expected
+
+
+def test_checkpoints_and_summary_name_the_same_parameters(tmp_path):
+    import hashlib
+
+    run_dir = tmp_path / "run"
+    arguments = [*SMALL, "dist.world_size=2", "dist.check_every=1", f"hydra.run.dir={run_dir}"]
+    result = run([sys.executable, "-m", "ddppo.train", *arguments], run_dir)
+    assert result.code == 0, result.stderr  # check_every=1 compared the replicas after every iteration
+    state = torch.load(run_dir / "checkpoints" / "iteration_00000002.pt", weights_only=True)
+    vector = torch.cat([p.reshape(-1) for p in state["model"].values()])
+    digest = hashlib.blake2b(vector.numpy().tobytes(), digest_size=16).hexdigest()
+    assert summary(run_dir)["params_hash"] == digest

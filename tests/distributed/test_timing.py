@@ -1,0 +1,88 @@
+"""The account of time, measured on real ranks."""
+
+from statistics import median
+
+import pytest
+
+from ddppo.run.metrics import METRICS
+from tests.support import TINY, door, lines, summary
+
+PARTS = ("time/t_rollout", "time/t_learn", "time/t_sync", "time/t_comm", "time/t_other")
+STEPS = 16  # of a rollout
+SLOW_S = 0.02
+SIZES = [
+    *TINY, "env=synthetic", "env.num_envs=4", f"ppo.rollout_steps={STEPS}", f"ppo.total_steps={12 * 4 * STEPS}",
+    "ppo.num_epochs=1", "env.kwargs.step_time_s=0.001", "dist.world_size=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of 12 iterations: rank 1 as fast as rank 0, and 20 ms a step slower."""
+    folder = tmp_path_factory.mktemp("timing")
+    finished = {
+        "even": door(*SIZES, run_dir=folder / "even"),
+        "uneven": door(*SIZES, f"env.slow_ranks={{1: {SLOW_S}}}", run_dir=folder / "uneven"),
+    }
+    for result in finished.values():
+        assert result.code == 0, result.stderr
+    return {name: result.run_dir for name, result in finished.items()}
+
+
+def typical(run_dir, rank, name):
+    return median(line[name] for line in lines(run_dir) if line["rank"] == rank and line["iteration"] > 2)
+
+
+@pytest.mark.parametrize("name", ["even", "uneven"])
+def test_the_parts_sum_to_t_iter_on_every_iteration_and_rank(runs, name):
+    records = lines(runs[name])
+    assert len(records) == 2 * 12
+    for record in records:
+        assert sum(record[part] for part in PARTS) == pytest.approx(record["time/t_iter"], rel=0.01)
+        assert all(record[part] >= -1e-6 for part in PARTS), record
+        assert record["dist/rho_comm"] == pytest.approx(record["time/t_comm"] / record["time/t_iter"])
+        assert record["dist/rho_sync"] == pytest.approx(record["time/t_sync"] / record["time/t_iter"])
+
+
+def test_a_slow_rank_shows_in_the_waiting_of_the_others_and_nowhere_else(runs):
+    injected = SLOW_S * STEPS
+    rise = {
+        (rank, part): typical(runs["uneven"], rank, part) - typical(runs["even"], rank, part)
+        for rank in (0, 1)
+        for part in PARTS
+    }
+    assert rise[0, "time/t_sync"] == pytest.approx(injected, rel=0.15)
+    assert abs(rise[0, "time/t_comm"]) < 0.05 * injected
+    assert abs(rise[1, "time/t_comm"]) < 0.05 * injected
+    assert rise[1, "time/t_rollout"] == pytest.approx(injected, rel=0.15)
+    assert abs(rise[1, "time/t_sync"]) < 0.1 * injected
+    assert abs(rise[0, "time/t_rollout"]) < 0.1 * injected
+
+
+def test_wall_clock_is_the_sum_of_the_iterations(runs):
+    records = [line for line in lines(runs["even"]) if line["rank"] == 0]
+    total = 0.0
+    for record in records:
+        total += record["time/t_iter"]
+        assert record["wall_s"] == pytest.approx(total, rel=0.01)
+
+
+def test_every_name_recorded_is_in_the_table_of_metrics(runs):
+    names = {m.name for m in METRICS}
+    for record in lines(runs["uneven"]):
+        assert set(record) - {"iteration", "rank", "env_steps", "wall_s"} <= names
+
+
+def test_the_summary_spreads_every_part_over_the_iterations_after_warm_up(runs):
+    found = summary(runs["uneven"])
+    assert found["warmup"]["left_out"] == 2
+    assert found["warmup"]["measured"] == 10
+    for part in ("time/t_iter", *PARTS):
+        by_iteration = [
+            sum(r[part] for r in lines(runs["uneven"]) if r["iteration"] == k) / 2 for k in range(3, 13)
+        ]
+        spread = found["time"][part.removeprefix("time/")]
+        assert spread["mean"] == pytest.approx(sum(by_iteration) / 10)
+        assert spread["p50"] == pytest.approx(median(by_iteration))
+        assert spread["max"] == pytest.approx(max(by_iteration))
+        assert spread["p50"] <= spread["p95"] <= spread["max"]

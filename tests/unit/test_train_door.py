@@ -1,0 +1,250 @@
+"""Mistakes at the door `ddppo.train`: one paragraph, exit code 2, nothing left behind, no rank started."""
+
+import shutil
+import sys
+
+import gymnasium as gym
+import pytest
+import torch
+
+from ddppo import train
+from tests.support import TINY, door
+
+SMALL = (*TINY, "ppo.total_steps=64", "ppo.rollout_steps=8")
+NEEDS_NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys, tmp_path):
+    """Call the door in this process; returns (exit code, stderr)."""
+
+    def call_door(*arguments, in_run_dir=True):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the door sets it; this puts it back
+        where = [f"hydra.run.dir={tmp_path / 'outputs' / 'run'}"] if in_run_dir else []
+        monkeypatch.setattr("sys.argv", ["train.py", *SMALL, *arguments, *where])
+        with pytest.raises(SystemExit) as ended:
+            train.main()
+        return ended.value.code, capsys.readouterr().err
+
+    return call_door
+
+
+@pytest.fixture
+def no_ranks(monkeypatch):
+    def started(*arguments):
+        raise AssertionError(f"ranks were started: {arguments}")
+
+    monkeypatch.setattr("ddppo.distributed.launch.start_ranks", started)
+    monkeypatch.setattr("ddppo.run.worker.train_rank", started)
+
+
+def assert_one_paragraph(stderr):
+    assert stderr.startswith("error: ")
+    assert stderr.endswith("\n")
+    assert stderr.count("\n") == 1
+    assert "Traceback" not in stderr
+    assert "Set the environment variable" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        # names
+        ("env.id=CartPol-v1", ["env.id=CartPol-v1", "CartPole-v1"]),
+        ("env.id=CartPole-v9", ["env.id=CartPole-v9", "CartPole-v0, CartPole-v1"]),
+        ("env.id=nomod:Foo-v0", ["nomod", "cannot be imported"]),
+        ("env=gym", ["env.id must be given"]),
+        ("env=cartpol", ["env=cartpol", "did you mean cartpole?"]),
+        ("scaling=week", ["scaling=week", "did you mean weak?"]),
+        ("distributed=dpp", ["distributed=dpp", "did you mean ddp?"]),
+        ("model=mpl", ["model=mpl", "did you mean mlp?"]),
+        ("ppo.gama=0.9", ["ppo.gama", "ppo.gamma"]),
+        ("gamma=0.9", ["there is no setting gamma"]),
+        ("+foo=1", ["foo"]),
+        ("env", ["'env'"]),
+        ("model.name=mpl", ["model.name=mpl", "mlp"]),
+        ("model.name=nomod:Model", ["model.name=nomod:Model", "cannot be imported"]),
+        ("model.name=torch.nn:Nope", ["model.name=torch.nn:Nope", "Nope"]),
+        ("model.activation=tahn", ["model.activation=tahn", "did you mean tanh?"]),
+        ("device=gpu", ["device=gpu", "cpu"]),
+        ("env.kwargs.gravity=1", ["env.kwargs.gravity", "sutton_barto_reward"]),
+        ("env=synthetic env.kwargs.step_time=1", ["env.kwargs.step_time", "did you mean step_time_s?"]),
+        # values
+        ("env.num_envs=-8", ["env.num_envs=-8", "at least 1"]),
+        ("ppo.rollout_steps=0", ["ppo.rollout_steps=0", "at least 1"]),
+        ("ppo.total_steps=-1", ["ppo.total_steps=-1", "at least 1"]),
+        ("ppo.total_steps=1e6", ["ppo.total_steps=1e6", "Integer"]),
+        ("ppo.learning_rate=0", ["ppo.learning_rate=0", "greater than 0"]),
+        ("ppo.learning_rate=nan", ["ppo.learning_rate=nan", "finite"]),
+        ("ppo.learning_rate=inf", ["ppo.learning_rate=inf", "finite"]),
+        ("target_return=nan", ["target_return=nan", "finite"]),
+        ("ppo.gamma=1.5", ["ppo.gamma=1.5", "at most 1"]),
+        ("ppo.clip_coef=null", ["ppo.clip_coef=null", "not Optional"]),
+        ("model.hidden_sizes=[]", ["model.hidden_sizes=[]", "at least one layer"]),
+        ("model.hidden_sizes=[64,0]", ["model.hidden_sizes=[64, 0]", "at least 1 unit"]),
+        ("checkpoint.keep=0", ["checkpoint.keep=0", "at least 1"]),
+        ("dist.world_size=0", ["dist.world_size=0", "at least 1"]),
+        ("env.num_envs=8,16", ["env.num_envs=8,16", "--multirun"]),
+        # sizes that do not fit together
+        ("dist.world_size=3", ["dist.world_size=3", "env.num_envs=8", "1, 2, 4, 8", "multiple of 3"]),
+        ("dist.world_size=7 env.num_envs=4", ["dist.world_size=7", "4 * ppo.rollout_steps=8 = 32", "scaling=weak"]),
+        ("ppo.num_minibatches=65", ["ppo.num_minibatches=65", "8 envs * 8 steps = 64"]),
+        ("distributed=single dist.world_size=2", ["dist.world_size=2", "use distributed=ddp"]),
+        ("env.slow_ranks={2:0.1} dist.world_size=2", ["env.slow_ranks", "rank 2", "0 to 1"]),
+        ("env.slow_ranks={0:-1}", ["env.slow_ranks", "at least 0"]),
+        # settings without effect
+        ("dist.bucket_cap_mb=5", ["dist.bucket_cap_mb=5", "no effect", "dist.grad_sync=ddp"]),
+        ("ppo.adaptive_kl=0.1", ["ppo.adaptive_kl=0.1", "no effect", "ppo.lr_schedule=adaptive"]),
+        ("scaling.learning_rate_rule=sqrt", ["scaling.learning_rate_rule=sqrt", "no effect", "scaling=weak"]),
+        ("target_return=5 eval.final_episodes=0", ["target_return=5", "eval.every_steps"]),
+        # the machine
+        ("dist.backend=nccl device=cpu", ["dist.backend=nccl", "dist.backend=gloo"]),
+        pytest.param("device=cuda", ["device=cuda", "device=cpu"], marks=NEEDS_NO_GPU),
+        pytest.param("dist.backend=nccl", ["dist.backend=nccl", "dist.backend=gloo"], marks=NEEDS_NO_GPU),
+        # tasks
+        ("env=gym env.id=tests.fault.saboteurs:TupleObs-v0", ["observation space", "not supported"]),
+        ("env=gym env.id=tests.fault.saboteurs:DictActions-v0", ["action space", "not supported"]),
+        ("env.backend=native env.id=Acrobot-v1", ["env.backend=native", "use env.backend=sync"]),
+        # resuming
+        ("resume=/no/such/folder", ["resume=/no/such/folder", "not a run folder"]),
+        ("resume=", ["resume=", "not a run folder"]),
+    ],
+)
+def test_a_mistake_costs_one_paragraph_and_leaves_nothing(call, no_ranks, tmp_path, arguments, said):
+    code, stderr = call(*arguments.split())
+    assert code == 2
+    assert_one_paragraph(stderr)
+    for words in said:
+        assert words in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_extra_is_named_with_the_pip_command(call, no_ranks, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "Box2D", None)  # as if it were not installed
+    for name in [n for n in sys.modules if n.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "LunarLander-v3" in gym.registry
+    code, stderr = call("env=lunarlander")
+    assert code == 2
+    assert_one_paragraph(stderr)
+    assert "pip install 'ddppo[box2d]'" in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    code, stderr = call("dist.world_size=4")
+    assert code == 2
+    assert "dist.world_size=4, but torchrun started 2 ranks" in stderr
+    code, stderr = call("-m")
+    assert code == 2
+    assert_one_paragraph(stderr)
+
+
+def contents(folder):
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """A complete run of 2 iterations with a checkpoint after each."""
+    run_dir = tmp_path_factory.mktemp("train_door") / "run"
+    result = door(*SMALL, "ppo.total_steps=128", "checkpoint.every_steps=64", run_dir=run_dir)
+    assert result.code == 0, result.stderr
+    return run_dir
+
+
+@pytest.fixture
+def copied_run(finished_run, tmp_path):
+    return shutil.copytree(finished_run, tmp_path / "copy")
+
+
+def test_a_run_folder_that_holds_a_run_is_not_written_to(call, no_ranks, finished_run):
+    before = contents(finished_run)
+    code, stderr = call(f"hydra.run.dir={finished_run}", in_run_dir=False)
+    assert code == 2
+    assert_one_paragraph(stderr)
+    assert f"resume={finished_run}" in stderr
+    assert contents(finished_run) == before
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, no_ranks):
+    """Call the door with resume= and return stderr, sure that it refused and that nothing in the run changed."""
+
+    def call_door(run_dir, *arguments):
+        before = contents(run_dir)
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        monkeypatch.setattr("sys.argv", ["train.py", f"resume={run_dir}", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            train.main()
+        stderr = capsys.readouterr().err
+        assert ended.value.code == 2
+        assert_one_paragraph(stderr)
+        assert contents(run_dir) == before
+        return stderr
+
+    return call_door
+
+
+def test_a_complete_run_is_not_resumed(refused, copied_run):
+    assert "complete at 128 of ppo.total_steps=128" in refused(copied_run)
+
+
+def test_a_folder_without_a_configuration_is_not_resumed(refused, tmp_path):
+    assert "not a run folder" in refused(tmp_path)
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed(refused, copied_run):
+    for path in (copied_run / "checkpoints").iterdir():
+        path.unlink()
+    assert "no checkpoint" in refused(copied_run, "ppo.total_steps=256")
+
+
+def test_a_truncated_checkpoint_is_named_with_the_one_before(refused, copied_run):
+    last = copied_run / "checkpoints" / "iteration_00000002.pt"
+    last.write_bytes(last.read_bytes()[:1000])
+    stderr = refused(copied_run, "ppo.total_steps=256")
+    assert f"{last} is truncated" in stderr
+    assert "iteration_00000001.pt" in stderr
+
+
+@pytest.mark.parametrize("value", [{"model": {}}, [1, 2], {"format": "ddppo-checkpoint", "version": 99}])
+def test_a_foreign_checkpoint_is_named(refused, copied_run, value):
+    last = copied_run / "checkpoints" / "iteration_00000002.pt"
+    torch.save(value, last)
+    assert str(last) in refused(copied_run, "ppo.total_steps=256")
+
+
+def test_a_configuration_that_is_not_ours_is_named(refused, copied_run):
+    (copied_run / "config.yaml").write_text("a: 1\n")
+    assert "a" in refused(copied_run, "ppo.total_steps=256")
+    (copied_run / "config.yaml").write_text("a: [1\n")
+    assert "config.yaml" in refused(copied_run, "ppo.total_steps=256")
+    (copied_run / "config.yaml").write_text("")
+    refused(copied_run, "ppo.total_steps=256")
+
+
+@pytest.mark.parametrize("change", ["ppo.gamma=0.5", "seed=1", "env=pendulum", "env.num_envs=16", "dtype=float64"])
+def test_a_resumed_run_may_not_become_a_different_one(refused, copied_run, change):
+    stderr = refused(copied_run, change, "ppo.total_steps=256")
+    assert change in stderr
+    assert "ppo.total_steps" in stderr
+
+
+def test_resuming_at_a_world_size_that_does_not_fit_is_refused(refused, copied_run):
+    assert "dist.world_size=3" in refused(copied_run, "dist.world_size=3", "ppo.total_steps=256")
+    assert "change the batch" in refused(copied_run, "dist.world_size=16", "ppo.total_steps=256")
+
+
+def test_resume_and_multirun_exclude_each_other(refused, copied_run):
+    assert "-m" in refused(copied_run, "-m", "ppo.total_steps=256")
+
+
+def test_in_a_process_of_its_own_a_mistake_says_the_same(tmp_path):
+    result = door(*SMALL, "env.id=CartPol-v1", "dist.world_size=2", run_dir=tmp_path / "outputs" / "run")
+    assert result.code == 2
+    assert result.stdout == ""
+    assert_one_paragraph(result.stderr)
+    assert not list(tmp_path.iterdir())
