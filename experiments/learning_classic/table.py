@@ -1,4 +1,4 @@
-"""Print the learning table of a sweep: python experiments/learning_classic/table.py <sweep folder>.
+"""Print the learning table of a sweep: python experiments/learning_classic/table.py <sweep folder> ...
 
 The score of a seed is the mean return of the deterministic evaluation at the end. Tasks are summarised over seeds by
 the IQM with a 95 % percentile bootstrap interval (rliable's method, arXiv:2108.13264). Writes results.json and
@@ -28,7 +28,7 @@ def bootstrap_interval(scores: list[float], num_resamples: int = 10_000) -> tupl
 
 def main() -> None:
     runs = defaultdict(list)
-    for path in sorted(Path(sys.argv[1]).glob("*/summary.json")):
+    for path in (path for folder in sys.argv[1:] for path in sorted(Path(folder).glob("*/summary.json"))):
         s = json.loads(path.read_text())
         if s["status"] == "completed":
             runs[s["config"]["env"]["id"], s["world_size"]].append(s)
