@@ -61,6 +61,9 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException) as e:
         print(f"error: {_composition_message(e)}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted before the run began", file=sys.stderr)
+        sys.exit(130)
 
 
 def _composition_message(error: Exception) -> str:
@@ -106,7 +109,13 @@ def _train(cfg: DictConfig) -> float | None:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
     except KeyboardInterrupt:
-        print(f"interrupted; go on with: python -m ddppo.train resume={run_dir}", file=sys.stderr)
+        has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
+        remedy = (
+            f"go on with: python -m ddppo.train resume={run_dir}"
+            if has_checkpoint
+            else "there is no checkpoint"
+        )
+        print(f"interrupted; {remedy}", file=sys.stderr)
         sys.exit(130)
     summary = json.loads((run_dir / "summary.json").read_text())
     if summary["status"] == "stopped":

@@ -13,6 +13,7 @@ import torch
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs import VecEnv, probe
+from ddppo.errors import RunFolderError
 from ddppo.models import ActorCritic, action_distribution, build_model
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoint import DTYPES
@@ -48,10 +49,19 @@ class Policy:
 
 
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:
-    """Return the policy of a checkpoint's `state` for the task and model that `config` names."""
+    """Return the policy of a checkpoint's `state` for the task and model that `config` names.
+
+    Raises RunFolderError if its parameters are those of another model or task.
+    """
     spec, device, dtype = probe(config.env), resolve_device(config.device), DTYPES[config.dtype]
     model = build_model(spec, config.model, config.seed, dtype).to(device)
-    model.load_state_dict(state["model"])
+    try:
+        model.load_state_dict(state["model"])
+    except RuntimeError as e:  # names every parameter, on as many lines
+        raise RunFolderError(
+            f"the checkpoint of iteration {state['iteration']} does not fit {config.env.id} and model.name="
+            f"{config.model.name} as config.yaml of this run describes them: it is another run's"
+        ) from e
     normalizer = None
     if "obs_moments" in state:
         normalizer = ObsNormalizer(spec.obs_size, device, dtype)

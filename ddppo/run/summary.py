@@ -20,27 +20,9 @@ import ddppo
 from ddppo.config import Config
 from ddppo.run.metrics import TIME_NAMES, IterationReport
 from ddppo.scaling.batch import BatchShape
+from ddppo.statistics import iqm, spread
 
 SCHEMA_VERSION = 1
-
-
-def iqm(values: Sequence[float]) -> float:
-    """Return the interquartile mean: the mean after floor(n/4) values are dropped at either end.
-
-    The same as scipy.stats.trim_mean(values, 0.25), which rliable uses (arXiv:2108.13264). No value counts
-    by a fraction, so fewer than four are not trimmed at all. Takes at least one value.
-    """
-    cut = len(values) // 4
-    return float(np.mean(np.sort(np.asarray(values, dtype=np.float64))[cut : len(values) - cut]))
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, p50, p95 and max of `values`; percentiles interpolate linearly. NaN for no values."""
-    if not len(values):
-        return dict.fromkeys(("mean", "p50", "p95", "max"), math.nan)
-    array = np.asarray(values, dtype=np.float64)
-    p50, p95 = np.percentile(array, (50, 95))
-    return {"mean": float(array.mean()), "p50": float(p50), "p95": float(p95), "max": float(array.max())}
 
 
 def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:

@@ -52,7 +52,8 @@ class Worker:
         self.shape = shape = configuration.validate(config)
         self.env_indices = shape.env_indices(group.rank)
         ppo, dtype = config.ppo, DTYPES[config.dtype]
-        threads = threads_per_rank(config, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        threads = threads_per_rank(config, local_world_size)
         self.spec = spec = probe(config.env)
         self.env = make_vec_env(config.env, self.env_indices, group.rank, threads, config.dist.timeout_s)
         self.model = build_model(spec, config.model, config.seed, dtype).to(device)
@@ -100,6 +101,7 @@ class Worker:
             "num_parameters": self.parameters.gradient.numel(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads_per_rank": threads,
+            "num_nodes": group.world_size // local_world_size,
             "grad_sync": sync.name if group.world_size > 1 else "none",
         }
 
@@ -196,6 +198,7 @@ class Worker:
                 self.best["env_steps"] = self.env_steps
                 if self.group.rank == 0:
                     checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
+            self.group.barrier()  # else the others' next iteration would book rank 0's saving as waiting
         target = self.config.target_return
         if target is not None and not self.target and mean >= target:
             self.target = {"time_to_target_s": report.wall_s, "steps_to_target": self.env_steps}

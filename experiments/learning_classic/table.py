@@ -12,18 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ddppo.run.summary import iqm
+from ddppo.statistics import bootstrap, iqm
 
 HERE = Path(__file__).resolve().parent
 THRESHOLDS = {"CartPole-v1": 495.0, "Acrobot-v1": -80.0, "LunarLander-v3": 240.0, "Pendulum-v1": -200.0}
 
 
-def bootstrap_interval(scores: list[float], num_resamples: int = 10_000) -> tuple[float, float]:
-    """Return the 2.5 and 97.5 percentiles of the IQM over resamples of the seeds, with replacement."""
-    picks = np.random.default_rng(0).integers(len(scores), size=(num_resamples, len(scores)))
-    values = [iqm(list(np.asarray(scores)[pick])) for pick in picks]
-    low, high = np.percentile(values, (2.5, 97.5))
-    return float(low), float(high)
+def iqms(samples: np.ndarray) -> np.ndarray:
+    """Return the IQM over the last axis, as `bootstrap` wants it."""
+    return np.apply_along_axis(iqm, -1, samples)
 
 
 def main() -> None:
@@ -35,7 +32,7 @@ def main() -> None:
     rows = []
     for (env_id, world_size), summaries in sorted(runs.items()):
         scores = [s["eval"]["final"]["return_mean"] for s in summaries]
-        low, high = bootstrap_interval(scores)
+        low, high = bootstrap(iqms, scores)
         rows.append(
             {
                 "env": env_id,

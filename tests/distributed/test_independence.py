@@ -20,7 +20,16 @@ EVERYTHING = [
 
 def sweep(folder, *arguments):
     """Run a multirun; return its run folders by world size."""
-    command = [sys.executable, "-m", "ddppo.train", "-m", *TINY, *SIZES, *arguments, f"hydra.sweep.dir={folder}"]
+    command = [
+        sys.executable,
+        "-m",
+        "ddppo.train",
+        "-m",
+        *TINY,
+        *SIZES,
+        *arguments,
+        f"hydra.sweep.dir={folder}",
+    ]
     result = run(command, folder, timeout_s=240)
     assert result.code == 0, result.stderr
     folders = [path for path in folder.iterdir() if path.is_dir()]
@@ -77,7 +86,12 @@ def test_with_every_normaliser_early_stop_and_odd_minibatches_they_agree_as_well
 def test_distributed_data_parallel_learns_the_same_as_one_rank(runs, tmp_path):
     one = runs("everything", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=1,2,4")[1]
     two = sweep(
-        tmp_path / "ddp", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=2", "dist.grad_sync=ddp"
+        tmp_path / "ddp",
+        "env=pendulum",
+        "dtype=float64",
+        *EVERYTHING,
+        "dist.world_size=2",
+        "dist.grad_sync=ddp",
     )[2]
     assert summary(two)["derived"]["grad_sync"] == "ddp"
     assert_same_learning(one, two, 1e-9)
@@ -98,7 +112,12 @@ def test_in_float32_the_first_metrics_agree_to_1e_4(runs, env):
 
 
 def test_weak_scaling_keeps_the_batch_of_a_rank_and_scales_the_learning_rate(tmp_path):
-    arguments = ["scaling=weak", "scaling.learning_rate_rule=sqrt", "ppo.lr_schedule=none", "ppo.learning_rate=1e-3"]
+    arguments = [
+        "scaling=weak",
+        "scaling.learning_rate_rule=sqrt",
+        "ppo.lr_schedule=none",
+        "ppo.learning_rate=1e-3",
+    ]
     run_dir = sweep(tmp_path / "weak", *arguments, "dist.world_size=2")[2]
     assert summary(run_dir)["derived"]["B"] == 2 * 8 * 32
     first = lines(run_dir)[0]

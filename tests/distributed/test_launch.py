@@ -82,7 +82,12 @@ def test_threads_are_the_cores_divided_by_the_ranks_unless_given(tmp_path, world
 
     run_dir = tmp_path / "run"
     extra = [f"dist.threads_per_rank={given}"] if given else []
-    arguments = [*SMALL, f"dist.world_size={world_size}", "model.name=tests.distributed.threads:Model", *extra]
+    arguments = [
+        *SMALL,
+        f"dist.world_size={world_size}",
+        "model.name=tests.distributed.threads:Model",
+        *extra,
+    ]
     command = [sys.executable, "-m", "ddppo.train", *arguments, f"hydra.run.dir={run_dir}"]
     result = run(command, run_dir, THREADS_EXPECTED=str(given or max(1, available_cores() // world_size)))
     assert result.code == 0, result.stderr

@@ -11,5 +11,7 @@ class Model(MLP):
     def value(self, obs):
         if "RANK" in os.environ:
             expected = int(os.environ["THREADS_EXPECTED"])
-            assert torch.get_num_threads() == expected, f"{torch.get_num_threads()} threads, expected {expected}"
+            assert torch.get_num_threads() == expected, (
+                f"{torch.get_num_threads()} threads, expected {expected}"
+            )
         return super().value(obs)

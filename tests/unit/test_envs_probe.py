@@ -59,7 +59,10 @@ WRONG = {
         task("Native", backend="native", max_episode_steps=5, kwargs={"mode": "SAME_STEP"}),
         ["env.max_episode_steps=5", "env.backend=sync"],
     ),
-    "sync where only native exists": (task("Native", backend="sync"), ["is only a batched implementation", "entry_point"]),
+    "sync where only native exists": (
+        task("Native", backend="sync"),
+        ["is only a batched implementation", "entry_point"],
+    ),
 }
 
 

@@ -130,8 +130,14 @@ def test_a_model_of_ones_own_is_found_by_its_import_path():
     ("name", "message"),
     [
         ("mpl", "neither one of mlp nor an import path like my_pkg.models:MyModel"),
-        ("no_such_package:Model", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'"),
-        ("test_models:Missing", "cannot be imported: AttributeError: module 'test_models' has no attribute 'Missing'"),
+        (
+            "no_such_package:Model",
+            "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'",
+        ),
+        (
+            "test_models:Missing",
+            "cannot be imported: AttributeError: module 'test_models' has no attribute 'Missing'",
+        ),
         ("test_models:DISCRETE", "must be a subclass of ddppo.models.ActorCritic"),
     ],
 )

@@ -87,7 +87,10 @@ def assert_one_paragraph(stderr):
         ("env.num_envs=8,16", ["env.num_envs=8,16", "--multirun"]),
         # sizes that do not fit together
         ("dist.world_size=3", ["dist.world_size=3", "env.num_envs=8", "1, 2, 4, 8", "multiple of 3"]),
-        ("dist.world_size=7 env.num_envs=4", ["dist.world_size=7", "4 * ppo.rollout_steps=8 = 32", "scaling=weak"]),
+        (
+            "dist.world_size=7 env.num_envs=4",
+            ["dist.world_size=7", "4 * ppo.rollout_steps=8 = 32", "scaling=weak"],
+        ),
         ("ppo.num_minibatches=65", ["ppo.num_minibatches=65", "8 envs * 8 steps = 64"]),
         ("distributed=single dist.world_size=2", ["dist.world_size=2", "use distributed=ddp"]),
         ("env.slow_ranks={2:0.1} dist.world_size=2", ["env.slow_ranks", "rank 2", "0 to 1"]),
@@ -226,7 +229,9 @@ def test_a_configuration_that_is_not_ours_is_named(refused, copied_run):
     refused(copied_run, "ppo.total_steps=256")
 
 
-@pytest.mark.parametrize("change", ["ppo.gamma=0.5", "seed=1", "env=pendulum", "env.num_envs=16", "dtype=float64"])
+@pytest.mark.parametrize(
+    "change", ["ppo.gamma=0.5", "seed=1", "env=pendulum", "env.num_envs=16", "dtype=float64"]
+)
 def test_a_resumed_run_may_not_become_a_different_one(refused, copied_run, change):
     stderr = refused(copied_run, change, "ppo.total_steps=256")
     assert change in stderr

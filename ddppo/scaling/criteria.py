@@ -1,0 +1,101 @@
+"""Whether a study succeeded: throughput rises, learning is unharmed, and the loss is explained."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ddppo.scaling.accounting import Account
+from ddppo.scaling.runs import Run
+from ddppo.scaling.speedup import Study
+from ddppo.statistics import bootstrap, means
+
+PASS, FAIL, UNKNOWN = "PASS", "FAIL", "NOT MEASURED"
+# A loss below this is as good as none, and 5 % of it is noise.
+_SMALL_LOSS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One line of the verdict: result is PASS, FAIL or NOT MEASURED."""
+
+    name: str
+    result: str
+    reason: str
+
+
+def speedup_increases(study: Study) -> Criterion:
+    """PASS if the median S(W) is larger at every W measured than at the one before."""
+    name = "S(W) increases"
+    if len(study.rows) < 2:
+        return Criterion(name, UNKNOWN, f"only W={study.baseline} was measured")
+    values = [(row.world_size, row.speedup.median) for row in study.rows]
+    listed = ", ".join(f"S({w})={s:.3g}" for w, s in values)
+    drops = [(a, b) for a, b in pairwise(values) if not b[1] > a[1]]
+    if not drops:
+        return Criterion(name, PASS, listed)
+    (before, _), (after, _) = drops[0]
+    reason = f"{listed}: W={after} is no faster than W={before}"
+    over = study.row(after).oversubscription
+    if over > 1:
+        reason += f" (W={after} puts {over:.3g} compute threads on each of {study.cores} cores)"
+    return Criterion(name, FAIL, reason)
+
+
+def returns_agree(study: Study, *, relative: float, absolute: float | None = None) -> Criterion:
+    """PASS if at every W the 95 % interval of mean R_W - mean R_1 reaches into [-tolerance, tolerance].
+
+    tolerance = relative * |mean R_1|, or `absolute` if given. With one seed per W the interval is the difference.
+    """
+    name = "|R_W - R_1| within tolerance"
+    groups = {w: _finals(study.runs_at(w)) for w in study.world_sizes}
+    base = groups[study.baseline]
+    others = {w: values for w, values in groups.items() if w != study.baseline and values}
+    if not base or not others:
+        return Criterion(name, UNKNOWN, "the runs have no final return at two W (eval.final_episodes)")
+    reference = sum(base) / len(base)
+    tolerance = relative * abs(reference) if absolute is None else absolute
+    outside, only_reaching = [], []
+    for w, values in others.items():
+        difference = sum(values) / len(values) - reference
+        low, high = bootstrap(lambda a, b: means(a) - means(b), values, base)
+        low, high = (difference, difference) if math.isnan(low) else (low, high)
+        text = f"R_{w} - R_{study.baseline} = {difference:+.3g} [{low:+.3g}, {high:+.3g}]"
+        if low > tolerance or high < -tolerance:
+            outside.append(text)
+        elif low < -tolerance or high > tolerance:
+            only_reaching.append(text)
+    allowed = f"tolerance {tolerance:.3g} around R_{study.baseline} = {reference:.4g}"
+    if outside:
+        hint = "" if tolerance else "; give return_tolerance_abs, 5 % of 0 is 0"
+        return Criterion(name, FAIL, f"{'; '.join(outside)}, outside the {allowed}{hint}")
+    if only_reaching:
+        return Criterion(
+            name,
+            PASS,
+            f"not contradicted, but not certain either: {'; '.join(only_reaching)}, {allowed}; more seeds would tell",
+        )
+    seeds = (
+        ""
+        if all(len(v) > 1 for v in (base, *others.values()))
+        else "; one seed at some W, so no interval there"
+    )
+    return Criterion(name, PASS, f"all intervals lie within the {allowed}{seeds}")
+
+
+def loss_explained(found: list[Account], *, tolerance: float) -> Criterion:
+    """PASS if |unexplained(W)| < tolerance * max(|1 - E(W)|, 0.1) at every W."""
+    name = f"the accounting explains the loss (unexplained under {100 * tolerance:g} %)"
+    if not found:
+        return Criterion(name, UNKNOWN, "the runs do not say where their time went, or there is only one W")
+    worst = max(found, key=lambda a: _unexplained(a))
+    fraction = _unexplained(worst)
+    text = f"at most {100 * fraction:.2g} % of the loss is unexplained, at W={worst.world_size}"
+    return Criterion(name, PASS if fraction < tolerance else FAIL, text)
+
+
+def _unexplained(account: Account) -> float:
+    return abs(account.unexplained) / max(abs(account.loss), _SMALL_LOSS)
+
+
+def _finals(runs: list[Run]) -> list[float]:
+    return [run.final_return for run in runs if not math.isnan(run.final_return)]

@@ -1,0 +1,111 @@
+"""Imports of ddppo go one way, as the page on the design says."""
+
+import ast
+
+import pytest
+
+from tests.support import CHECKOUT
+
+GROUND = {
+    "__init__",
+    "config",
+    "errors",
+    "seeding",
+    "collectives",
+    "spaces",
+    "help",
+    "statistics",
+    "scaling.batch",
+}
+MAY_IMPORT = {  # besides the ground floor and itself
+    "ground": set(),
+    "envs": set(),
+    "models": set(),
+    "ppo": {"envs", "models"},
+    "distributed": {"envs", "models", "ppo"},
+    "run": {"envs", "models", "ppo", "distributed"},
+    "scaling": set(),  # reads run folders, never the trainer
+    "doors": {"envs", "models", "ppo", "distributed", "run", "scaling"},
+}
+TABLES_OF_RUN = {
+    "run.metrics",
+    "run.summary",
+    "run.writers",
+}  # formats of a run folder, which scaling may read
+MODULES = {
+    ".".join(path.relative_to(CHECKOUT / "ddppo").with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((CHECKOUT / "ddppo").rglob("*.py"))
+}
+
+
+def layer(module):
+    if module in GROUND:
+        return "ground"
+    wing = module.split(".")[0]
+    return wing if wing in MAY_IMPORT else "doors"
+
+
+def imports(module):
+    """Return the modules of ddppo that `module` imports, also inside functions, except for type checkers."""
+    tree = ast.parse(MODULES[module].read_text())
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name == "ddppo" or name.startswith("ddppo."):
+                inner = name.removeprefix("ddppo").removeprefix(".")
+                while inner and inner not in MODULES:
+                    inner = inner.rpartition(".")[0]
+                found.add(inner or "__init__")
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_from_below(module):
+    own = layer(module)
+    for imported in imports(module):
+        other = layer(imported)
+        allowed = other in {"ground", own} | MAY_IMPORT[own] or (
+            own == "scaling" and imported in TABLES_OF_RUN
+        )
+        assert allowed, f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
+
+
+def test_no_module_imports_itself_by_a_detour():
+    graph = {module: imports(module) - {"__init__"} for module in MODULES}
+    finished, path = set(), []
+
+    def visit(module):
+        assert module not in path, f"a cycle: {' -> '.join([*path[path.index(module) :], module])}"
+        if module not in finished:
+            path.append(module)
+            for imported in graph[module]:
+                visit(imported)
+            finished.add(path.pop())
+
+    for module in MODULES:
+        visit(module)
+
+
+def test_the_configuration_and_the_door_import_no_torch():
+    for module in ("train", "config", "help", "errors", "scaling.batch"):
+        tree = ast.parse(MODULES[module].read_text())
+        top = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+        names = {a.name for n in top if isinstance(n, ast.Import) for a in n.names} | {
+            n.module for n in top if isinstance(n, ast.ImportFrom)
+        }
+        assert not {name for name in names if name.split(".")[0] in ("torch", "gymnasium", "numpy")}, module

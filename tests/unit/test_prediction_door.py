@@ -1,0 +1,138 @@
+import json
+
+import pytest
+
+from ddppo import predict
+from ddppo.errors import ConfigError
+
+
+def said(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["predict", *arguments])
+    predict.main()
+    return capsys.readouterr().out
+
+
+def refused(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["predict", *arguments])
+    with pytest.raises(SystemExit) as e:
+        predict.main()
+    assert e.value.code == 2
+    return capsys.readouterr().err
+
+
+def write_run(folder, world_size, t_iter):
+    """Write a run folder of 12 iterations, without warm-up, as the trainer does."""
+    folder.mkdir(parents=True)
+    comm = 0.001 * (world_size - 1)
+    rows, env_steps = [], 0
+    for i in range(1, 13):
+        env_steps += 128
+        for rank in range(world_size):
+            row = {"iteration": i, "rank": rank, "env_steps": env_steps, "wall_s": i * t_iter}
+            rollout = 0.6 * t_iter + 1e-4 * ((rank + i) % 2)
+            parts = {"t_rollout": rollout, "t_learn": 0.3 * t_iter, "t_sync": 0.0, "t_comm": comm}
+            parts["t_other"] = t_iter - sum(parts.values())
+            row |= {f"time/{k}": v for k, v in {"t_iter": t_iter, **parts}.items()}
+            if rank == 0:
+                row |= {"rollout/steps": 128.0}
+            rows.append(json.dumps(row))
+    (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    config = {
+        "seed": 0,
+        "target_return": None,
+        "env": {"id": "CartPole-v1", "backend": "sync"},
+        "scaling": {"rule": "strong"},
+        "dist": {"world_size": world_size},
+    }
+    summary = {
+        "schema_version": 1,
+        "status": "completed",
+        "world_size": world_size,
+        "env_steps": env_steps,
+        "iterations": 12,
+        "wall_s": 12 * t_iter,
+        "fps": 128 / t_iter,
+        "warmup": {"iterations": 0, "left_out": 0, "measured": 12, "too_few_iterations": False},
+        "eval": {"final": None, "best": None},
+        "target": None,
+        "derived": {"N": 8, "T": 16, "K": 4, "M": 4, "num_parameters": 9667, "device": "cpu"},
+        "config": config,
+        "machine": {"cores": 8, "hostname": "h", "cpu": "c"},
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "finished_at": "2026-01-01T00:01:00+00:00",
+        "commit": "c",
+        "dirty": False,
+        "versions": {},
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for i, (world_size, t_iter) in enumerate([(1, 0.1), (2, 0.06), (4, 0.04)]):
+        write_run(tmp_path / str(i), world_size, t_iter)
+    return str(tmp_path)
+
+
+def test_a_sweep_is_predicted_to_the_largest_w_that_divides_its_batch(sweep, capsys, monkeypatch):
+    out = said(capsys, monkeypatch, sweep)
+    lines = [line.split() for line in out.splitlines()]
+    assert [line[0] for line in lines if line and line[0].isdigit()][:8] == [
+        "1",
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+        "64",
+        "128",
+    ]
+    assert "Which W" in out
+    assert "cannot tell latency from bandwidth" in out
+
+
+def test_changes_are_named_and_stand_beside_the_system_as_it_is(sweep, capsys, monkeypatch):
+    out = said(capsys, monkeypatch, sweep, "world_sizes=8", "latency_s=0.01", "simulate=3")
+    assert "changed: latency_s=0.01" in out
+    assert "as it is" in out
+    assert "simulated" in out
+    assert "without" in said(capsys, monkeypatch, sweep, "world_sizes=4,8", "preemption=0.6")
+
+
+def test_a_published_point_needs_no_sweep(capsys, monkeypatch):
+    assert "0.196" in said(capsys, monkeypatch, "published={world_size: 128, speedup: 107}")
+
+
+def test_help_lists_every_setting(capsys, monkeypatch):
+    out = said(capsys, monkeypatch, "--help")
+    for name in ("world_sizes", "published", "preemption", "latency_s"):
+        assert name in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "sweep folder or a published point"),
+        (("/nowhere",), "not a folder"),
+        (("latencys=1",), "did you mean latency_s"),
+        (("published={world_size: 128}",), "needs world_size and speedup"),
+        (("published={world_size: 1, speedup: 1}",), "at least 2 workers"),
+        (("published={world_size: many, speedup: 1}",), "are numbers"),
+        (("published={world_size: 128, speedup: 107}", "latency_s=1"), "goes alone"),
+        (("x", "preemption=lots"), "preemption"),
+    ],
+)
+def test_a_mistake_is_told_with_its_remedy(arguments, message, capsys, monkeypatch):
+    assert message in refused(capsys, monkeypatch, *arguments)
+
+
+def test_world_sizes_that_cannot_be_are_refused(sweep, capsys, monkeypatch):
+    assert "does not divide" in refused(capsys, monkeypatch, sweep, "world_sizes=3")
+    assert "numbers of workers" in refused(capsys, monkeypatch, sweep, "world_sizes=few")
+    assert "at least 1" in refused(capsys, monkeypatch, sweep, "world_sizes=0")
+
+
+def test_an_empty_folder_is_no_sweep(tmp_path):
+    options, what_if = predict._parsed([str(tmp_path)])
+    with pytest.raises(ConfigError, match="no usable run"):
+        predict.predict(options, what_if)

@@ -1,0 +1,241 @@
+import csv
+import json
+import re
+import sys
+
+import pytest
+from scaling_folders import write_run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from ddppo import report as door
+from ddppo.errors import ConfigError
+from ddppo.scaling.report import ReportOptions, compute, make_report, on_terminal, read
+
+PUBLISHED = "W,FPS\n1,34985.84\n2,27694.95\n4,14262.60\n"
+COLUMNS = {"world_size": "W", "fps": "FPS"}
+
+
+def options(path, **more):
+    return ReportOptions(path=str(path), **more)
+
+
+def computed(path, **more):
+    chosen = options(path, **more)
+    return compute(chosen, read(chosen))
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    for world_size, t_iter in ((1, 0.5), (2, 0.3), (4, 0.2)):
+        for seed in range(2):
+            name = folder / f"{world_size}-{seed}"
+            write_run(name, world_size, seed, t_iter=t_iter + 0.01 * seed, target_return=70.0)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "summary.json").write_text("")
+    make_report(options(folder))
+    return folder
+
+
+def read_csv(path):
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_published_table_gives_its_speedup_and_efficiency_and_fails(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(PUBLISHED)
+    report = computed(table, columns=COLUMNS)
+    assert [round(row.speedup.median, 3) for row in report.study.rows] == [1.0, 0.792, 0.408]
+    assert [round(row.efficiency.median, 3) for row in report.study.rows] == [1.0, 0.396, 0.102]
+    assert [c.result for c in report.criteria] == ["FAIL", "NOT MEASURED", "NOT MEASURED"]
+
+
+def test_jsonl_and_semicolons_are_read_too(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"W": 1, "FPS": 10}\n\n{"W": 2, "FPS": 15}\n')
+    (tmp_path / "a.csv").write_text("world_size;fps\n1;10\n2;15\n")
+    for report in (computed(tmp_path / "a.jsonl", columns=COLUMNS), computed(tmp_path / "a.csv")):
+        assert [row.fps.median for row in report.study.rows] == [10.0, 15.0]
+
+
+def test_steps_and_seconds_give_throughput_and_times_an_account(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text(
+        "world_size,env_steps,wall_s,t_iter,t_rollout,t_comm\n1,800,80,8,8,\n2,800,50,5,4,1\n2,800,50,5,4,1\n"
+    )
+    report = computed(table)
+    assert [row.fps.median for row in report.study.rows] == [10.0, 16.0]
+    assert report.study.row(2).seeds == (0, 1)
+    assert report.accounts[0].shares["communication"] == pytest.approx(0.2)
+
+
+def test_a_row_that_is_no_run_is_left_out_by_its_line(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("world_size,fps\n1,10\ntwo,15\n2.5,9\n4,\n")
+    left_out = [str(item) for item in computed(table).found.left_out]
+    assert left_out == [
+        f"{table}, line 3: world_size='two' is not a number; correct the row, or remove it",
+        f"{table}, line 4: world_size=2.5 is not a whole number of at least 1; correct the row, or remove it",
+        f"{table}, line 5: fps=nan is not a number above 0; correct the row, or remove it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({}, "needs columns for world_size and for fps (or env_steps and wall_s), it has FPS, W: name them"),
+        ({"world_size": "w"}, "has no column w"),
+        ({"worldsize": "W"}, "did you mean world_size?"),
+    ],
+)
+def test_a_missing_column_is_named_with_what_there_is(tmp_path, columns, said):
+    (tmp_path / "a.csv").write_text(PUBLISHED)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        computed(tmp_path / "a.csv", columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("nowhere", "does not exist"), (".", "no summary.json below it"), ("empty.csv", "has no rows")],
+)
+def test_nothing_to_report_is_one_clear_sentence(tmp_path, path, said):
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ConfigError, match=said):
+        make_report(options(tmp_path / path))
+
+
+def test_a_report_folder_has_page_tables_plots_and_scalars(sweep):
+    report = sweep / "report"
+    names = sorted(path.name for path in report.iterdir())
+    assert names == ["per_run.csv", "plots", "report.html", "report.json", "summary.csv", "tensorboard"]
+    plots = {path.name for path in (report / "plots").iterdir()}
+    for name in (
+        "fps",
+        "speedup",
+        "efficiency",
+        "t_iter",
+        "breakdown",
+        "loss",
+        "rho",
+        "ranks",
+        "learning_steps",
+        "learning_wall",
+        "stability",
+    ):
+        assert {f"{name}.png", f"{name}.svg"} <= plots
+
+
+def test_the_tables_hold_throughput_per_run_and_medians_per_world(sweep):
+    runs = read_csv(sweep / "report" / "per_run.csv")
+    assert len(runs) == 6
+    for run in runs:
+        expected = 80 / (0.5 if run["world_size"] == "1" else 0.3 if run["world_size"] == "2" else 0.2)
+        slower = 80 / (80 / expected + 0.01)
+        assert float(run["fps"]) == pytest.approx(expected if run["seed"] == "0" else slower, rel=1e-9)
+    rows = read_csv(sweep / "report" / "summary.csv")
+    assert [row["world_size"] for row in rows] == ["1", "2", "4"]
+    assert float(rows[1]["efficiency"]) == pytest.approx(float(rows[1]["speedup"]) / 2)
+    shares = sum(float(v) for k, v in rows[2].items() if k.startswith("loss_") and v)
+    assert shares == pytest.approx(1 - float(rows[2]["efficiency"]), abs=1e-9)
+
+
+def test_the_json_is_strict_and_names_what_was_left_out(sweep):
+    text = (sweep / "report" / "report.json").read_text()
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert found["left_out"][0]["path"].endswith("broken")
+    assert found["criteria"][0]["result"] == "PASS"
+
+
+def test_the_page_is_one_file_that_asks_nobody_for_anything(sweep):
+    page = (sweep / "report" / "report.html").read_text()
+    assert "<script" not in page
+    sources = re.findall(r'(?:src|href)="([^"]{0,30})', page)
+    assert sources
+    assert all(source.startswith("data:") for source in sources)
+    assert "url(" not in page
+    assert "@import" not in page
+    for heading in ("Verdict", "Table", "Why", "Figures", "Runs left out", "Definitions"):
+        assert f"<h2>{heading}</h2>" in page
+
+
+def test_tensorboard_has_the_rows_with_w_as_the_step(sweep):
+    events = EventAccumulator(str(sweep / "report" / "tensorboard"))
+    events.Reload()
+    points = [(e.step, e.value) for e in events.Scalars("scaling/speedup")]
+    assert [step for step, _ in points] == [1, 2, 4]
+    assert points[0][1] == 1.0
+
+
+def test_a_report_made_again_replaces_its_own_folder_only(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(PUBLISHED)
+    _, folder = make_report(options(table, columns=COLUMNS))
+    page = (folder / "report.html").read_text()
+    (folder / "stale.txt").write_text("")
+    make_report(options(table, columns=COLUMNS))
+    assert (folder / "report.html").read_text() == page
+    assert not (folder / "stale.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["table.csv", "table_report"]
+
+
+def test_a_folder_that_is_no_report_is_not_overwritten(sweep, tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="something else than an earlier report"):
+        make_report(options(sweep, out=str(tmp_path)))
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_study_without_one_worker_says_what_it_is_relative_to(tmp_path):
+    for world_size in (2, 4):
+        write_run(tmp_path / str(world_size), world_size)
+    report = computed(tmp_path)
+    assert "no run with W=1, so S and E are relative to W=2" in " ".join(report.found.remarks)
+
+
+def test_the_terminal_has_the_table_the_verdict_and_the_path_of_the_page(sweep):
+    text = on_terminal(computed(sweep, target_return=30), sweep / "report", width=160)
+    assert "s to 30" in text
+    assert "PASS  S(W) increases" in text
+    assert "left out:" in text
+    assert str(sweep / "report" / "report.html") in text
+
+
+def test_names_from_outside_cannot_put_markup_into_the_page(tmp_path):
+    table = tmp_path / "<i>.csv"
+    table.write_text(PUBLISHED + "x,<script>\n")
+    _, folder = make_report(options(table, columns=COLUMNS, env="<script>alert(1)</script>"))
+    page = (folder / "report.html").read_text()
+    assert "&lt;script&gt;" in page
+    assert "<script" not in page
+    assert "<i>" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{sweep}", "tolerance=1"], "not a setting of report"),
+        (["{sweep}", "return_tolerance=-1"], "must be at least 0"),
+        (["{sweep}", "what_if={{latency: 1}}"], "did you mean latency_s?"),
+        (["{sweep}", "{sweep}"], "a second path"),
+        (["target_return=3"], "the sweep folder is missing"),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_line_and_exit_code_2(sweep, monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr(sys, "argv", ["report", *(a.format(sweep=sweep) for a in arguments)])
+    with pytest.raises(SystemExit) as exit_info:
+        door.main()
+    assert exit_info.value.code == 2
+    message = capsys.readouterr().err
+    assert said in message
+    assert message.count("\n") == 1
+
+
+def test_the_door_makes_a_report_wherever_it_is_told(monkeypatch, capsys, tmp_path):
+    (tmp_path / "table.csv").write_text(PUBLISHED)
+    columns = "columns={world_size: W, fps: FPS}"
+    monkeypatch.setattr(
+        sys, "argv", ["report", str(tmp_path / "table.csv"), columns, f"out={tmp_path / 'a' / 'b'}"]
+    )
+    door.main()
+    assert (tmp_path / "a" / "b" / "report.html").is_file()
+    assert "4 1 14,263 0.408 0.102" in " ".join(capsys.readouterr().out.split())
