@@ -24,7 +24,8 @@ def finished(tmp_path_factory):
     result = door(
         "env=cartpole", "env.num_envs=8", "ppo.rollout_steps=32", f"ppo.total_steps={4 * STEPS}", "dist.world_size=2",
         f"eval.every_steps={STEPS}", "eval.episodes=5", "eval.final_episodes=7", "target_return=5", "seed=3",
-        "log.warmup_iterations=1", "ppo.normalize_obs=true", "ppo.num_epochs=2", "log.progress=plain",
+        "log.warmup_iterations=1", "ppo.num_minibatches=2", "ppo.normalize_obs=true", "ppo.num_epochs=2",
+        "log.progress=plain",
         run_dir=tmp_path_factory.mktemp("records") / "run",
     )  # fmt: skip
     assert result.code == 0, result.stderr

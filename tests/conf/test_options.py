@@ -1,0 +1,188 @@
+"""Every option of every group composes, converts, fits together and is documented."""
+
+import json
+import re
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from ddppo import config as configuration
+from ddppo.config import Config
+from ddppo.help import description, setting_names
+from tests.support import CHECKOUT, run
+
+CONF = configuration.conf_dir()
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
+OPTIONS = [
+    (g, p.relative_to(CONF / g).with_suffix("").as_posix())
+    for g in GROUPS
+    for p in sorted((CONF / g).rglob("*.yaml"))
+]
+SECTION = {"distributed": "dist"}
+NEEDS = {"gym": ["env.id=CartPole-v1"]}
+
+
+@pytest.fixture(scope="module")
+def composed():
+    configuration.register()
+
+    def from_overrides(*overrides):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return compose("config", list(overrides))
+
+    yield from_overrides
+    GlobalHydra.instance().clear()
+
+
+def convert(cfg):
+    config = configuration.from_omegaconf(cfg)
+    return config, configuration.validate(config)
+
+
+def test_the_groups_are_those_of_the_issue():
+    assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
+    assert {o for g, o in OPTIONS if g == "env"} == {
+        "acrobot", "cartpole", "gym", "lunarlander", "mountaincar_continuous", "pendulum", "synthetic",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes_converts_and_fits(composed, group, option):
+    extra = NEEDS.get(option, []) if group == "env" else []
+    cfg = composed(f"{group}={option}", *extra)
+    config, shape = convert(cfg)
+    assert isinstance(config, Config)
+    assert shape.batch_size == config.env.num_envs * config.ppo.rollout_steps
+    assert configuration.to_yaml(config) == configuration.to_yaml(configuration.from_omegaconf(cfg))
+
+
+@pytest.mark.parametrize("env", [o for g, o in OPTIONS if g == "env"])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("scaling", ["strong", "weak"])
+def test_every_task_fits_on_2_and_4_ranks(composed, env, world_size, scaling):
+    overrides = [f"env={env}", f"dist.world_size={world_size}", f"scaling={scaling}", *NEEDS.get(env, [])]
+    config, shape = convert(composed(*overrides))
+    grown = 1 if scaling == "strong" else world_size
+    assert shape.batch_size == grown * config.env.num_envs * config.ppo.rollout_steps
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_has_a_description_of_one_line(group, option):
+    text = description(CONF / group / f"{option}.yaml")
+    assert len(text) > 15
+    assert text.endswith(".")
+    assert len(text) < 120
+
+
+def test_every_setting_has_a_meaning():
+    def meanings(section, prefix=""):
+        for item in section.__dataclass_fields__.values():
+            inner = item.default_factory
+            if hasattr(inner, "__dataclass_fields__"):
+                yield from meanings(inner, f"{prefix}{item.name}.")
+            else:
+                yield prefix + item.name, item.metadata["meaning"]
+
+    assert [name for name, meaning in meanings(Config) if len(meaning) < 6] == []
+
+
+@pytest.mark.parametrize("env", ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"])
+def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, env):
+    tuned = composed(f"env={env}").ppo
+    assert tuned == composed(f"env={env}", f"ppo={env}").ppo
+    default = composed(f"env={env}", "ppo=default").ppo
+    assert tuned != default
+    assert default.learning_rate == 3e-4
+    assert composed(f"env={env}", "ppo.gamma=0.123").ppo == {**tuned, "gamma": 0.123}
+
+
+@pytest.mark.parametrize("env", ["gym", "synthetic"])
+def test_a_task_that_nothing_was_tuned_for_gets_the_general_settings(composed, env):
+    assert composed(f"env={env}", *NEEDS.get(env, [])).ppo == composed("ppo=default").ppo
+
+
+def test_distributed_lands_at_dist(composed):
+    cfg = composed("distributed=single")
+    assert "distributed" not in cfg
+    assert cfg.dist.max_world_size == 1
+    assert composed("distributed=ddp", "dist.world_size=4").dist.world_size == 4
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8, 16, 32])
+def test_strong_scaling_keeps_a_batch_of_512(composed, world_size):
+    sizes = ["env.num_envs=8", "ppo.rollout_steps=64", f"dist.world_size={world_size}"]
+    _, shape = convert(composed("scaling=strong", *sizes))
+    assert shape.world_size * shape.local_num_envs * shape.rollout_steps == 512
+    assert shape.local_num_envs == max(1, 8 // world_size)
+    assert [i for rank in range(world_size) for i in shape.env_indices(rank)] == list(
+        range(max(8, world_size))
+    )
+
+
+@pytest.mark.parametrize(("rule", "scale"), [("none", 1), ("linear", 4), ("sqrt", 2)])
+def test_weak_scaling_keeps_a_rank_s_batch_and_scales_the_learning_rate(composed, rule, scale):
+    sizes = [
+        "env.num_envs=8",
+        "ppo.rollout_steps=64",
+        "dist.world_size=4",
+        f"scaling.learning_rate_rule={rule}",
+    ]
+    _, shape = convert(composed("scaling=weak", *sizes))
+    assert shape.batch_size == 4 * 512
+    assert shape.learning_rate_scale == scale
+
+
+def test_a_resolved_configuration_reads_back_as_itself(composed, tmp_path):
+    config, _ = convert(composed("env=synthetic", "++env.slow_ranks={0: 0.5}", "dist.world_size=2"))
+    path = tmp_path / "config.yaml"
+    path.write_text(configuration.to_yaml(config))
+    assert configuration.load(path) == config
+
+
+WITHOUT_TORCH = """
+import json, sys
+from ddppo import train
+try:
+    train.main()
+except SystemExit as e:
+    assert not e.code, e.code
+print(json.dumps([m for m in ("torch", "gymnasium", "tensorboard") if m in sys.modules]))
+"""
+
+
+def without_torch(tmp_path, *arguments):
+    result = run([sys.executable, "-c", WITHOUT_TORCH, *arguments], tmp_path, timeout_s=60)
+    assert result.code == 0, result.stderr
+    text, _, imported = result.stdout.rstrip("\n").rpartition("\n")
+    assert json.loads(imported) == []
+    return text
+
+
+def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
+    text = without_torch(tmp_path, "--help")
+    shown = {line.strip() for line in text.splitlines()}
+    for group, option in OPTIONS:
+        expected = description(CONF / group / f"{option}.yaml")
+        assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
+    for name in setting_names(Config):
+        assert re.search(rf"^  {re.escape(name)}=\S* +\S", text, re.MULTILINE), name
+    assert "  ppo.learning_rate=0.0003 " in text
+    assert "  ppo.target_kl=null " in text
+    assert "  log.tensorboard=true " in text
+
+
+def test_cfg_job_shows_the_composed_configuration_and_imports_no_torch(tmp_path):
+    text = without_torch(tmp_path, "--cfg", "job", "env=pendulum", "dist.world_size=4")
+    assert "id: Pendulum-v1" in text
+    assert "world_size: 4" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_page_of_the_configuration_is_up_to_date():
+    page = CHECKOUT / "docs" / "configuration.md"
+    if not page.exists():
+        pytest.skip("docs/configuration.md is not there")
+    result = run([sys.executable, "-m", "ddppo.help"], CHECKOUT, timeout_s=60)
+    assert result.stdout == page.read_text()

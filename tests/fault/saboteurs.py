@@ -1,0 +1,69 @@
+"""Tasks and models that go wrong on purpose, on a rank and at a time that the tests choose."""
+
+import os
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Tuple
+
+from ddppo.models.actor_critic import MLP
+
+FAULTY_RANK = int(os.environ.get("FAULTY_RANK", "1"))
+FAULT_AFTER = int(os.environ.get("FAULT_AFTER", "100"))  # calls
+IS_FAULTY = int(os.environ.get("RANK", "0")) == FAULTY_RANK and "LOCAL_WORLD_SIZE" in os.environ
+
+
+class Raises(gym.Env):
+    """A task whose step raises in the faulty rank."""
+
+    observation_space = Box(-1, 1, (3,), np.float32)
+    action_space = Discrete(2)
+    num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        if IS_FAULTY and self.num_steps > FAULT_AFTER:
+            raise ZeroDivisionError("the task of the test broke")
+        return np.zeros(3, np.float32), 1.0, False, self.num_steps % 10 == 0, {}
+
+
+class TupleObs(Raises):
+    observation_space = Tuple([Discrete(2), Discrete(3)])
+
+
+class DictActions(Raises):
+    action_space = gym.spaces.Dict({"a": Discrete(2)})
+
+
+gym.register("Raises-v0", Raises)
+gym.register("TupleObs-v0", TupleObs)
+gym.register("DictActions-v0", DictActions)
+
+
+class NaNModel(MLP):
+    """Returns NaN values in the faulty rank from some forward pass on."""
+
+    num_calls = 0
+
+    def forward(self, obs):
+        params, values = super().forward(obs)
+        self.num_calls += 1
+        return params, values * torch.nan if IS_FAULTY and self.num_calls > FAULT_AFTER else values
+
+
+class DriftingModel(MLP):
+    """Its parameters move by themselves in the faulty rank at some forward pass."""
+
+    num_calls = 0
+
+    def forward(self, obs):
+        self.num_calls += 1
+        if IS_FAULTY and self.num_calls == FAULT_AFTER:
+            with torch.no_grad():
+                next(self.parameters()).view(-1)[0].add_(1e-6)
+        return super().forward(obs)

@@ -1,0 +1,22 @@
+"""Learning itself, with the preset and seed that users get."""
+
+import pytest
+
+from tests.support import door, lines, summary
+
+
+@pytest.mark.slow
+def test_cartpole_reaches_400_within_60_000_steps(tmp_path):
+    """One rank, seed 0, the tuned preset, 60,000 steps, 20 deterministic episodes; random play scores about 22."""
+    arguments = [
+        "env=cartpole",
+        "ppo.total_steps=60000",
+        "eval.final_episodes=20",
+        "seed=0",
+        "log.tensorboard=false",
+    ]
+    result = door(*arguments, "log.progress=none", run_dir=tmp_path / "run", timeout_s=240)
+    assert result.code == 0, result.stderr
+    assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 400
+    first, last = lines(tmp_path / "run")[0], lines(tmp_path / "run")[-1]
+    assert last["rollout/return_mean"] > 4 * first["rollout/return_mean"]
