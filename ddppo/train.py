@@ -187,18 +187,13 @@ def _resumed(cfg: DictConfig, run_dir: Path) -> Config:
 
 def _write_config(config: Config, run_dir: Path) -> None:
     """Write config.yaml whole; that of an earlier start of the run stays beside it under a number."""
+    from ddppo.run.writers import keep_earlier, write_text
+
     path = run_dir / "config.yaml"
     text = configuration.to_yaml(config)
-    if path.exists():
-        if path.read_text() == text:
-            return
-        number = 1
-        while (kept := run_dir / f"config.{number}.yaml").exists():
-            number += 1
-        path.rename(kept)
-    temporary = run_dir / ".config.yaml.tmp"
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    if path.exists() and path.read_text() != text:
+        keep_earlier(path)
+    write_text(path, text)
 
 
 def _prepared_arguments(arguments: list[str]) -> list[str]:
@@ -206,6 +201,13 @@ def _prepared_arguments(arguments: list[str]) -> list[str]:
     values = dict(a.split("=", 1) for a in arguments if "=" in a and not a.startswith("-"))
     is_multirun = any(a in ("-m", "--multirun") for a in arguments)
     added = []
+    if "" in values:
+        raise ConfigError(f"={values['']} has no name in front of the equals sign; --help lists all settings")
+    if "hydra.run.dir" in values:
+        folder = Path(values["hydra.run.dir"].strip("'\"")).absolute()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)):
+            raise RunFolderError(f"hydra.run.dir={folder}: {existing} is not a folder that can be written to")
     if "resume" in values:
         folder = Path(values["resume"].strip("'\"")).resolve()
         if is_multirun:
@@ -228,7 +230,7 @@ def _prepared_arguments(arguments: list[str]) -> list[str]:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    for path in (folder, folder.parent):
+    for path in (folder, folder.parent):  # both made by Hydra, before it called us
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
 

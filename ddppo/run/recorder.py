@@ -14,6 +14,7 @@ from ddppo.run.writers import (
     TensorBoardWriter,
     Writers,
     drop_after,
+    keep_earlier,
     read_reports,
     write_json,
 )
@@ -58,7 +59,7 @@ class Recorder:
             drop_after(metrics_path, iteration)
             if metrics_path.exists():
                 self.summary.restore(read_reports(metrics_path))
-            _keep_earlier(run_dir / "summary.json")
+            keep_earlier(run_dir / "summary.json")
         writers: list[RunWriter] = [JsonlWriter(metrics_path)]
         if config.log.tensorboard:
             writers.append(
@@ -110,12 +111,3 @@ class Recorder:
         write_json(self.run_dir / "summary.json", summary)
         if not self.quiet:
             print(closing(summary, self.run_dir), flush=True)
-
-
-def _keep_earlier(path: Path) -> None:
-    """Move a file that is about to be written anew to the first free numbered name beside it."""
-    if path.exists():
-        number = 1
-        while (kept := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
-            number += 1
-        path.rename(kept)

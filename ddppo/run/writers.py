@@ -67,6 +67,21 @@ def write_json(path: Path, value: Any) -> None:
         file.write("\n")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write `text` so that `path` is whole at every moment."""
+    with _replacing(path) as file:
+        file.write(text)
+
+
+def keep_earlier(path: Path) -> None:
+    """Move a file that is about to be written anew to the first free numbered name beside it."""
+    if path.exists():
+        number = 1
+        while (kept := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
+            number += 1
+        path.rename(kept)
+
+
 class JsonlWriter:
     """Appends to metrics.jsonl: for each report one line per rank; that of rank 0 has the global metrics too.
 

@@ -11,7 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from ddppo import config as configuration
 from ddppo.config import Config
 from ddppo.help import description, setting_names
-from tests.support import CHECKOUT, run
+from tests.support import run
 
 CONF = configuration.conf_dir()
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
@@ -178,11 +178,3 @@ def test_cfg_job_shows_the_composed_configuration_and_imports_no_torch(tmp_path)
     assert "id: Pendulum-v1" in text
     assert "world_size: 4" in text
     assert not list(tmp_path.iterdir())
-
-
-def test_the_page_of_the_configuration_is_up_to_date():
-    page = CHECKOUT / "docs" / "configuration.md"
-    if not page.exists():
-        pytest.skip("docs/configuration.md is not there")
-    result = run([sys.executable, "-m", "ddppo.help"], CHECKOUT, timeout_s=60)
-    assert result.stdout == page.read_text()
