@@ -127,7 +127,9 @@ class DistConfig:
         10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
     )
     timeout_s: float = setting(600.0, "seconds a rank waits for another before it gives up", above=0)
-    threads_per_rank: int | None = setting(None, "CPU threads of one rank (cores / W if null)", low=1)
+    threads_per_rank: int | None = setting(
+        None, "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1", low=1
+    )
 
 
 @dataclass(slots=True)

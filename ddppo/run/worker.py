@@ -20,9 +20,9 @@ from ddppo import config as configuration
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
-from ddppo.distributed.launch import LOST_PEERS, StopRequest, join, leave, threads_per_rank
+from ddppo.distributed.launch import LOST_PEERS, StopRequest, cores_per_rank, join, leave, threads_per_rank
 from ddppo.distributed.parameters import FlatParameters
-from ddppo.envs import make_eval_env, make_vec_env, probe
+from ddppo.envs import choose_backend, make_eval_env, make_vec_env, probe
 from ddppo.errors import CollectiveError, ConfigError, NonFiniteError, TrainingError
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
@@ -53,11 +53,16 @@ class Worker:
         self.env_indices = shape.env_indices(group.rank)
         ppo, dtype = config.ppo, DTYPES[config.dtype]
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        threads = threads_per_rank(config, local_world_size)
         self.spec = spec = probe(config.env)
-        self.env = make_vec_env(config.env, self.env_indices, group.rank, threads, config.dist.timeout_s)
+        cores = cores_per_rank(local_world_size)
+        backend = choose_backend(config.env, spec, shape.local_num_envs, cores)
+        env_config = dataclasses.replace(config.env, backend=backend)
+        self.env = make_vec_env(env_config, self.env_indices, group.rank, cores, config.dist.timeout_s)
         self.model = build_model(spec, config.model, config.seed, dtype).to(device)
         self.parameters = FlatParameters(self.model)
+        num_parameters = self.parameters.gradient.numel()
+        work = num_parameters * shape.minibatch_size // shape.world_size
+        torch.set_num_threads(threads_per_rank(config, local_world_size, work))
         group.broadcast_(
             self.parameters.vector.data
         )  # machines may differ in how they round the initialisation
@@ -98,9 +103,10 @@ class Worker:
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
         self.derived = {
-            "num_parameters": self.parameters.gradient.numel(),
+            "num_parameters": num_parameters,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "threads_per_rank": threads,
+            "threads_per_rank": torch.get_num_threads(),
+            "env_backend": backend,
             "num_nodes": group.world_size // local_world_size,
             "grad_sync": sync.name if group.world_size > 1 else "none",
         }

@@ -12,7 +12,6 @@ from ddppo.scaling.runs import Run
 
 BLOCK = 5  # iterations; neighbours are not independent
 # As in ddppo/envs/make.py: from here env.backend=auto gives environments processes of their own.
-_ASYNC_PAYS_ABOVE_S = 250e-6
 
 
 def crowding(num_ranks: float, cores: float) -> float:
@@ -115,7 +114,7 @@ def _point(run: Run, slow: dict[int, float]) -> Point:
         means={p: float(x.mean()) for p, x in series.items()},
         spread={p: _standard_error(x) for p, x in series.items()},
         rollout=rollout,
-        stepping=_stepping(run, local_envs, sleep),
+        stepping=_stepping(run),
         env_step_s=sleep,
         env_asleep=sleep is not None and not kwargs.get("busy", False),
         sums=one_sum.times(num_sums),
@@ -150,17 +149,11 @@ def _section(run: Run, name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _stepping(run: Run, local_num_envs: float, env_step_s: float | None) -> str:
-    """Return who stepped the environments: "sync", "async", "native", or "auto" where that cannot be known."""
-    backend = str(_section(run, "env").get("backend", "sync"))
-    if backend != "auto":
-        return backend
-    threads = run.summary.get("derived", {}).get("threads_per_rank", 1)
-    if threads < 2 or local_num_envs < 2:
-        return "sync"
-    if env_step_s is None:
-        return "auto"
-    return "async" if env_step_s > _ASYNC_PAYS_ABOVE_S else "sync"
+def _stepping(run: Run) -> str:
+    """Return who stepped the environments: "sync", "async" or "native"."""
+    return str(
+        run.summary.get("derived", {}).get("env_backend") or _section(run, "env").get("backend", "sync")
+    )
 
 
 def _standard_error(x: np.ndarray) -> float:

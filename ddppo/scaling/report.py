@@ -143,11 +143,10 @@ def _remarks(study: Study) -> list[str]:
     if over:
         listed = ", ".join(map(str, over))
         remarks.append(f"Oversubscribed: W={listed} use more compute threads than the {study.cores} cores.")
-    auto = any(run.config.get("env", {}).get("backend") == "auto" for run in study.runs)
-    if auto and len({row.threads > 1 for row in study.rows}) > 1:
+    if len({run.summary.get("derived", {}).get("env_backend", "") for run in study.runs}) > 1:
         remarks.append(
-            "With env.backend=auto a worker that has several threads may step its environments in processes of their "
-            "own and one that has one thread cannot: set env.backend=sync (or async) to compare like with like."
+            "env.backend=auto stepped environments in processes of their own at some W, where workers had cores to "
+            "spare, and not at others: set env.backend=sync (or async) to compare like with like."
         )
     return remarks
 

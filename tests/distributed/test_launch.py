@@ -76,10 +76,18 @@ def test_one_rank_runs_in_process_without_a_process_group(tmp_path):
     assert summary(run_dir)["derived"]["grad_sync"] == "none"
 
 
-@pytest.mark.parametrize(("world_size", "given"), [(2, None), (2, 3)])
-def test_threads_are_the_cores_divided_by_the_ranks_unless_given(tmp_path, world_size, given):
-    from ddppo.distributed.launch import available_cores
+def test_a_rank_has_its_share_of_the_cores_where_a_minibatch_is_work_enough(monkeypatch):
+    from ddppo.config import Config
+    from ddppo.distributed import launch
 
+    monkeypatch.setattr(launch, "available_cores", lambda: 8)
+    large, small = 10**9, 10**6
+    assert [launch.threads_per_rank(Config(), ranks, large) for ranks in (1, 2, 4, 8, 16)] == [8, 4, 2, 1, 1]
+    assert [launch.threads_per_rank(Config(), ranks, small) for ranks in (1, 2, 16)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("world_size", "given"), [(2, None), (2, 3)])
+def test_small_ranks_have_one_thread_unless_given(tmp_path, world_size, given):
     run_dir = tmp_path / "run"
     extra = [f"dist.threads_per_rank={given}"] if given else []
     arguments = [
@@ -89,10 +97,9 @@ def test_threads_are_the_cores_divided_by_the_ranks_unless_given(tmp_path, world
         *extra,
     ]
     command = [sys.executable, "-m", "ddppo.train", *arguments, f"hydra.run.dir={run_dir}"]
-    result = run(command, run_dir, THREADS_EXPECTED=str(given or max(1, available_cores() // world_size)))
+    result = run(command, run_dir, THREADS_EXPECTED=str(given or 1))
     assert result.code == 0, result.stderr
-    expected = given or max(1, available_cores() // world_size)
-    assert summary(run_dir)["derived"]["threads_per_rank"] == expected
+    assert summary(run_dir)["derived"]["threads_per_rank"] == (given or 1)
 
 
 def test_checkpoints_and_summary_name_the_same_parameters(tmp_path):

@@ -185,9 +185,10 @@ def test_random_differences_are_no_slow_rank():
 
 
 def test_rollouts_stepped_otherwise_are_left_out_and_named():
-    runs = make_runs((2, 4), env={"backend": "auto"})
+    chosen = {"derived": {"env_backend": "sync"}}
+    runs = [replace(run, summary=chosen) for run in make_runs((2, 4), env={"backend": "auto"})]
     alone = replace(
-        make_run(world_size=1, env={"backend": "async"}), summary={"derived": {"threads_per_rank": 2}}
+        make_run(world_size=1, env={"backend": "auto"}), summary={"derived": {"env_backend": "async"}}
     )
     model = fit([alone, *runs], replicates=2)
     assert any("rollouts at W=1 are left out" in n for n in model.notes)
