@@ -39,9 +39,9 @@ _MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")
 
 def main() -> None:
     """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 130 (Ctrl-C)."""
-    # Threads of a rank that wait for each other by spinning crawl where another process wants their core: measured
-    # on 2 cores shared with 4 busy processes, 2 threads took over 50 times as long spinning as sleeping.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
+    # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep what a second thread gives.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         if int(os.environ.get("RANK", "0")) > 0 and _under_torchrun():
             _follow()

@@ -19,9 +19,9 @@ from ddppo.config import Config
 from ddppo.errors import ConfigError, TrainingError
 
 LOST_PEERS = 3  # exit code of a rank that ended only because another one had
-# Parameters times samples from which a second thread pays. Forward and backward of two-layer trunks of 64, 128, 256 and
-# 512 units at 2,048 samples, 1 and 2 threads: 3.1 and 3.4 ms (2e7), 9.1 and 6.2 (7e7), 23 and 16, 81 and 46.
-_THREADS_PAY_FROM = 50_000_000
+# Parameters times samples from which a second thread pays. Forward and backward of two trunks of two layers, 1 and 2
+# threads: 64 units, 256 samples (2.5e6) .46 and .40 ms; 64 units, 2,048 samples (2e7) 3.0 and 1.6 ms.
+_THREADS_PAY_FROM = 10_000_000
 _SHUTDOWN_S = 20  # between asking the remaining ranks to end and killing them
 
 
