@@ -7,6 +7,7 @@ config.yaml of the folder; none of them parses a command line.
 import dataclasses
 import math
 import os
+import signal
 import sys
 import time
 import traceback
@@ -295,6 +296,8 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> None:
 def run_rank(run_dir: Path, store: dist.Store | None = None) -> NoReturn:
     """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, 1 if its own."""
     rank, exit_code = os.environ.get("RANK", "0"), 1
+    # Until the loop can stop in good order, Ctrl-C ends a rank at once, also where it waits inside torch for another.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         train_rank(run_dir, store)
     except (ConfigError, TrainingError) as e:
