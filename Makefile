@@ -16,7 +16,7 @@ help:  ## list the targets
 	touch $@
 
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
-	$(PY) -m ddppo.train env=cartpole dist.world_size=4 target_return=475
+	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
 
 test: .venv/.installed  ## run every test
 	$(PY) -m pytest
