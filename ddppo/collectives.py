@@ -142,15 +142,15 @@ class ProcessGroup(Group):
 
     @contextmanager
     def _recorded(self, what: str, *, is_barrier: bool = False) -> Iterator[None]:
-        if self._comm_device.type == "cuda":
+        if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # what was queued before is not communication
         start = time.perf_counter()
         try:
             yield
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
         except RuntimeError as e:
             raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
-        if self._comm_device.type == "cuda":
-            torch.cuda.synchronize(self.device)
         self.records.append(Record(start, time.perf_counter(), is_barrier))
 
     def lost(self, what: str, waited_s: float) -> str:
@@ -169,8 +169,3 @@ class ProcessGroup(Group):
             f"{self._iteration + 1} after waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}); "
             f"last heard of: {', '.join(seen) or 'nobody'}"
         )
-
-
-def any_rank(group: Group, *, flag: bool) -> bool:
-    """Return whether `flag` is set on any rank; the same answer on all of them."""
-    return bool(group.gather(torch.tensor([float(flag)], dtype=torch.float64)).any())

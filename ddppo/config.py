@@ -115,8 +115,8 @@ class DistConfig:
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(
         "auto",
-        "ddp (DistributedDataParallel: buckets, overlapped), flat (one all-reduce), auto (flat below 1 M "
-        "parameters, else ddp)",
+        "ddp (DistributedDataParallel: buckets, overlapped), flat (one all-reduce), auto (flat on a GPU "
+        "or below 1 M parameters, else ddp)",
         choices=("auto", "ddp", "flat"),
     )
     bucket_cap_mb: float | None = setting(

@@ -1,6 +1,7 @@
 """The door `python -m ddppo.evaluate`: play a trained policy deterministically and report its scores."""
 
 import dataclasses
+import importlib.util
 import json
 import sys
 from dataclasses import dataclass, fields
@@ -52,6 +53,8 @@ def evaluate(options: EvaluateConfig) -> str:
     from ddppo.run.evaluation import load_policy, play_episodes
     from ddppo.run.summary import evaluation_metrics
 
+    if options.video and importlib.util.find_spec("imageio") is None:
+        raise ConfigError("video=true needs the extra video: pip install 'ddppo[video]'")
     path = _checkpoint_path(options.checkpoint, run_dir)
     state = checkpoint.load(path)
     policy = load_policy(config, state)

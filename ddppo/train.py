@@ -102,7 +102,7 @@ def _train(cfg: DictConfig) -> float | None:
         else:
             from ddppo.distributed.launch import start_ranks
 
-            start_ranks(run_dir, config.dist.world_size)
+            start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
     except (ConfigError, TrainingError) as e:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise  # Hydra goes on with the other jobs and reports this one at the end
@@ -153,6 +153,7 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config:
 def _resumed(cfg: DictConfig, run_dir: Path) -> Config:
     """Return the configuration of the run in `run_dir` with this command line's overrides on top."""
     from ddppo.run import checkpoint
+    from ddppo.run.evaluation import load_policy
 
     stored = OmegaConf.structured(configuration.load(run_dir / "config.yaml"))
     overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
@@ -177,6 +178,7 @@ def _resumed(cfg: DictConfig, run_dir: Path) -> Config:
     if path is None:
         raise RunFolderError(f"{run_dir} has no checkpoint yet to go on from: start the run anew")
     state = checkpoint.load(path)
+    load_policy(dataclasses.replace(config, device="cpu"), state)
     if state["env_steps"] >= config.ppo.total_steps:
         raise ConfigError(
             f"the run in {run_dir} is complete at {state['env_steps']} of ppo.total_steps="

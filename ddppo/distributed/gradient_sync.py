@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddppo.collectives import Group, Record
+from ddppo.collectives import Group, ProcessGroup, Record
 from ddppo.distributed.parameters import FlatParameters
+from ddppo.errors import CollectiveError
 
 _FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
 
@@ -57,7 +58,12 @@ class BucketSync:
     name = "ddp"
 
     def __init__(
-        self, model: nn.Module, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
+        self,
+        model: nn.Module,
+        parameters: FlatParameters,
+        group: ProcessGroup,
+        *,
+        bucket_cap_mb: float | None,
     ) -> None:
         self.parameters = parameters
         self.group = group
@@ -69,6 +75,7 @@ class BucketSync:
             bucket_cap_mb=bucket_cap_mb,
         )
         self.model.register_comm_hook(None, self._sum_bucket)
+        self._lost_peers = False
         self._ready: list[float] = []
         self._done: list[float] = []
 
@@ -79,7 +86,13 @@ class BucketSync:
         self.parameters.gradient.zero_()
         self._ready.clear()
         self._done.clear()
-        loss.backward()
+        start = time.perf_counter()
+        try:
+            loss.backward()
+        except RuntimeError as e:
+            if self._lost_peers:
+                raise CollectiveError(self.group.lost("gradient sum", time.perf_counter() - start)) from e
+            raise
         if self.parameters.gradient.is_cuda:
             torch.cuda.synchronize(self.parameters.gradient.device)
         end = time.perf_counter()
@@ -90,11 +103,17 @@ class BucketSync:
 
     def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._ready.append(time.perf_counter())
+        self._lost_peers = True  # if what follows raises
         work = dist.all_reduce(bucket.buffer(), async_op=True)
+        self._lost_peers = False
 
         def finished(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             self._done.append(time.perf_counter())
-            return future.value()[0]
+            try:
+                return future.value()[0]
+            except RuntimeError:
+                self._lost_peers = True
+                raise
 
         return work.get_future().then(finished)
 
@@ -102,9 +121,11 @@ class BucketSync:
 def make_gradient_sync(
     kind: str, model: nn.Module, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
 ) -> GradientSync:
-    """Return the sync that dist.grad_sync names; auto takes flat below a million parameters, else ddp."""
+    """Return the sync that dist.grad_sync names; auto takes flat on a GPU or below a million parameters, else ddp."""
     if kind == "auto":
-        kind = "flat" if parameters.gradient.numel() < _FLAT_BELOW else "ddp"
-    if kind == "flat" or group.world_size == 1:
+        # On a GPU the host's stamps of overlapped buckets tell nothing of when the device was done with them.
+        flat = parameters.gradient.numel() < _FLAT_BELOW or parameters.gradient.is_cuda
+        kind = "flat" if flat else "ddp"
+    if kind == "flat" or not isinstance(group, ProcessGroup):
         return FlatSync(model, parameters, group)
     return BucketSync(model, parameters, group, bucket_cap_mb=bucket_cap_mb)

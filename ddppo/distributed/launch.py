@@ -22,7 +22,6 @@ LOST_PEERS = 3  # exit code of a rank that ended only because another one had
 # Parameters times samples from which a second thread pays. Forward and backward of two trunks of two layers, 1 and 2
 # threads: 64 units, 256 samples (2.5e6) .46 and .40 ms; 64 units, 2,048 samples (2e7) 3.0 and 1.6 ms.
 _THREADS_PAY_FROM = 10_000_000
-_SHUTDOWN_S = 20  # between asking the remaining ranks to end and killing them
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
@@ -75,7 +74,7 @@ def loopback_interface() -> str:
     return next((name for name in names if name.startswith("lo")), "lo")
 
 
-def start_ranks(run_dir: Path, world_size: int) -> None:
+def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> None:
     """Run `world_size` ranks of `python -m ddppo.run.worker <run_dir>` on this machine and wait for them.
 
     Raises TrainingError if one fails, after all others were ended; KeyboardInterrupt after Ctrl-C.
@@ -84,7 +83,10 @@ def start_ranks(run_dir: Path, world_size: int) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // world_size)))
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    }
     launch = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -95,7 +97,9 @@ def start_ranks(run_dir: Path, world_size: int) -> None:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        shutdown_timeout=_SHUTDOWN_S,
+        shutdown_timeout=round(
+            timeout_s
+        ),  # for the iteration under way at Ctrl-C; SIGTERM ends ranks at once
     )
     try:
         launch_agent(launch, sys.executable, ["-m", "ddppo.run.worker", str(run_dir)])
@@ -111,6 +115,9 @@ def start_ranks(run_dir: Path, world_size: int) -> None:
         ) from e
     except SignalException as e:
         raise KeyboardInterrupt from e
+    finally:  # the agent's own handlers would outlive it
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:

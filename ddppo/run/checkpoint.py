@@ -52,9 +52,9 @@ def load(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"checkpoint {path} is truncated or not a checkpoint{remedy}") from e
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RunFolderError(f"checkpoint {path} was not written by ddppo")
-    if state["version"] != VERSION:
+    if state.get("version") != VERSION:
         raise RunFolderError(
-            f"checkpoint {path} has version {state['version']}, this ddppo reads {VERSION}: use the one that wrote it"
+            f"checkpoint {path} has version {state.get('version')}, this ddppo reads {VERSION}"
         )
     return state
 

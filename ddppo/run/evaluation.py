@@ -13,12 +13,14 @@ import torch
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs import VecEnv, probe
-from ddppo.errors import RunFolderError
+from ddppo.errors import RunFolderError, TrainingError
 from ddppo.models import ActorCritic, action_distribution, build_model
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoint import DTYPES
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec
+
+_LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be evaluated for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,14 @@ def play_episodes(policy: Policy, env: VecEnv, episodes: Sequence[int], seed: in
         ]  # a short last wave repeats episodes, unread
         obs, mask = env.reset([derived_seed(seed, "eval", j) for j in numbers])
         playing = np.arange(env.num_envs) < len(wave)
+        steps = 0
         while playing.any():
+            steps += 1
+            if steps > _LONGEST_EPISODE:
+                raise TrainingError(
+                    f"evaluation episode {wave[int(np.flatnonzero(playing)[0])]} has not ended after "
+                    f"{_LONGEST_EPISODE:,} steps: set env.max_episode_steps for a task without a limit of its own"
+                )
             step = env.step(policy.act(obs, mask))
             counted = playing & step.valid
             index = first + np.flatnonzero(counted)

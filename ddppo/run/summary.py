@@ -63,9 +63,15 @@ class SummaryBuilder:
         self._commit = git_state()
 
     def restore(self, reports: Iterable[IterationReport]) -> None:
-        """Add the reports of earlier starts of a resumed run; warm-up then begins anew."""
+        """Add the reports of earlier starts of a resumed run; warm-up then begins anew.
+
+        Iterations with another number of ranks are history, but none of the means that describe this world size.
+        """
         for report in reports:
-            self.add(report)
+            if len(report.rank_metrics) == self._shape.world_size:
+                self.add(report)
+            else:
+                self._last = report
         self._warmup_left = self._num_warmup
 
     def add(self, report: IterationReport) -> None:
@@ -118,7 +124,7 @@ class SummaryBuilder:
             "config": asdict(self._config),
             "versions": versions(),
             **self._commit,
-            "machine": machine(with_gpu="cuda" in str(self._derived.get("device", ""))),
+            "machine": machine(with_gpu=self._derived.get("device", "cpu") != "cpu"),
             "started_at": self._started_at,
             "finished_at": _now(),
         }

@@ -16,12 +16,10 @@ from ddppo.seeding import derived_seed
 def record_episode(policy: Policy, env_config: EnvConfig, seed: int, path: Path) -> float:
     """Play evaluation episode 0, write its frames to `path` (mp4 or gif) and return its return.
 
-    Raises ConfigError where the extra video is not installed, or the task cannot draw itself.
+    Needs the extra video. Raises ConfigError where the task cannot draw itself.
     """
-    try:
-        import imageio.v3 as imageio
-    except ImportError as e:
-        raise ConfigError("video=true needs the extra video: pip install 'ddppo[video]'") from e
+    import imageio.v3 as imageio
+
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     env = make_env(env_config, render_mode="rgb_array")

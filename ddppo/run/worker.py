@@ -37,6 +37,7 @@ from ddppo.run.recorder import NullRecorder, Recorder
 from ddppo.run.reporting import LocalIteration, Reporter
 from ddppo.run.summary import evaluation_metrics
 from ddppo.run.timing import IterationClock
+from ddppo.run.writers import keep_earlier
 from ddppo.seeding import action_noise, derived_seed
 
 _MAX_EVAL_ENVS = 64
@@ -146,7 +147,7 @@ class Worker:
                 is_last = self.env_steps >= config.ppo.total_steps
                 if is_last and config.eval.final_episodes:
                     report = self._with_evaluation(report, config.eval.final_episodes)
-                elif self.env_steps >= next_eval:
+                elif self.env_steps >= next_eval and not stopping:
                     report = self._with_evaluation(report, config.eval.episodes)
                     next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
                 recorder.record(report, is_last=is_last)
@@ -266,6 +267,9 @@ class Worker:
         self.wall_before = state["wall_s"]
         self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
         self.best, self.target = state["best"], state["target"]
+        best = self.run_dir / "checkpoints" / "best.pt"
+        if self.group.rank == 0 and best.is_file() and checkpoint.load(best)["iteration"] > self.iteration:
+            keep_earlier(best)  # of iterations that a crash undid
         if self.obs_normalizer is not None:
             self.obs_normalizer.load(state["obs_moments"])
         if self.reward_normalizer is not None:
