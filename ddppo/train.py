@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -52,18 +53,25 @@ def main() -> None:
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
         if _under_torchrun():
-            from ddppo.distributed.launch import leave
-
-            leave(0)
+            _leave(0)
     except (ConfigError, TrainingError) as e:
         print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+        _leave(2 if isinstance(e, ConfigError) else 1)
     except (HydraException, OmegaConfBaseException) as e:
         print(f"error: {_composition_message(e)}", file=sys.stderr)
-        sys.exit(2)
+        _leave(2)
     except KeyboardInterrupt:
         print("interrupted before the run began", file=sys.stderr)
-        sys.exit(130)
+        _leave(130)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; as a rank under torchrun without waiting for peers, which may be gone."""
+    if _under_torchrun():
+        from ddppo.distributed.launch import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 def _composition_message(error: Exception) -> str:
@@ -107,7 +115,7 @@ def _train(cfg: DictConfig) -> float | None:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise  # Hydra goes on with the other jobs and reports this one at the end
         print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+        _leave(2 if isinstance(e, ConfigError) else 1)
     except KeyboardInterrupt:
         has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
         remedy = (
@@ -116,11 +124,11 @@ def _train(cfg: DictConfig) -> float | None:
             else "there is no checkpoint"
         )
         print(f"interrupted; {remedy}", file=sys.stderr)
-        sys.exit(130)
+        _leave(130)
     summary = json.loads((run_dir / "summary.json").read_text())
     if summary["status"] == "stopped":
         print(f"stopped; go on with: python -m ddppo.train resume={run_dir}", file=sys.stderr)
-        sys.exit(130)
+        _leave(130)
     final = summary["eval"]["final"]
     return final["return_mean"] if final else None
 

@@ -83,10 +83,8 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    before = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    }
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in handled}
     launch = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -99,7 +97,7 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> None:
         monitor_interval=0.1,
         shutdown_timeout=round(
             timeout_s
-        ),  # for the iteration under way at Ctrl-C; SIGTERM ends ranks at once
+        ),  # Ctrl-C lets the iteration end; after a fault SIGTERM ends ranks at once
     )
     try:
         launch_agent(launch, sys.executable, ["-m", "ddppo.run.worker", str(run_dir)])
@@ -117,7 +115,7 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> None:
         raise KeyboardInterrupt from e
     finally:  # the agent's own handlers would outlive it
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:

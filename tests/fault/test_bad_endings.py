@@ -37,9 +37,10 @@ def wait_for_end_of_ranks(run_dir, timeout_s=30):
     return wait_until(lambda: not descendants(str(run_dir)), "end of all ranks", timeout_s)
 
 
-def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(tmp_path):
+@pytest.mark.parametrize("grad_sync", ["flat", "ddp"])
+def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(tmp_path, grad_sync):
     run_dir = tmp_path / "run"
-    with running(*LONG, "dist.world_size=4", run_dir=run_dir) as process:
+    with running(*LONG, "dist.world_size=4", f"dist.grad_sync={grad_sync}", run_dir=run_dir) as process:
         wait_for_iteration(run_dir, 2, process)
         (victim,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 2]
         start = time.monotonic()
