@@ -66,8 +66,8 @@ def main() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit; as a rank under torchrun without waiting for peers, which may be gone."""
-    if _under_torchrun():
+    """Exit; as a rank under torchrun that met its peers (no mistake, code 2) without waiting for them."""
+    if _under_torchrun() and code != 2:
         from ddppo.distributed.launch import leave
 
         leave(code)
