@@ -39,11 +39,13 @@ def help_text(conf: Path, root: type, groups: list[str]) -> str:
 
 def setting_names(section: type, prefix: str = "") -> list[str]:
     """Return the full keys of every setting of dataclass `section`, e.g. ppo.gamma."""
-    names = []
+    names: list[str] = []
     for item in fields(section):
         inner = item.default_factory
-        nested = isinstance(inner, type) and is_dataclass(inner)
-        names += setting_names(inner, f"{prefix}{item.name}.") if nested else [prefix + item.name]  # type: ignore[arg-type]
+        if isinstance(inner, type) and is_dataclass(inner):
+            names += setting_names(inner, f"{prefix}{item.name}.")
+        else:
+            names.append(prefix + item.name)
     return names
 
 
