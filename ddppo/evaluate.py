@@ -4,16 +4,18 @@ import dataclasses
 import importlib.util
 import json
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING
 
 from ddppo import config as configuration
-from ddppo.config import check_fields, near, setting
+from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
+from ddppo.options import parse
+
+_USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
 
 
 @dataclass(slots=True)
@@ -30,11 +32,8 @@ class EvaluateConfig:
 
 def main() -> None:
     """Run the command line; exit code 0, or 2 for a mistake in the command."""
-    if any(a in ("-h", "--help") for a in sys.argv[1:]):
-        print(_help())
-        return
     try:
-        print(evaluate(_parsed(sys.argv[1:])))
+        print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", usage=_USAGE)))
     except ConfigError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
@@ -127,34 +126,6 @@ def _text(r: dict[str, Any]) -> str:
     if "video" in r:
         lines.append(f"video   {r['video']} (return {r['video_return']:.2f})")
     return "\n".join(lines)
-
-
-def _parsed(arguments: list[str]) -> EvaluateConfig:
-    names = [f.name for f in fields(EvaluateConfig)]
-    for argument in arguments:
-        key, equals, _ = argument.partition("=")
-        if not equals or key not in names:
-            raise ConfigError(
-                f"{argument}: not a setting of evaluate{near(key, names)}; there are {', '.join(names)}"
-            )
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(EvaluateConfig), OmegaConf.from_dotlist(arguments))
-        if OmegaConf.is_missing(merged, "run"):
-            raise ConfigError("run=<run folder> is missing, e.g. run=outputs/cartpole/2026-01-31_12-00-00")
-        options = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as e:
-        raise ConfigError(str(e).splitlines()[0]) from e
-    assert isinstance(options, EvaluateConfig)
-    check_fields(options)
-    return options
-
-
-def _help() -> str:
-    rows = [f"  {f.name:<14}{f.metadata['meaning']}" for f in fields(EvaluateConfig)]
-    usage = (
-        "python -m ddppo.evaluate run=outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
-    )
-    return "\n".join([usage, "", *rows])
 
 
 if __name__ == "__main__":

@@ -3,32 +3,40 @@
 From the runs of a sweep, or from one published point.
 """
 
+import math
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from ddppo.config import check_fields, near, setting
+from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
+from ddppo.options import parse_all
 from ddppo.scaling import published
+from ddppo.scaling.held_out import held_out, measured_fps
 from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
 from ddppo.scaling.recommend import Study, recommend
-from ddppo.scaling.runs import PARTS, read_runs
-from ddppo.scaling.selection import one_study
+from ddppo.scaling.runs import PARTS, Run, read_runs
+from ddppo.scaling.selection import one_study, with_target
 from ddppo.scaling.simulate import simulate
-from ddppo.scaling.time_to_target import time_to_target
+from ddppo.scaling.speedup import study as compute_study
 
 _LARGEST = 1024
+_USAGE = "python -m ddppo.predict <sweep folder> [world_sizes=1,2,...] [change=value] ..."
 
 
 @dataclass(slots=True)
 class PredictConfig:
-    folder: str | None = setting(None, "the sweep folder; also as the first word")
+    folder: str | None = setting(None, "the sweep folder; also as a word of its own")
     world_sizes: Any = setting(None, f"W to predict, e.g. 1,2,4; null: the measured and 2^k to {_LARGEST}")
-    env: str | None = setting(None, "of several tasks in the folder, this one")
+    env: str | None = setting(None, "of several tasks in the folder, fit this one, by its id")
+    fit_rule: str | None = setting(
+        None, "of strong and weak scaling in the folder, fit this", choices=("strong", "weak")
+    )
+    fit_on: Any = setting(
+        None, "fit on these W only, e.g. 1,2,4, and compare at the others: how good the model is"
+    )
+    target_return: float | None = setting(None, "return that time to target asks for; the runs' own if null")
     simulate: int = setting(0, "also simulate so many iterations at each W, beside the formula", low=0)
     efficiency_floor: float = setting(0.7, "least efficiency of the W that is recommended", low=0, high=1)
     price_per_worker_hour: float = setting(1.0, "cost of one worker for one hour", low=0)
@@ -37,9 +45,6 @@ class PredictConfig:
 
 def main() -> None:
     """Run the command line; exit code 0, or 2 for a mistake in the command."""
-    if any(a in ("-h", "--help") for a in sys.argv[1:]):
-        print(_help())
-        return
     try:
         options, what_if = _parsed(sys.argv[1:])
         print(predict(options, what_if))
@@ -55,30 +60,55 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
     assert options.folder is not None
     if not Path(options.folder).is_dir():
         raise RunFolderError(f"{options.folder}: not a folder")
-    reading = one_study(read_runs(Path(options.folder)), env=options.env)
+    found = read_runs(Path(options.folder))
+    other = "env= and fit_rule= choose another"
+    reading = one_study(found, env=options.env, rule=options.fit_rule, remedy=other)
     if not reading.runs:
         reasons = "; ".join(map(str, reading.left_out)) or "it holds none"
         raise RunFolderError(f"{options.folder}: no usable run ({reasons})")
-    model = fit(reading.runs)
-    world_sizes = _world_sizes(options.world_sizes, model, what_if)
-    predictions = model.predict(world_sizes, what_if)
-    times: dict[int, list[float]] = {}
-    for run in reading.runs:
-        times.setdefault(run.world_size, []).append(time_to_target(run))
-    study = Study(reading.runs, {w: sorted(t)[len(t) // 2] for w, t in times.items()})
+    runs, about_target = with_target(reading.runs, options.target_return)
+    model = fit(_fitted_to(runs, options.fit_on))
+    predictions = model.predict(_world_sizes(options.world_sizes, runs, model, what_if), what_if)
+    if options.fit_on is None:
+        last = "Which W, of the system as measured:\n" + _recommended(runs, model, options)
+    else:
+        last = "\n".join(f"{each}." for each in held_out(model, runs))
+    remarks = [*reading.remarks, *about_target, *model.notes]
+    blocks = [
+        _heading(model, what_if),
+        _table(predictions, runs, model, what_if, options.simulate),
+        "\n".join(f"note: {n}" for n in (*map(str, reading.left_out), *remarks)),
+        last,
+    ]
+    return "\n\n".join(b for b in blocks if b)
+
+
+def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
+    """Return the runs of the W that `fit_on` names, of all without it."""
+    if fit_on is None:
+        return runs
+    wanted = _numbers("fit_on", fit_on)
+    measured = sorted({run.world_size for run in runs})
+    listed = ", ".join(map(str, measured))
+    if missing := [w for w in wanted if w not in measured]:
+        raise ConfigError(f"fit_on={fit_on}: W={missing[0]} was not measured; there are {listed}")
+    if set(wanted) == set(measured):
+        raise ConfigError(
+            f"fit_on={fit_on} names every W measured ({listed}): leave out the one to compare at"
+        )
+    return [run for run in runs if run.world_size in wanted]
+
+
+def _recommended(runs: list[Run], model: FittedModel, options: PredictConfig) -> str:
+    rows = compute_study(runs).rows
+    times = {row.world_size: row.time_to_target.median for row in rows if row.time_to_target.count}
     chosen = recommend(
-        study,
+        Study(runs, times),
         model,
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
     )
-    blocks = [
-        _heading(model, what_if),
-        _table(predictions, model, what_if, options.simulate),
-        "\n".join(f"note: {n}" for n in (*map(str, reading.left_out), *reading.remarks, *model.notes)),
-        "Which W, of the system as measured:\n" + chosen.text(),
-    ]
-    return "\n\n".join(b for b in blocks if b)
+    return chosen.text()
 
 
 def _heading(model: FittedModel, what_if: WhatIf) -> str:
@@ -93,32 +123,37 @@ def _heading(model: FittedModel, what_if: WhatIf) -> str:
         f"rollouts spread by {100 * model.system(run.world_size).noise.cv:.1f} % over ranks",
     ]
     if what_if.cores_per_worker is None:
-        cores = run.cores
-        lines.append(
-            f"all ranks on one machine of {cores} cores, as measured; cores_per_worker=1 gives each its own"
-        )
+        cores = sorted({point.run.cores for point in model.points})
+        listed = " to ".join(map(str, dict.fromkeys((cores[0], cores[-1]))))
+        lines.append(f"all ranks share {listed} cores, as measured; cores_per_worker=1 gives each its own")
     if what_if.changes:
         lines.append("changed: " + ", ".join(f"{k}={v}" for k, v in what_if.changes.items()))
     return "\n".join(lines)
 
 
-def _table(predictions: list[Prediction], model: FittedModel, what_if: WhatIf, iterations: int) -> str:
-    """Return one line per W. Beside it: the FPS without preemption, or without any change, or as measured."""
+def _table(
+    predictions: list[Prediction], runs: list[Run], model: FittedModel, what_if: WhatIf, iterations: int
+) -> str:
+    """Return one line per W. Beside it: FPS without preemption, or without any change, or measured with the error."""
     names = [p.removeprefix("t_") for p in PARTS]
     preempted = what_if.preemption is not None
     last = "without" if preempted else "as it is" if what_if.changes else "measured"
     unchanged = replace(what_if, preemption=None) if preempted else WhatIf()
     head = f"{'W':>5}{'FPS':>10}{'95 % interval':>22}{'S':>9}{'E':>7}{'t_iter ms':>11}"
-    head += "".join(f"{n:>9}" for n in names) + f"{last:>10}" + (f"{'simulated':>11}" if iterations else "")
+    head += "".join(f"{n:>9}" for n in names) + f"{last:>10}" + ("" if what_if.changes else f"{'off':>9}")
+    head += f"{'simulated':>11}" if iterations else ""
+    measured = measured_fps(runs)
     lines = [head]
     for p in predictions:
         interval = f"{p.fps_low:,.0f} to {p.fps_high:,.0f}"
         line = f"{p.world_size:>5}{p.fps:>10,.0f}{interval:>22}{p.speedup:>9.2f}{p.efficiency:>7.3f}"
         line += f"{1e3 * p.t_iter:>11.2f}" + "".join(f"{1e3 * p.parts[n]:>9.2f}" for n in PARTS)
-        beside = p.measured_fps
+        beside = math.nan if what_if.changes else measured.get(p.world_size, math.nan)
         if what_if.changes and model.divides(p.world_size, unchanged):
             beside = model.predict([p.world_size], unchanged)[0].fps
-        line += f"{beside:>10,.0f}" if beside == beside else f"{'':>10}"
+        line += f"{'':>10}" if math.isnan(beside) else f"{beside:>10,.0f}"
+        if not what_if.changes:
+            line += f"{'':>9}" if math.isnan(beside) else f"{100 * (p.fps / beside - 1):>+7.1f} %"
         if iterations:
             line += f"{_simulated_fps(model, p.world_size, what_if, iterations):>11,.0f}"
         lines.append(line)
@@ -129,17 +164,22 @@ def _simulated_fps(model: FittedModel, world_size: int, what_if: WhatIf, iterati
     return simulate(model.system(world_size, what_if), iterations).fps
 
 
-def _world_sizes(given: Any, model: FittedModel, what_if: WhatIf) -> list[int]:
-    if given is None:
-        measured = {p.run.world_size for p in model.points}
-        candidates = sorted(measured | {2**i for i in range(_LARGEST.bit_length())})
-        return [w for w in candidates if model.divides(w, what_if)]
+def _world_sizes(given: Any, runs: list[Run], model: FittedModel, what_if: WhatIf) -> list[int]:
+    if given is not None:
+        return _numbers("world_sizes", given)
+    measured = {run.world_size for run in runs}
+    candidates = sorted(measured | {2**i for i in range(_LARGEST.bit_length())})
+    return [w for w in candidates if model.divides(w, what_if)]
+
+
+def _numbers(name: str, given: Any) -> list[int]:
+    """Return numbers of workers from `1,2,4` or `[1,2,4]`."""
     try:
         values = [int(w) for w in (given if isinstance(given, list) else str(given).split(","))]
-    except ValueError as e:
-        raise ConfigError(f"world_sizes={given}: numbers of workers, e.g. world_sizes=1,2,4") from e
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{name}={given}: numbers of workers, e.g. {name}=1,2,4") from e
     if not values or min(values) < 1:
-        raise ConfigError(f"world_sizes={given}: every number of workers must be at least 1")
+        raise ConfigError(f"{name}={given}: every number of workers must be at least 1")
     return values
 
 
@@ -156,47 +196,20 @@ def _published_point(given: Any) -> published.PublishedPoint:
 
 
 def _parsed(arguments: list[str]) -> tuple[PredictConfig, WhatIf]:
-    if arguments and "=" not in arguments[0]:
-        arguments = [f"folder={arguments[0]}", *arguments[1:]]
-    own = [f.name for f in fields(PredictConfig)]
-    changes = [f.name for f in fields(WhatIf)]
-    for argument in arguments:
-        key, equals, _ = argument.partition("=")
-        if not equals or key not in own + changes:
-            raise ConfigError(
-                f"{argument}: not a setting of predict{near(key, own + changes)}; --help lists them"
-            )
-    options = _typed(PredictConfig, [a for a in arguments if a.partition("=")[0] in own])
-    what_if = _typed(WhatIf, [a for a in arguments if a.partition("=")[0] in changes])
-    assert isinstance(options, PredictConfig)
-    assert isinstance(what_if, WhatIf)
-    check_fields(options)
+    options, what_if = parse_all((PredictConfig, WhatIf), arguments, path="folder", usage=_USAGE)
     if (options.folder is None) == (options.published is None):
         raise ConfigError(
             "give a sweep folder or a published point, one of them: python -m ddppo.predict <sweep folder>, or "
             '"published={world_size: 128, speedup: 107}"'
         )
+    if options.fit_on is not None and what_if.changes:
+        changed = ", ".join(what_if.changes)
+        raise ConfigError(f"fit_on={options.fit_on} compares with what was measured: leave {changed} out")
     if options.published is not None and len(arguments) > 1:
         raise ConfigError(
             "published= goes alone: a point has no parts that other settings could change; give a sweep folder"
         )
     return options, what_if
-
-
-def _typed(section: type, arguments: list[str]) -> Any:
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(section), OmegaConf.from_dotlist(arguments))
-        return OmegaConf.to_object(merged)
-    except OmegaConfBaseException as e:
-        raise ConfigError(f"{e.full_key}: {str(e).splitlines()[0]}") from e
-
-
-def _help() -> str:
-    rows = ["python -m ddppo.predict <sweep folder> [world_sizes=1,2,...] [change=value] ...", ""]
-    rows += [f"  {f.name:<23}{f.metadata['meaning']}" for f in fields(PredictConfig)]
-    rows += ["", "changes to the measured system:", ""]
-    rows += [f"  {f.name:<23}{f.metadata['meaning']}" for f in fields(WhatIf)]
-    return "\n".join(rows)
 
 
 if __name__ == "__main__":

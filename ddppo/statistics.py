@@ -13,13 +13,15 @@ _SEED = 20260101  # any; fixed, so that a report made twice says the same twice
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median over seeds with its 95 % bootstrap interval and the IQM; the interval is NaN with one seed."""
+    """A median over seeds and the IQM, with their 95 % bootstrap intervals, which are NaN with one seed."""
 
     median: float
     iqm: float
     low: float
     high: float
     count: int
+    iqm_low: float = math.nan
+    iqm_high: float = math.nan
 
 
 NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
@@ -86,30 +88,45 @@ def means(samples: np.ndarray) -> np.ndarray:
     return np.mean(samples, axis=-1)
 
 
+def iqms(samples: np.ndarray) -> np.ndarray:
+    """Return the interquartile mean over the last axis."""
+    count = samples.shape[-1]
+    return np.mean(np.sort(samples, axis=-1)[..., count // 4 : count - count // 4], axis=-1)
+
+
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return median, IQM and interval of the median of `values`, one per seed; NaN values do not count."""
+    """Return median and IQM of `values`, one per seed, and their intervals; NaN values do not count."""
     values = [v for v in values if not math.isnan(v)]
     if not values:
         return NOTHING
-    return Estimate(median(values), iqm(values), *bootstrap(medians, values), len(values))
+    return Estimate(
+        median(values), iqm(values), *bootstrap(medians, values), len(values), *bootstrap(iqms, values)
+    )
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float], scale: float = 1.0) -> Estimate:
     """Return scale * median(numerators) / median(denominators) over independent seeds, with its interval.
 
-    iqm is the ratio of the two IQMs. A finite number over +inf is 0; +inf over anything is undefined, NaN.
+    iqm is the ratio of the two IQMs, with its own. A number over +inf is 0; +inf over anything is undefined, NaN.
     """
     numerators = [v for v in numerators if not math.isnan(v)]
     denominators = [v for v in denominators if not math.isnan(v)]
     if not numerators or not denominators or math.isinf(median(numerators)):
         return NOTHING
 
-    def of_medians(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-        top = medians(above)
-        # A resample whose median never got there says nothing about the ratio but that it is large.
-        return scale * np.where(np.isinf(top), np.inf, np.where(np.isinf(top), 1.0, top) / medians(below))
+    def quotient_of(middle: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+        def quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+            top = middle(above)
+            # A resample whose middle never got there says nothing about the ratio but that it is large.
+            return scale * np.where(np.isinf(top), np.inf, np.where(np.isinf(top), 1.0, top) / middle(below))
 
-    low, high = bootstrap(of_medians, numerators, denominators)
-    of_iqms = math.nan if math.isinf(iqm(numerators)) else scale * iqm(numerators) / iqm(denominators)
+        return quotient
+
     point = scale * median(numerators) / median(denominators)
-    return Estimate(point, of_iqms, low, high, min(len(numerators), len(denominators)))
+    low, high = bootstrap(quotient_of(medians), numerators, denominators)
+    of_iqms, iqm_low, iqm_high = math.nan, math.nan, math.nan
+    if not math.isinf(iqm(numerators)):
+        of_iqms = scale * iqm(numerators) / iqm(denominators)
+        iqm_low, iqm_high = bootstrap(quotient_of(iqms), numerators, denominators)
+    count = min(len(numerators), len(denominators))
+    return Estimate(point, of_iqms, low, high, count, iqm_low, iqm_high)

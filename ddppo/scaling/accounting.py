@@ -156,7 +156,7 @@ def in_words(study: Study) -> str:
     sentences.append(_remedy(main, row, study))
     if main != "cores" and row.oversubscription > 1:
         sentences.append(
-            f"At W={row.world_size} the {study.cores} cores of this machine are oversubscribed, and workers that take "
+            f"At W={row.world_size} the {row.cores} cores of the machine are oversubscribed, and workers that take "
             "turns on a core also wait longer, for each other and in collectives: on more cores this would look better."
         )
     return " ".join(sentences)
@@ -176,7 +176,7 @@ def _described(cause: str, row: Row, study: Study) -> str:
     if cause == "waiting":
         return _waiting(row)
     if cause == "cores":
-        return f"oversubscribed cores: {row.world_size * row.threads} compute threads take turns on {study.cores} cores"
+        return f"oversubscribed cores: {row.world_size * row.threads} compute threads take turns on {row.cores} cores"
     return cause_name(cause, study.rule)
 
 
@@ -218,7 +218,7 @@ def _remedy(cause: str, row: Row, study: Study) -> str:
             "them, or ending rollouts early for the last ones (preemption)."
         )
     if cause == "cores":
-        return f"What would help: more cores, or no more workers than the {study.cores} there are."
+        return f"What would help: more cores, or no more workers than the {row.cores} there are."
     if cause == "acting":
         if study.rule == "weak":
             return (

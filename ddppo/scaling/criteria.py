@@ -9,14 +9,14 @@ from ddppo.scaling.runs import Run
 from ddppo.scaling.speedup import Study
 from ddppo.statistics import bootstrap, means
 
-PASS, FAIL, UNKNOWN = "PASS", "FAIL", "NOT MEASURED"
+PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
 # A loss below this is as good as none, and 5 % of it is noise.
 _SMALL_LOSS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """One line of the verdict: result is PASS, FAIL or NOT MEASURED."""
+    """One line of the verdict: result is PASS, FAIL, NOT CERTAIN or NOT MEASURED."""
 
     name: str
     result: str
@@ -35,16 +35,17 @@ def speedup_increases(study: Study) -> Criterion:
         return Criterion(name, PASS, listed)
     (before, _), (after, _) = drops[0]
     reason = f"{listed}: W={after} is no faster than W={before}"
-    over = study.row(after).oversubscription
-    if over > 1:
-        reason += f" (W={after} puts {over:.3g} compute threads on each of {study.cores} cores)"
+    row = study.row(after)
+    if row.oversubscription > 1:
+        reason += f" (W={after} puts {row.oversubscription:.3g} compute threads on each of {row.cores} cores)"
     return Criterion(name, FAIL, reason)
 
 
 def returns_agree(study: Study, *, relative: float, absolute: float | None = None) -> Criterion:
-    """PASS if at every W the 95 % interval of mean R_W - mean R_1 reaches into [-tolerance, tolerance].
+    """PASS if at every W |mean R_W - mean R_1| <= tolerance, FAIL if the 95 % interval lies outside at one of them.
 
-    tolerance = relative * |mean R_1|, or `absolute` if given. With one seed per W the interval is the difference.
+    Between the two it is NOT CERTAIN. tolerance = relative * |mean R_1|, or `absolute` if given. With one seed per W
+    the interval is the difference.
     """
     name = "|R_W - R_1| within tolerance"
     groups = {w: _finals(study.runs_at(w)) for w in study.world_sizes}
@@ -54,7 +55,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         return Criterion(name, UNKNOWN, "the runs have no final return at two W (eval.final_episodes)")
     reference = sum(base) / len(base)
     tolerance = relative * abs(reference) if absolute is None else absolute
-    outside, only_reaching = [], []
+    outside, uncertain, reaching = [], [], []
     for w, values in others.items():
         difference = sum(values) / len(values) - reference
         low, high = bootstrap(lambda a, b: means(a) - means(b), values, base)
@@ -62,17 +63,20 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
         text = f"R_{w} - R_{study.baseline} = {difference:+.3g} [{low:+.3g}, {high:+.3g}]"
         if low > tolerance or high < -tolerance:
             outside.append(text)
+        elif abs(difference) > tolerance:
+            uncertain.append(text)
         elif low < -tolerance or high > tolerance:
-            only_reaching.append(text)
+            reaching.append(text)
     allowed = f"tolerance {tolerance:.3g} around R_{study.baseline} = {reference:.4g}"
     if outside:
         hint = "" if tolerance else "; give return_tolerance_abs, 5 % of 0 is 0"
         return Criterion(name, FAIL, f"{'; '.join(outside)}, outside the {allowed}{hint}")
-    if only_reaching:
+    if uncertain:
+        reason = f"{'; '.join(uncertain)}, beyond the {allowed}, but not clearly: more seeds would tell"
+        return Criterion(name, UNCERTAIN, reason)
+    if reaching:
         return Criterion(
-            name,
-            PASS,
-            f"not contradicted, but not certain either: {'; '.join(only_reaching)}, {allowed}; more seeds would tell",
+            name, PASS, f"{'; '.join(reaching)}, {allowed}, though the interval reaches beyond it"
         )
     seeds = (
         ""

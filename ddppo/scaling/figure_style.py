@@ -66,6 +66,10 @@ class Plot:
     def _drawn(self, **options: Any) -> bytes:
         buffer = io.BytesIO()
         with style():
+            if self.figure.get_layout_engine() is not None:
+                # Laid out once for both formats; without an engine positions stay as they are.
+                self.figure.draw_without_rendering()
+                self.figure.set_layout_engine("none")
             self.figure.savefig(buffer, **options)
         return buffer.getvalue()
 

@@ -1,15 +1,12 @@
-"""The figures of a report, as matplotlib Figures: W on a log2 axis, units on axes, colours that all eyes tell apart.
-
-Colours of the parts: Okabe and Ito 2008, https://jfly.uni-koeln.de/color/; of the curves: cividis, dark is few workers.
-"""
+"""The figures of a study against W, as matplotlib Figures: throughput, speedup, where time goes, why it is lost."""
 
 import math
 from collections.abc import Sequence
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from ddppo.scaling import learning_figures
 from ddppo.scaling.accounting import Account, cause_name
 from ddppo.scaling.figure_style import (
     BLUE,
@@ -25,13 +22,11 @@ from ddppo.scaling.figure_style import (
     legend_below,
     log_scale,
     panel,
-    short,
     style,
     workers_axis,
 )
-from ddppo.scaling.runs import PARTS, Run
+from ddppo.scaling.runs import PARTS
 from ddppo.scaling.speedup import Study
-from ddppo.scaling.time_to_target import curve
 
 PART_COLOURS = dict(zip(PARTS, (BLUE, GREEN, ORANGE, VERMILLION, GREY), strict=True))
 PART_LABELS = {
@@ -51,14 +46,6 @@ CAUSE_COLOURS = {
     "other": GREY,
     "unexplained": "#222222",
 }
-_STABILITY = {
-    "approx_kl": "approx. KL (nats)",
-    "clip_fraction": "clip fraction",
-    "entropy": "entropy (nats)",
-    "value_loss": "value loss (reward²)",
-    "explained_variance": "explained variance",
-    "grad_norm": "gradient norm",
-}
 
 
 def plots(study: Study, accounts: Sequence[Account]) -> list[Plot]:
@@ -76,10 +63,7 @@ def plots(study: Study, accounts: Sequence[Account]) -> list[Plot]:
             drawn.append(_ratios(study))
         if any(len(row.ranks) > 1 for row in study.rows):
             drawn.append(_ranks(study))
-        if any(len(curve(run)) > 1 for run in study.runs):
-            drawn += [_curves(study, "env_steps"), _curves(study, "wall_s")]
-        if any(set(row.stability) & set(_STABILITY) for row in study.rows):
-            drawn.append(_stability(study))
+        drawn += learning_figures.plots(study)
     return drawn
 
 
@@ -114,7 +98,9 @@ def _speedup(study: Study) -> Plot:
     axes.set_ylabel(f"speedup over W={study.baseline} (1)")
     axes.set_title(f"Speedup S(W), {study.rule} scaling")
     axes.legend()
-    return Plot("speedup", "S(W) = FPS(W) / FPS(1); by time to target it is T(1) / T(W).", figure)
+    first = study.baseline
+    caption = f"S(W) = FPS(W) / FPS({first}); by time to target it is T({first}) / T(W)."
+    return Plot("speedup", caption, figure)
 
 
 def _efficiency(study: Study) -> Plot:
@@ -127,7 +113,7 @@ def _efficiency(study: Study) -> Plot:
     axes.axhline(1, color=GREY, linestyle="--", label="ideal")
     workers_axis(axes, sizes)
     from_zero(axes)
-    axes.set_ylabel("efficiency S(W) / W (1)")
+    axes.set_ylabel("efficiency S(W) / W (1)" if study.baseline == 1 else "efficiency (1)")
     axes.set_title(f"Efficiency E(W), {study.rule} scaling")
     axes.legend()
     return Plot("efficiency", "The part of W workers' throughput that is left.", figure)
@@ -147,7 +133,7 @@ def _t_iter(study: Study) -> Plot:
     workers_axis(axes, sizes)
     log_scale(axes)
     axes.set_ylabel("t_iter (ms)")
-    axes.set_title("Iteration latency t_iter(W)")
+    axes.set_title(f"Iteration latency t_iter(W), {study.rule} scaling")
     axes.legend()
     return Plot("t_iter", "Time of an iteration (mean over ranks), over iterations and seeds.", figure)
 
@@ -182,7 +168,7 @@ def _breakdown(study: Study) -> Plot:
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("workers W")
     axes.set_ylabel("time per iteration (ms)")
-    axes.set_title("Where an iteration's time goes")
+    axes.set_title(f"Where an iteration's time goes, {study.rule} scaling")
     legend_below(figure, axes, 2)
     return Plot("breakdown", "Exclusive parts of t_iter, means over ranks, iterations and seeds.", figure)
 
@@ -197,7 +183,7 @@ def _ratios(study: Study) -> Plot:
     workers_axis(axes, study.world_sizes)
     from_zero(axes)
     axes.set_ylabel("share of t_iter (%)")
-    axes.set_title("Communication and waiting")
+    axes.set_title(f"Communication and waiting, {study.rule} scaling")
     axes.legend()
     return Plot("rho", "rho_comm = t_comm / t_iter and rho_sync = t_sync / t_iter.", figure)
 
@@ -229,12 +215,12 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Plot:
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("workers W")
     axes.set_ylabel("share of the iteration (%)")
-    axes.set_title("Why: the lost efficiency by cause")
+    axes.set_title(f"Why: the lost efficiency, {study.rule} scaling")
     legend_below(figure, axes, 2)
     return Plot("loss", "The causes add up to 1 - E(W); what is below 0 is a gain.", figure)
 
 
-# -- ranks, curves, stability ----------------------------------------------------------------------------------------
+# -- ranks -----------------------------------------------------------------------------------------------------------
 
 
 def _ranks(study: Study) -> Plot:
@@ -299,73 +285,5 @@ def _ranks(study: Study) -> Plot:
         "ranks",
         "Left: mean t_rollout of each rank relative to the median rank. Right: whiskers are p5 and p95 of t_rollout; "
         "who waits least is who the others wait for.",
-        figure,
-    )
-
-
-def _curves(study: Study, against: str) -> Plot:
-    figure, axes = panel()
-    shades = matplotlib.colormaps["cividis"](np.linspace(0.0, 0.85, len(study.rows)))
-    for row, colour in zip(study.rows, shades, strict=True):
-        runs = [run for run in study.runs_at(row.world_size) if len(curve(run)) > 1]
-        if not runs:
-            continue
-        grid, scores = _on_one_grid(runs, against)
-        axes.plot(grid, np.median(scores, axis=0), color=colour, label=f"W={row.world_size}")
-        if len(runs) > 1:
-            axes.fill_between(
-                grid, scores.min(axis=0), scores.max(axis=0), color=colour, alpha=0.18, linewidth=0
-            )
-    if not math.isnan(study.target_return):
-        axes.axhline(study.target_return, color=GREY, linestyle=":", label=f"target {study.target_return:g}")
-    steps = against == "env_steps"
-    axes.set_xlabel("environment steps (all workers)" if steps else "training time (s)")
-    if steps:
-        axes.xaxis.set_major_formatter(lambda x, _: short(x))
-    what = (
-        "evaluation return"
-        if any(len(r.evaluations) > 1 for r in study.runs)
-        else "return of training episodes"
-    )
-    axes.set_ylabel(f"{what} (reward)")
-    axes.set_title("Learning against " + ("environment steps" if steps else "wall-clock"))
-    axes.legend(ncols=2 if len(study.rows) > 4 else 1)
-    name = "learning_steps" if steps else "learning_wall"
-    return Plot(name, "Median over seeds; the band reaches from the lowest to the highest seed.", figure)
-
-
-def _on_one_grid(runs: Sequence[Run], against: str, num_points: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    """Return a grid that all runs' curves cover, and `[runs, points]` the last score seen at each of its points."""
-    xs = [np.array([getattr(point, against) for point in curve(run)], dtype=float) for run in runs]
-    ys = [np.array([point.return_mean for point in curve(run)]) for run in runs]
-    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
-    if not end > start:
-        start, end = min(x[0] for x in xs), max(x[-1] for x in xs)
-    inside = np.unique(np.concatenate(xs))
-    inside = inside[(inside >= start) & (inside <= end)]
-    grid = inside if len(inside) <= num_points else np.linspace(start, end, num_points)
-    held = [y[np.maximum(np.searchsorted(x, grid, side="right") - 1, 0)] for x, y in zip(xs, ys, strict=True)]
-    return grid, np.array(held)
-
-
-def _stability(study: Study) -> Plot:
-    present = [name for name in _STABILITY if any(name in row.stability for row in study.rows)]
-    columns = min(3, len(present))
-    lines = math.ceil(len(present) / columns)
-    figure = Figure(figsize=(3.65 * columns, 2.6 * lines), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes, name in zip(grid, present, strict=False):
-        rows = [row for row in study.rows if name in row.stability]
-        found = {q: np.array([row.stability[name][q] for row in rows]) for q in ("p5", "p50", "p95")}
-        spread = [found["p50"] - found["p5"], found["p95"] - found["p50"]]
-        sizes = [row.world_size for row in rows]
-        axes.errorbar(sizes, found["p50"], spread, color=BLUE, marker="o", capsize=3)
-        workers_axis(axes, sizes)
-        axes.set_title(_STABILITY[name])
-    for axes in grid[len(present) :]:
-        axes.set_axis_off()
-    return Plot(
-        "stability",
-        "Medians over iterations and seeds; whiskers are p5 and p95. Under strong scaling they should not depend on W.",
         figure,
     )

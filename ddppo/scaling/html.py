@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 
 from ddppo.scaling.accounting import Account, cause_name
@@ -10,14 +11,17 @@ from ddppo.scaling.figure_style import Plot
 from ddppo.scaling.figures import CAUSE_COLOURS
 from ddppo.scaling.runs import LeftOut
 from ddppo.scaling.speedup import STRAGGLER_MATTERS, STRAGGLER_RATIO, Study
-from ddppo.scaling.tables import speed_table, time_table, title
+from ddppo.scaling.tables import iqm_table, number, speed_table, time_table, title
 
 _CSS = """
 :root { color-scheme: light }
 body { font: 15px/1.5 system-ui, "DejaVu Sans", sans-serif; color: #1b1b1b; background: #fff; margin: 0 auto;
   max-width: 1180px; padding: 24px 28px 60px }
 h1 { font-size: 25px; margin: 0 0 2px }
-h2 { font-size: 18px; margin: 36px 0 8px; border-bottom: 1px solid #ddd; padding-bottom: 4px }
+h2, h3 { font-size: 18px; margin: 36px 0 8px; border-bottom: 1px solid #ddd; padding-bottom: 4px }
+h2.chapter { font-size: 22px; margin-top: 64px; border-bottom: 3px solid #0072b2 }
+nav th:nth-child(n+5) { white-space: normal; max-width: 24ch }
+nav td:first-child { min-width: 22ch }
 p { max-width: 92ch; margin: 8px 0 }
 .quiet { color: #5c5c5c }
 .scroll { overflow-x: auto; margin: 10px 0 }
@@ -47,39 +51,101 @@ dt { font-weight: 600 }
 dd { margin: 0; max-width: 90ch }
 pre { font: 13px/1.45 ui-monospace, "DejaVu Sans Mono", monospace; margin: 0; white-space: pre-wrap }
 """
-_WIDE = ("ranks", "stability")
+_WIDE = ("ranks", "stability", "studies")
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """What the page says of one study. `outlook` is HTML of the section "What if, and which W"."""
+
+    study: Study
+    accounts: Sequence[Account]
+    criteria: Sequence[Criterion]
+    why: str
+    plots: Sequence[Plot]
+    remarks: Sequence[str] = ()
+    outlook: Sequence[str] = ()
 
 
 def page(
-    study: Study,
-    accounts: Sequence[Account],
-    criteria: Sequence[Criterion],
-    why: str,
-    plots: Sequence[Plot],
+    chapters: Sequence[Chapter],
     left_out: Sequence[LeftOut],
-    remarks: Sequence[str],
-    outlook: Sequence[str] = (),
+    remarks: Sequence[str] = (),
+    overview: Sequence[Plot] = (),
 ) -> str:
-    """Return the whole page. `outlook` is HTML of the section "What if, and which W"; without it there is none."""
-    parts = [
-        f"<h1>{escape(title(study))}</h1>",
-        f'<p class="quiet">{escape(_sizes(study))}</p>',
-        *[f"<p>{escape(remark)}</p>" for remark in remarks],
-        _section("Verdict", _verdict(criteria)),
-        _section("Table", _table(study)),
-        _section("Why", f'<div class="why"><p>{escape(why)}</p></div>' + _accounts(study, accounts)),
-        *([_section("What if, and which W", "".join(outlook))] if outlook else []),
-        _section("Figures", '<div class="plots">' + "".join(map(embed, plots)) + "</div>"),
-        _section("Runs left out", _left_out(left_out)),
-        _section("Definitions", _definitions(study)),
+    """Return the whole page: one study, or several as chapters under a table of contents."""
+    said = [f"<p>{escape(remark)}</p>" for remark in remarks]
+    if len(chapters) == 1:
+        name = title(chapters[0].study)
+        parts = [f"<h1>{escape(name)}</h1>", *_chapter(chapters[0], "h2", said)]
+    else:
+        name = f"Scaling report of {len(chapters)} studies"
+        parts = [f"<h1>{escape(name)}</h1>", *said, _contents(chapters), _grid(overview)]
+        for place, chapter in enumerate(chapters, start=1):
+            heading = f'<h2 class="chapter" id="study-{place}">{escape(title(chapter.study))}</h2>'
+            parts += [heading, *_chapter(chapter, "h3", [])]
+        parts.append('<h2 class="chapter">The folder</h2>')
+    level = "h2" if len(chapters) == 1 else "h3"
+    parts += [
+        _section("Runs left out", _left_out(left_out), level),
+        _section("Definitions", _definitions([chapter.study for chapter in chapters]), level),
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # An empty icon: browsers would otherwise ask for /favicon.ico.
-        f'<link rel="icon" href="data:,"><title>{escape(title(study))}</title>'
+        f'<link rel="icon" href="data:,"><title>{escape(name)}</title>'
         f"<style>{_CSS}</style></head>\n<body>\n" + "\n".join(parts) + "\n</body></html>\n"
     )
+
+
+def _chapter(chapter: Chapter, level: str, remarks: Sequence[str]) -> list[str]:
+    study = chapter.study
+    why = f'<div class="why"><p>{escape(chapter.why)}</p></div>' + _accounts(study, chapter.accounts)
+    return [
+        f'<p class="quiet">{escape(_sizes(study))}</p>',
+        *remarks,
+        *[f"<p>{escape(remark)}</p>" for remark in chapter.remarks],
+        _section("Verdict", _verdict(chapter.criteria), level),
+        _section("Table", _table(study), level),
+        _section("Why", why, level),
+        *([_section("What if, and which W", "".join(chapter.outlook), level)] if chapter.outlook else []),
+        _section("Figures", _grid(chapter.plots), level),
+    ]
+
+
+def _contents(chapters: Sequence[Chapter]) -> str:
+    """Return the table of contents: a line per study with its result at the largest W."""
+    names = [criterion.name for criterion in chapters[0].criteria]
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("study", "W", "S", "E", *names))
+    lines = []
+    for place, chapter in enumerate(chapters, start=1):
+        study, last = chapter.study, chapter.study.rows[-1]
+        cells = [
+            f'<a href="#study-{place}">{escape(title(study))}</a>',
+            escape(", ".join(map(str, study.world_sizes))),
+            escape(_plain(last.speedup.median)),
+            escape(_plain(last.efficiency.median)),
+            *(_badge(criterion.result) for criterion in chapter.criteria),
+        ]
+        lines.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    return (
+        f'<nav class="scroll"><table class="text"><tr>{head}</tr>{"".join(lines)}</table></nav>'
+        '<p class="quiet">S and E by throughput, at the largest W of each.</p>'
+    )
+
+
+def _plain(value: float) -> str:
+    return number(value, "{:.3g}")
+
+
+def _badge(result: str) -> str:
+    kind = {"PASS": "pass", "FAIL": "fail"}.get(result, "unknown")
+    return f'<span class="badge {kind}">{escape(result)}</span>'
+
+
+def _grid(plots: Sequence[Plot]) -> str:
+    return '<div class="plots">' + "".join(map(embed, plots)) + "</div>" if plots else ""
 
 
 def embed(plot: Plot) -> str:
@@ -108,8 +174,8 @@ def number_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table>{_head(head)}{"".join(map(_line, rows))}</table></div>'
 
 
-def _section(heading: str, body: str) -> str:
-    return f"<h2>{escape(heading)}</h2>\n{body}"
+def _section(heading: str, body: str, level: str) -> str:
+    return f"<{level}>{escape(heading)}</{level}>\n{body}"
 
 
 def _head(head: Sequence[str]) -> str:
@@ -141,23 +207,22 @@ def _sizes(study: Study) -> str:
             sizes.append(
                 f"{row.num_envs * row.rollout_steps // row.world_size:,} steps per worker and iteration"
             )
-    if study.cores:
-        sizes.append(f"{study.cores} cores")
+    cores = sorted({row.cores for row in study.rows if row.cores})
+    if cores:
+        sizes.append(" to ".join(map(str, dict.fromkeys((cores[0], cores[-1])))) + " cores")
     return " · ".join(sizes)
 
 
 def _verdict(criteria: Sequence[Criterion]) -> str:
-    kinds = {"PASS": "pass", "FAIL": "fail"}
     rows = "".join(
-        f'<tr><td><span class="badge {kinds.get(c.result, "unknown")}">{c.result}</span></td>'
-        f"<td>{escape(c.name)}</td><td>{escape(c.reason)}</td></tr>"
+        f"<tr><td>{_badge(c.result)}</td><td>{escape(c.name)}</td><td>{escape(c.reason)}</td></tr>"
         for c in criteria
     )
     return f'<table class="text">{rows}</table>'
 
 
 def _table(study: Study) -> str:
-    note = "Medians over seeds; in brackets 95 % bootstrap intervals. "
+    note = "Medians over seeds (IQM: interquartile means); in brackets 95 % bootstrap intervals. "
     if study.rule == "strong":
         note += "Strong scaling: all W share one batch, so S and E compare the same work."
     else:
@@ -165,9 +230,10 @@ def _table(study: Study) -> str:
             "Weak scaling: every worker keeps its batch, so S and E are of throughput; S by time also contains how "
             "learning takes to the larger batch."
         )
-    speed, times = speed_table(study), time_table(study)
-    second = number_table(*times) if times[1] else ""
-    return number_table(*speed) + second + f'<p class="quiet">{note}</p>'
+    further = "".join(
+        number_table(head, lines) for head, lines in (iqm_table(study), time_table(study)) if lines
+    )
+    return number_table(*speed_table(study)) + further + f'<p class="quiet">{note}</p>'
 
 
 def _accounts(study: Study, accounts: Sequence[Account]) -> str:
@@ -197,12 +263,14 @@ def _left_out(left_out: Sequence[LeftOut]) -> str:
     )
 
 
-def _definitions(study: Study) -> str:
-    first = study.baseline
-    speedup = (
-        "FPS(W) / FPS(1), and S(W) / W" if first == 1 else f"FPS(W) / FPS({first}), and S(W) * {first} / W"
-    )
-    g = "1" if study.rule == "weak" else "1/W" if first == 1 else f"{first}/W"
+def _definitions(studies: Sequence[Study]) -> str:
+    if any(study.baseline != 1 for study in studies):
+        speedup = "FPS(W) / FPS(W₁), and S(W) * W₁ / W, with W₁ the smallest W of the study"
+        first, strong = "W₁", "W₁/W"
+    else:
+        speedup, first, strong = "FPS(W) / FPS(1), and S(W) / W", "1", "1/W"
+    work = {"strong": f"{strong} under strong scaling", "weak": "1 under weak scaling"}
+    g = ", ".join(work[rule] for rule in sorted({study.rule for study in studies}))
     terms = {
         "FPS(W)": "environment steps of all workers / seconds of training, after warm-up; evaluation is not training",
         "S(W), E(W)": speedup,
@@ -211,7 +279,7 @@ def _definitions(study: Study) -> str:
             "evaluated only at its end); nothing is interpolated; a seed that never gets there counts as +inf. "
             f"S by time = T({first}) / T(W) of the medians"
         ),
-        "ideal iteration": f"g = {g} times that at W={first}",
+        "ideal iteration": f"g times that at W={first}; g = {g}",
         "t_iter": "an iteration without evaluation, mean over ranks; over iterations and seeds",
         "t_rollout, t_learn, t_sync, t_comm, t_other": (
             "exclusive parts of t_iter: acting and stepping; returns, forward, backward, optimizer; waiting for the "

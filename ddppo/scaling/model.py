@@ -128,6 +128,10 @@ class FittedModel:
         seconds = sum(r.times["t_iter"].mean(axis=1).sum() for r in runs)
         return float(sum(r.steps.sum() for r in runs) / seconds) if runs else float("nan")
 
+    def cores(self, world_size: int) -> int:
+        """Return the cores that W ranks share: those of the nearest W measured."""
+        return min(self.points, key=lambda p: abs(np.log(p.run.world_size / world_size))).run.cores
+
     def predict(self, world_sizes: Sequence[int], what_if: WhatIf | None = None) -> list[Prediction]:
         """Return predictions for the world sizes. Raises ConfigError for one that the batch cannot be divided by."""
         what_if = what_if or WhatIf()
@@ -215,7 +219,7 @@ class FittedModel:
     def _system(self, fitted: Parameters, world_size: int, what_if: WhatIf) -> System:
         shape, base = self.shape(world_size, what_if), self.base
         fitted = _changed(fitted, what_if)
-        crowded = crowding(world_size, base.run.cores)
+        crowded = crowding(world_size, self.cores(world_size))
         if what_if.cores_per_worker is not None:
             crowded = crowding(1.0, what_if.cores_per_worker)
         epochs = base.num_epochs if what_if.num_epochs is None else float(what_if.num_epochs)
@@ -265,7 +269,7 @@ def fit(runs: Sequence[Run], *, replicates: int = _REPLICATES, seed: int = 0) ->
     Intervals come from `replicates` fits to resampled runs: seeds of each W, and blocks of 5 iterations of each run.
     Raises ConfigError for runs that tell no times or belong to different tasks.
     """
-    usable = [r for r in runs if _tells_times(r)]
+    usable = [r for r in runs if tells_times(r)]
     if not usable:
         raise ConfigError(
             f"none of {len(runs)} runs has the times of its ranks and iterations: a model needs folders that "
@@ -300,7 +304,7 @@ def fit(runs: Sequence[Run], *, replicates: int = _REPLICATES, seed: int = 0) ->
     return FittedModel(fitted, tuple(fits), tuple(all_points), misfit, tuple(notes))
 
 
-def _tells_times(run: Run) -> bool:
+def tells_times(run: Run) -> bool:
     """Return whether the run has every part of at least 2 iterations, and the sizes that they depend on."""
     sizes = (run.rollout_steps, run.num_epochs, run.num_minibatches, run.num_parameters, run.cores)
     return (

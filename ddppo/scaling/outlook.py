@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from ddppo.config import near
 from ddppo.errors import ConfigError
+from ddppo.options import filled
 from ddppo.scaling import recommend
 from ddppo.scaling.figure_style import BLUE, GREY, VERMILLION, Plot, draw, log_scale, workers_axis
+from ddppo.scaling.held_out import HeldOut, without_the_largest
 from ddppo.scaling.html import embed, number_table, preformatted
 from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
 from ddppo.scaling.recommend import Recommendation
@@ -22,12 +23,16 @@ from ddppo.statistics import Estimate
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Predictions of the system as measured and with `changes`; remarks say what is missing and why."""
+    """Predictions of the system as measured and with `changes`; remarks say what is missing and why.
+
+    held_out: the largest W against a model that was fitted without it, where at least three W were measured.
+    """
 
     as_measured: tuple[Prediction, ...]
     changed: tuple[Prediction, ...]
     changes: dict[str, Any]
     misfit: dict[int, float]
+    held_out: HeldOut | None
     recommendation: Recommendation | None
     remarks: tuple[str, ...]
 
@@ -43,20 +48,30 @@ def outlook(
     """Fit the model and recommend. Raises ConfigError for a what_if that has no meaning or no effect."""
     changes = _what_if(what_if)
     model: FittedModel | None = None
+    check: HeldOut | None = None
     remarks: list[str] = []
     try:
+        if len(study.rows) == 1:
+            raise ConfigError(
+                f"only W={study.baseline} was measured, which does not tell what another W costs; add one to the sweep"
+            )
         model = fit(study.runs)
         remarks += model.notes
     except ConfigError as e:
         remarks.append(f"No predictions: {e}.")
         if changes.changes:
             raise ConfigError(f"what_if={dict(what_if)} has no effect: {e}") from e
+    if model is not None:
+        try:
+            check = without_the_largest(study.runs)
+        except ConfigError as e:
+            remarks.append(f"The model cannot be checked without the largest W: {e}.")
     largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
     as_measured = _predictions(study, model, largest, WhatIf())
     changed = _predictions(study, model, largest, changes) if changes.changes else ()
     times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
     recommendation = None
-    if times or any(run.env_steps for run in study.runs):
+    if len(study.rows) > 1 and (times or any(run.env_steps for run in study.runs)):
         recommendation = recommend.recommend(
             recommend.Study(study.runs, times),
             model,
@@ -64,17 +79,14 @@ def outlook(
             price_per_worker_hour=price_per_worker_hour,
         )
     misfit = {} if model is None else model.misfit
-    return Outlook(as_measured, changed, changes.changes, misfit, recommendation, tuple(remarks))
+    return Outlook(as_measured, changed, changes.changes, misfit, check, recommendation, tuple(remarks))
 
 
 def _what_if(given: Mapping[str, Any]) -> WhatIf:
-    names = [f.name for f in fields(WhatIf)]
-    for name in given:
-        if name not in names:
-            raise ConfigError(
-                f"what_if: {name} cannot be changed{near(name, names)}; there are {', '.join(names)}"
-            )
-    return WhatIf(**given)
+    try:
+        return filled(WhatIf, given)
+    except ConfigError as e:
+        raise ConfigError(f"what_if: {e}") from e
 
 
 def _predictions(
@@ -104,7 +116,7 @@ def plots(study: Study, ahead: Outlook) -> list[Plot]:
         _paint(axes, ahead, "fps")
         log_scale(axes)
         axes.set_ylabel("environment steps per second")
-        axes.set_title("What if: throughput")
+        axes.set_title(f"What if: throughput, {study.rule} scaling")
         axes.legend()
 
     def of_efficiency(axes: Axes) -> None:
@@ -115,7 +127,7 @@ def plots(study: Study, ahead: Outlook) -> list[Plot]:
         axes.axhline(1, color=GREY, linestyle="--")
         axes.set_ylim(bottom=0)
         axes.set_ylabel("efficiency S(W) / W (1)")
-        axes.set_title("What if: efficiency")
+        axes.set_title(f"What if: efficiency, {study.rule} scaling")
         axes.legend()
 
     return [
@@ -149,7 +161,8 @@ def section(ahead: Outlook, drawn: Sequence[Plot]) -> list[str]:
         parts.append(number_table(*_table(ahead.as_measured)))
     if ahead.changed:
         parts += [f"<p>Changed: {escape(_changes(ahead))}</p>", number_table(*_table(ahead.changed))]
-    notes = list(ahead.remarks)
+    notes = [] if ahead.held_out is None else [f"{ahead.held_out}."]
+    notes += ahead.remarks
     if ahead.misfit:
         off = ", ".join(f"W={w} {100 * m:+.1f} %" for w, m in ahead.misfit.items())
         notes.append(f"Predicted against measured t_iter, at the W that the model was fitted to: {off}.")

@@ -159,6 +159,9 @@ def _stepping(run: Run) -> str:
 def _standard_error(x: np.ndarray) -> float:
     """Return the standard error of the mean of neighbouring, dependent values, by means of blocks of 5."""
     mean = abs(float(x.mean()))
-    blocks = [b.mean() for b in np.array_split(x, max(2, len(x) // BLOCK)) if len(b)]
+    num_blocks = min(len(x), max(2, len(x) // BLOCK))
+    sizes = np.full(num_blocks, len(x) // num_blocks)
+    sizes[: len(x) % num_blocks] += 1
+    blocks = np.add.reduceat(x, np.cumsum(sizes) - sizes) / sizes
     error = float(np.std(blocks, ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
     return max(error, 0.01 * mean, 1e-9)

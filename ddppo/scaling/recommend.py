@@ -48,7 +48,7 @@ class Recommendation:
     basis: str
     remarks: tuple[str, ...]
 
-    def text(self) -> str:
+    def text(self, *, table: bool = True) -> str:
         """Return the recommendation in words, and the table it rests on."""
         floor = f"{100 * self.efficiency_floor:g} %"
         lines = [f"Hours are {self.basis}."]
@@ -62,6 +62,8 @@ class Recommendation:
             lines.append(f"Fastest at an efficiency of at least {floor}: {_said(self.efficient)}.")
         if self.cheapest is not None:
             lines.append(f"Least cost: {_said(self.cheapest)}.")
+        if not table:
+            return "\n".join(lines)
         lines += ["", f"  {'W':>5}{'FPS':>12}{'E':>8}{'hours':>11}{'cost':>11}  "]
         for c in self.table:
             marks = "measured" if c.measured else "predicted"

@@ -18,7 +18,7 @@ import numpy as np
 
 PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
 SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.summary writes
-REPORT_FILE = "report.json"  # marks a folder as a report, which holds no runs
+REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
 _MOST_RETURNS = 2000
 
 
@@ -111,21 +111,33 @@ def read_runs(folder: Path, progress: Callable[[str], None] = lambda path: None)
 
 
 def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
-    """Yield the folders that are, or were to become, runs; those without summary.json with the reason."""
+    """Yield the folders that are, or were to become, runs; those without summary.json with the reason.
+
+    What hidden folders hold (runs that were moved aside, logs of a launcher) and reports are none of them.
+    """
     for here, subfolders, files in os.walk(folder):
-        subfolders.sort()
+        nothing = not files and not subfolders
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         path = Path(here)
-        if REPORT_FILE in files:
+        if "summary.json" in files:
             subfolders.clear()
-        elif "summary.json" in files:
-            subfolders.clear()
-            yield path, None
+            if not is_report(path):
+                yield path, None
         elif "config.yaml" in files or "metrics.jsonl" in files:
             subfolders.clear()
             remedy = f"go on with it (resume={path}) or run that job again"
             yield path, _Unusable("has no summary.json, so the run did not end", remedy)
-        elif not files and not subfolders:
+        elif nothing:
             yield path, _Unusable("is empty, so the job never started", "run that job again, or remove it")
+
+
+def is_report(folder: Path) -> bool:
+    """Return whether the folder is one that `ddppo.report` wrote."""
+    try:
+        found = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("kind") == REPORT_KIND
 
 
 def read_run(path: Path) -> Run:
@@ -182,7 +194,7 @@ def _run(path: Path, summary: dict[str, Any]) -> Run:
         num_epochs=derived["K"],
         num_minibatches=derived["M"],
         num_parameters=derived["num_parameters"],
-        cores=summary["machine"]["cores"] * derived.get("num_nodes", 1),
+        cores=summary["machine"]["cores"] * (derived.get("num_hosts") or derived.get("num_nodes", 1)),
         env_steps=summary["env_steps"],
         wall_s=summary["wall_s"],
         fps=fps,

@@ -1,47 +1,114 @@
-"""From the runs of a folder to those of one study: same task, scaling rule and settings, nothing stale, one target."""
+"""From the runs of a folder to its studies: same task, scaling rule and settings, nothing stale, one target."""
 
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ddppo.config import near
+from ddppo.errors import RunFolderError
 from ddppo.scaling.runs import LeftOut, Reading, Run
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
-_FREE = ("dist.", "log.", "checkpoint.", "seed", "resume", "target_return", "env.slow_ranks")
+_FREE = (
+    "dist.",
+    "log.",
+    "checkpoint.",
+    "seed",
+    "resume",
+    "sweep",
+    "objective",
+    "target_return",
+    "env.slow_ranks",
+)
+# And between runs of one W: it changes neither what is learnt nor how fast.
+_FREE_AT_ONE_W = ("dist.world_size", "dist.max_world_size", "dist.timeout_s", "dist.oversubscribe")
 
 
-def one_study(found: Reading, *, env: str | None = None, rule: str | None = None) -> Reading:
-    """Keep the runs of one study: same task, rule and settings but for world_size, seed and dist.*.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The studies of a folder, each the runs of one task under one rule, and what belongs to none of them."""
 
-    Of several the one with most runs is kept (then the newest), among those that `env` and `rule` allow. Of runs
-    with the same W the settings of dist.* are the same, and of those with the same W and seed the newest is kept.
+    studies: list[Reading]
+    left_out: list[LeftOut]
+    remarks: list[str] = field(default_factory=list)
+
+
+def studies(found: Reading, *, env: str | None = None, rule: str | None = None) -> Found:
+    """Sort runs into studies of those that `env` and `rule` ask for; studies of a single W come last.
+
+    Runs of a study have the same settings but for world_size, seed and dist.*; of several such groups of one task and
+    rule the one with most runs is kept (then the newest). Of runs with the same W the settings of dist.* are the
+    same, and of those with the same W and seed the newest is kept. Raises RunFolderError if there are runs, but none
+    that is asked for.
     """
-    left_out, remarks = list(found.left_out), list(found.remarks)
-    wanted = []
+    groups: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in found.runs:
-        if (env is None or run.env_id == env) and (rule is None or run.rule == rule):
-            wanted.append(run)
-        else:
-            asked = " ".join(f"{k}={v}" for k, v in (("env", env), ("rule", rule)) if v is not None)
+        groups[run.env_id, run.rule].append(run)
+    all_of_them = sorted(groups)
+    asked = " ".join(f"{k}={v}" for k, v in (("env", env), ("rule", rule)) if v is not None)
+    left_out: list[LeftOut] = []
+    for key in all_of_them:
+        if env not in (None, key[0]) or rule not in (None, key[1]):
+            study = Reading(groups.pop(key), [])
             left_out.append(
-                LeftOut(run.path, f"is {run.env_id}, {run.rule} scaling", f"not asked for ({asked})")
+                LeftOut(_counted(study), f"is not asked for by {asked}", "leave that out to report all")
             )
-    kept = _largest(wanted, _study_key)
-    if kept:
-        others_out = [LeftOut(run.path, *_why_another_study(run, kept[0])) for run in _others(wanted, kept)]
-        left_out += others_out
-        others = len({_study_key(run) for run in wanted}) - 1
-        if others:
-            remarks.append(
-                f"The folder mixes {others + 1} studies; this report is about the largest: {kept[0].env_id}, "
-                f"{kept[0].rule} scaling, {len(kept)} of {len(wanted)} runs."
-            )
+    if found.runs and not groups:
+        hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
+        listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
+        raise RunFolderError(f"{asked}: the folder has no such run{hint}; it has {listed}")
+    chosen = [_of_one_setting(groups[key]) for key in sorted(groups)]
+    chosen.sort(key=lambda each: len({run.world_size for run in each.runs}) == 1)
+    remarks = []
+    if len(chosen) > 1:
+        counted = ", ".join(map(_counted, chosen))
+        remarks.append(
+            f"The folder is mixed, it holds {len(chosen)} studies: {counted}. Each is reported by itself, nothing is "
+            "averaged over them; env= and rule= ask for one."
+        )
+    return Found(chosen, found.left_out + left_out, remarks)
+
+
+def one_study(found: Reading, *, env: str | None = None, rule: str | None = None, remedy: str) -> Reading:
+    """Return the largest of the studies, of equals the one with the newest run, and say which others there are.
+
+    remedy: how to get another one.
+    """
+    sorted_out = studies(found, env=env, rule=rule)
+    if not sorted_out.studies:
+        return Reading([], sorted_out.left_out)
+    best = max(sorted_out.studies, key=lambda each: (len(each.runs), max(map(_finished, each.runs))))
+    remarks = list(best.remarks)
+    if len(sorted_out.studies) > 1:
+        listed = ", ".join(map(_counted, sorted_out.studies))
+        this = f"The folder holds {len(sorted_out.studies)} studies: {listed}. This is {named(best.runs)}"
+        remarks.insert(0, f"{this}, which has most runs or the newest; {remedy}.")
+    return Reading(best.runs, sorted_out.left_out + best.left_out, remarks)
+
+
+def named(runs: Sequence[Run]) -> str:
+    """Return what a study is called."""
+    return f"{runs[0].env_id}, {runs[0].rule} scaling"
+
+
+def _counted(study: Reading) -> str:
+    return f"{named(study.runs)} ({len(study.runs)} run{'s' if len(study.runs) > 1 else ''})"
+
+
+def _of_one_setting(runs: list[Run]) -> Reading:
+    """Return the study among runs of one task and rule."""
+    kept = _largest(runs, _study_key)
+    remedy = "report its study from a folder of its own"
+    left_out = [
+        LeftOut(run.path, f"differs in {_differences(run, kept[0], _FREE)}", remedy)
+        for run in _others(runs, kept)
+    ]
     kept, variants = _one_variant_per_world_size(kept)
     kept, duplicates = _newest(kept)
-    return Reading(kept, left_out + variants + duplicates, remarks + _origins(kept))
+    return Reading(kept, left_out + variants + duplicates, _origins(kept))
 
 
 def _study_key(run: Run) -> str:
@@ -53,7 +120,7 @@ def _variant_key(run: Run) -> str:
     settings = {
         k: v
         for k, v in flat(run.config).items()
-        if k.startswith(("dist.", "env.slow_ranks")) and k not in ("dist.world_size", "dist.timeout_s")
+        if k.startswith(("dist.", "env.slow_ranks")) and k not in _FREE_AT_ONE_W
     }
     return json.dumps(settings, sort_keys=True, default=str)
 
@@ -80,14 +147,6 @@ def _others(runs: list[Run], kept: list[Run]) -> list[Run]:
     return [run for run in runs if run.path not in paths]
 
 
-def _why_another_study(run: Run, kept: Run) -> tuple[str, str]:
-    if run.env_id != kept.env_id:
-        return f"is {run.env_id}, the study is {kept.env_id}", f"report it by env={run.env_id}"
-    if run.rule != kept.rule:
-        return f"is {run.rule} scaling, the study is {kept.rule}", f"report it by rule={run.rule}"
-    return f"differs in {_differences(run, kept, _FREE)}", "report its study from a folder of its own"
-
-
 def _differences(run: Run, kept: Run, ignored: tuple[str, ...]) -> str:
     mine, theirs = flat(run.config), flat(kept.config)
     keys = [k for k in sorted(mine | theirs) if not k.startswith(ignored) and mine.get(k) != theirs.get(k)]
@@ -103,7 +162,7 @@ def _one_variant_per_world_size(runs: list[Run]) -> tuple[list[Run], list[LeftOu
         kept += best
         for run in _others(group, best):
             varied = tuple({k for k in flat(run.config) if not k.startswith(("dist.", "env.slow_ranks"))})
-            what = _differences(run, best[0], (*varied, "dist.timeout_s"))
+            what = _differences(run, best[0], (*varied, *_FREE_AT_ONE_W))
             remedy = "report it from a folder of its own"
             left_out.append(
                 LeftOut(run.path, f"differs from the other runs of W={world_size} in {what}", remedy)

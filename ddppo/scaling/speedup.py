@@ -49,7 +49,8 @@ class Rank:
 class Row:
     """One W of a study. Estimates are over seeds; times are seconds, over ranks, iterations and seeds.
 
-    oversubscription is compute threads per core where they exceed it, else 1. wall_per_iter: seconds of training /
+    cores: of all machines that ran W, 0 if unknown. oversubscription is compute threads per core where they exceed
+    it, else 1. wall_per_iter: seconds of training /
     iterations. num_reached: seeds that reached the target.
     """
 
@@ -59,6 +60,7 @@ class Row:
     rollout_steps: int
     steps_per_iter: float
     threads: int
+    cores: int
     oversubscription: float
     fps: Estimate
     speedup: Estimate
@@ -104,7 +106,6 @@ class Study:
     env_id: str
     rule: str
     target_return: float
-    cores: int
 
     @property
     def baseline(self) -> int:
@@ -131,7 +132,7 @@ def study(runs: list[Run]) -> Study:
     base = groups[min(groups)]
     rows = tuple(_row(groups[world_size], base) for world_size in sorted(groups))
     first = base[0]
-    return Study(tuple(runs), rows, first.env_id, first.rule, first.target_return, first.cores)
+    return Study(tuple(runs), rows, first.env_id, first.rule, first.target_return)
 
 
 def _row(runs: list[Run], base: list[Run]) -> Row:
@@ -152,6 +153,7 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
         rollout_steps=run.rollout_steps,
         steps_per_iter=float(steps.mean()) if steps.size else math.nan,
         threads=threads,
+        cores=run.cores,
         oversubscription=max(1.0, run.world_size * threads / run.cores) if run.cores else 1.0,
         fps=estimate(fps),
         speedup=_against_itself(runs, base, ratio(fps, base_fps)),

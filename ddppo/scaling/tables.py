@@ -44,9 +44,11 @@ def run_row(run: Run) -> dict[str, Any]:
     }
 
 
-def study_row(row: Row, account: Account | None) -> dict[str, Any]:
+def study_row(study: Study, row: Row, account: Account | None) -> dict[str, Any]:
     """Return one line of summary.csv: everything about one W, flat."""
     return {
+        "env_id": study.env_id,
+        "rule": study.rule,
         "world_size": row.world_size,
         "seeds": len(row.seeds),
         "num_envs": row.num_envs,
@@ -66,6 +68,7 @@ def study_row(row: Row, account: Account | None) -> dict[str, Any]:
         "oversubscription": row.oversubscription,
         "stragglers": " ".join(str(rank.rank) for rank in row.stragglers),
         **_spelled("final_return", row.final_return),
+        **{f"{name}_p50": quantiles["p50"] for name, quantiles in row.stability.items()},
         **({} if account is None else {f"loss_{cause}": share for cause, share in account.shares.items()}),
     }
 
@@ -73,15 +76,17 @@ def study_row(row: Row, account: Account | None) -> dict[str, Any]:
 def _spelled(name: str, value: Estimate) -> dict[str, float]:
     return {
         name: value.median,
-        f"{name}_iqm": value.iqm,
         f"{name}_low": value.low,
         f"{name}_high": value.high,
+        f"{name}_iqm": value.iqm,
+        f"{name}_iqm_low": value.iqm_low,
+        f"{name}_iqm_high": value.iqm_high,
     }
 
 
 def study_rows(study: Study, accounts: Sequence[Account]) -> list[dict[str, Any]]:
     of = {account.world_size: account for account in accounts}
-    return [study_row(row, of.get(row.world_size)) for row in study.rows]
+    return [study_row(study, row, of.get(row.world_size)) for row in study.rows]
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -111,7 +116,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def detail(row: Row) -> dict[str, Any]:
-    """Return what report.json tells of one W beyond its flat row: ranks and stability."""
+    """Return what summary.json tells of one W beyond its flat row: ranks and stability."""
     return {"ranks": [asdict(rank) for rank in row.ranks], "stability": row.stability}
 
 
@@ -154,6 +159,29 @@ def speed_table(study: Study) -> tuple[list[str], list[list[str]]]:
             ]
         lines.append(cells + ([interval(row.final_return, "{:.4g}")] if scored else []))
     return head, lines
+
+
+def iqm_table(study: Study) -> tuple[list[str], list[list[str]]]:
+    """Return head and cells: the interquartile means of the same; no cells where every W has one seed."""
+    columns = [("FPS", "fps", "{:,.0f}"), ("S", "speedup", "{:.3g}"), ("E", "efficiency", "{:.3g}")]
+    if any(row.time_to_target.count for row in study.rows):
+        columns += [
+            (f"s to {study.target_return:g}", "time_to_target", "{:.3g}"),
+            ("S by time", "speedup_by_target", "{:.3g}"),
+            ("E by time", "efficiency_by_target", "{:.3g}"),
+        ]
+    if any(row.final_return.count for row in study.rows):
+        columns.append(("return", "final_return", "{:.4g}"))
+    lines = []
+    if any(len(row.seeds) > 1 for row in study.rows):
+        for row in study.rows:
+            values = [(getattr(row, name), form) for _, name, form in columns]
+            cells = [
+                interval(Estimate(value.iqm, math.nan, value.iqm_low, value.iqm_high, value.count), form)
+                for value, form in values
+            ]
+            lines.append([str(row.world_size), *cells])
+    return ["W", *(f"{name} (IQM)" for name, _, _ in columns)], lines
 
 
 def time_table(study: Study) -> tuple[list[str], list[list[str]]]:

@@ -81,6 +81,8 @@ def write_run(
             config[section][key] = value
         else:
             config[section] = value
+    growth = world_size if config["scaling"]["rule"] == "weak" else 1
+    steps = 80 * growth
     folder.mkdir(parents=True)
     lines = []
     for i in range(1, iterations + 1):
@@ -88,7 +90,7 @@ def write_run(
             line = {
                 "iteration": i,
                 "rank": rank,
-                "env_steps": 80 * i,
+                "env_steps": steps * i,
                 "wall_s": t_iter * i,
                 "time/t_iter": t_iter,
             }
@@ -104,10 +106,10 @@ def write_run(
         "schema_version": 1,
         "status": "completed",
         "world_size": world_size,
-        "env_steps": 80 * iterations,
+        "env_steps": steps * iterations,
         "iterations": iterations,
         "wall_s": t_iter * iterations,
-        "fps": 80 / t_iter,
+        "fps": steps / t_iter,
         "warmup": {
             "iterations": warmup,
             "left_out": warmup,
@@ -116,7 +118,7 @@ def write_run(
         },
         "eval": {"final": {"return_mean": 20.0 * iterations}, "best": None},
         "derived": {
-            "N": 8,
+            "N": 8 * growth,
             "T": 10,
             "K": 4,
             "M": 2,

@@ -81,7 +81,7 @@ def test_help_needs_nothing(call):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "run=<run folder> is missing"),
+        ([], "run= is missing (the run folder): python -m ddppo.evaluate"),
         (["run=/no/such/folder"], "not a run folder"),
         (["run={run}", "episods=3"], "did you mean episodes"),
         (["run={run}", "episodes=0"], "episodes=0: must be at least 1"),

@@ -20,7 +20,7 @@ def refused(capsys, monkeypatch, *arguments):
     return capsys.readouterr().err
 
 
-def write_run(folder, world_size, t_iter):
+def write_run(folder, world_size, t_iter, rule="strong"):
     """Write a run folder of 12 iterations, without warm-up, as the trainer does."""
     folder.mkdir(parents=True)
     comm = 0.001 * (world_size - 1)
@@ -41,7 +41,7 @@ def write_run(folder, world_size, t_iter):
         "seed": 0,
         "target_return": None,
         "env": {"id": "CartPole-v1", "backend": "sync"},
-        "scaling": {"rule": "strong"},
+        "scaling": {"rule": rule},
         "dist": {"world_size": world_size},
     }
     summary = {
@@ -104,7 +104,10 @@ def test_a_published_point_needs_no_sweep(capsys, monkeypatch):
 
 
 def test_help_lists_every_setting(capsys, monkeypatch):
-    out = said(capsys, monkeypatch, "--help")
+    with pytest.raises(SystemExit) as e:
+        said(capsys, monkeypatch, "--help")
+    assert e.value.code == 0
+    out = capsys.readouterr().out
     for name in ("world_sizes", "published", "preemption", "latency_s"):
         assert name in out
 
@@ -120,6 +123,7 @@ def test_help_lists_every_setting(capsys, monkeypatch):
         (("published={world_size: many, speedup: 1}",), "are numbers"),
         (("published={world_size: 128, speedup: 107}", "latency_s=1"), "goes alone"),
         (("x", "preemption=lots"), "preemption"),
+        (("x", "fit_on=1,2", "latency_s=1"), "compares with what was measured: leave latency_s out"),
     ],
 )
 def test_a_mistake_is_told_with_its_remedy(arguments, message, capsys, monkeypatch):
@@ -130,6 +134,52 @@ def test_world_sizes_that_cannot_be_are_refused(sweep, capsys, monkeypatch):
     assert "does not divide" in refused(capsys, monkeypatch, sweep, "world_sizes=3")
     assert "numbers of workers" in refused(capsys, monkeypatch, sweep, "world_sizes=few")
     assert "at least 1" in refused(capsys, monkeypatch, sweep, "world_sizes=0")
+
+
+def test_what_was_measured_stands_beside_the_prediction_with_the_error(sweep, capsys, monkeypatch):
+    out = said(capsys, monkeypatch, sweep, "world_sizes=4")
+    (head,) = [line.split() for line in out.splitlines() if "measured" in line and "off" in line.split()]
+    (line,) = [line.split() for line in out.splitlines() if line.startswith("    4")]
+    assert head[-2:] == ["measured", "off"]
+    assert line[-3] == "3,200"
+    predicted = float(line[1].replace(",", ""))
+    assert float(line[-2]) == pytest.approx(100 * (predicted / 3200 - 1), abs=0.06)
+
+
+def test_a_model_fitted_to_some_world_sizes_is_compared_at_the_others(sweep, capsys, monkeypatch):
+    out = said(capsys, monkeypatch, sweep, "fit_on=1,2", "world_sizes=4")
+    last = out.splitlines()[-1]
+    assert last.startswith("Held out: fitted on W=1, 2, the model predicts ")
+    assert "at W=4, where 3,200 were measured: off by " in last
+    assert "Which W" not in out
+
+
+@pytest.mark.parametrize(
+    ("fit_on", "message"),
+    [
+        ("1,8", "W=8 was not measured; there are 1, 2, 4"),
+        ("1,2,4", "leave out the one"),
+        ("a", "numbers of workers"),
+    ],
+)
+def test_world_sizes_to_fit_on_must_leave_one_measured_to_compare_at(
+    sweep, capsys, monkeypatch, fit_on, message
+):
+    assert message in refused(capsys, monkeypatch, sweep, f"fit_on={fit_on}")
+
+
+def test_of_strong_and_weak_scaling_the_larger_study_is_fitted_unless_one_is_asked_for(
+    tmp_path, capsys, monkeypatch
+):
+    for i, (world_size, rule) in enumerate([(1, "strong"), (2, "strong"), (1, "weak")]):
+        write_run(tmp_path / str(i), world_size, 0.1 / world_size, rule)
+    out = said(capsys, monkeypatch, str(tmp_path), "world_sizes=2")
+    assert out.startswith("CartPole-v1, strong scaling")
+    assert "holds 2 studies" in out
+    assert "env= and fit_rule= choose another" in out
+    asked = said(capsys, monkeypatch, str(tmp_path), "world_sizes=1", "fit_rule=weak")
+    assert asked.startswith("CartPole-v1, weak scaling")
+    assert "no such run" in refused(capsys, monkeypatch, str(tmp_path), "env=Pong")
 
 
 def test_an_empty_folder_is_no_sweep(tmp_path):

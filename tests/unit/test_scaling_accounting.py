@@ -7,7 +7,15 @@ from scaling_folders import make_run, points
 
 from ddppo.errors import ConfigError
 from ddppo.scaling.accounting import accounts, in_words
-from ddppo.scaling.criteria import FAIL, PASS, UNKNOWN, loss_explained, returns_agree, speedup_increases
+from ddppo.scaling.criteria import (
+    FAIL,
+    PASS,
+    UNCERTAIN,
+    UNKNOWN,
+    loss_explained,
+    returns_agree,
+    speedup_increases,
+)
 from ddppo.scaling.speedup import study
 
 
@@ -220,7 +228,8 @@ def with_returns(at_1, at_2):
     [
         ([100, 101], [99, 100], {}, PASS, "all intervals lie within"),
         ([100, 101], [60, 61], {}, FAIL, "outside the tolerance"),
-        ([100, 101], [60, 110], {}, PASS, "more seeds would tell"),
+        ([100, 101], [60, 110], {}, UNCERTAIN, "more seeds would tell"),
+        ([100, 101], [90, 110], {}, PASS, "the interval reaches beyond it"),
         ([100, 101], [60, 61], {"absolute": 50.0}, PASS, "tolerance 50"),
         ([100], [99], {}, PASS, "one seed at some W"),
         ([0, 0], [1, 1], {}, FAIL, "return_tolerance_abs"),

@@ -4,12 +4,13 @@ import re
 import sys
 
 import pytest
-from scaling_folders import write_run
+from scaling_folders import change_summary, write_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ddppo import report as door
 from ddppo.errors import ConfigError
-from ddppo.scaling.report import ReportOptions, compute, make_report, on_terminal, read
+from ddppo.scaling.report import ReportOptions, compute, read
+from ddppo.scaling.report_files import make_report, on_terminal
 
 PUBLISHED = "W,FPS\n1,34985.84\n2,27694.95\n4,14262.60\n"
 COLUMNS = {"world_size": "W", "fps": "FPS"}
@@ -19,9 +20,15 @@ def options(path, **more):
     return ReportOptions(path=str(path), **more)
 
 
-def computed(path, **more):
+def whole(path, **more):
     chosen = options(path, **more)
     return compute(chosen, read(chosen))
+
+
+def computed(path, **more):
+    """The report of the only study there."""
+    (found,) = whole(path, **more).studies
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +79,7 @@ def test_steps_and_seconds_give_throughput_and_times_an_account(tmp_path):
 def test_a_row_that_is_no_run_is_left_out_by_its_line(tmp_path):
     table = tmp_path / "a.csv"
     table.write_text("world_size,fps\n1,10\ntwo,15\n2.5,9\n4,\n")
-    left_out = [str(item) for item in computed(table).found.left_out]
+    left_out = [str(item) for item in whole(table).left_out]
     assert left_out == [
         f"{table}, line 3: world_size='two' is not a number; correct the row, or remove it",
         f"{table}, line 4: world_size=2.5 is not a whole number of at least 1; correct the row, or remove it",
@@ -107,7 +114,7 @@ def test_nothing_to_report_is_one_clear_sentence(tmp_path, path, said):
 def test_a_report_folder_has_page_tables_plots_and_scalars(sweep):
     report = sweep / "report"
     names = sorted(path.name for path in report.iterdir())
-    assert names == ["per_run.csv", "plots", "report.html", "report.json", "summary.csv", "tensorboard"]
+    assert names == ["per_run.csv", "plots", "report.html", "summary.csv", "summary.json", "tensorboard"]
     plots = {path.name for path in (report / "plots").iterdir()}
     for name in (
         "fps",
@@ -140,10 +147,12 @@ def test_the_tables_hold_throughput_per_run_and_medians_per_world(sweep):
 
 
 def test_the_json_is_strict_and_names_what_was_left_out(sweep):
-    text = (sweep / "report" / "report.json").read_text()
+    text = (sweep / "report" / "summary.json").read_text()
     found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert found["left_out"][0]["path"].endswith("broken")
-    assert found["criteria"][0]["result"] == "PASS"
+    (study,) = found["studies"]
+    assert study["criteria"][0]["result"] == "PASS"
+    assert study["world_sizes"][1]["speedup"] == pytest.approx((1 / 0.3 + 1 / 0.31) / (1 / 0.5 + 1 / 0.51))
 
 
 def test_the_page_is_one_file_that_asks_nobody_for_anything(sweep):
@@ -189,11 +198,11 @@ def test_a_study_without_one_worker_says_what_it_is_relative_to(tmp_path):
     for world_size in (2, 4):
         write_run(tmp_path / str(world_size), world_size)
     report = computed(tmp_path)
-    assert "no run with W=1, so S and E are relative to W=2" in " ".join(report.found.remarks)
+    assert "no run with W=1, so S and E are relative to W=2" in " ".join(report.remarks)
 
 
 def test_the_terminal_has_the_table_the_verdict_and_the_path_of_the_page(sweep):
-    text = on_terminal(computed(sweep, target_return=30), sweep / "report", width=160)
+    text = on_terminal(whole(sweep, target_return=30), sweep / "report", width=160)
     assert "s to 30" in text
     assert "PASS  S(W) increases" in text
     assert "left out:" in text
@@ -213,11 +222,13 @@ def test_names_from_outside_cannot_put_markup_into_the_page(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{sweep}", "tolerance=1"], "not a setting of report"),
+        (["{sweep}", "tolerance=1"], "there is no setting tolerance (did you mean"),
         (["{sweep}", "return_tolerance=-1"], "must be at least 0"),
         (["{sweep}", "what_if={{latency: 1}}"], "did you mean latency_s?"),
+        (["{sweep}", "what_if={{latency_s: fast}}"], "what_if: latency_s: Value 'fast'"),
+        (["{sweep}", "what_if={{latency_s: -1}}"], "what_if: latency_s=-1.0: must be at least 0"),
         (["{sweep}", "{sweep}"], "a second path"),
-        (["target_return=3"], "the sweep folder is missing"),
+        (["target_return=3"], "path= is missing (a sweep folder, or a .csv"),
     ],
 )
 def test_a_mistake_in_the_command_is_one_line_and_exit_code_2(sweep, monkeypatch, capsys, arguments, said):
@@ -239,3 +250,128 @@ def test_the_door_makes_a_report_wherever_it_is_told(monkeypatch, capsys, tmp_pa
     door.main()
     assert (tmp_path / "a" / "b" / "report.html").is_file()
     assert "4 1 14,263 0.408 0.102" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    """Strong and weak scaling of one task, another task at one W only, and a run that failed."""
+    folder = tmp_path_factory.mktemp("mixed")
+    for world_size in (1, 2, 4):
+        write_run(folder / f"s{world_size}", world_size, t_iter=0.5 / world_size)
+        write_run(folder / f"w{world_size}", world_size, t_iter=0.5 * world_size, scaling__rule="weak")
+    write_run(folder / "o", env__id="my/Other:v0")
+    (folder / "failed").mkdir()
+    (folder / "failed" / "config.yaml").write_text("")
+    return folder, *make_report(options(folder))
+
+
+def test_every_study_of_a_folder_is_reported_with_its_own_numbers(mixed):
+    _, report, folder = mixed
+    names = [("Task-v0", "strong"), ("Task-v0", "weak"), ("my/Other:v0", "strong")]
+    assert [(each.study.env_id, each.study.rule) for each in report.studies] == names
+    rows = read_csv(folder / "summary.csv")
+    speedups = [
+        (row["rule"], row["world_size"], float(row["speedup"])) for row in rows if row["env_id"] == "Task-v0"
+    ]
+    assert speedups == [("strong", w, float(w)) for w in "124"] + [("weak", w, 1.0) for w in "124"]
+    assert len(read_csv(folder / "per_run.csv")) == 7
+    found = json.loads((folder / "summary.json").read_text())
+    assert [(each["env_id"], each["rule"]) for each in found["studies"]] == names
+    assert "is mixed" in found["remarks"][0]
+    assert [item["path"][-6:] for item in found["left_out"]] == ["failed"]
+
+
+def test_each_study_has_its_own_folder_of_plots_and_scalars(mixed):
+    _, _, folder = mixed
+    names = ["Task-v0_strong", "Task-v0_weak", "my_Other_v0_strong"]
+    assert sorted(path.name for path in (folder / "plots").iterdir()) == sorted(
+        [*names, "studies.png", "studies.svg"]
+    )
+    assert sorted(path.name for path in (folder / "tensorboard").iterdir()) == sorted(names)
+    for name in names:
+        assert (folder / "plots" / name / "fps.png").stat().st_size > 0
+    events = EventAccumulator(str(folder / "tensorboard" / "Task-v0_weak"))
+    events.Reload()
+    assert [e.value for e in events.Scalars("scaling/speedup")] == [1.0, 1.0, 1.0]
+
+
+def test_the_page_has_a_chapter_for_each_study_that_its_contents_lead_to(mixed):
+    page = (mixed[2] / "report.html").read_text()
+    links = re.findall(r'href="#([^"]+)"', page)
+    assert len(links) == 3
+    for link in links:
+        assert page.count(f'id="{link}"') == 1
+    assert page.count("<h3>Verdict</h3>") == 3
+    assert page.count("<h3>Definitions</h3>") == 1
+    outside = [s for s in re.findall(r'(?:src|href)="([^"]{0,30})', page) if not s.startswith(("data:", "#"))]
+    assert outside == []
+
+
+def test_the_terminal_has_a_table_for_each_study(mixed):
+    folder, report, _ = mixed
+    text = on_terminal(report, folder, width=160)
+    for heading in (
+        "Task-v0, strong scaling, 3 runs",
+        "Task-v0, weak scaling, 3 runs",
+        "my/Other:v0, strong scaling, 1 run",
+    ):
+        assert heading in text
+    assert text.count("S(W) increases:") == 3
+    assert "only W=1 was measured" in text
+
+
+def test_env_and_rule_narrow_a_mixed_folder_to_one_study(mixed):
+    folder, _, _ = mixed
+    report = whole(folder, env="Task-v0", rule="weak")
+    assert [(each.study.env_id, each.study.rule) for each in report.studies] == [("Task-v0", "weak")]
+    assert len(report.left_out) == 3  # two studies, and the run that failed
+
+
+def test_one_target_cannot_hold_for_several_tasks(mixed):
+    with pytest.raises(
+        ConfigError, match="cannot hold for 2 tasks at once: add env= one of Task-v0, my/Other:v0"
+    ):
+        whole(mixed[0], target_return=50.0)
+
+
+def test_with_one_world_size_nothing_is_predicted_or_recommended(tmp_path):
+    write_run(tmp_path / "a")
+    ahead = computed(tmp_path).ahead
+    assert (ahead.as_measured, ahead.recommendation) == ((), None)
+    assert "No predictions: only W=1 was measured" in ahead.remarks[0]
+
+
+def test_a_study_that_cannot_be_reported_is_left_out_and_the_rest_is_reported(tmp_path):
+    for world_size in (1, 2):
+        write_run(tmp_path / str(world_size), world_size)
+    write_run(tmp_path / "short", iterations=3, env__id="Short-v0")  # one iteration: no model, so no what-if
+    report = whole(tmp_path, what_if={"latency_s": 1e-3})
+    assert [each.study.env_id for each in report.studies] == ["Task-v0"]
+    (item,) = report.left_out
+    assert str(item).startswith("Short-v0, strong scaling: cannot be reported; what_if=")
+    with pytest.raises(ConfigError, match="no effect"):
+        whole(tmp_path, what_if={"latency_s": 1e-3}, env="Short-v0")
+
+
+def test_the_largest_world_is_held_out_to_see_how_good_the_model_is(sweep):
+    check = computed(sweep).ahead.held_out
+    assert (check.fitted_on, check.world_size) == ((1, 2), 4)
+    assert "the model predicts" in (sweep / "report" / "report.html").read_text()
+    assert (
+        json.loads((sweep / "report" / "summary.json").read_text())["studies"][0]["held_out"]["world_size"]
+        == 4
+    )
+
+
+def test_iqms_have_intervals_of_their_own(sweep):
+    row = read_csv(sweep / "report" / "summary.csv")[1]
+    assert float(row["fps_iqm_low"]) <= float(row["fps_iqm"]) <= float(row["fps_iqm_high"])
+    assert "FPS (IQM)" in (sweep / "report" / "report.html").read_text()
+
+
+def test_nodes_without_a_count_of_machines_are_remarked_on(tmp_path):
+    for world_size, derived in ((1, {}), (2, {"num_nodes": 2}), (4, {"num_nodes": 4, "num_hosts": 1})):
+        folder = write_run(tmp_path / str(world_size), world_size)
+        change_summary(folder, derived=json.loads((folder / "summary.json").read_text())["derived"] | derived)
+    (remark,) = [r for r in computed(tmp_path).remarks if "nodes" in r]
+    assert remark.startswith("W=2 ran on several nodes")

@@ -5,15 +5,24 @@ import shutil
 import pytest
 from scaling_folders import change_summary, write_run
 
+from ddppo.errors import ConfigError
 from ddppo.run import summary as run_summary
 from ddppo.scaling import runs
-from ddppo.scaling.runs import read_runs
-from ddppo.scaling.selection import one_study, with_target
+from ddppo.scaling.report import ReportOptions
+from ddppo.scaling.report_files import make_report
+from ddppo.scaling.runs import read_run, read_runs
+from ddppo.scaling.selection import one_study, studies, with_target
 
 
 def only_left_out(folder):
     (item,) = read_runs(folder).left_out
     return str(item)
+
+
+def only_study(folder):
+    found = studies(read_runs(folder))
+    (study,) = found.studies
+    return study
 
 
 def worlds(reading):
@@ -98,10 +107,33 @@ def cut_last_line(run):
 
 def test_reports_in_the_folder_are_not_read_as_runs(tmp_path):
     write_run(tmp_path / "0")
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "report.json").write_text("{}")
-    (tmp_path / "report" / "summary.json").write_text("{}")
+    make_report(ReportOptions(path=str(tmp_path)))
+    (tmp_path / "report").rename(tmp_path / "kept")
+    assert worlds(read_runs(tmp_path)) == [(1, 0)]
     assert read_runs(tmp_path).left_out == []
+
+
+def test_what_hidden_folders_hold_is_not_read(tmp_path):
+    sweep = tmp_path / ".cache" / "sweep"  # hidden folders above the given one do not matter
+    write_run(sweep / "0")
+    write_run(sweep / ".earlier" / "2026" / "0", seed=1)
+    write_run(sweep / "deeper" / ".submitit" / "1", seed=2)
+    (sweep / ".submitit" / "empty").mkdir(parents=True)
+    found = read_runs(sweep)
+    assert worlds(found) == [(1, 0)]
+    assert found.left_out == []
+
+
+def test_cores_are_of_all_machines_that_a_run_used(tmp_path):
+    def cores(**derived):
+        folder = write_run(tmp_path / str(len(list(tmp_path.iterdir()))))
+        summary = json.loads((folder / "summary.json").read_text())
+        change_summary(folder, derived=summary["derived"] | derived)
+        return read_run(folder).cores
+
+    assert cores() == 64
+    assert cores(num_nodes=4) == 256
+    assert cores(num_nodes=4, num_hosts=1) == 64
 
 
 def test_a_resumed_run_has_the_throughput_of_its_summary(tmp_path):
@@ -117,38 +149,54 @@ def test_a_run_of_warm_up_only_is_measured_after_all(tmp_path):
     assert len(read_runs(tmp_path).runs[0].steps) == 2
 
 
-def test_of_several_tasks_the_one_with_most_runs_is_reported(tmp_path):
+def test_runs_are_sorted_into_studies_by_task_and_rule(tmp_path):
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", seed=seed)
     write_run(tmp_path / "b", env__id="Other-v0")
-    found = one_study(read_runs(tmp_path))
-    assert worlds(found) == [(1, 0), (1, 1)]
-    assert str(found.left_out[0]).endswith("b: is Other-v0, the study is Task-v0; report it by env=Other-v0")
-    assert "mixes 2 studies" in found.remarks[0]
+    write_run(tmp_path / "c", world_size=2, scaling__rule="weak")
+    found = studies(read_runs(tmp_path))
+    assert [worlds(each) for each in found.studies] == [[(1, 0)], [(1, 0), (1, 1)], [(2, 0)]]
+    assert found.left_out == []
+    (remark,) = found.remarks
+    assert (
+        "is mixed, it holds 3 studies: Other-v0, strong scaling (1 run), Task-v0, strong scaling (2 runs)"
+        in remark
+    )
 
 
-def test_a_task_can_be_asked_for(tmp_path):
+def test_a_task_or_a_rule_can_be_asked_for(tmp_path):
     for seed in range(2):
         write_run(tmp_path / f"a{seed}", seed=seed)
     write_run(tmp_path / "b", seed=9, env__id="Other-v0")
-    found = one_study(read_runs(tmp_path), env="Other-v0")
-    assert worlds(found) == [(1, 9)]
-    assert len(found.left_out) == 2
+    write_run(tmp_path / "c", seed=8, scaling__rule="weak")
+    for asked, expected in (({"env": "Other-v0"}, [(1, 9)]), ({"rule": "weak"}, [(1, 8)])):
+        found = studies(read_runs(tmp_path), **asked)
+        assert [worlds(each) for each in found.studies] == [expected]
+        assert len(found.left_out) == 2
+        assert "Task-v0, strong scaling (2 runs): is not asked for by" in " ".join(map(str, found.left_out))
+        assert found.remarks == []
+    with pytest.raises(
+        ConfigError, match=r"env=Othr-v0: .* \(did you mean Other-v0\?\); it has Other-v0 \(strong"
+    ):
+        studies(read_runs(tmp_path), env="Othr-v0")
 
 
-def test_strong_and_weak_scaling_are_not_mixed(tmp_path):
+def test_one_study_is_the_largest_and_says_which_others_there_are(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1)
     write_run(tmp_path / "c", scaling__rule="weak")
-    found = one_study(read_runs(tmp_path))
-    assert "is weak scaling, the study is strong; report it by rule=weak" in str(found.left_out[0])
+    found = one_study(read_runs(tmp_path), remedy="rule= chooses another")
+    assert worlds(found) == [(1, 0), (1, 1)]
+    assert "holds 2 studies: Task-v0, strong scaling (2 runs), Task-v0, weak" in found.remarks[0]
+    assert "This is Task-v0, strong scaling" in found.remarks[0]
+    assert found.remarks[0].endswith("rule= chooses another.")
 
 
 def test_runs_with_other_settings_are_left_out_and_the_difference_is_named(tmp_path):
     write_run(tmp_path / "a", seed=0)
     write_run(tmp_path / "b", seed=1)
     write_run(tmp_path / "c", world_size=2, ppo__learning_rate=0.5)
-    found = one_study(read_runs(tmp_path))
+    found = only_study(tmp_path)
     assert worlds(found) == [(1, 0), (1, 1)]
     assert "differs in ppo.learning_rate=0.5 (the study: 0.001)" in str(found.left_out[0])
 
@@ -158,7 +206,7 @@ def test_settings_of_dist_may_differ_between_world_sizes_but_not_within_one(tmp_
     for seed in range(3):
         kind = "ddp" if seed == 2 else "flat"
         write_run(tmp_path / f"b{seed}", world_size=2, seed=seed, dist__grad_sync=kind)
-    found = one_study(read_runs(tmp_path))
+    found = only_study(tmp_path)
     assert worlds(found) == [(1, 0), (2, 0), (2, 1)]
     assert "differs from the other runs of W=2 in dist.grad_sync=ddp" in str(found.left_out[0])
 
@@ -166,13 +214,13 @@ def test_settings_of_dist_may_differ_between_world_sizes_but_not_within_one(tmp_
 def test_a_slowed_rank_does_not_make_another_study(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", world_size=4, env__slow_ranks={"3": 0.01})
-    assert worlds(one_study(read_runs(tmp_path))) == [(1, 0), (4, 0)]
+    assert worlds(only_study(tmp_path)) == [(1, 0), (4, 0)]
 
 
 def test_of_two_runs_of_one_world_and_seed_the_newest_counts(tmp_path):
     write_run(tmp_path / "z_old", t_iter=0.5, finished="2026-01-01T00:00:00+00:00")
     write_run(tmp_path / "a_new", t_iter=0.25, finished="2026-01-02T00:00:00+00:00")
-    found = one_study(read_runs(tmp_path))
+    found = only_study(tmp_path)
     assert [run.fps for run in found.runs] == [320.0]
     assert "is an older run of W=1 seed=0 than" in str(found.left_out[0])
 
@@ -180,7 +228,7 @@ def test_of_two_runs_of_one_world_and_seed_the_newest_counts(tmp_path):
 def test_runs_of_several_commits_are_remarked_on(tmp_path):
     write_run(tmp_path / "a")
     change_summary(write_run(tmp_path / "b", seed=1), git_commit="1" * 40)
-    assert "2 commits" in one_study(read_runs(tmp_path)).remarks[0]
+    assert "2 commits" in only_study(tmp_path).remarks[0]
 
 
 def test_the_target_is_the_one_asked_for_or_the_runs_own(tmp_path):

@@ -1,0 +1,127 @@
+"""The command line of the small doors: `key=value` arguments into a dataclass of `ddppo.config.setting` fields.
+
+    options = parse(EvaluateConfig, sys.argv[1:], path="run", usage="python -m ddppo.evaluate run=<run folder> ...")
+
+`ddppo.train` is Hydra's, and reads its own. Imports no torch.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddppo.config import check_fields, near
+from ddppo.errors import ConfigError
+from ddppo.help import shown_default
+
+T = TypeVar("T")
+
+
+def parse(section: type[T], arguments: Sequence[str], *, usage: str, path: str | None = None) -> T:
+    """Return the options that a command line gives. `-h` or `--help` among them prints the help and exits with 0.
+
+    path: name of the field that a word without `=` is, at most one; also a word that exists as a file or folder.
+    usage: how the door is called, the first lines of the help.
+    Raises ConfigError, in one line, for a name that is no field (with near matches), a value that breaks its type or
+    its rule, a second path, or a field without default that is not given.
+    """
+    (options,) = parse_all((section,), arguments, usage=usage, path=path)
+    assert isinstance(options, section)
+    return options
+
+
+def parse_all(
+    sections: Sequence[type[Any]], arguments: Sequence[str], *, usage: str, path: str | None = None
+) -> list[Any]:
+    """Do the same for several dataclasses whose fields share one command line; `path` is a field of the first."""
+    if any(a in ("-h", "--help") for a in arguments):
+        print(help_text(sections, usage))
+        sys.exit(0)
+    types = {f.name: f.type for section in sections for f in fields(section)}
+    names = list(types)
+    given: dict[str, Any] = {}
+    word: str | None = None
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        is_setting = bool(equals) and key in names
+        if path is not None and ((is_setting and key == path) or _is_path(argument, is_setting)):
+            if word is not None:
+                raise ConfigError(f"{argument}: a second {path}, after {word}: give one at a time")
+            # Taken as it stands: a folder may well be called 2026 or a[1].
+            word = given[path] = value if is_setting else argument
+        elif is_setting and types[key] in (str, str | None) and value != "null":
+            given[key] = value  # as it stands: YAML would read 12_3, an element of a job array, as 123
+        elif is_setting:
+            given |= _value(argument)
+        else:
+            raise ConfigError(f"{argument}: there is no setting {key}{near(key, names)}; --help lists all")
+    return [
+        filled(section, {f.name: given[f.name] for f in fields(section) if f.name in given}, usage)
+        for section in sections
+    ]
+
+
+def _is_path(argument: str, is_setting: bool) -> bool:
+    return not is_setting and ("=" not in argument or Path(argument).exists())
+
+
+def _value(argument: str) -> dict[str, Any]:
+    """Return {key: value} with the value read as YAML, as Hydra's own command line would."""
+    try:
+        parsed = OmegaConf.to_container(OmegaConf.from_dotlist([argument]), resolve=True)
+    except OmegaConfBaseException as e:
+        raise ConfigError(_one_line(e)) from e
+    except Exception as e:  # yaml raises many kinds
+        raise ConfigError(
+            f"{argument}: the value cannot be read ({_one_line(e)}); lists are [1,2], mappings {{a: 1, b: 2}}"
+        ) from e
+    assert isinstance(parsed, dict)
+    return {str(key): value for key, value in parsed.items()}
+
+
+def filled(section: type[T], given: Mapping[str, Any], usage: str = "") -> T:
+    """Return the dataclass with these values, typed and checked. Raises ConfigError as `parse` does."""
+    items = fields(section)  # type: ignore[arg-type]  # a dataclass, which type[T] does not say
+    names = [item.name for item in items]
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"there is no setting {name}{near(name, names)}; there are {', '.join(names)}")
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(section), dict(given))
+        for item in items:
+            if OmegaConf.is_missing(merged, item.name):
+                first = f": {usage.splitlines()[0]}" if usage else ""
+                raise ConfigError(f"{item.name}= is missing ({item.metadata['meaning']}){first}")
+        options = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as e:
+        raise ConfigError(_one_line(e)) from e
+    assert isinstance(options, section)
+    check_fields(options)
+    return options
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OmegaConfBaseException):
+        text = str(error).splitlines()[0]
+        return f"{error.full_key}: {text}" if error.full_key else text
+    return " ".join(str(error).split())
+
+
+def help_text(sections: Sequence[type[Any]], usage: str) -> str:
+    """Return what `--help` prints: the usage, then each field with its default, its meaning and its choices."""
+    lines = [usage]
+    for section in sections:
+        said = (section.__doc__ or "").partition(". ")[0].rstrip(".")
+        by_dataclass = said.startswith(f"{section.__name__}(")
+        lines += ["", *([f"{said}:"] if said and not by_dataclass else [])]
+        for item in fields(section):
+            meaning, choices = item.metadata["meaning"], item.metadata["choices"]
+            if not all(choice in meaning for choice in choices):
+                meaning += f" ({', '.join(choices)})"
+            default = "" if item.default == MISSING else shown_default(item)
+            lines.append(f"  {item.name + '=' + default:<34}  {meaning}")
+    return "\n".join(lines)
