@@ -6,7 +6,9 @@ starts. Nothing changes it afterwards.
 """
 
 import difflib
+import hashlib
 import math
+import re
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -127,6 +129,11 @@ class DistConfig:
         10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
     )
     timeout_s: float = setting(600.0, "seconds a rank waits for another before it gives up", above=0)
+    oversubscribe: str = setting(
+        "warn",
+        "more ranks on this machine than it has cores (or GPUs): warn and go on, or refuse",
+        choices=("warn", "refuse"),
+    )
     threads_per_rank: int | None = setting(
         None, "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1", low=1
     )
@@ -172,6 +179,45 @@ class LogConfig:
 
 
 @dataclass(slots=True)
+class SlurmLauncherConfig:
+    """Settings of hydra/launcher=slurm; resolved for each job, so that a value may follow ${dist.world_size}."""
+
+    _target_: str = setting("hydra_plugins.ddppo_slurm.SlurmLauncher", "")
+    ranks_per_node: int = setting(
+        8, "ranks on one node at most; nodes = W / ranks_per_node, rounded up", low=1
+    )
+    cpus_per_rank: int = setting(1, "CPUs of one rank", low=1)
+    gpus_per_rank: int = setting(0, "GPUs of one rank", low=0)
+    mem_gb_per_rank: float | None = setting(
+        None, "memory of one rank in GB; the partition's default if null", above=0
+    )
+    timeout_min: int = setting(
+        60, "time limit in minutes; a run that needs longer saves, requeues and goes on", low=1
+    )
+    signal_s: int = setting(
+        120, "seconds before the time limit at which all ranks save and the job requeues", low=1
+    )
+    max_num_timeout: int = setting(50, "how often a job may requeue because of its time limit", low=0)
+    partition: str | None = setting(None, "sbatch --partition")
+    account: str | None = setting(None, "sbatch --account")
+    qos: str | None = setting(None, "sbatch --qos")
+    constraint: str | None = setting(None, "sbatch --constraint")
+    exclusive: bool = setting(False, "nodes are shared with no other job, as a measurement needs")
+    setup: list[str] = setting(meaning="shell lines before the run, e.g. ['module load cuda']", factory=list)
+    additional_parameters: dict[str, Any] = setting(meaning="any other options of sbatch", factory=dict)
+    array_parallelism: int = setting(256, "jobs of one array that run at once", low=1)
+    one_at_a_time: bool = setting(
+        False, "jobs of the sweep run one after another, so that measurements do not disturb each other"
+    )
+    interface: str | None = setting(
+        None, "network interface of Gloo and NCCL, e.g. ib0; their own choice if null"
+    )
+    local_cluster: bool = setting(False, "use the fake-node cluster that `make slurm-up` started")
+    wait: bool = setting(True, "stay until all jobs have ended; false returns, `ddppo.jobs` looks later")
+    poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
+
+
+@dataclass(slots=True)
 class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -188,6 +234,15 @@ class Config:
         None, "evaluation return whose first reaching gives time-to-target and steps-to-target"
     )
     resume: str | None = setting(None, "a run folder to go on from")
+    sweep: str | None = setting(
+        None,
+        "folder of the runs of -m; the same command with the same folder skips the complete and redoes the others",
+    )
+    objective: str = setting(
+        "eval_return",
+        "what a sweeper such as Optuna is told: the final evaluation's mean return, or seconds to target_return",
+        choices=("eval_return", "time_to_target"),
+    )
 
 
 SECTIONS = {
@@ -205,9 +260,20 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, section in SECTIONS.items():
         store.store(group=group, name="schema", node=section)
-    text = help_text(conf_dir(), Config, list(SECTIONS))
+    store.store(group="hydra/launcher", name="slurm_schema", node=SlurmLauncherConfig)
+    text = help_text(conf_dir(), Config, list(SECTIONS), SlurmLauncherConfig)
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
+    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+
+
+def folder_name(overrides: str) -> str:
+    """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 200 characters."""
+    plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is no part of its name
+    name = re.sub(r"[^\w.+@-]", "-", plain, flags=re.ASCII) or "run"
+    if len(name) <= 200:
+        return name
+    return f"{name[:94]}-{hashlib.sha256(overrides.encode()).hexdigest()[:10]}-{name[-94:]}"
 
 
 def conf_dir() -> Path:
@@ -356,6 +422,8 @@ def validate(config: Config) -> BatchShape:
             f"ppo.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "
             f"{shape.rollout_steps} steps = {shape.batch_size} samples: use fewer minibatches or more steps"
         )
+    if config.objective == "time_to_target" and config.target_return is None:
+        raise ConfigError("objective=time_to_target needs target_return, the evaluation return to be reached")
     if config.target_return is not None and not (config.eval.every_steps or config.eval.final_episodes):
         raise ConfigError(
             f"target_return={config.target_return} is never compared: no evaluation is configured; "

@@ -1,5 +1,7 @@
 """Exceptions that users meet. Each message names the cause and the remedy."""
 
+LOST_PEERS = 3  # exit code of a rank that ended only because another one had
+
 
 class ConfigError(ValueError):
     """A setting that cannot work; raised before any process starts."""
@@ -27,3 +29,7 @@ class CollectiveError(TrainingError):
 
 class EnvWorkerLost(TrainingError):
     """A process that steps an environment died, failed or hangs."""
+
+
+class ClusterError(TrainingError):
+    """SLURM is not installed, not running, does not answer, or refused."""

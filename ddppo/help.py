@@ -9,10 +9,23 @@ _USAGE = """ddppo: decentralised, synchronous, data-parallel PPO
   python -m ddppo.train env=cartpole                                    one process
   python -m ddppo.train env=cartpole dist.world_size=4                  four ranks on this machine
   python -m ddppo.train -m env=cartpole dist.world_size=1,2,4 seed=0,1  one job per combination, in turn
+  python -m ddppo.train -m env=cartpole 'seed=range(5)' sweep=<folder>  again: skip the complete, go on with the rest
+  python -m ddppo.train -m experiment=<name>                            a whole study, in a folder of its own
   torchrun --nproc-per-node=4 -m ddppo.train env=cartpole               ranks started by torchrun
   python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from a run's last checkpoint
   python -m ddppo.train env=cartpole --cfg job                          show the composed configuration
 """
+# Hydra's own options and those of plugins; ours are in conf/hydra.
+_OF_HYDRA = {
+    "hydra/launcher": {
+        "basic": "One job after another, the default.",
+        "joblib": "Small jobs side by side, hydra.launcher.n_jobs of them at once. Needs the extra tune.",
+    },
+    "hydra/sweeper": {
+        "basic": "Every combination of the values given, the default.",
+        "optuna": "Optuna draws hydra.sweeper.n_trials settings by what `objective` tells it. Needs the extra tune.",
+    },
+}
 
 
 def description(path: Path) -> str:
@@ -23,17 +36,19 @@ def description(path: Path) -> str:
     return ""
 
 
-def help_text(conf: Path, root: type, groups: list[str]) -> str:
-    """Return what `--help` prints for the presets under `conf` and the settings of dataclass `root`."""
+def help_text(conf: Path, root: type, groups: list[str], launcher: type) -> str:
+    """Return what `--help` prints for the presets under `conf` and the settings of `root` and of a launcher."""
     lines = [_USAGE, "Groups and their options (group=option):"]
-    for group in [*groups, "experiment"]:
-        options = sorted((conf / group).rglob("*.yaml"))
+    for group in [*groups, "experiment", *_OF_HYDRA]:
+        options = dict(_OF_HYDRA.get(group, {}))
+        for path in sorted((conf / group).rglob("*.yaml")):
+            options[path.relative_to(conf / group).with_suffix("").as_posix()] = description(path)
         lines += ["", f"  {group}"] if options else []
-        for path in options:
-            name = path.relative_to(conf / group).with_suffix("").as_posix()
-            lines.append(f"    {name:<22}  {description(path)}")
+        lines += [f"    {name:<22}  {text}" for name, text in options.items()]
     lines += ["", "Settings (key=value), their defaults and meanings:"]
     lines += _settings(root, "")
+    lines += ["", "Settings of hydra/launcher=slurm and slurm_local:"]
+    lines += _settings(launcher, "hydra.launcher.")
     return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
 
 
@@ -55,12 +70,14 @@ def _settings(section: type, prefix: str) -> list[str]:
     for item in fields(section):
         if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
             nested += ["", *_settings(item.default_factory, f"{item.name}.")]
-        else:
-            plain.append(f"  {prefix + item.name + '=' + _default(item):<38}  {item.metadata['meaning']}")
+        elif item.metadata["meaning"]:
+            plain.append(
+                f"  {prefix + item.name + '=' + shown_default(item):<38}  {item.metadata['meaning']}"
+            )
     return plain + nested
 
 
-def _default(item: Any) -> str:
+def shown_default(item: Any) -> str:
     value = item.default if item.default_factory is MISSING else item.default_factory()
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")

@@ -3,11 +3,12 @@
 Hydra ends here. Ranks read the config.yaml that this writes into the run folder.
 """
 
-import dataclasses
 import json
+import multiprocessing
 import os
-import re
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,23 +20,9 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.config import Config, near
-from ddppo.errors import ConfigError, RunFolderError, TrainingError
-from ddppo.help import setting_names
-
-# What a resumed run may change; everything else would make it a different run.
-_MAY_CHANGE = (
-    "ppo.total_steps",
-    "env.backend",
-    "dist.",
-    "eval.",
-    "checkpoint.",
-    "log.",
-    "device",
-    "target_return",
-)
-# Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
-_MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")
+from ddppo.command_line import SweepFolder, composition_message, one_line, prepared_arguments, under_torchrun
+from ddppo.config import Config
+from ddppo.errors import ConfigError, TrainingError
 
 
 def main() -> None:
@@ -43,200 +30,181 @@ def main() -> None:
     # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
     # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep what a second thread gives.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    began = time.time()
+    SweepFolder.path = None
+    error: Exception | None = None
     try:
-        if int(os.environ.get("RANK", "0")) > 0 and _under_torchrun():
+        if int(os.environ.get("RANK", "0")) > 0 and under_torchrun():
             _follow()
             return
-        sys.argv[1:] = _prepared_arguments(sys.argv[1:])
+        sys.argv[1:] = prepared_arguments(sys.argv[1:])
         configuration.register()
+        # Hydra looks for launchers in packages of the name hydra_plugins only.
+        sys.path.append(str(Path(__file__).parent / "_plugins"))
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
-        if _under_torchrun():
-            _leave(0)
-    except (ConfigError, TrainingError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        _leave(2 if isinstance(e, ConfigError) else 1)
-    except (HydraException, OmegaConfBaseException) as e:
-        print(f"error: {_composition_message(e)}", file=sys.stderr)
-        _leave(2)
-    except KeyboardInterrupt:
-        print("interrupted before the run began", file=sys.stderr)
+    except KeyboardInterrupt as e:
+        print(_interrupted(e), file=sys.stderr)
         _leave(130)
+    except (ConfigError, TrainingError) as e:
+        error = e
+    except (HydraException, OmegaConfBaseException) as e:
+        error = ConfigError(composition_message(e))
+    except Exception as e:
+        if SweepFolder.path is None:
+            raise
+        error = e
+    failed = _tell_sweep(began, error)
+    if isinstance(error, (ConfigError, TrainingError)) and one_line(error) not in failed:
+        print(f"error: {error}", file=sys.stderr)
+    if error is not None or failed:
+        _leave(2 if isinstance(error, ConfigError) and not failed else 1)
+    if under_torchrun():
+        _leave(0)
 
 
 def _leave(code: int) -> NoReturn:
     """Exit; as a rank under torchrun that met its peers (no mistake, code 2) without waiting for them."""
-    if _under_torchrun() and code != 2:
+    if under_torchrun() and code != 2:
         from ddppo.distributed.launch import leave
 
         leave(code)
     sys.exit(code)
 
 
-def _composition_message(error: Exception) -> str:
-    """Return Hydra's complaint about a command line in one line, with near matches of a mistyped name."""
-    text = str(error)
-    if text.startswith("Error merging override"):
-        cause = str(error.__cause__).splitlines()[0]
-        return f"{text.removeprefix('Error merging override ')}: {cause}"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if found := re.match(r"Could not override '([\w.]+)'", text):
-        return f"there is no setting {found[1]}{near(found[1], setting_names(Config))}; --help lists all"
-    if found := re.search(r"Could not (?:find|load|override) '([\w/]+)/([\w-]+)'", text):
-        options = [p.stem for p in (configuration.conf_dir() / found[1]).glob("*.yaml")]
-        return f"{found[1]}={found[2]}: must be one of {', '.join(sorted(options))}{near(found[2], options)}"
-    details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
-    return f"{key + ': ' if key else ''}{' '.join(details)}"
-
-
 def _train(cfg: DictConfig) -> float | None:
-    """One job: what Hydra calls. Returns the final evaluation's mean return, for sweepers that optimise it."""
+    """One job: what Hydra calls. Returns what a sweeper optimises, by `objective`."""
     run_dir = Path(HydraConfig.get().runtime.output_dir)
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return _train_in_sweep(cfg, run_dir)
     try:
-        try:
-            config = _checked(cfg, run_dir)
-        except ConfigError:
-            _remove_if_empty(run_dir)
-            raise
-        _write_config(config, run_dir)
-        if _under_torchrun():
-            _lead(run_dir)
-        elif config.dist.world_size == 1:
-            from ddppo.run.worker import train_rank
-
-            train_rank(run_dir)
-        else:
-            from ddppo.distributed.launch import start_ranks
-
-            start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
-    except (ConfigError, TrainingError) as e:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise  # Hydra goes on with the other jobs and reports this one at the end
+        _train_alone(cfg, run_dir)
+    except (ConfigError, TrainingError) as e:  # said here: Hydra would add its own words
         print(f"error: {e}", file=sys.stderr)
         _leave(2 if isinstance(e, ConfigError) else 1)
-    except KeyboardInterrupt:
-        has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
-        remedy = (
-            f"go on with: python -m ddppo.train resume={run_dir}"
-            if has_checkpoint
-            else "there is no checkpoint"
-        )
-        print(f"interrupted; {remedy}", file=sys.stderr)
-        _leave(130)
-    summary = json.loads((run_dir / "summary.json").read_text())
-    if summary["status"] == "stopped":
-        print(f"stopped; go on with: python -m ddppo.train resume={run_dir}", file=sys.stderr)
-        _leave(130)
-    final = summary["eval"]["final"]
-    return final["return_mean"] if final else None
+    return None
+
+
+def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
+    from ddppo.run import start
+
+    try:
+        config = _checked(cfg, run_dir)
+    except ConfigError:
+        _remove_if_empty(run_dir)
+        raise
+    with start.held(run_dir):
+        start.write_config(config, run_dir)
+        try:
+            _run(config, run_dir)
+        except KeyboardInterrupt:
+            has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
+            remedy = f"go on with: python -m ddppo.train resume={run_dir}"
+            raise KeyboardInterrupt(remedy if has_checkpoint else "there is no checkpoint") from None
+
+
+def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
+    """One job of a sweep. Raises what went wrong after noting it: Hydra goes on with the other jobs."""
+    from ddppo.run import start, sweep
+
+    if multiprocessing.get_start_method(allow_none=True) == "loky":
+        # Joblib's own, which the processes of environments would be told to use and do not know.
+        multiprocessing.set_start_method(None, force=True)
+    sweep_dir = Path(HydraConfig.get().sweep.dir)
+    name = f"{run_dir.name} ({HydraConfig.get().job.num})"
+    try:
+        config = configuration.from_omegaconf(cfg)
+        configuration.validate(config)
+        if not sweep.is_complete(run_dir, config):  # what is complete may exceed this machine
+            _check(config)
+        with start.held(run_dir):
+            entry = sweep.enter(run_dir, config)
+            print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
+            if not entry.completed:
+                start.write_config(entry.config, run_dir)
+                _run(entry.config, run_dir)
+        sweep.note(sweep_dir, run_dir, "skipped" if entry.completed else "completed", entry.remark)
+        return sweep.objective(json.loads((run_dir / "summary.json").read_text()), config.objective)
+    except Exception as e:
+        _remove_if_empty(run_dir)
+        if not isinstance(e, (ConfigError, TrainingError)):
+            traceback.print_exc()
+        why = one_line(e)
+        sweep.note(sweep_dir, run_dir, "failed", why)
+        print(f"-- {name} failed: {why}", file=sys.stderr, flush=True)
+        raise TrainingError(why) from None  # e may be of a class that the launcher's process cannot read
 
 
 def _checked(cfg: DictConfig, run_dir: Path) -> Config:
-    """Return the configuration after every check that needs no second process."""
-    if (run_dir / "config.yaml").exists() and cfg.resume is None:
-        raise RunFolderError(
+    """Return the configuration of a single run after every check that needs no second process."""
+    from ddppo.run import start
+
+    if cfg.resume is not None:
+        config = start.resumed(cfg, run_dir, list(HydraConfig.get().overrides.task))
+    elif (run_dir / "config.yaml").exists():
+        raise ConfigError(
             f"{run_dir} already holds a run, which would be overwritten: choose another hydra.run.dir, or go on "
             f"with it by resume={run_dir}"
         )
-    config = _resumed(cfg, run_dir) if cfg.resume is not None else configuration.from_omegaconf(cfg)
+    else:
+        config = configuration.from_omegaconf(cfg)
     configuration.validate(config)
-    from ddppo.envs import probe
-
-    spec = probe(config.env)
-    if config.env.backend == "native":
-        probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
-    from ddppo.distributed.launch import resolve_backend, resolve_device
-    from ddppo.models import build_model
-    from ddppo.run.checkpoint import DTYPES
-
-    device = resolve_device(config.device)
-    if not _under_torchrun():
-        resolve_backend(config.dist.backend, device, config.dist.world_size)
-    build_model(spec, config.model, config.seed, DTYPES[config.dtype])
-    return config
-
-
-def _resumed(cfg: DictConfig, run_dir: Path) -> Config:
-    """Return the configuration of the run in `run_dir` with this command line's overrides on top."""
-    from ddppo.run import checkpoint
-    from ddppo.run.evaluation import load_policy
-
-    stored = OmegaConf.structured(configuration.load(run_dir / "config.yaml"))
-    overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
-    for override in overrides:
-        key = override.partition("=")[0]
-        if not key.startswith(_MAY_CHANGE):
-            raise ConfigError(
-                f"{override} would turn the resumed run into a different one: a resumed run may change only "
-                f"{', '.join(k + '*' if k.endswith('.') else k for k in _MAY_CHANGE)}"
-            )
-        OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
-    before = configuration.load(run_dir / "config.yaml")
-    config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
-    old, new = configuration.validate(before), configuration.validate(config)
-    if (old.num_envs, old.rollout_steps) != (new.num_envs, new.rollout_steps):
-        raise ConfigError(
-            f"dist.world_size={config.dist.world_size} would change the batch of the resumed run from "
-            f"{old.num_envs} envs * {old.rollout_steps} steps to {new.num_envs} * {new.rollout_steps}: "
-            f"keep dist.world_size={before.dist.world_size}"
-        )
-    path = checkpoint.last(run_dir / "checkpoints")
-    if path is None:
-        raise RunFolderError(f"{run_dir} has no checkpoint yet to go on from: start the run anew")
-    state = checkpoint.load(path)
-    load_policy(dataclasses.replace(config, device="cpu"), state)
-    if state["env_steps"] >= config.ppo.total_steps:
-        raise ConfigError(
-            f"the run in {run_dir} is complete at {state['env_steps']} of ppo.total_steps="
-            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
+    _check(config)
+    if OmegaConf.select(HydraConfig.get().sweeper, "params"):
+        experiment = HydraConfig.get().runtime.choices.get("experiment")
+        print(
+            f"warning: experiment={experiment} is a sweep, of which this is one run: add -m", file=sys.stderr
         )
     return config
 
 
-def _write_config(config: Config, run_dir: Path) -> None:
-    """Write config.yaml whole; that of an earlier start of the run stays beside it under a number."""
-    from ddppo.run.writers import keep_earlier, write_text
+def _check(config: Config) -> None:
+    from ddppo.run import start
 
-    path = run_dir / "config.yaml"
-    text = configuration.to_yaml(config)
-    if path.exists() and path.read_text() != text:
-        keep_earlier(path)
-    write_text(path, text)
+    if warning := start.check(config, local_world_size=start.local_world_size(config)):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
-def _prepared_arguments(arguments: list[str]) -> list[str]:
-    """Return the arguments for Hydra: a resumed run's folder is its output, torchrun's world size the run's."""
-    values = dict(a.split("=", 1) for a in arguments if "=" in a and not a.startswith("-"))
-    is_multirun = any(a in ("-m", "--multirun") for a in arguments)
-    added = []
-    if "" in values:
-        raise ConfigError(f"={values['']} has no name in front of the equals sign; --help lists all settings")
-    if "hydra.run.dir" in values:
-        folder = Path(values["hydra.run.dir"].strip("'\"")).absolute()
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        if not (existing.is_dir() and os.access(existing, os.W_OK)):
-            raise RunFolderError(f"hydra.run.dir={folder}: {existing} is not a folder that can be written to")
-    if "resume" in values:
-        folder = Path(values["resume"].strip("'\"")).resolve()
-        if is_multirun:
-            raise ConfigError("resume goes on with one run; it cannot be combined with -m")
-        if not (folder / "config.yaml").is_file():
-            raise RunFolderError(f"resume={values['resume']}: not a run folder, it has no config.yaml")
-        quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-        added.append(f"hydra.run.dir='{quoted}'")
-    if _under_torchrun():
-        world_size = os.environ["WORLD_SIZE"]
-        if is_multirun:
-            raise ConfigError("-m starts several runs, torchrun one: use one or the other")
-        if values.get("dist.world_size", world_size) != world_size:
-            raise ConfigError(
-                f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
-            )
-        if "dist.world_size" not in values:
-            added.append(f"dist.world_size={world_size}")
-    return [f"++{a}" if a.startswith(_MAPPINGS) else a for a in arguments] + added
+def _run(config: Config, run_dir: Path) -> None:
+    """Train in the run folder, whose config.yaml says all. Raises TrainingError, and KeyboardInterrupt if stopped."""
+    if under_torchrun():
+        _lead(run_dir)
+    elif config.dist.world_size == 1:
+        from ddppo.run.worker import train_rank
+
+        train_rank(run_dir)
+    else:
+        from ddppo.distributed.launch import start_ranks
+
+        start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
+    if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
+        raise KeyboardInterrupt
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> str:
+    """Return what Ctrl-C leaves behind, in one sentence."""
+    if SweepFolder.path is not None:
+        return f"interrupted; the same command with sweep={SweepFolder.path} goes on with the sweep"
+    return f"interrupted{'; ' + str(interrupt) if interrupt.args else ' before the run began'}"
+
+
+def _tell_sweep(began: float, error: Exception | None) -> list[str]:
+    """Print how a sweep's runs ended and return why some failed; [] where no sweep was run."""
+    if SweepFolder.path is None:
+        return []
+    from ddppo.run import sweep
+
+    outcomes = sweep.outcomes(SweepFolder.path, began)
+    failed = [outcome.why for outcome in outcomes if outcome.outcome == "failed"]
+    # A fault of the sweeper's, unless it only had no run to choose from. Above the list, which it would bury.
+    is_foreseen = error is None or isinstance(error, (ConfigError, TrainingError))
+    if not is_foreseen and (len(failed) < len(outcomes) or not outcomes):
+        traceback.print_exception(error)
+    if outcomes:
+        text = sweep.in_words(outcomes, SweepFolder.path, began)
+        print(text, file=sys.stderr if failed else sys.stdout)
+    return failed
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -246,10 +214,6 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 # -- under an outer torchrun: rank 0 composes, the others follow it -------------------------------------------------
-
-
-def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
 
 
 def _lead(run_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """Starting ranks: in process at W = 1, through torch's elastic agent (what torchrun runs) above."""
 
 import ctypes
+import hashlib
 import os
 import signal
 import socket
@@ -16,9 +17,8 @@ import torch.distributed as dist
 
 from ddppo.collectives import Group, ProcessGroup
 from ddppo.config import Config
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import LOST_PEERS, ConfigError, TrainingError
 
-LOST_PEERS = 3  # exit code of a rank that ended only because another one had
 # Parameters times samples from which a second thread pays. Forward and backward of two trunks of two layers, 1 and 2
 # threads: 64 units, 256 samples (2.5e6) .46 and .40 ms; 64 units, 2,048 samples (2e7) 3.0 and 1.6 ms.
 _THREADS_PAY_FROM = 10_000_000
@@ -55,7 +55,9 @@ def available_cores() -> int:
 
 
 def cores_per_rank(local_world_size: int) -> int:
-    """Return the cores that a rank has to itself, at least 1."""
+    """Return the cores that a rank has to itself, at least 1: a share of this machine's, or what a scheduler gave."""
+    if allotted := os.environ.get("DDPPO_CORES_PER_RANK"):  # whether or not it also bound the rank to them
+        return min(int(allotted), available_cores())
     return max(1, available_cores() // local_world_size)
 
 
@@ -67,6 +69,15 @@ def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     """
     enough = work >= _THREADS_PAY_FROM
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
+
+
+def machine_number() -> int:
+    """Return a number of 48 bits that two processes share if they run on one machine, whatever their node's name."""
+    try:
+        identity = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        identity = socket.gethostname()
+    return int(hashlib.blake2b(identity.encode(), digest_size=6).hexdigest(), 16)
 
 
 def loopback_interface() -> str:

@@ -21,7 +21,15 @@ from ddppo import config as configuration
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
-from ddppo.distributed.launch import LOST_PEERS, StopRequest, cores_per_rank, join, leave, threads_per_rank
+from ddppo.distributed.launch import (
+    LOST_PEERS,
+    StopRequest,
+    cores_per_rank,
+    join,
+    leave,
+    machine_number,
+    threads_per_rank,
+)
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import choose_backend, make_eval_env, make_vec_env, probe
 from ddppo.errors import CollectiveError, ConfigError, NonFiniteError, TrainingError
@@ -109,7 +117,8 @@ class Worker:
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads_per_rank": torch.get_num_threads(),
             "env_backend": backend,
-            "num_nodes": group.world_size // local_world_size,
+            "num_nodes": -(-group.world_size // local_world_size),
+            "num_hosts": group.gather(torch.tensor([machine_number()])).unique().numel(),
             "grad_sync": sync.name if group.world_size > 1 else "none",
         }
 

@@ -9,7 +9,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from ddppo import config as configuration
-from ddppo.config import Config
+from ddppo.config import Config, SlurmLauncherConfig
 from ddppo.help import description, setting_names
 from tests.support import run
 
@@ -36,6 +36,13 @@ def composed():
     GlobalHydra.instance().clear()
 
 
+def needs_extra(group, option):
+    if (group, option.split("/")[0]) == ("experiment", "tune"):
+        pytest.importorskip(
+            "hydra_plugins.hydra_optuna_sweeper", reason="needs the extra tune: pip install 'ddppo[tune]'"
+        )
+
+
 def convert(cfg):
     config = configuration.from_omegaconf(cfg)
     return config, configuration.validate(config)
@@ -50,6 +57,7 @@ def test_the_groups_are_those_of_the_issue():
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_converts_and_fits(composed, group, option):
+    needs_extra(group, option)
     extra = NEEDS.get(option, []) if group == "env" else []
     cfg = composed(f"{group}={option}", *extra)
     config, shape = convert(cfg)
@@ -166,8 +174,17 @@ def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
     for group, option in OPTIONS:
         expected = description(CONF / group / f"{option}.yaml")
         assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
-    for name in setting_names(Config):
+    settings = setting_names(Config) + [
+        f"hydra.launcher.{name}" for name in setting_names(SlurmLauncherConfig)
+    ]
+    for name in settings:
+        if name.endswith("._target_"):
+            assert name not in text
+            continue
         assert re.search(rf"^  {re.escape(name)}=\S* +\S", text, re.MULTILINE), name
+    for option in ("basic", "joblib", "optuna", "slurm", "slurm_local"):
+        assert re.search(rf"^    {option} +\S", text, re.MULTILINE), option
+    assert "sweep=<folder>" in text
     assert "  ppo.learning_rate=0.0003 " in text
     assert "  ppo.target_kl=null " in text
     assert "  log.tensorboard=true " in text

@@ -34,7 +34,7 @@ def test_torchrun_and_another_world_size_are_one_error_and_no_run(tmp_path):
 
 
 def test_a_multirun_is_one_whole_run_per_combination(tmp_path):
-    arguments = ["-m", *SMALL, "dist.world_size=1,2", "seed=0,1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    arguments = ["-m", *SMALL, "dist.world_size=1,2", "seed=0,1", f"sweep={tmp_path / 'sweep'}"]
     result = run([sys.executable, "-m", "ddppo.train", *arguments], tmp_path)
     assert result.code == 0, result.stderr
     folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
@@ -45,17 +45,10 @@ def test_a_multirun_is_one_whole_run_per_combination(tmp_path):
     for path, s in zip(folders, summaries, strict=True):
         assert len(lines(path)) == 2 * s["world_size"]
         assert (path / "checkpoints" / "iteration_00000002.pt").exists()
+        assert f"dist.world_size-{s['world_size']}_" in path.name
+        assert path.name.endswith(f"_seed-{s['config']['seed']}")
     hashes = [s["params_hash"] for s in summaries]
     assert hashes[0] != hashes[1]
-
-
-def test_a_failed_job_of_a_multirun_does_not_lose_the_others(tmp_path):
-    arguments = ["-m", *SMALL, "dist.world_size=3,1", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    result = run([sys.executable, "-m", "ddppo.train", *arguments], tmp_path)
-    assert result.code != 0
-    assert "dist.world_size=3 does not divide env.num_envs=4" in result.stderr
-    assert "Traceback" not in result.stderr
-    assert summary(tmp_path / "sweep" / "1")["status"] == "completed"
 
 
 IN_PROCESS = """

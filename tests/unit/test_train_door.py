@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddppo import train
-from tests.support import TINY, door
+from tests.support import TINY, door, run
 
 SMALL = (*TINY, "ppo.total_steps=64", "ppo.rollout_steps=8")
 NEEDS_NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -31,6 +31,8 @@ def call(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def no_ranks(monkeypatch):
+    monkeypatch.setattr("ddppo.run.start.available_cores", lambda: 2)
+
     def started(*arguments):
         raise AssertionError(f"ranks were started: {arguments}")
 
@@ -104,6 +106,18 @@ def assert_one_paragraph(stderr):
         ("dist.backend=nccl device=cpu", ["dist.backend=nccl", "dist.backend=gloo"]),
         pytest.param("device=cuda", ["device=cuda", "device=cpu"], marks=NEEDS_NO_GPU),
         pytest.param("dist.backend=nccl", ["dist.backend=nccl", "dist.backend=gloo"], marks=NEEDS_NO_GPU),
+        ("dist.world_size=4 dist.oversubscribe=refuse", ["dist.world_size=4", "2 cores", "at most 2 ranks"]),
+        # sweeps
+        ("sweep=somewhere", ["sweep=somewhere", "add -m"]),
+        ("-m sweep=", ["sweep= names no folder"]),
+        ("-m sweep=null", ["sweep=null names no folder"]),
+        ("-m experiment=a,b", ["experiment=a,b", "a command for each"]),
+        ("-m --cfg job", ["--cfg", "leave -m out"]),
+        ("seed=range(3)", ["seed=range(3)", "--multirun"]),
+        ("objective=time_to_target", ["objective=time_to_target", "target_return"]),
+        ("hydra/launcher=slrum", ["hydra/launcher=slrum", "basic", "did you mean slurm"]),
+        ("hydra/sweeper=nevergrad", ["hydra/sweeper=nevergrad", "basic"]),
+        ("experiment=tune/carpole", ["experiment=tune/carpole", "did you mean tune/cartpole"]),
         # tasks
         ("env=gym env.id=tests.fault.saboteurs:TupleObs-v0", ["observation space", "not supported"]),
         ("env=gym env.id=tests.fault.saboteurs:DictActions-v0", ["action space", "not supported"]),
@@ -132,6 +146,50 @@ def test_a_missing_extra_is_named_with_the_pip_command(call, no_ranks, monkeypat
     assert_one_paragraph(stderr)
     assert "pip install 'ddppo[box2d]'" in stderr
     assert not list(tmp_path.iterdir())
+
+
+WITHOUT_PLUGINS = """
+import sys
+import hydra_plugins
+from ddppo import train
+hydra_plugins.__path__ = []  # where pip puts them
+for argument in ("experiment=tune/cartpole", "hydra/sweeper=optuna", "hydra/launcher=joblib"):
+    sys.argv[1:] = ["-m", argument, "sweep=" + sys.argv[-1].removeprefix("sweep=").strip("'")]
+    try:
+        train.main()
+    except SystemExit as e:
+        assert e.code == 2, e.code
+"""
+
+
+def test_sweepers_and_launchers_of_an_extra_are_named_with_the_pip_command(tmp_path):
+    result = run([sys.executable, "-c", WITHOUT_PLUGINS, str(tmp_path / "sweep")], tmp_path)
+    assert result.code == 0, result.stderr
+    needs = "needs a package that is not installed: pip install 'ddppo[tune]'"
+    assert result.stderr.splitlines() == [
+        f"error: hydra/sweeper=optuna {needs}",
+        f"error: hydra/sweeper=optuna {needs}",
+        f"error: hydra/launcher=joblib {needs}",
+    ]
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch):
+    monkeypatch.setattr("ddppo.run.start.available_cores", lambda: 2)
+    monkeypatch.setattr("ddppo.distributed.launch.start_ranks", lambda *arguments: sys.exit(7))
+    code, stderr = call("dist.world_size=4")
+    assert code == 7
+    assert stderr == (
+        "warning: dist.world_size=4 exceeds this machine's 2 cores: ranks take turns, so what is learned stays "
+        "the same and times mean little\n"
+    )
+
+
+def test_a_single_run_of_an_experiment_that_is_a_sweep_says_so(call, monkeypatch):
+    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    code, stderr = call("experiment=learning_classic")
+    assert code == 7
+    assert stderr == "warning: experiment=learning_classic is a sweep, of which this is one run: add -m\n"
 
 
 def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):

@@ -1,0 +1,141 @@
+"""From a composed configuration to a run folder that ranks can start on."""
+
+import dataclasses
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from ddppo import config as configuration
+from ddppo.config import Config
+from ddppo.distributed.launch import available_cores, resolve_backend, resolve_device
+from ddppo.envs import probe
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.models import build_model
+from ddppo.run import checkpoint
+from ddppo.run.checkpoint import DTYPES
+from ddppo.run.evaluation import load_policy
+from ddppo.run.writers import keep_earlier, write_text
+
+# What a resumed run may change; everything else would make it a different run.
+_MAY_CHANGE = (
+    "ppo.total_steps",
+    "env.backend",
+    "dist.",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "device",
+    "target_return",
+)
+
+
+def check(config: Config, *, local_world_size: int | None = None) -> str | None:
+    """Check all that needs no second process: settings, task, model, and this machine where ranks run on it.
+
+    `local_world_size` is the number of ranks that this machine is to hold; None leaves the machine out of it, for runs
+    that start elsewhere. Returns a warning where ranks share cores or GPUs, which dist.oversubscribe=warn allows.
+    Raises ConfigError.
+    """
+    configuration.validate(config)
+    spec = probe(config.env)
+    if config.env.backend == "native":
+        probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
+    build_model(spec, config.model, config.seed, DTYPES[config.dtype])
+    return None if local_world_size is None else _check_machine(config, local_world_size)
+
+
+def _check_machine(config: Config, local_world_size: int) -> str | None:
+    import torch
+
+    device = resolve_device(config.device)
+    resolve_backend(config.dist.backend, device, local_world_size)
+    has, noun = available_cores(), "cores"
+    if device.type == "cuda":
+        has, noun = torch.cuda.device_count(), "GPUs"
+    if local_world_size == 1 or local_world_size <= has:
+        return None
+    named = (
+        "dist.world_size" if local_world_size == config.dist.world_size else "nproc-per-node"
+    )  # torchrun's
+    shared = f"{named}={local_world_size} exceeds this machine's {has} {noun}"
+    if config.dist.oversubscribe == "refuse":
+        raise ConfigError(
+            f"{shared}, and dist.oversubscribe=refuse: use at most {has} ranks, or dist.oversubscribe=warn"
+        )
+    return f"{shared}: ranks take turns, so what is learned stays the same and times mean little"
+
+
+def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
+    """Return the configuration of the run in `run_dir` with the command line's `overrides`, composed in `cfg`, on top.
+
+    Raises ConfigError where one of them would make it a different run, or there is nothing to go on from.
+    """
+    stored = OmegaConf.structured(configuration.load(run_dir / "config.yaml"))
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key == "resume":
+            continue
+        if not key.startswith(_MAY_CHANGE):
+            raise ConfigError(
+                f"{override} would turn the resumed run into a different one: a resumed run may change only "
+                f"{', '.join(k + '*' if k.endswith('.') else k for k in _MAY_CHANGE)}"
+            )
+        OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
+    before = configuration.load(run_dir / "config.yaml")
+    config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
+    old, new = configuration.validate(before), configuration.validate(config)
+    if (old.num_envs, old.rollout_steps) != (new.num_envs, new.rollout_steps):
+        raise ConfigError(
+            f"dist.world_size={config.dist.world_size} would change the batch of the resumed run from "
+            f"{old.num_envs} envs * {old.rollout_steps} steps to {new.num_envs} * {new.rollout_steps}: "
+            f"keep dist.world_size={before.dist.world_size}"
+        )
+    path = checkpoint.last(run_dir / "checkpoints")
+    if path is None:
+        raise RunFolderError(f"{run_dir} has no checkpoint yet to go on from: start the run anew")
+    state = checkpoint.load(path)
+    load_policy(dataclasses.replace(config, device="cpu"), state)
+    if state["env_steps"] >= config.ppo.total_steps:
+        raise ConfigError(
+            f"the run in {run_dir} is complete at {state['env_steps']} of ppo.total_steps="
+            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
+        )
+    return config
+
+
+def write_config(config: Config, run_dir: Path) -> None:
+    """Write config.yaml whole; that of an earlier start of the run stays beside it under a number."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "config.yaml"
+    text = configuration.to_yaml(config)
+    if path.exists() and path.read_text() != text:
+        keep_earlier(path)
+    write_text(path, text)
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Hold the run folder: two processes that train into one folder would ruin it.
+
+    Raises RunFolderError if another process, on any machine that locks files on this file system, holds it.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise RunFolderError(
+                f"{run_dir} is being trained into by another process: let that end first"
+            ) from e
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def local_world_size(config: Config) -> int:
+    """Return how many ranks this machine is to hold: torchrun's share of them, or all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", config.dist.world_size))

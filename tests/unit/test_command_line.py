@@ -1,0 +1,80 @@
+"""The train door's arguments on their way to Hydra, and the names of a sweep's run folders."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from ddppo import config as configuration
+from ddppo.command_line import check_objective, one_line, prepared_arguments
+from ddppo.config import folder_name
+from ddppo.errors import ConfigError
+from ddppo.run.sweep import _OF_NO_ACCOUNT, objective
+
+
+def test_folders_are_quoted_whatever_their_characters(tmp_path):
+    awkward = f"{tmp_path}/a=(1), b's"
+    assert prepared_arguments(["-m", f"sweep={awkward}"]) == [
+        "-m",
+        "sweep='{}'".format(awkward.replace("'", "\\'")),
+    ]
+    assert prepared_arguments(["-m", f"sweep='{tmp_path}'"]) == ["-m", f"sweep='{tmp_path}'"]
+
+
+def test_mappings_whose_keys_users_make_up_are_added():
+    assert prepared_arguments(["env.kwargs.g=1", "seed=2"]) == ["++env.kwargs.g=1", "seed=2"]
+
+
+@pytest.mark.parametrize("flag", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
+def test_every_way_to_ask_for_a_multirun_allows_a_sweep_folder(flag, tmp_path):
+    assert prepared_arguments([flag, f"sweep={tmp_path}"]) == [flag, f"sweep='{tmp_path}'"]
+
+
+def test_names_of_run_folders_have_no_slash_and_no_prefix_and_tell_settings_apart():
+    assert folder_name("dist.world_size-2_seed-0") == "dist.world_size-2_seed-0"
+    assert folder_name("++env.kwargs.g-1_++env.slow_ranks-{0:1}_seed-0") == (
+        "env.kwargs.g-1_env.slow_ranks--0-1-_seed-0"
+    )
+    assert folder_name("env.id-pkg/mod:X-v0") == "env.id-pkg-mod-X-v0"
+    assert folder_name("") == "run"
+    many = "_".join(f"section.setting_{i}-{i}" for i in range(40))
+    names = [folder_name(f"{many}_seed-{seed}") for seed in range(3)]
+    assert len(set(names)) == 3
+    assert all(len(name) == 200 for name in names)
+    assert names[2].endswith("_seed-2")
+    assert len(set(map(folder_name, (f"a-{i}_{many}_z-1" for i in range(3))))) == 3
+
+
+def test_settings_that_change_nothing_about_a_run_stay_out_of_its_folder_s_name():
+    cfg = OmegaConf.load(configuration.conf_dir() / "config.yaml")
+    excluded = set(cfg.hydra.job.config.override_dirname.exclude_keys)
+    assert excluded == _OF_NO_ACCOUNT - {"resume"} | {"experiment"}
+
+
+def sweeping(direction, **settings):
+    cfg = {"hydra": {"sweeper": {"direction": direction}}, "objective": "eval_return"}
+    return OmegaConf.create(cfg | {"eval": {"final_episodes": 1}} | settings)
+
+
+def test_a_sweeper_looks_for_the_best():
+    check_objective(sweeping("maximize"))
+    check_objective(sweeping("minimize", objective="time_to_target"))
+    check_objective(OmegaConf.create({"hydra": {"sweeper": {"params": None}}}))  # optimises nothing
+    with pytest.raises(ConfigError, match=r"needs .*direction=maximize"):
+        check_objective(sweeping("minimize"))
+    with pytest.raises(ConfigError, match=r"needs .*direction=minimize"):
+        check_objective(sweeping("maximize", objective="time_to_target"))
+    with pytest.raises(ConfigError, match="without a value"):
+        check_objective(sweeping("maximize", eval={"final_episodes": 0}))
+
+
+def test_the_objective_is_the_final_score_or_the_seconds_to_the_target():
+    summary = {"eval": {"final": {"return_mean": 7.5}}, "target": {"time_to_target_s": 12}}
+    assert objective(summary, "eval_return") == 7.5
+    assert objective(summary, "time_to_target") == 12.0
+    never = {"eval": {"final": None}, "target": {"time_to_target_s": None}}
+    assert objective(never, "time_to_target") == float("inf")
+    assert objective(never, "eval_return") is None
+
+
+def test_an_error_fits_on_one_line_and_names_its_class_unless_it_is_ours():
+    assert one_line(ConfigError("a\n  b")) == "a b"
+    assert one_line(ZeroDivisionError("a\n  b")) == "ZeroDivisionError: a b"
