@@ -3,10 +3,10 @@ PYTHON ?= python3
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
 
-.PHONY: help train test lint format clean
+.PHONY: help train test lint format slurm-up slurm-down clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
 .venv/.installed: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -29,6 +29,12 @@ lint: .venv/.installed  ## check style and types
 format: .venv/.installed  ## rewrite the code in the house style
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+slurm-up: .venv/.installed  ## start a SLURM of 8 nodes on this machine to try jobs on
+	$(PY) -m ddppo.cluster.local up
+
+slurm-down: .venv/.installed  ## end it and its jobs
+	$(PY) -m ddppo.cluster.local down
 
 clean:  ## remove the virtual environment and caches
 	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,77 @@
+"""hydra/launcher=slurm: the runs of a sweep as jobs of a SLURM cluster.
+
+Each job's configuration is composed, checked and written into its run folder here, before it is submitted: editing a
+YAML file while jobs wait in the queue changes none of them.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from ddppo.config import Config, SlurmLauncherConfig, check_fields, from_omegaconf
+from ddppo.errors import ConfigError
+
+
+class SlurmLauncher(Launcher):
+    """Submits the runs that are not complete yet and waits for them, unless told not to."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings  # of the whole sweep; a job's own are composed with it
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self._context, self._config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Return how each job ended; with wait=false, that it was submitted. Ctrl-C cancels all."""
+        from ddppo.cluster.launch import launch
+
+        setup_globals()
+        sweep_dir = Path(self._config.hydra.sweep.dir).absolute()
+        before = HydraConfig.instance().cfg
+        try:
+            runs = [
+                self._composed(overrides, i) for i, overrides in enumerate(job_overrides, initial_job_idx)
+            ]
+        finally:
+            HydraConfig.instance().cfg = before
+        results = launch(sweep_dir, _checked(self._settings), runs)
+        return [_job_return(*pair) for pair in zip(job_overrides, results, strict=True)]
+
+    def _composed(
+        self, overrides: Sequence[str], number: int
+    ) -> tuple[Path, tuple[Config, SlurmLauncherConfig] | ConfigError]:
+        """Return a job's run folder with its settings and its launcher's, or what is wrong with them."""
+        cfg = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(cfg):
+            cfg.hydra.job.id = str(number)
+            cfg.hydra.job.num = number
+        HydraConfig.instance().set_config(cfg)  # what ${hydra:...} reads; makes cfg.hydra read-only
+        run_dir = Path(cfg.hydra.sweep.dir).absolute() / cfg.hydra.sweep.subdir
+        try:
+            launcher = _checked(OmegaConf.to_container(cfg.hydra.launcher, resolve=True))
+            with read_write(cfg), open_dict(cfg):
+                del cfg["hydra"]
+            return run_dir, (from_omegaconf(cfg), launcher)
+        except ConfigError as e:
+            return run_dir, e
+
+
+def _checked(settings: Any) -> SlurmLauncherConfig:
+    launcher = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SlurmLauncherConfig), settings))
+    assert isinstance(launcher, SlurmLauncherConfig)
+    check_fields(launcher, "hydra.launcher.")
+    return launcher
+
+
+def _job_return(overrides: Sequence[str], result: float | Exception | None) -> JobReturn:
+    done = JobReturn(overrides=list(overrides), working_dir=os.getcwd())
+    done.status = JobStatus.FAILED if isinstance(result, Exception) else JobStatus.COMPLETED
+    done.return_value = result
+    return done

@@ -1,0 +1,290 @@
+"""One run as a SLURM job: what the job's batch script does, on the job's first node.
+
+submitit pickles a `Driver` and calls it in the job. The driver starts the ranks by srun and waits for them. When SLURM
+announces that the job's time is over or its nodes are wanted, it has the ranks write a checkpoint and stop, and the job
+queues again; the next call goes on from there.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from submitit.helpers import DelayedSubmission
+
+from ddppo import config as configuration
+from ddppo.cluster.local_conf import is_free
+from ddppo.cluster.slurm import command
+from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, TrainingError
+from ddppo.run.writers import drop_after, keep_earlier, write_text
+
+_FORWARD_EVERY_S = 2.0
+# Between the exec of a rank and its first line a signal would kill it; what a shell ignores its exec ignores.
+_DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
+_ENDED_TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(\w[\w ]*))")
+_SIGNALLED = 128
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
+
+    `interface` is the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL.
+    `start_timeout_s` is how long SLURM may take to start the ranks once the job runs.
+    """
+
+    world_size: int
+    num_nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int
+    gpus_per_node: int = 0
+    interface: str | None = None
+    start_timeout_s: int = 300
+
+    def __post_init__(self) -> None:
+        if (
+            not (self.num_nodes - 1) * self.ranks_per_node
+            < self.world_size
+            <= self.num_nodes * self.ranks_per_node
+        ):
+            raise ConfigError(
+                f"{self.num_nodes} nodes with {self.ranks_per_node} ranks each do not hold world_size="
+                f"{self.world_size}, or leave a node idle"
+            )
+
+    def sbatch(self, signal_delay_s: int) -> dict[str, Any]:
+        """Return sbatch's options for a job of this layout, for submitit's additional_parameters.
+
+        Not as parameters of submitit's own, which would take every rank for a task that returns a result. The signal
+        goes to the batch script alone (B:), `signal_delay_s` before the job's end.
+        """
+        options = {
+            "nodes": self.num_nodes,
+            "ntasks": self.world_size,
+            "ntasks-per-node": self.ranks_per_node,
+            "cpus-per-task": self.cpus_per_rank,
+            "signal": f"B:USR2@{signal_delay_s}",
+            "requeue": True,
+        }
+        return options | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
+
+    def srun(self) -> list[str]:
+        """Return the command that starts the ranks inside the job, up to the program to start."""
+        options = {
+            "nodes": self.num_nodes,
+            "ntasks": self.world_size,
+            "ntasks-per-node": self.ranks_per_node,
+            "cpus-per-task": self.cpus_per_rank,
+            "kill-on-bad-exit": 1,
+            "immediate": self.start_timeout_s,
+            "input": "none",
+        } | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
+        return ["srun", *(f"--{name}={value}" for name, value in options.items())]
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Train the run that `run_dir`/config.yaml describes; call it in a job that was submitted with layout.sbatch.
+
+    Submit with use_srun=False and python="exec <python>", so that SLURM's signals reach Python.
+    """
+
+    run_dir: Path
+    layout: RankLayout
+
+    def __call__(self) -> float | None:
+        """Run the ranks to their end and return the final evaluation's mean return, if there was one.
+
+        Raises TrainingError if a rank failed. Told to stop by SIGUSR2, it does not return but queues the job again.
+        """
+        if not is_completed(self.run_dir):
+            prepare(self.run_dir)
+            with _Signals() as signals:
+                failures = _run_ranks(self.run_dir, self.layout, signals)
+            if signals.terminated:
+                sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
+            if failures is not None:
+                raise TrainingError(self._blame(failures))
+            if not is_completed(self.run_dir):
+                signals.hand_over()
+                raise TrainingError(
+                    f"the run in {self.run_dir} was stopped before its end; nothing queues it again"
+                )
+        final = _summary(self.run_dir)["eval"]["final"]
+        return final["return_mean"] if final else None
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Return what the queued job is to do when it runs again: the same. submitit calls this."""
+        return DelayedSubmission(self)
+
+    def _blame(self, failures: "list[Failure]") -> str:
+        # A rank may notice that another is lost before srun speaks of the one that was: the first is seldom the cause.
+        cause = min(failures, key=lambda failure: failure.exit_code == LOST_PEERS, default=None)
+        who = "srun could not start the ranks"
+        if cause is not None:
+            all_of_them = f"all {self.layout.world_size} ranks were stopped"
+            who = f"rank {cause.ranks} on {cause.node} {cause.what} and {all_of_them}"
+        return (
+            f"{who}; the message is in the job's log. Checkpoints, if any, are in {self.run_dir}: go on with "
+            f"resume={self.run_dir}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How srun says that ranks of one node ended; exit_code is None after a signal."""
+
+    ranks: str
+    node: str
+    what: str
+    exit_code: int | None
+
+
+# -- the run folder -----------------------------------------------------------------------------------------------
+
+
+def is_completed(run_dir: Path) -> bool:
+    """Return whether the run has reached its total_steps, which a resumed run may have moved."""
+    summary = _summary(run_dir)
+    total_steps = configuration.load(run_dir / "config.yaml").ppo.total_steps
+    return summary.get("status") == "completed" and summary["env_steps"] >= total_steps
+
+
+def prepare(run_dir: Path) -> None:
+    """Have the ranks go on from the last checkpoint, or from the beginning if there is none yet.
+
+    What an earlier start without a checkpoint left stays under other names, so that no step counts twice.
+    """
+    path = run_dir / "config.yaml"
+    config = configuration.load(path)
+    has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
+    if not has_checkpoint:
+        drop_after(run_dir / "metrics.jsonl", 0)
+        for name in ("summary.json", "tensorboard", "checkpoints/best.pt"):
+            keep_earlier(run_dir / name)
+    resume = str(run_dir) if has_checkpoint else None
+    if config.resume != resume:
+        write_text(path, configuration.to_yaml(dataclasses.replace(config, resume=resume)))
+
+
+def _summary(run_dir: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run_dir / "summary.json").read_text())
+    except FileNotFoundError:
+        return {}
+
+
+# -- the ranks ----------------------------------------------------------------------------------------------------
+
+
+class _Signals:
+    """What SLURM tells the batch script: SIGUSR2 to save and stop, SIGTERM to end now. In force inside `with`."""
+
+    def __init__(self) -> None:
+        self.stop_requested = False
+        self.terminated = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        for number in (signal.SIGUSR2, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        if number == signal.SIGTERM:
+            self.terminated = True
+        else:
+            self.stop_requested = True
+
+    def hand_over(self) -> None:
+        """Do what submitit does at SIGUSR2: pickle `checkpoint()`, have SLURM queue the job again, exit."""
+        handler = self._previous[signal.SIGUSR2]
+        if callable(handler):
+            handler(signal.SIGUSR2, None)
+
+
+def _run_ranks(run_dir: Path, layout: RankLayout, signals: _Signals) -> list[Failure] | None:
+    """Start the ranks and wait until all have ended; return None if all ended well, else what srun said of them."""
+    job_id = os.environ["SLURM_JOB_ID"]
+    program = [sys.executable, "-m", "ddppo.cluster.rank", str(run_dir)]
+    srun = subprocess.Popen(
+        [*layout.srun(), *_DEAF, *program],
+        env=os.environ | _rank_variables(layout, job_id),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        bufsize=1,
+    )
+    assert srun.stderr is not None
+    failures: list[Failure] = []
+    reader = threading.Thread(target=_pass_on, args=(srun.stderr, failures), daemon=True)
+    reader.start()
+    next_forward = 0.0
+    while srun.poll() is None:
+        if signals.terminated:
+            _end(srun)
+        elif signals.stop_requested and time.monotonic() >= next_forward:
+            # Again and again: a rank that still starts ignores it, and a step that still starts is not found.
+            _forward(job_id)
+            next_forward = time.monotonic() + _FORWARD_EVERY_S
+        with suppress(subprocess.TimeoutExpired):
+            srun.wait(timeout=0.2)
+    reader.join(timeout=10)
+    return None if srun.returncode == 0 else failures
+
+
+def _forward(job_id: str) -> None:
+    """Send SIGUSR2 to the ranks, if they have started."""
+    with suppress(ClusterError):  # the next time may go better
+        fields = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i")
+        steps = command("squeue", *fields, timeout_s=10).split()
+        if ours := [step for step in steps if step.rpartition(".")[2].isdecimal()]:  # not .batch, .extern
+            command("scancel", "--quiet", "--signal=USR2", *ours, timeout_s=10)
+
+
+def _rank_variables(layout: RankLayout, job_id: str) -> dict[str, str]:
+    """Return what ranks need to meet: an address and a port of this node, where rank 0 will be."""
+    first_node = command("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()[0]
+    # Jobs that share a node begin at different ports; below 32768, where outgoing connections take theirs.
+    begin = 15000 + int(job_id) % 15000
+    port = next((port for port in range(begin, 32768) if is_free(port)), None)
+    if port is None:
+        raise ClusterError(f"no port of {first_node} is free from {begin} to 32767")
+    variables = {"MASTER_ADDR": first_node, "MASTER_PORT": str(port)}
+    if layout.interface is not None:
+        variables |= {"GLOO_SOCKET_IFNAME": layout.interface, "NCCL_SOCKET_IFNAME": layout.interface}
+    return {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"), **variables}  # as ddppo.train has it
+
+
+def _pass_on(stderr: IO[str], failures: list[Failure]) -> None:
+    """Copy what srun and the ranks write to the job's log, and note what srun says of ranks that failed."""
+    for line in stderr:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        if found := _ENDED_TASK.match(line):
+            node, ranks, code, how = found.groups()
+            what = f"ended with exit code {code}" if code else f"was ended by a signal ({how})"
+            failures.append(Failure(ranks, node, what, None if code is None else int(code)))
+
+
+def _end(srun: subprocess.Popen) -> None:
+    srun.terminate()
+    try:
+        srun.wait(timeout=3)
+    except subprocess.TimeoutExpired:
+        srun.kill()
+        srun.wait()

@@ -1,0 +1,182 @@
+"""The jobs of a sweep: which were submitted for which run, what became of them, and the table that shows it.
+
+`<sweep>/jobs.json` has the newest job of every run. What became of one is what SLURM says together with what its run
+folder holds: a job that SLURM has forgotten, as it does without accounting, is judged by the folder alone.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ddppo import config as configuration
+from ddppo.cluster import slurm
+from ddppo.cluster.slurm import JobInfo
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.run.sweep import completed_summary
+from ddppo.run.writers import write_json
+
+_BOOK = "jobs.json"
+_GRACE_S = 30.0  # slurmctld may not list a job at once after sbatch has returned
+_TAIL_BYTES = 16_384
+_ERROR = re.compile(
+    r"rank \d+: \w+|[\w.]*(Error|Exception)\b"
+)  # a rank's own message, or a traceback's last line
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One submitted run: SLURM's id, the run's folder below the sweep, its log, and when (seconds since the epoch)."""
+
+    job_id: str
+    run: str
+    world_size: int
+    log: str
+    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A job as it is now. `state` is SLURM's word, or GONE; `outcome` is None while it is active."""
+
+    job: Job
+    state: str
+    nodes: str = ""
+    outcome: str | None = None  # completed or failed
+    why: str = ""
+    progress: Mapping[str, float] = field(default_factory=dict)
+
+
+class Book:
+    """The jobs of one sweep folder."""
+
+    def __init__(self, sweep_dir: Path) -> None:
+        self.sweep_dir = sweep_dir
+        self.jobs: dict[str, Job] = {}
+        self.slurm_conf: str | None = None
+        path = sweep_dir / _BOOK
+        if path.exists():
+            try:
+                stored = json.loads(path.read_text())
+                self.jobs = {entry["run"]: Job(**entry) for entry in stored["jobs"]}
+                self.slurm_conf = stored["slurm_conf"]
+            except (ValueError, TypeError, KeyError) as e:
+                raise RunFolderError(f"{path} is not readable: move it away to submit anew") from e
+
+    def add(self, jobs: Iterable[Job], slurm_conf: str | None) -> None:
+        """Enter newly submitted jobs, each in place of the run's earlier one, and write the book."""
+        self.jobs |= {job.run: job for job in jobs}
+        self.slurm_conf = slurm_conf
+        stored = {"slurm_conf": self.slurm_conf, "jobs": [asdict(job) for job in self.jobs.values()]}
+        write_json(self.sweep_dir / _BOOK, stored)
+
+    def statuses(self, jobs: Sequence[Job] | None = None) -> list[Status]:
+        """Return what has become of `jobs`, or of all. Raises ClusterError where SLURM does not answer."""
+        chosen = list(self.jobs.values()) if jobs is None else jobs
+        infos = slurm.query([job.job_id for job in chosen])
+        return [self._status(job, infos.get(job.job_id)) for job in chosen]
+
+    def _status(self, job: Job, info: JobInfo | None) -> Status:
+        run_dir = self.sweep_dir / job.run
+        nodes, known = info.nodes if info else "", progress(run_dir)
+        if info is not None and not info.has_ended:
+            return Status(job, info.state, nodes, why=info.reason, progress=known)
+        if completed_summary(run_dir) is not None:
+            return Status(job, info.state if info else "COMPLETED", nodes, "completed", progress=known)
+        if info is None and time.time() - job.submitted_at < _GRACE_S:
+            return Status(job, "SUBMITTED", progress=known)
+        state = info.state if info else "GONE"
+        return Status(job, state, nodes, "failed", self._why(job, state), known)
+
+    def _why(self, job: Job, state: str) -> str:
+        said = {
+            "GONE": "SLURM no longer knows the job, and its run has no whole summary.json",
+            "COMPLETED": "the job ended well, but its run has no whole summary.json",
+            "TIMEOUT": "out of time before all ranks had saved: a larger hydra.launcher.signal_s gives them longer",
+            "OUT_OF_MEMORY": "out of memory: set a larger hydra.launcher.mem_gb_per_rank",
+        }.get(state, f"SLURM says {state}")
+        line = "" if state == "CANCELLED" else last_error(self.sweep_dir / job.log)
+        return f"job {job.job_id}: {said}{'; ' + line if line else ''} (log: {self.sweep_dir / job.log})"
+
+
+def progress(run_dir: Path) -> dict[str, float]:
+    """Return env_steps, total_steps, fps and return_mean from the end of a run's metrics.jsonl, as far as known."""
+    try:
+        config = configuration.load(run_dir / "config.yaml")
+        with (run_dir / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES * max(1, config.dist.world_size // 8)))
+            lines = file.read().splitlines(keepends=True)
+    except (ConfigError, OSError):
+        return {}
+    found: dict[str, float] = {"total_steps": float(config.ppo.total_steps)}
+    names = {"env_steps": "env_steps", "rollout/fps": "fps", "rollout/return_mean": "return_mean"}
+    for line in lines:
+        try:
+            values = json.loads(line) if line.endswith(b"\n") else {}
+        except ValueError:  # the first may be cut
+            continue
+        found |= {short: values[name] for name, short in names.items() if values.get(name) is not None}
+    return found
+
+
+def last_error(log: Path) -> str:
+    """Return the line of a job's log that tells best what went wrong, or nothing."""
+    lines = [line.strip() for line in tail(log, 300) if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]
+    causes = [line for line in errors if "CollectiveError" not in line]  # what a lost rank's peers say
+    return (causes or errors or lines[-1:] or [""])[0][:300]
+
+
+def tail(log: Path, num_lines: int) -> list[str]:
+    """Return the last lines of a file, [] if there is none."""
+    try:
+        return log.read_text(errors="replace").splitlines()[-num_lines:]
+    except OSError:
+        return []
+
+
+def table(statuses: Sequence[Status]) -> Table:
+    """Return one row per job: id, run, W, state, nodes, progress, steps/s and return."""
+    shown = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("job", "run"):
+        shown.add_column(name, overflow="fold")
+    shown.add_column("W", justify="right")
+    for name in ("state", "nodes"):
+        shown.add_column(name, overflow="fold")
+    for name in ("done", "steps/s", "return"):
+        shown.add_column(name, justify="right")
+    for status in statuses:
+        known = status.progress
+        done = f"{100 * known['env_steps'] / known['total_steps']:.0f} %" if "env_steps" in known else ""
+        state = status.state + (f" ({status.why})" if status.outcome is None and _tells(status.why) else "")
+        colour = {"completed": "green", "failed": "red"}.get(status.outcome or "", "")
+        shown.add_row(
+            status.job.job_id,
+            status.job.run,
+            str(status.job.world_size),
+            f"[{colour}]{state}[/{colour}]" if colour else state,
+            status.nodes,
+            done,
+            _number(known, "fps", ",.0f"),
+            _number(known, "return_mean", ".1f"),
+        )
+    return shown
+
+
+def counts(statuses: Iterable[Status]) -> str:
+    """Return e.g. '2 RUNNING, 1 PENDING'."""
+    states = [status.state for status in statuses]
+    return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=states.index))
+
+
+def _tells(reason: str) -> bool:
+    return reason not in ("", "None")
+
+
+def _number(known: Mapping[str, Any], name: str, form: str) -> str:
+    return format(known[name], form) if name in known else ""

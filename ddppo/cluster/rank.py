@@ -1,0 +1,53 @@
+"""What srun starts for every rank of a job: `python -m ddppo.cluster.rank <run folder>`.
+
+SLURM's names for a process's place become torchrun's, and from there on a rank is a rank.
+"""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def main() -> None:
+    """Train as the rank that SLURM started here; never returns."""
+    # SLURM's signal to stop may come at any time, and to processes that environments run in too: until the loop over
+    # iterations listens to it, and in what a rank starts, it must not kill.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    os.environ.update(torchrun_variables(os.environ))
+    from ddppo.run.worker import run_rank
+
+    run_rank(Path(sys.argv[1]))
+
+
+def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE (nodes) of a task of a job step.
+
+    And, not of torchrun, DDPPO_CORES_PER_RANK. https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+    """
+    per_node = tasks_per_node(environ["SLURM_STEP_TASKS_PER_NODE"])
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "WORLD_SIZE": environ["SLURM_NTASKS"],
+        "LOCAL_WORLD_SIZE": str(per_node[int(environ["SLURM_NODEID"])]),
+        "GROUP_WORLD_SIZE": str(len(per_node)),
+        "DDPPO_CORES_PER_RANK": environ["SLURM_CPUS_PER_TASK"],
+    }
+
+
+def tasks_per_node(text: str) -> list[int]:
+    """Return how many tasks each node has, from SLURM's way to write it: 2(x3),1 is [2, 2, 2, 1]."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text}: {part!r} is not of the form 2 or 2(x3)")
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What we ask SLURM, by its own commands, each with a time limit."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddppo.errors import ClusterError
+
+TIMEOUT_S = 60.0  # squeue itself waits half a minute for a slurmctld that is gone
+# https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES. A job in any other state may still run, or run again.
+ENDED = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+_SQUEUE_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "exit_code")
+_SACCT_FIELDS = ("JobID", "State", "Reason", "NodeList", "ExitCode")
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What SLURM says of a job, or of one element of an array (job_id 12_3).
+
+    `nodes` is SLURM's list, e.g. node[1-4], empty while the job waits. `exit_code` is None until the job has ended,
+    and negative for a signal.
+    """
+
+    job_id: str
+    state: str
+    reason: str
+    nodes: str
+    exit_code: int | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is over for good: a job that waits to run again has not ended."""
+        return self.state in ENDED
+
+
+def query(job_ids: Iterable[str]) -> dict[str, JobInfo]:
+    """Return what SLURM knows of this user's jobs `job_ids` (12, or 12_3 for an element of an array).
+
+    squeue knows a job until some minutes after its end (MinJobAge), sacct for good where the cluster keeps accounts; a
+    job that neither knows is absent. Raises ClusterError if slurmctld does not answer.
+    """
+    wanted = set(job_ids)
+    if not wanted:
+        return {}
+    # Not --jobs: one id that squeue has forgotten would make an error of the whole question.
+    fields = ",".join(f"{name}:|" for name in _SQUEUE_FIELDS)
+    output = command("squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={fields}")
+    found = {info.job_id: info for info in map(_of_squeue, output.splitlines()) if info.job_id in wanted}
+    if missing := wanted - set(found):
+        found |= {info.job_id: info for info in _accounts(missing) if info.job_id in missing}
+    return found
+
+
+def cancel(job_ids: Iterable[str]) -> None:
+    """End jobs, waiting or running; those that have ended already are left alone. Raises ClusterError if refused."""
+    if ids := sorted(set(job_ids)):
+        command("scancel", "--quiet", *ids)
+
+
+def max_array_size() -> int:
+    """Return how many elements one job array may have on this cluster."""
+    output = command("scontrol", "show", "config")
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", output, re.MULTILINE)
+    if found is None:
+        raise ClusterError("scontrol show config does not tell MaxArraySize")
+    return int(found[1])
+
+
+def command(name: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
+    """Return what a command of SLURM prints. Raises ClusterError if it is not there, fails, or takes too long."""
+    try:
+        done = subprocess.run([name, *arguments], capture_output=True, text=True, timeout=timeout_s)
+    except FileNotFoundError as e:
+        raise ClusterError(f"there is no {name} here: SLURM's commands must be on the PATH") from e
+    except subprocess.TimeoutExpired as e:
+        raise ClusterError(f"{name} did not answer within {timeout_s:g} s") from e
+    if done.returncode != 0:
+        raise ClusterError(f"{name} ended with exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _of_squeue(line: str) -> JobInfo:
+    job_id, state, reason, nodes, status = line.split("|")[:5]
+    exit_code = os.waitstatus_to_exitcode(int(status)) if state in ENDED else None
+    return JobInfo(job_id, state, "" if reason == "None" else reason, nodes, exit_code)
+
+
+def _accounts(job_ids: Iterable[str]) -> list[JobInfo]:
+    """Return what sacct knows of jobs; nothing where the cluster keeps no accounts."""
+    arguments = ("--allocations", "--noheader", "--parsable2", f"--format={','.join(_SACCT_FIELDS)}")
+    try:
+        output = command("sacct", *arguments, f"--jobs={','.join(sorted(job_ids))}")
+    except ClusterError:
+        return []
+    infos = []
+    for line in output.splitlines():
+        job_id, state, reason, nodes, code = line.split("|")
+        state = state.split()[0]  # CANCELLED by 1000
+        exit_code, _, by_signal = code.partition(":")
+        number = -int(by_signal) if int(by_signal or 0) else int(exit_code or 0)
+        nodes = "" if nodes == "None assigned" else nodes
+        infos.append(
+            JobInfo(
+                job_id, state, "" if reason == "None" else reason, nodes, number if state in ENDED else None
+            )
+        )
+    return infos

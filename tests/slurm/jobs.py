@@ -1,0 +1,135 @@
+"""Runs as real jobs: submitted by submitit as a launcher does it, watched by squeue."""
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import submitit
+
+from ddppo import config as configuration
+from ddppo.cluster import slurm
+from ddppo.cluster.driver import Driver, RankLayout
+from ddppo.cluster.local import LocalCluster
+from ddppo.config import CheckpointConfig, Config, EnvConfig, EvalConfig, LogConfig, PPOConfig
+from tests.support import CHECKOUT, lines, summary, wait_until
+
+STEPS = 64  # of an iteration
+QUIET = LogConfig(tensorboard=False, progress="none")
+
+
+def config(
+    iterations: int, world_size: int, *, step_time_s: float = 0.0, checkpoint_every: int = 0
+) -> Config:
+    """Return a run of so many iterations of 64 steps, whose speed step_time_s sets."""
+    kwargs = {"step_time_s": step_time_s, "episode_steps": 20}
+    base = Config(
+        env=EnvConfig(id="ddppo/Synthetic-v0", num_envs=4, backend="sync", kwargs=kwargs),
+        ppo=PPOConfig(total_steps=iterations * STEPS, rollout_steps=16, num_epochs=1, num_minibatches=2),
+        eval=EvalConfig(final_episodes=0),
+        checkpoint=CheckpointConfig(every_steps=checkpoint_every * STEPS),
+        log=QUIET,
+        device="cpu",
+    )
+    return replace(base, dist=replace(base.dist, world_size=world_size, timeout_s=60.0))
+
+
+def iterations(run_dir: Path, name: str = "metrics.jsonl") -> list[int]:
+    """Return the iterations that rank 0 wrote down, in order."""
+    return [line["iteration"] for line in lines(run_dir, name) if line["rank"] == 0]
+
+
+class Job:
+    def __init__(self, job: submitit.Job, run_dir: Path, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.id = job.job_id
+        self.run_dir = run_dir
+        self.paths = job.paths
+
+    @property
+    def info(self) -> slurm.JobInfo:
+        return slurm.query([self.id])[self.id]
+
+    @property
+    def log(self) -> str:
+        return "".join(p.read_text() for p in (self.paths.stdout, self.paths.stderr) if p.exists())
+
+    @property
+    def iterations(self) -> list[int]:
+        return iterations(self.run_dir)
+
+    @property
+    def summary(self) -> dict:
+        return summary(self.run_dir)
+
+    def ranks(self) -> dict[int, int]:
+        """Return the process of each of the job's ranks."""
+        found = {}
+        for pid in self.cluster.processes():
+            with suppress(OSError):  # it ended meanwhile
+                arguments = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+                if Path(arguments[0]).name.startswith("python") and str(self.run_dir) in arguments[3:]:
+                    environ = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+                    found[
+                        next(int(e.partition("=")[2]) for e in environ if e.startswith("SLURM_PROCID="))
+                    ] = pid
+        return found
+
+    def wait_for_state(self, *states: str, timeout_s: float = 120) -> slurm.JobInfo:
+        """Wait for one of the states, or for any end; fail with the job's log if the end is another."""
+        end = time.monotonic() + timeout_s
+        while (info := self.info).state not in states:
+            assert not info.has_ended, f"not {states}: {info}\n{self.log}"
+            assert time.monotonic() < end, f"not {states} within {timeout_s} s: {info}\n{self.log}"
+            time.sleep(0.1)
+        return info
+
+    def wait_for_iteration(self, number: int, timeout_s: float = 120) -> None:
+        def reached() -> bool:
+            assert not self.info.has_ended, f"{self.info}\n{self.log}"
+            return bool(self.iterations) and self.iterations[-1] >= number
+
+        wait_until(reached, f"iteration {number} of job {self.id}", timeout_s)
+
+    def wait_until_requeued(self, timeout_s: float = 120) -> int:
+        """Wait until the job is in the queue again, and return its last iteration.
+
+        SLURM would hold it for two minutes. We say two seconds; at once, a node might still refuse it as the job that
+        it has just ended.
+        """
+        self.wait_for_state("PENDING", timeout_s=timeout_s)
+        done = self.iterations[-1]
+        slurm.command("scontrol", "update", f"jobid={self.id}", "StartTime=now+2")
+        return done
+
+
+class Jobs:
+    """Submits runs, and ends those that are left."""
+
+    def __init__(self, folder: Path, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.submitted: list[Job] = []
+
+    def submit(self, config: Config, layout: RankLayout, *, timeout_min: int = 60, signal_delay_s: int = 20,
+               run_dir: Path | None = None, **more: str) -> Job:  # fmt: skip
+        """Submit a run in a folder of its own, as `slurm` runs are; `more` are options of sbatch."""
+        run_dir = run_dir or self.folder / f"run{len(self.submitted)}"
+        run_dir.mkdir(exist_ok=True)
+        (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
+        executor = submitit.SlurmExecutor(self.folder / "submitit", python=f"exec {sys.executable}")
+        executor.update_parameters(
+            time=timeout_min,
+            use_srun=False,
+            setup=["trap '' USR2"],
+            additional_parameters={**layout.sbatch(signal_delay_s), "chdir": str(CHECKOUT), **more},
+        )
+        job = Job(executor.submit(Driver(run_dir, layout)), run_dir, self.cluster)
+        self.submitted.append(job)
+        return job
+
+    def cancel_all(self) -> None:
+        slurm.cancel(job.id for job in self.submitted)
+        left = lambda: [i for i in slurm.query(j.id for j in self.submitted).values() if not i.has_ended]  # noqa: E731
+        wait_until(lambda: not left(), "end of the cancelled jobs", 30)

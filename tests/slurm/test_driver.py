@@ -1,0 +1,78 @@
+"""Runs as SLURM jobs, on a real cluster: how they end, well and badly."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from ddppo.cluster import slurm
+from ddppo.cluster.driver import RankLayout
+from ddppo.config import EnvConfig
+from tests.slurm.jobs import STEPS, config, iterations
+from tests.support import wait_until
+
+
+@pytest.mark.parametrize(("num_nodes", "ranks_per_node"), [(1, 1), (2, 1), (2, 2)])
+def test_a_job_trains_on_all_its_nodes(jobs, num_nodes, ranks_per_node):
+    world_size = num_nodes * ranks_per_node
+    layout = RankLayout(world_size, num_nodes, ranks_per_node, cpus_per_rank=1, interface="lo")
+    job = jobs.submit(config(3, world_size), layout)
+    info = job.wait_for_state("COMPLETED")
+    assert info.exit_code == 0
+    assert job.summary["status"] == "completed"
+    assert job.summary["world_size"] == world_size
+    assert job.summary["derived"]["num_nodes"] == num_nodes
+    assert job.iterations == [1, 2, 3]
+
+
+def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
+    broken = replace(config(10**6, 2), env=EnvConfig(id="tests.fault.saboteurs:Raises-v0", backend="sync"))
+    job = jobs.submit(broken, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
+    info = job.wait_for_state("FAILED")
+    assert info.exit_code == 1
+    assert "ZeroDivisionError: the task of the test broke" in job.log
+    assert "TrainingError: rank 1 on 127.0.1.2 ended with exit code 1" in job.log
+
+
+def test_a_killed_rank_makes_the_job_failed_within_30_s_and_is_named(jobs):
+    job = jobs.submit(
+        config(10**6, 4, step_time_s=0.001), RankLayout(4, 2, 2, cpus_per_rank=1, interface="lo")
+    )
+    job.wait_for_iteration(2)
+    os.kill(job.ranks()[2], signal.SIGKILL)
+    job.wait_for_state("FAILED", timeout_s=30)
+    assert "TrainingError: rank 2 on 127.0.1.2 was ended by a signal (Killed)" in job.log
+    assert not job.ranks()
+
+
+def test_scancel_ends_the_ranks_within_seconds(jobs):
+    job = jobs.submit(
+        config(10**6, 2, step_time_s=0.001), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo")
+    )
+    job.wait_for_iteration(2)
+    slurm.cancel([job.id])
+    assert wait_until(lambda: not job.ranks(), "end of the ranks", 10) < 4  # KillWait is 5 s
+    job.wait_for_state("CANCELLED")
+
+
+def test_a_run_that_is_complete_is_not_run_again(jobs):
+    layout = RankLayout(1, 1, 1, cpus_per_rank=1)
+    first = jobs.submit(config(2, 1), layout)
+    first.wait_for_state("COMPLETED")
+    before = first.summary
+    again = jobs.submit(config(2, 1), layout, run_dir=first.run_dir)
+    again.wait_for_state("COMPLETED")
+    assert again.summary == before
+    assert "srun" not in again.log
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_keeps_what_was(jobs):
+    job = jobs.submit(config(30, 2, step_time_s=0.002), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
+    job.wait_for_iteration(3)
+    slurm.command("scontrol", "requeue", job.id)  # SLURM kills the job, as when a node is lost
+    done = job.wait_until_requeued()
+    job.wait_for_state("COMPLETED")
+    assert job.iterations == list(range(1, 31))
+    assert iterations(job.run_dir, "metrics.superseded.jsonl") == list(range(1, done + 1))
+    assert job.summary["env_steps"] == 30 * STEPS

@@ -1,0 +1,144 @@
+"""Sweeps by hydra/launcher=slurm on a real cluster, started and looked at by the doors as a user does."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from ddppo.cluster import slurm
+from tests.support import TINY, lines, run, started, summary, wait_until
+
+SMALL = (
+    *TINY, "env=synthetic", "env.num_envs=32", "env.backend=sync", "ppo.rollout_steps=4", "ppo.num_epochs=1",
+    "ppo.num_minibatches=1", "ppo.total_steps=256", "device=cpu",
+)  # fmt: skip
+LAUNCHER = ("hydra/launcher=slurm", "hydra.launcher.interface=lo", "hydra.launcher.poll_s=0.5")
+ENDLESS = ("ppo.total_steps=100000000", "env.kwargs.step_time_s=0.01")
+
+
+def command(folder, *arguments):
+    return [sys.executable, "-m", "ddppo.train", "-m", *SMALL, *LAUNCHER, f"sweep={folder}", *arguments]
+
+
+def sweep(folder, *arguments, timeout_s=400, **environ):
+    return run(command(folder, *arguments), folder, timeout_s, **environ)
+
+
+def look(folder, *arguments):
+    return run([sys.executable, "-m", "ddppo.jobs", str(folder), *arguments], folder)
+
+
+def book(folder):
+    return {job["run"]: job["job_id"] for job in json.loads((folder / "jobs.json").read_text())["jobs"]}
+
+
+def states(folder):
+    return {info.state for info in slurm.query(book(folder).values()).values()}
+
+
+@pytest.fixture
+def folder(jobs, tmp_path):
+    """A sweep folder whose jobs are gone after the test, on the cluster that SLURM_CONF names."""
+    folder = tmp_path / "sweep"
+    yield folder
+    if (folder / "jobs.json").exists():
+        slurm.cancel(book(folder).values())
+        wait_until(
+            lambda: all(i.has_ended for i in slurm.query(book(folder).values()).values()), "end of jobs"
+        )
+
+
+@pytest.mark.slow
+def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder):
+    arguments = ("dist.world_size=1,2,4,8,16,32", "hydra.launcher.one_at_a_time=true")
+    done = sweep(folder, *arguments)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "6 runs, 6 completed" in done.stdout
+    found = {s["world_size"]: s for s in (summary(folder / name) for name in book(folder))}
+    assert sorted(found) == [1, 2, 4, 8, 16, 32]
+    assert all(s["env_steps"] == 256 and s["status"] == "completed" for s in found.values())
+    assert {w: s["derived"]["num_nodes"] for w, s in found.items()} == {1: 1, 2: 1, 4: 1, 8: 1, 16: 2, 32: 4}
+    assert {s["derived"]["num_hosts"] for s in found.values()} == {1}  # in truth the nodes are one machine
+    submitted = book(folder)
+    again = sweep(folder, *arguments)
+    assert again.code == 0
+    assert "6 runs, 6 skipped" in again.stdout
+    assert book(folder) == submitted
+
+
+def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(folder):
+    model = "model.name=mlp,tests.fault.saboteurs:NaNModel"
+    done = sweep(folder, "dist.world_size=2", "seed=0,1", model, FAULTY_RANK="1", FAULT_AFTER="0")
+    assert done.code == 1
+    ids = book(folder).values()
+    assert {job_id.partition("_")[2] for job_id in ids} == {"0", "1", "2", "3"}
+    assert len({job_id.partition("_")[0] for job_id in ids}) == 1
+    infos = {name: slurm.query([job_id])[job_id].state for name, job_id in book(folder).items()}
+    assert {state for name, state in infos.items() if "NaN" in name} == {"FAILED"}
+    assert {state for name, state in infos.items() if "NaN" not in name} == {"COMPLETED"}
+    assert "4 runs, 2 completed, 2 failed" in done.stderr
+    assert "NonFiniteError" in done.stderr
+    assert "Traceback" not in done.stderr
+    after = look(folder)
+    assert after.code == 1
+    assert "2 COMPLETED, 2 FAILED" in after.stdout
+
+
+def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are(folder):
+    done = sweep(folder, "dist.world_size=3,1")
+    assert done.code == 1
+    assert "dist.world_size=3 does not divide env.num_envs=32" in done.stderr
+    assert len(book(folder)) == 1
+    assert summary(folder / next(iter(book(folder))))["status"] == "completed"
+
+
+def test_what_sbatch_refuses_is_told_in_its_words(folder):
+    done = sweep(folder, "dist.world_size=1", "hydra.launcher.partition=nowhere")
+    assert done.code == 1
+    assert "sbatch refused the job: invalid partition specified: nowhere" in done.stderr
+
+
+def test_a_sweep_left_alone_is_looked_at_taken_up_again_and_cancelled(folder):
+    first = sweep(folder, *ENDLESS, "dist.world_size=1,2", "hydra.launcher.wait=false")
+    assert first.code == 0, first.stderr
+    assert f"python -m ddppo.jobs {folder}" in first.stdout
+    submitted = book(folder)
+    wait_until(lambda: all(lines(folder / name) for name in submitted), "metrics of both jobs")
+    assert "2 RUNNING" in look(folder).stdout
+    tailed = look(folder, "tail=dist.world_size-2")
+    assert next(job_id for name, job_id in submitted.items() if "world_size-2" in name) in tailed.stdout
+    with started(command(folder, *ENDLESS, "dist.world_size=1,2")) as process:
+        told = [process.stdout.readline() for _ in range(4)]
+        assert sum("is under way" in line for line in told) == 2
+        assert book(folder) == submitted
+        os.kill(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "cancelled 2 jobs" in stdout + stderr
+    wait_until(lambda: states(folder) == {"CANCELLED"}, "end of the cancelled jobs")
+    after = look(folder)
+    assert after.code == 1
+    assert "2 CANCELLED" in after.stdout
+
+
+def test_a_cancelled_job_is_reported_and_its_run_goes_on_by_the_same_command(folder):
+    slow = (
+        "dist.world_size=2",
+        "env.kwargs.step_time_s=0.005",
+        "ppo.total_steps=5120",
+        "checkpoint.every_steps=128",
+    )
+    with started(command(folder, *slow)) as process:
+        wait_until(lambda: (folder / "jobs.json").exists(), "job")
+        (name, job_id), *_ = book(folder).items()
+        wait_until(lambda: any((folder / name / "checkpoints").glob("iteration_*.pt")), "checkpoint")
+        slurm.cancel([job_id])  # as somebody else might
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"job {job_id}: SLURM says CANCELLED" in stderr
+    done = sweep(folder, *slow)
+    assert done.code == 0, done.stderr
+    assert "goes on at" in done.stdout
+    assert [line["iteration"] for line in lines(folder / name) if line["rank"] == 0] == list(range(1, 41))

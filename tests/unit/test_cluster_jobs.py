@@ -1,0 +1,144 @@
+"""What a run asks of SLURM, and what is said of its job, without a SLURM."""
+
+import json
+import time
+
+import pytest
+
+from ddppo import config as configuration
+from ddppo.cluster import jobs as cluster_jobs
+from ddppo.cluster.jobs import Book, Job, counts, progress, table
+from ddppo.cluster.resources import in_arrays, rank_layout, sbatch_parameters
+from ddppo.cluster.slurm import JobInfo
+from ddppo.config import Config, EnvConfig, SlurmLauncherConfig
+from ddppo.errors import RunFolderError
+from ddppo.run.summary import SCHEMA_VERSION
+
+
+@pytest.mark.parametrize(
+    ("world_size", "num_nodes", "ranks_per_node"),
+    [(1, 1, 1), (4, 1, 4), (5, 2, 3), (8, 2, 4), (9, 3, 3), (32, 8, 4)],
+)
+def test_a_run_gets_the_fewest_nodes_that_hold_its_ranks(world_size, num_nodes, ranks_per_node):
+    layout = rank_layout(world_size, SlurmLauncherConfig(ranks_per_node=4))
+    assert (layout.num_nodes, layout.ranks_per_node) == (num_nodes, ranks_per_node)
+
+
+def test_resources_follow_the_world_size():
+    launcher = SlurmLauncherConfig(
+        ranks_per_node=4, cpus_per_rank=3, gpus_per_rank=1, mem_gb_per_rank=1.5, partition="gpu"
+    )
+    small, large = (sbatch_parameters(rank_layout(w, launcher), launcher, "sweep") for w in (2, 16))
+    assert small["additional_parameters"] | {"signal": ""} == {
+        "nodes": 1, "ntasks": 2, "ntasks-per-node": 2, "cpus-per-task": 3, "gpus-per-node": 2, "mem": "3072M",
+        "requeue": True, "signal": "",
+    }  # fmt: skip
+    more = large["additional_parameters"]
+    assert (more["nodes"], more["ntasks"], more["gpus-per-node"], more["mem"]) == (4, 16, 4, "6144M")
+    assert small["partition"] == "gpu"
+    assert "account" not in small
+
+
+def test_one_at_a_time_holds_within_an_array_and_between_arrays():
+    launcher = SlurmLauncherConfig(one_at_a_time=True)
+    parameters = sbatch_parameters(rank_layout(1, launcher), launcher, "sweep")
+    assert parameters["array_parallelism"] == 1
+    assert parameters["additional_parameters"]["dependency"] == "singleton"
+
+
+def test_equal_jobs_share_an_array_until_it_is_full():
+    asked = [({"nodes": 1}, "a"), ({"nodes": 2}, "b"), ({"nodes": 1}, "c"), ({"nodes": 1}, "d")]
+    assert in_arrays(asked, 1001) == [({"nodes": 1}, ["a", "c", "d"]), ({"nodes": 2}, ["b"])]
+    assert in_arrays(asked, 2) == [({"nodes": 1}, ["a", "c"]), ({"nodes": 1}, ["d"]), ({"nodes": 2}, ["b"])]
+
+
+@pytest.fixture
+def book(tmp_path):
+    book = Book(tmp_path)
+    book.add([Job("12_3", "run", 2, "run.log", submitted_at=0.0)], None)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(
+        configuration.to_yaml(Config(env=EnvConfig(id="CartPole-v1")))
+    )
+    return book
+
+
+def known(monkeypatch, *infos):
+    monkeypatch.setattr(cluster_jobs.slurm, "query", lambda ids: {info.job_id: info for info in infos})
+
+
+def complete(book):
+    text = json.dumps({"schema_version": SCHEMA_VERSION, "status": "completed"})
+    (book.sweep_dir / "run" / "summary.json").write_text(text)
+
+
+def test_an_active_job_has_no_outcome_yet(book, monkeypatch):
+    known(monkeypatch, JobInfo("12_3", "PENDING", "Resources", "", None))
+    (status,) = book.statuses()
+    assert (status.state, status.outcome, status.why) == ("PENDING", None, "Resources")
+
+
+def test_a_job_that_slurm_has_forgotten_is_judged_by_its_run_folder(book, monkeypatch):
+    known(monkeypatch)
+    (status,) = book.statuses()
+    assert (status.state, status.outcome) == ("GONE", "failed")
+    assert "no whole summary.json" in status.why
+    complete(book)
+    assert book.statuses()[0].outcome == "completed"
+
+
+def test_a_job_that_slurm_does_not_list_yet_is_not_given_up(book, monkeypatch):
+    known(monkeypatch)
+    book.add([Job("13", "run", 2, "run.log", submitted_at=time.time())], None)
+    (status,) = book.statuses()
+    assert (status.state, status.outcome) == ("SUBMITTED", None)
+
+
+def test_slurms_word_alone_does_not_make_a_run_complete(book, monkeypatch):
+    known(monkeypatch, JobInfo("12_3", "COMPLETED", "", "node1", 0))
+    (status,) = book.statuses()
+    assert status.outcome == "failed"
+    complete(book)
+    assert book.statuses()[0].outcome == "completed"
+
+
+def test_a_failed_job_is_told_with_the_rank_s_own_words(book, monkeypatch):
+    known(monkeypatch, JobInfo("12_3", "FAILED", "NonZeroExitCode", "node1", 1))
+    log = "rank 1: CollectiveError: lost its peers\nsubmitit ERROR - Submitted job triggered an exception\nbye\n"
+    (book.sweep_dir / "run.log").write_text("starting\n" + log)
+    (status,) = book.statuses()
+    assert "FAILED" in status.why
+    assert "rank 1: CollectiveError: lost its peers" in status.why
+    assert str(book.sweep_dir / "run.log") in status.why
+
+
+def test_a_book_reads_back_as_it_was_written_and_a_new_job_replaces_a_run_s_old_one(book):
+    book.add(
+        [Job("14", "run", 2, "new.log", 1.0), Job("15", "other", 1, "other.log", 1.0)], "/etc/slurm.conf"
+    )
+    again = Book(book.sweep_dir)
+    assert {job.run: job.job_id for job in again.jobs.values()} == {"run": "14", "other": "15"}
+    assert again.slurm_conf == "/etc/slurm.conf"
+
+
+def test_a_book_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "jobs.json").write_text("{")
+    with pytest.raises(RunFolderError, match=r"jobs\.json is not readable"):
+        Book(tmp_path)
+
+
+def test_progress_is_read_from_the_last_whole_line(book):
+    run_dir = book.sweep_dir / "run"
+    assert progress(run_dir) == {}
+    line = {"iteration": 1, "rank": 0, "env_steps": 256, "rollout/fps": 1000.0, "rollout/return_mean": 20.5}
+    second = {**line, "iteration": 2, "env_steps": 512}
+    text = "\n".join(json.dumps(entry) for entry in (line, second)) + '\n{"iteration": 3, "env_st'
+    (run_dir / "metrics.jsonl").write_text(text)
+    assert progress(run_dir) == {"total_steps": 1e5, "env_steps": 512, "fps": 1000.0, "return_mean": 20.5}
+
+
+def test_the_table_has_a_row_for_each_job(book, monkeypatch):
+    known(monkeypatch, JobInfo("12_3", "RUNNING", "", "node1", None))
+    statuses = book.statuses()
+    assert table(statuses).row_count == 1
+    assert counts([*statuses, *statuses]) == "2 RUNNING"
