@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddppo import config as configuration
 from ddppo.cluster import local, slurm
 from ddppo.cluster.jobs import Book, Job, Status
 from ddppo.cluster.submit import Ready, submit
@@ -42,6 +43,7 @@ def launch(
             config, own_launcher = composed
             objectives[run_dir] = config.objective
             if run_dir.name in active:
+                _check_same(run_dir, config, book.jobs[run_dir.name].job_id)
                 print(f"-- {run_dir.name}: job {book.jobs[run_dir.name].job_id} is under way", flush=True)
             elif (entry := _entered(run_dir, config)).completed:
                 results[run_dir] = _ended(sweep_dir, run_dir, config.objective, "skipped", entry.remark)
@@ -71,6 +73,14 @@ def launch(
     for run_dir, status in zip(waiting, statuses, strict=True):
         results[run_dir] = _result(sweep_dir, run_dir, objectives[run_dir], status)
     return [results[run_dir] for run_dir, _ in runs]
+
+
+def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
+    if different := sweep.differences(configuration.load(run_dir / "config.yaml"), config):
+        raise ConfigError(
+            f"job {job_id} is under way with other settings ({', '.join(different[:3])}): cancel it first, by "
+            f"python -m ddppo.jobs {run_dir.parent} cancel=true, or use another sweep folder"
+        )
 
 
 def _entered(run_dir: Path, config: Config) -> sweep.Entry:

@@ -34,15 +34,18 @@ def submit(book: Book, runs: Sequence[Ready]) -> dict[str, str]:
     """
     refused: dict[str, str] = {}
     name = f"ddppo-{book.sweep_dir.name}"
-    jobs_of = [(rank_layout(run.config.dist.world_size, run.launcher), run) for run in runs]
-    asked = [(sbatch_parameters(layout, run.launcher, name), (layout, run)) for layout, run in jobs_of]
+    asked = []
+    for run in runs:
+        layout = rank_layout(run.config.dist.world_size, run.launcher)
+        parameters = sbatch_parameters(layout, run.launcher, name)
+        asked.append((parameters | {"max_num_timeout": run.launcher.max_num_timeout}, (layout, run)))
     for parameters, members in in_arrays(asked, slurm.max_array_size()):
         executor = submitit.SlurmExecutor(
             folder=book.sweep_dir / ".submitit" / "%j",
-            max_num_timeout=members[0][1].launcher.max_num_timeout,
+            max_num_timeout=parameters["max_num_timeout"],
             python=f"exec {shlex.quote(sys.executable)}",
         )
-        executor.update_parameters(**parameters)
+        executor.update_parameters(**{k: v for k, v in parameters.items() if k != "max_num_timeout"})
         try:
             submitted = executor.submit_array(
                 [Driver(run.run_dir.resolve(), layout) for layout, run in members]

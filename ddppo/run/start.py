@@ -66,7 +66,7 @@ def _check_machine(config: Config, local_world_size: int) -> str | None:
         raise ConfigError(
             f"{shared}, and dist.oversubscribe=refuse: use at most {has} ranks, or dist.oversubscribe=warn"
         )
-    return f"{shared}: ranks take turns, so what is learned stays the same and times mean little"
+    return f"{shared}: ranks take turns, so results stay the same and times are not those of {local_world_size} {noun}"
 
 
 def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:

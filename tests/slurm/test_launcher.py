@@ -109,6 +109,13 @@ def test_a_sweep_left_alone_is_looked_at_taken_up_again_and_cancelled(folder):
     assert "2 RUNNING" in look(folder).stdout
     tailed = look(folder, "tail=dist.world_size-2")
     assert next(job_id for name, job_id in submitted.items() if "world_size-2" in name) in tailed.stdout
+    config = folder / next(iter(submitted)) / "config.yaml"
+    before = config.read_text()
+    config.write_text(before.replace("gamma: 0.99", "gamma: 0.5"))  # as if a preset had changed since
+    changed = sweep(folder, *ENDLESS, "dist.world_size=1,2", "hydra.launcher.wait=false")
+    assert changed.code == 1
+    assert "under way with other settings (ppo.gamma=0.5, now 0.99)" in changed.stderr
+    config.write_text(before)
     with started(command(folder, *ENDLESS, "dist.world_size=1,2")) as process:
         told = [process.stdout.readline() for _ in range(4)]
         assert sum("is under way" in line for line in told) == 2

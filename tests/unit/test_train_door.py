@@ -180,8 +180,8 @@ def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch
     code, stderr = call("dist.world_size=4")
     assert code == 7
     assert stderr == (
-        "warning: dist.world_size=4 exceeds this machine's 2 cores: ranks take turns, so what is learned stays "
-        "the same and times mean little\n"
+        "warning: dist.world_size=4 exceeds this machine's 2 cores: ranks take turns, so results stay the "
+        "same and times are not those of 4 cores\n"
     )
 
 
