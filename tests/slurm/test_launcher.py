@@ -94,6 +94,15 @@ def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are(folder):
     assert summary(folder / next(iter(book(folder))))["status"] == "completed"
 
 
+def test_ranks_that_do_not_fill_their_nodes_train_all_the_same(folder):
+    done = sweep(folder, "dist.world_size=3", "env.num_envs=6", "hydra.launcher.ranks_per_node=2")
+    assert done.code == 0, done.stdout + done.stderr
+    (name,) = book(folder)
+    found = summary(folder / name)
+    assert (found["world_size"], found["derived"]["num_nodes"]) == (3, 2)
+    assert len(found["per_rank"]) == 3
+
+
 def test_what_sbatch_refuses_is_told_in_its_words(folder):
     done = sweep(folder, "dist.world_size=1", "hydra.launcher.partition=nowhere")
     assert done.code == 1
