@@ -52,6 +52,10 @@ def check_objective(config: DictConfig) -> None:
             f"hydra.sweeper.direction={given} would look for the worst: objective={config.objective} needs "
             f"hydra.sweeper.direction={wanted}"
         )
+    if OmegaConf.select(config, "hydra.launcher.wait") is False:
+        raise ConfigError(
+            "hydra.launcher.wait=false leaves the sweeper without results to choose by: let it wait"
+        )
     if config.objective == "eval_return" and not config.eval.final_episodes:
         raise ConfigError(
             "eval.final_episodes=0 leaves objective=eval_return without a value: set eval.final_episodes"

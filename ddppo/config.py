@@ -268,12 +268,16 @@ def register() -> None:
 
 
 def folder_name(overrides: str) -> str:
-    """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 200 characters."""
+    """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 200 characters.
+
+    A hash tells apart those that would be one after characters were replaced or left out.
+    """
     plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is no part of its name
     name = re.sub(r"[^\w.+@-]", "-", plain, flags=re.ASCII) or "run"
-    if len(name) <= 200:
-        return name
-    return f"{name[:94]}-{hashlib.sha256(overrides.encode()).hexdigest()[:10]}-{name[-94:]}"
+    digest = hashlib.sha256(overrides.encode()).hexdigest()[:10]
+    if len(name) > 200:
+        return f"{name[:94]}-{digest}-{name[-94:]}"
+    return name if name == plain or not plain else f"{name}-{digest[:6]}"
 
 
 def conf_dir() -> Path:

@@ -8,8 +8,9 @@ from pathlib import Path
 from omegaconf import MISSING
 from rich.console import Console
 
+from ddppo.cluster import slurm
 from ddppo.cluster.jobs import Book, Job, Status, counts, table, tail
-from ddppo.cluster.watch import cancel, watch
+from ddppo.cluster.watch import watch
 from ddppo.config import setting
 from ddppo.errors import ClusterError, ConfigError, RunFolderError
 from ddppo.options import parse
@@ -46,12 +47,17 @@ def main() -> None:
 
 def look(options: JobsConfig) -> bool:
     """Do what the options say and return whether a job failed. Raises ConfigError, ClusterError."""
-    sweep_dir = Path(options.folder).absolute()
+    asked = [name for name in ("wait", "cancel", "tail") if getattr(options, name)]
+    if len(asked) > 1:
+        raise ConfigError(
+            f"{' and '.join(f'{name}=' for name in asked)} exclude one another: give one at a time"
+        )
+    sweep_dir = Path(options.folder)
     book = Book(sweep_dir)
     if not book.jobs:
         raise RunFolderError(f"{options.folder}: no sweep of hydra/launcher=slurm, it has no jobs.json")
     if book.slurm_conf is not None:  # the cluster that the jobs were submitted to
-        os.environ.setdefault("SLURM_CONF", book.slurm_conf)
+        os.environ["SLURM_CONF"] = book.slurm_conf
     if options.tail is not None:
         job = _chosen(book, options.tail)
         print(f"{job.job_id} {job.run}: {sweep_dir / job.log}")
@@ -60,11 +66,11 @@ def look(options: JobsConfig) -> bool:
     statuses = book.statuses()
     if options.cancel:
         active = [status.job for status in statuses if status.outcome is None]
-        cancel(active)
+        slurm.cancel([job.job_id for job in active])
         print(f"cancelled {len(active)} jobs")
         return False
     if options.wait:
-        statuses = watch(book, list(book.jobs.values()), options.poll_s)
+        statuses = watch(book, list(book.jobs.values()), options.poll_s, hint="Ctrl-C leaves, the jobs go on")
     return _show(statuses, sweep_dir)
 
 

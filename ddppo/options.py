@@ -46,6 +46,8 @@ def parse_all(
     given: dict[str, Any] = {}
     word: str | None = None
     for argument in arguments:
+        if argument.startswith("-"):
+            raise ConfigError(f"{argument}: options are key=value here, without dashes; --help lists all")
         key, equals, value = argument.partition("=")
         is_setting = bool(equals) and key in names
         if path is not None and ((is_setting and key == path) or _is_path(argument, is_setting)):

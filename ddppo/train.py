@@ -23,6 +23,7 @@ from ddppo import config as configuration
 from ddppo.command_line import SweepFolder, composition_message, one_line, prepared_arguments, under_torchrun
 from ddppo.config import Config
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.run.lock import held
 
 
 def main() -> None:
@@ -34,7 +35,7 @@ def main() -> None:
     SweepFolder.path = None
     error: Exception | None = None
     try:
-        if int(os.environ.get("RANK", "0")) > 0 and under_torchrun():
+        if under_torchrun() and int(os.environ["RANK"]) > 0:
             _follow()
             return
         sys.argv[1:] = prepared_arguments(sys.argv[1:])
@@ -94,7 +95,7 @@ def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
     except ConfigError:
         _remove_if_empty(run_dir)
         raise
-    with start.held(run_dir):
+    with held(run_dir):
         start.write_config(config, run_dir)
         try:
             _run(config, run_dir)
@@ -118,7 +119,7 @@ def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         configuration.validate(config)
         if not sweep.is_complete(run_dir, config):  # what is complete may exceed this machine
             _check(config)
-        with start.held(run_dir):
+        with held(run_dir):
             entry = sweep.enter(run_dir, config)
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
             if not entry.completed:

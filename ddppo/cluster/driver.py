@@ -6,7 +6,6 @@ queues again; the next call goes on from there.
 """
 
 import dataclasses
-import json
 import os
 import re
 import signal
@@ -25,11 +24,15 @@ from ddppo import config as configuration
 from ddppo.cluster.local_conf import is_free
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, TrainingError
+from ddppo.run.lock import held
+from ddppo.run.summary import completed_summary
 from ddppo.run.writers import drop_after, keep_earlier, write_text
 
 _FORWARD_EVERY_S = 2.0
+_START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
+_PATIENCE_S = 10.0  # what this job was before it was queued again may still be ending
 # Between the exec of a rank and its first line a signal would kill it; what a shell ignores its exec ignores.
-_DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
+_DEAF = ("sh", "-c", 'trap "" USR2 TERM; exec "$@"', "sh")
 _ENDED_TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(\w[\w ]*))")
 _SIGNALLED = 128
 
@@ -39,7 +42,6 @@ class RankLayout:
     """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
 
     `interface` is the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL.
-    `start_timeout_s` is how long SLURM may take to start the ranks once the job runs.
     """
 
     world_size: int
@@ -48,7 +50,6 @@ class RankLayout:
     cpus_per_rank: int
     gpus_per_node: int = 0
     interface: str | None = None
-    start_timeout_s: int = 300
 
     def __post_init__(self) -> None:
         if (
@@ -85,7 +86,7 @@ class RankLayout:
             "ntasks-per-node": self.ranks_per_node,
             "cpus-per-task": self.cpus_per_rank,
             "kill-on-bad-exit": 1,
-            "immediate": self.start_timeout_s,
+            "immediate": _START_TIMEOUT_S,
             "input": "none",
         } | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
         return ["srun", *(f"--{name}={value}" for name, value in options.items())]
@@ -101,26 +102,30 @@ class Driver:
     run_dir: Path
     layout: RankLayout
 
-    def __call__(self) -> float | None:
-        """Run the ranks to their end and return the final evaluation's mean return, if there was one.
+    def __call__(self) -> None:
+        """Run the ranks to their end, with the run folder held.
 
-        Raises TrainingError if a rank failed. Told to stop by SIGUSR2, it does not return but queues the job again.
+        Raises TrainingError if a rank failed, RunFolderError if another process trains into the folder. Told to stop by
+        SIGUSR2, it does not return but queues the job again.
         """
-        if not is_completed(self.run_dir):
-            prepare(self.run_dir)
-            with _Signals() as signals:
-                failures = _run_ranks(self.run_dir, self.layout, signals)
-            if signals.terminated:
-                sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
-            if failures is not None:
-                raise TrainingError(self._blame(failures))
+        with held(self.run_dir, patience_s=_PATIENCE_S):
             if not is_completed(self.run_dir):
-                signals.hand_over()
-                raise TrainingError(
-                    f"the run in {self.run_dir} was stopped before its end; nothing queues it again"
-                )
-        final = _summary(self.run_dir)["eval"]["final"]
-        return final["return_mean"] if final else None
+                self._train()
+
+    def _train(self) -> None:
+        prepare(self.run_dir)
+        with _Signals() as signals:
+            failures = _run_ranks(self.run_dir, self.layout, signals)
+        if signals.terminated:
+            sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
+        if failures is not None:
+            raise TrainingError(self._blame(failures))
+        if not is_completed(self.run_dir):
+            signals.hand_over()
+            raise TrainingError(
+                f"the run in {self.run_dir} was stopped before its end and nothing queues it again: the same sweep "
+                "command goes on with it"
+            )
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what the queued job is to do when it runs again: the same. submitit calls this."""
@@ -134,8 +139,8 @@ class Driver:
             all_of_them = f"all {self.layout.world_size} ranks were stopped"
             who = f"rank {cause.ranks} on {cause.node} {cause.what} and {all_of_them}"
         return (
-            f"{who}; the message is in the job's log. Checkpoints, if any, are in {self.run_dir}: go on with "
-            f"resume={self.run_dir}"
+            f"{who}; the message is in the job's log. The same sweep command goes on with the run in {self.run_dir}, "
+            "from its last checkpoint if there is one"
         )
 
 
@@ -154,9 +159,9 @@ class Failure:
 
 def is_completed(run_dir: Path) -> bool:
     """Return whether the run has reached its total_steps, which a resumed run may have moved."""
-    summary = _summary(run_dir)
+    summary = completed_summary(run_dir)
     total_steps = configuration.load(run_dir / "config.yaml").ppo.total_steps
-    return summary.get("status") == "completed" and summary["env_steps"] >= total_steps
+    return summary is not None and summary.get("env_steps", 0) >= total_steps
 
 
 def prepare(run_dir: Path) -> None:
@@ -174,13 +179,6 @@ def prepare(run_dir: Path) -> None:
     resume = str(run_dir) if has_checkpoint else None
     if config.resume != resume:
         write_text(path, configuration.to_yaml(dataclasses.replace(config, resume=resume)))
-
-
-def _summary(run_dir: Path) -> dict[str, Any]:
-    try:
-        return json.loads((run_dir / "summary.json").read_text())
-    except FileNotFoundError:
-        return {}
 
 
 # -- the ranks ----------------------------------------------------------------------------------------------------
@@ -239,7 +237,7 @@ def _run_ranks(run_dir: Path, layout: RankLayout, signals: _Signals) -> list[Fai
             _end(srun)
         elif signals.stop_requested and time.monotonic() >= next_forward:
             # Again and again: a rank that still starts ignores it, and a step that still starts is not found.
-            _forward(job_id)
+            _forward()
             next_forward = time.monotonic() + _FORWARD_EVERY_S
         with suppress(subprocess.TimeoutExpired):
             srun.wait(timeout=0.2)
@@ -247,12 +245,15 @@ def _run_ranks(run_dir: Path, layout: RankLayout, signals: _Signals) -> list[Fai
     return None if srun.returncode == 0 else failures
 
 
-def _forward(job_id: str) -> None:
+def _forward() -> None:
     """Send SIGUSR2 to the ranks, if they have started."""
+    me, array = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_JOB_ID")
+    if array is not None:  # and an element's own id may be that of the whole array
+        me = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     with suppress(ClusterError):  # the next time may go better
-        fields = ("--noheader", "--steps", f"--jobs={job_id}", "--format=%i")
+        fields = ("--all", "--noheader", "--steps", f"--jobs={me}", "--format=%i")
         steps = command("squeue", *fields, timeout_s=10).split()
-        if ours := [step for step in steps if step.rpartition(".")[2].isdecimal()]:  # not .batch, .extern
+        if ours := [step for step in steps if re.fullmatch(rf"{me}\.\d+", step)]:  # not .batch, .extern
             command("scancel", "--quiet", "--signal=USR2", *ours, timeout_s=10)
 
 

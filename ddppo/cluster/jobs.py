@@ -5,6 +5,7 @@ folder holds: a job that SLURM has forgotten, as it does without accounting, is 
 """
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +15,6 @@ from typing import Any
 
 from rich.table import Table
 
-from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.slurm import JobInfo
 from ddppo.errors import ConfigError, RunFolderError
@@ -23,7 +23,7 @@ from ddppo.run.writers import write_json
 
 _BOOK = "jobs.json"
 _GRACE_S = 30.0  # slurmctld may not list a job at once after sbatch has returned
-_TAIL_BYTES = 16_384
+_LINE_BYTES = 2_000  # of metrics.jsonl, at most
 _ERROR = re.compile(
     r"rank \d+: \w+|[\w.]*(Error|Exception)\b"
 )  # a rank's own message, or a traceback's last line
@@ -36,6 +36,7 @@ class Job:
     job_id: str
     run: str
     world_size: int
+    total_steps: int
     log: str
     submitted_at: float
 
@@ -50,6 +51,11 @@ class Status:
     outcome: str | None = None  # completed or failed
     why: str = ""
     progress: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def said(self) -> str:
+        """Return the state, of an active job with SLURM's reason."""
+        return f"{self.state} ({self.why})" if self.outcome is None and self.why else self.state
 
 
 class Book:
@@ -66,12 +72,24 @@ class Book:
                 self.jobs = {entry["run"]: Job(**entry) for entry in stored["jobs"]}
                 self.slurm_conf = stored["slurm_conf"]
             except (ValueError, TypeError, KeyError) as e:
-                raise RunFolderError(f"{path} is not readable: move it away to submit anew") from e
+                raise RunFolderError(
+                    f"{path} is not readable: cancel the sweep's jobs by scancel, then move it away to submit anew"
+                ) from e
 
-    def add(self, jobs: Iterable[Job], slurm_conf: str | None) -> None:
+    def check_cluster(self, runs: Iterable[str]) -> None:
+        """Raise ConfigError if one of `runs` may have a job on another cluster than SLURM's commands mean now."""
+        here = os.environ.get("SLURM_CONF")
+        if self.slurm_conf != here and (known := [run for run in runs if run in self.jobs]):
+            raise ConfigError(
+                f"{self.sweep_dir} has jobs, such as {self.jobs[known[0]].job_id}, on the cluster of SLURM_CONF="
+                f"{self.slurm_conf}, and this one is {here}: use another sweep folder, or move its jobs.json away if "
+                "they have ended"
+            )
+
+    def add(self, jobs: Iterable[Job]) -> None:
         """Enter newly submitted jobs, each in place of the run's earlier one, and write the book."""
         self.jobs |= {job.run: job for job in jobs}
-        self.slurm_conf = slurm_conf
+        self.slurm_conf = os.environ.get("SLURM_CONF")
         stored = {"slurm_conf": self.slurm_conf, "jobs": [asdict(job) for job in self.jobs.values()]}
         write_json(self.sweep_dir / _BOOK, stored)
 
@@ -83,9 +101,11 @@ class Book:
 
     def _status(self, job: Job, info: JobInfo | None) -> Status:
         run_dir = self.sweep_dir / job.run
-        nodes, known = info.nodes if info else "", progress(run_dir)
+        nodes, known = info.nodes if info else "", progress(run_dir, job.world_size)
         if info is not None and not info.has_ended:
             return Status(job, info.state, nodes, why=info.reason, progress=known)
+        if run_dir.is_dir():
+            os.listdir(run_dir)  # a network file system may else remember that there was no summary
         if completed_summary(run_dir) is not None:
             return Status(job, info.state if info else "COMPLETED", nodes, "completed", progress=known)
         if info is None and time.time() - job.submitted_at < _GRACE_S:
@@ -104,21 +124,14 @@ class Book:
         return f"job {job.job_id}: {said}{'; ' + line if line else ''} (log: {self.sweep_dir / job.log})"
 
 
-def progress(run_dir: Path) -> dict[str, float]:
-    """Return env_steps, total_steps, fps and return_mean from the end of a run's metrics.jsonl, as far as known."""
-    try:
-        config = configuration.load(run_dir / "config.yaml")
-        with (run_dir / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES * max(1, config.dist.world_size // 8)))
-            lines = file.read().splitlines(keepends=True)
-    except (ConfigError, OSError):
-        return {}
-    found: dict[str, float] = {"total_steps": float(config.ppo.total_steps)}
+def progress(run_dir: Path, world_size: int) -> dict[str, float]:
+    """Return env_steps, fps and return_mean from the end of a run's metrics.jsonl, as far as known."""
+    found: dict[str, float] = {}
     names = {"env_steps": "env_steps", "rollout/fps": "fps", "rollout/return_mean": "return_mean"}
-    for line in lines:
+    for line in _end(run_dir / "metrics.jsonl", _LINE_BYTES * (world_size + 1)).splitlines():
         try:
-            values = json.loads(line) if line.endswith(b"\n") else {}
-        except ValueError:  # the first may be cut
+            values = json.loads(line)
+        except ValueError:  # the first and the last may be cut
             continue
         found |= {short: values[name] for name, short in names.items() if values.get(name) is not None}
     return found
@@ -134,10 +147,16 @@ def last_error(log: Path) -> str:
 
 def tail(log: Path, num_lines: int) -> list[str]:
     """Return the last lines of a file, [] if there is none."""
+    return _end(log, 200 * (num_lines + 300)).splitlines()[-num_lines:]
+
+
+def _end(path: Path, num_bytes: int) -> str:
     try:
-        return log.read_text(errors="replace").splitlines()[-num_lines:]
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - num_bytes))
+            return file.read().decode(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def table(statuses: Sequence[Status]) -> Table:
@@ -152,14 +171,13 @@ def table(statuses: Sequence[Status]) -> Table:
         shown.add_column(name, justify="right")
     for status in statuses:
         known = status.progress
-        done = f"{100 * known['env_steps'] / known['total_steps']:.0f} %" if "env_steps" in known else ""
-        state = status.state + (f" ({status.why})" if status.outcome is None and _tells(status.why) else "")
+        done = f"{100 * known['env_steps'] / status.job.total_steps:.0f} %" if "env_steps" in known else ""
         colour = {"completed": "green", "failed": "red"}.get(status.outcome or "", "")
         shown.add_row(
             status.job.job_id,
             status.job.run,
             str(status.job.world_size),
-            f"[{colour}]{state}[/{colour}]" if colour else state,
+            f"[{colour}]{status.said}[/{colour}]" if colour else status.said,
             status.nodes,
             done,
             _number(known, "fps", ",.0f"),
@@ -172,10 +190,6 @@ def counts(statuses: Iterable[Status]) -> str:
     """Return e.g. '2 RUNNING, 1 PENDING'."""
     states = [status.state for status in statuses]
     return ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=states.index))
-
-
-def _tells(reason: str) -> bool:
-    return reason not in ("", "None")
 
 
 def _number(known: Mapping[str, Any], name: str, form: str) -> str:

@@ -1,112 +1,173 @@
 """One sweep on a cluster: plan the runs, submit what is left to do, wait, and say how each ended."""
 
 import os
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ddppo import config as configuration
 from ddppo.cluster import local, slurm
-from ddppo.cluster.jobs import Book, Job, Status
+from ddppo.cluster.jobs import Book, Job
 from ddppo.cluster.submit import Ready, submit
-from ddppo.cluster.watch import cancel, watch
+from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.run import start, sweep
+from ddppo.run.lock import held
 
-Result = float | Exception | None  # what a sweeper optimises, nothing, or why the run failed
+Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
+Composed = tuple[Config, SlurmLauncherConfig] | ConfigError
 
 
 def launch(
-    sweep_dir: Path,
-    launcher: SlurmLauncherConfig,
-    runs: Sequence[tuple[Path, tuple[Config, SlurmLauncherConfig] | ConfigError]],
+    sweep_dir: Path, launcher: SlurmLauncherConfig, runs: Sequence[tuple[Path, Composed]]
 ) -> list[Result]:
     """Bring every run to its end and return what came of each, in order; with wait=false, submit them.
 
     A run is a folder with its settings and its launcher's, or with what is wrong with them. Jobs that an earlier call
     submitted and that are still active are waited for, not submitted again. Ctrl-C cancels all. Raises ClusterError
-    where there is no cluster.
+    where there is no cluster, unless nothing is left for it to do.
     """
-    if launcher.local_cluster:
-        os.environ["SLURM_CONF"] = str(local.conf_path())
-    slurm.query([])  # is there a cluster?
-    sweep_dir.mkdir(parents=True, exist_ok=True)
-    book = Book(sweep_dir)
-    active = {status.job.run for status in book.statuses() if status.outcome is None}
     results: dict[Path, Result] = {}
-    objectives: dict[Path, str] = {}
-    ready: list[Ready] = []
-    for run_dir, composed in runs:
-        try:
-            if isinstance(composed, ConfigError):
-                raise composed
-            config, own_launcher = composed
-            objectives[run_dir] = config.objective
-            if run_dir.name in active:
-                _check_same(run_dir, config, book.jobs[run_dir.name].job_id)
-                print(f"-- {run_dir.name}: job {book.jobs[run_dir.name].job_id} is under way", flush=True)
-            elif (entry := _entered(run_dir, config)).completed:
-                results[run_dir] = _ended(sweep_dir, run_dir, config.objective, "skipped", entry.remark)
-            else:
-                ready.append(Ready(run_dir, entry.config, own_launcher))
-        except ConfigError as e:
-            results[run_dir] = _failed(sweep_dir, run_dir, e)
-    jobs: list[Job] = []
     try:
-        refused = submit(book, ready)
-        for run_dir, _ in runs:
-            if run_dir.name in refused:
-                results[run_dir] = _failed(sweep_dir, run_dir, TrainingError(refused[run_dir.name]))
-        waiting = [run_dir for run_dir, _ in runs if run_dir not in results]
-        jobs = [book.jobs[run_dir.name] for run_dir in waiting]
+        with held(sweep_dir):
+            plan = _Plan(sweep_dir, runs, results)
+            if plan.todo:
+                _submit(plan, launcher)
+        jobs = {
+            run_dir: plan.book.jobs[plan.name(run_dir)] for run_dir in plan.todo if run_dir not in results
+        }
         if not launcher.wait:
-            for run_dir in waiting:
-                sweep.note(sweep_dir, run_dir, "submitted", f"job {book.jobs[run_dir.name].job_id}")
             print(f"look by: python -m ddppo.jobs {sweep_dir}", flush=True)
             return [results.get(run_dir) for run_dir, _ in runs]
-        statuses = watch(book, jobs, launcher.poll_s) if jobs else []
+        statuses = watch(plan.book, list(jobs.values()), launcher.poll_s, hint="Ctrl-C cancels all")
     except KeyboardInterrupt:
-        submitted = [book.jobs[run.name] for run, _ in runs if run.name in book.jobs and run not in results]
-        cancel(submitted)
-        print(f"\ncancelled {len(submitted)} jobs", flush=True)
+        _cancel(sweep_dir, {_name(sweep_dir, run_dir) for run_dir, _ in runs if run_dir not in results})
         raise
-    for run_dir, status in zip(waiting, statuses, strict=True):
-        results[run_dir] = _result(sweep_dir, run_dir, objectives[run_dir], status)
+    for run_dir, status in zip(jobs, statuses, strict=True):
+        if status.outcome == "completed":
+            results[run_dir] = plan.ended(run_dir, "completed", "")
+        else:
+            results[run_dir] = plan.failed(run_dir, TrainingError(status.why))
     return [results[run_dir] for run_dir, _ in runs]
+
+
+class _Plan:
+    """What is known of the runs before anything is submitted. Runs that need no job enter `results` at once."""
+
+    def __init__(
+        self, sweep_dir: Path, runs: Sequence[tuple[Path, Composed]], results: dict[Path, Result]
+    ) -> None:
+        self.sweep_dir = sweep_dir
+        self.book = Book(sweep_dir)
+        self.todo: dict[Path, tuple[Config, SlurmLauncherConfig]] = {}
+        self._objectives: dict[Path, str] = {}
+        self._results = results
+        for run_dir, composed in runs:
+            try:
+                self._take(run_dir, composed)
+            except ConfigError as e:
+                results[run_dir] = self.failed(run_dir, e)
+
+    def _take(self, run_dir: Path, composed: Composed) -> None:
+        if isinstance(composed, ConfigError):
+            raise composed
+        config, _ = composed
+        if run_dir in self.todo:
+            if different := sweep.differences(self.todo[run_dir][0], config):
+                raise ConfigError(
+                    f"another run of this sweep has the same folder ({', '.join(different[:3])})"
+                )
+            return  # the same run twice
+        self._objectives[run_dir] = config.objective
+        if sweep.is_complete(run_dir, config):
+            print(f"-- {self.name(run_dir)}: complete already", flush=True)
+            self._results[run_dir] = self.ended(run_dir, "skipped", "complete already")
+        else:
+            self.todo[run_dir] = composed
+
+    def name(self, run_dir: Path) -> str:
+        return _name(self.sweep_dir, run_dir)
+
+    def ended(self, run_dir: Path, outcome: str, why: str) -> float | None:
+        """Note and return what a complete run reached."""
+        summary = sweep.completed_summary(run_dir)
+        assert summary is not None, f"{run_dir} was complete a moment ago"
+        sweep.note(self.sweep_dir, run_dir, outcome, why)
+        return sweep.objective(summary, self._objectives[run_dir])
+
+    def failed(self, run_dir: Path, error: Exception) -> Exception:
+        sweep.note(self.sweep_dir, run_dir, "failed", str(error))
+        return error
+
+    def fail(self, run_dir: Path, error: Exception) -> None:
+        self._results[run_dir] = self.failed(run_dir, error)
+
+
+def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
+    """Submit what is planned and not under way already."""
+    if launcher.local_cluster:
+        os.environ["SLURM_CONF"] = str(local.conf_path())
+    max_array_size = (
+        slurm.max_array_size()
+    )  # fails here, before anything is written, where there is no cluster
+    plan.book.check_cluster({plan.name(run_dir) for run_dir in plan.todo})
+    active = {status.job.run for status in plan.book.statuses() if status.outcome is None}
+    ready: list[Ready] = []
+    for run_dir, (config, own_launcher) in plan.todo.items():
+        name = plan.name(run_dir)
+        try:
+            if name in active:
+                job_id = plan.book.jobs[name].job_id
+                _check_same(run_dir, config, job_id)
+                print(f"-- {name}: job {job_id} is under way", flush=True)
+            else:
+                ready.append(Ready(name, run_dir, _entered(name, run_dir, config), own_launcher))
+        except ConfigError as e:
+            plan.fail(run_dir, e)
+    with _undisturbed():
+        refused = submit(plan.book, ready, max_array_size)
+    for run in ready:
+        if run.name in refused:
+            plan.fail(run.run_dir, TrainingError(refused[run.name]))
+        else:
+            sweep.note(plan.sweep_dir, run.run_dir, "submitted", f"job {plan.book.jobs[run.name].job_id}")
 
 
 def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
     if different := sweep.differences(configuration.load(run_dir / "config.yaml"), config):
         raise ConfigError(
             f"job {job_id} is under way with other settings ({', '.join(different[:3])}): cancel it first, by "
-            f"python -m ddppo.jobs {run_dir.parent} cancel=true, or use another sweep folder"
+            "python -m ddppo.jobs <sweep folder> cancel=true, or use another sweep folder"
         )
 
 
-def _entered(run_dir: Path, config: Config) -> sweep.Entry:
-    if not sweep.is_complete(run_dir, config):
-        start.check(config)
-    with start.held(run_dir):
+def _entered(name: str, run_dir: Path, config: Config) -> Config:
+    start.check(config)
+    with held(run_dir):
         entry = sweep.enter(run_dir, config)
-        print(f"-- {run_dir.name}{': ' + entry.remark if entry.remark else ''}", flush=True)
-        if not entry.completed:
-            start.write_config(entry.config, run_dir)
-    return entry
+        print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
+        start.write_config(entry.config, run_dir)
+    return entry.config
 
 
-def _result(sweep_dir: Path, run_dir: Path, objective: str, status: Status) -> Result:
-    if status.outcome == "completed":
-        return _ended(sweep_dir, run_dir, objective, "completed", "")
-    return _failed(sweep_dir, run_dir, TrainingError(status.why))
+def _cancel(sweep_dir: Path, names: set[str]) -> None:
+    with _undisturbed():  # a second Ctrl-C would leave some of them running
+        jobs: list[Job] = [job for name, job in Book(sweep_dir).jobs.items() if name in names]
+        slurm.cancel([job.job_id for job in jobs])
+        print(f"\ncancelled {len(jobs)} jobs", flush=True)
 
 
-def _ended(sweep_dir: Path, run_dir: Path, objective: str, outcome: str, why: str) -> float | None:
-    summary = sweep.completed_summary(run_dir)
-    assert summary is not None, f"{run_dir} was complete a moment ago"
-    sweep.note(sweep_dir, run_dir, outcome, why)
-    return sweep.objective(summary, objective)
+def _name(sweep_dir: Path, run_dir: Path) -> str:
+    return os.path.relpath(run_dir, sweep_dir)
 
 
-def _failed(sweep_dir: Path, run_dir: Path, error: Exception) -> Exception:
-    sweep.note(sweep_dir, run_dir, "failed", str(error))
-    return error
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C back until the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -184,11 +184,11 @@ class LocalCluster:
         return done.stdout
 
     def _environ(self) -> dict[str, str]:
-        # A daemon that is started inside a job of another cluster must not take that job for its own.
-        outer = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))
-        }
-        return {**outer, "SLURM_CONF": str(self.conf)}
+        # A daemon that is started inside a job of another cluster must not take that job for its own, and what a user
+        # has set for the terminal, a filter say, would hide nodes and jobs from us.
+        foreign = ("SLURM", "SBATCH_", "SCANCEL_", "SINFO_", "SQUEUE_")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        return {**environ, "SLURM_CONF": str(self.conf)}
 
     def _logs(self) -> str:
         """Return the last lines of what the daemons have written."""
@@ -200,7 +200,10 @@ class LocalCluster:
         return "\n".join("\n".join([f"-- {path}", *texts[path][-8:]]) for path in paths)
 
     def processes(self) -> list[int]:
-        """Return the cluster's processes: daemons, and what runs in its jobs; not shells that only set SLURM_CONF."""
+        """Return the cluster's processes: its daemons, and what runs on its nodes.
+
+        Not what a user runs beside it with SLURM_CONF set, be it inside a job of another cluster.
+        """
         setting = f"SLURM_CONF={self.conf}".encode()
         found = []
         for entry in Path("/proc").iterdir():
@@ -213,11 +216,11 @@ class LocalCluster:
             except OSError:  # another user's, or it ended meanwhile
                 continue
             is_daemon = name in ("munged", "slurmctld", "slurmd", "slurmstepd")
-            in_job = any(variable.startswith(b"SLURM_JOB_ID=") for variable in environ)
+            on_node = any(variable.startswith(b"SLURMD_NODENAME=127.0.1.") for variable in environ)
             if (
                 state != "Z"
                 and setting in environ
-                and (is_daemon or in_job)
+                and (is_daemon or on_node)
                 and int(entry.name) != os.getpid()
             ):
                 found.append(int(entry.name))
@@ -234,23 +237,18 @@ def missing_programs() -> list[str]:
     return [name for name in _PROGRAMS if _program(name) is None]
 
 
-def find(folder: Path | None = None) -> LocalCluster | None:
-    """Return the cluster that is up in `folder`; without one, that which SLURM_CONF names, else the default one."""
-    named = Path(os.environ.get("SLURM_CONF", "")).parent
-    for candidate in (folder,) if folder is not None else (named, DEFAULT_FOLDER):
+def conf_path() -> Path:
+    """Return SLURM_CONF of the cluster that it names already, else of the default one.
+
+    Raises ClusterError if neither is up.
+    """
+    named = os.environ.get("SLURM_CONF")
+    for folder in (*([Path(named).parent] if named else []), DEFAULT_FOLDER):
         with suppress(ConfigError):  # a folder that cannot be one of ours
-            cluster = LocalCluster(candidate)
+            cluster = LocalCluster(folder)
             if cluster.is_up():
-                return cluster
-    return None
-
-
-def conf_path(folder: Path | None = None) -> Path:
-    """Return SLURM_CONF of the cluster that `find` finds. Raises ClusterError if none is up."""
-    cluster = find(folder)
-    if cluster is None:
-        raise ClusterError("no local SLURM cluster is up: start one with make slurm-up")
-    return cluster.conf
+                return cluster.conf
+    raise ClusterError("no local SLURM cluster is up: start one with make slurm-up")
 
 
 def _is_ours(conf: Path) -> bool:

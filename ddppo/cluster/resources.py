@@ -1,13 +1,37 @@
 """What a run asks of SLURM, from its own world size."""
 
+import hashlib
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ddppo.cluster.driver import RankLayout
 from ddppo.config import SlurmLauncherConfig
+from ddppo.errors import ConfigError
 
+_Need = TypeVar("_Need")
 _Job = TypeVar("_Job")
+# Options of sbatch that the launcher and submitit set, and would work no more with another value.
+_OWN = frozenset(
+    {
+        *(
+            "array",
+            "clusters",
+            "cpus-per-task",
+            "error",
+            "gpus-per-node",
+            "job-name",
+            "no-requeue",
+            "nodes",
+            "ntasks",
+        ),
+        *("ntasks-per-node", "open-mode", "output", "requeue", "signal", "time", "wait", "wrap"),
+    }
+)
+_NOTICE_S = (
+    120  # SLURM may give notice up to a minute early, and an iteration and a checkpoint take their time
+)
 
 
 def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:
@@ -24,15 +48,26 @@ def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:
     )
 
 
-def sbatch_parameters(layout: RankLayout, launcher: SlurmLauncherConfig, job_name: str) -> dict[str, Any]:
-    """Return a job's options under submitit's names; the layout's own go past submitit (see RankLayout.sbatch)."""
+def job_name(sweep_dir: Path) -> str:
+    """Return the name of a sweep's jobs, by which one_at_a_time knows them: another sweep's is another."""
+    digest = hashlib.sha256(str(sweep_dir.resolve()).encode()).hexdigest()[:6]
+    return f"ddppo-{sweep_dir.name}-{digest}"
+
+
+def sbatch_parameters(layout: RankLayout, launcher: SlurmLauncherConfig, name: str) -> dict[str, Any]:
+    """Return a job's options under submitit's names; the layout's own go past submitit (see RankLayout.sbatch).
+
+    Raises ConfigError for settings of hydra.launcher that exclude one another.
+    """
+    _check(launcher)
     options = layout.sbatch(launcher.signal_s)
     if launcher.mem_gb_per_rank is not None:
         options["mem"] = f"{math.ceil(1024 * launcher.mem_gb_per_rank * layout.ranks_per_node)}M"
-    if launcher.one_at_a_time:
-        options["dependency"] = "singleton"  # of jobs with the same name
+    more = {key.replace("_", "-"): value for key, value in launcher.additional_parameters.items()}
+    if launcher.one_at_a_time:  # of jobs with the same name
+        options["dependency"] = ",".join(["singleton", *filter(None, [more.pop("dependency", None)])])
     parameters = {
-        "job_name": job_name,
+        "job_name": name,
         "time": launcher.timeout_min,
         "partition": launcher.partition,
         "account": launcher.account,
@@ -44,20 +79,34 @@ def sbatch_parameters(layout: RankLayout, launcher: SlurmLauncherConfig, job_nam
         "array_parallelism": 1 if launcher.one_at_a_time else launcher.array_parallelism,
         "stderr_to_stdout": True,
         "use_srun": False,  # the driver is the batch script itself, and calls srun for the ranks
-        "additional_parameters": options | dict(launcher.additional_parameters),
+        "additional_parameters": options | more,
     }
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def in_arrays(
-    jobs: Iterable[tuple[dict[str, Any], _Job]], max_array_size: int
-) -> list[tuple[dict[str, Any], list[_Job]]]:
-    """Group jobs of equal parameters, in order of appearance, in arrays of at most `max_array_size`."""
-    groups: dict[str, tuple[dict[str, Any], list[_Job]]] = {}
-    for parameters, job in jobs:
-        groups.setdefault(repr(parameters), (parameters, []))[1].append(job)
+def _check(launcher: SlurmLauncherConfig) -> None:
+    if 60 * launcher.timeout_min < launcher.signal_s + _NOTICE_S:
+        raise ConfigError(
+            f"hydra.launcher.timeout_min={launcher.timeout_min} leaves a job no time to train before it saves, "
+            f"hydra.launcher.signal_s={launcher.signal_s} and up to {_NOTICE_S} s before its end: use at least "
+            f"{math.ceil((launcher.signal_s + _NOTICE_S) / 60)} minutes, or a smaller signal_s"
+        )
+    for key, value in launcher.additional_parameters.items():
+        if key.replace("_", "-") in _OWN:
+            raise ConfigError(
+                f"hydra.launcher.additional_parameters.{key}={value} is the launcher's own: it follows from "
+                "dist.world_size and the other settings of hydra.launcher"
+            )
+
+
+def in_arrays(jobs: Iterable[tuple[_Need, _Job]], max_array_size: int) -> list[tuple[_Need, list[_Job]]]:
+    """Group jobs of equal needs, in order of appearance, in arrays of at most `max_array_size` (0: no arrays)."""
+    groups: dict[str, tuple[_Need, list[_Job]]] = {}
+    for need, job in jobs:
+        groups.setdefault(repr(need), (need, []))[1].append(job)
+    size = max(1, max_array_size)
     return [
-        (parameters, members[start : start + max_array_size])
-        for parameters, members in groups.values()
-        for start in range(0, len(members), max_array_size)
+        (need, members[start : start + size])
+        for need, members in groups.values()
+        for start in range(0, len(members), size)
     ]

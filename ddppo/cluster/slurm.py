@@ -24,23 +24,24 @@ ENDED = frozenset(
         "TIMEOUT",
     }
 )
-_SQUEUE_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "exit_code")
-_SACCT_FIELDS = ("JobID", "State", "Reason", "NodeList", "ExitCode")
+_SQUEUE_FIELDS = ("JobArrayID", "State", "Reason", "NodeList")
+_SACCT_FIELDS = ("JobID", "State", "Reason", "NodeList")
+_NOTHING = ("None", "None assigned")
+# What a user may have set for the terminal: filters and another cluster, which would hide jobs from us.
+_USERS_OWN = ("SQUEUE_", "SACCT_", "SCANCEL_", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
     """What SLURM says of a job, or of one element of an array (job_id 12_3).
 
-    `nodes` is SLURM's list, e.g. node[1-4], empty while the job waits. `exit_code` is None until the job has ended,
-    and negative for a signal.
+    `nodes` is SLURM's list, e.g. node[1-4], empty while the job waits.
     """
 
     job_id: str
     state: str
     reason: str
     nodes: str
-    exit_code: int | None
 
     @property
     def has_ended(self) -> bool:
@@ -59,8 +60,8 @@ def query(job_ids: Iterable[str]) -> dict[str, JobInfo]:
         return {}
     # Not --jobs: one id that squeue has forgotten would make an error of the whole question.
     fields = ",".join(f"{name}:|" for name in _SQUEUE_FIELDS)
-    output = command("squeue", "--me", "--array", "--states=all", "--noheader", f"--Format={fields}")
-    found = {info.job_id: info for info in map(_of_squeue, output.splitlines()) if info.job_id in wanted}
+    output = command("squeue", "--me", "--all", "--array", "--states=all", "--noheader", f"--Format={fields}")
+    found = {info.job_id: info for info in map(_info, output.splitlines()) if info.job_id in wanted}
     if missing := wanted - set(found):
         found |= {info.job_id: info for info in _accounts(missing) if info.job_id in missing}
     return found
@@ -83,8 +84,11 @@ def max_array_size() -> int:
 
 def command(name: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
     """Return what a command of SLURM prints. Raises ClusterError if it is not there, fails, or takes too long."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(_USERS_OWN)}
     try:
-        done = subprocess.run([name, *arguments], capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(
+            [name, *arguments], env=environ, capture_output=True, text=True, timeout=timeout_s
+        )
     except FileNotFoundError as e:
         raise ClusterError(f"there is no {name} here: SLURM's commands must be on the PATH") from e
     except subprocess.TimeoutExpired as e:
@@ -94,12 +98,6 @@ def command(name: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
     return done.stdout
 
 
-def _of_squeue(line: str) -> JobInfo:
-    job_id, state, reason, nodes, status = line.split("|")[:5]
-    exit_code = os.waitstatus_to_exitcode(int(status)) if state in ENDED else None
-    return JobInfo(job_id, state, "" if reason == "None" else reason, nodes, exit_code)
-
-
 def _accounts(job_ids: Iterable[str]) -> list[JobInfo]:
     """Return what sacct knows of jobs; nothing where the cluster keeps no accounts."""
     arguments = ("--allocations", "--noheader", "--parsable2", f"--format={','.join(_SACCT_FIELDS)}")
@@ -107,16 +105,14 @@ def _accounts(job_ids: Iterable[str]) -> list[JobInfo]:
         output = command("sacct", *arguments, f"--jobs={','.join(sorted(job_ids))}")
     except ClusterError:
         return []
-    infos = []
-    for line in output.splitlines():
-        job_id, state, reason, nodes, code = line.split("|")
-        state = state.split()[0]  # CANCELLED by 1000
-        exit_code, _, by_signal = code.partition(":")
-        number = -int(by_signal) if int(by_signal or 0) else int(exit_code or 0)
-        nodes = "" if nodes == "None assigned" else nodes
-        infos.append(
-            JobInfo(
-                job_id, state, "" if reason == "None" else reason, nodes, number if state in ENDED else None
-            )
-        )
-    return infos
+    return [_info(line) for line in output.splitlines()]
+
+
+def _info(line: str) -> JobInfo:
+    """Read a line of squeue or sacct, whose fields are the same ones."""
+    try:
+        job_id, state, *more = line.split("|")
+        reason, nodes = ("" if field in _NOTHING else field for field in more[:2])
+    except ValueError as e:
+        raise ClusterError(f"SLURM says {line!r} of a job, which we cannot read") from e
+    return JobInfo(job_id, state.partition(" ")[0], reason, nodes)  # CANCELLED by 1000

@@ -179,6 +179,7 @@ def die_with_parent() -> None:
 class StopRequest:
     """Ctrl-C or SIGUSR2 asks for a stop at the end of the iteration; a second Ctrl-C stops at once.
 
+    So does SIGTERM in a process that ignored it before, as ranks under SLURM do.
     The handlers are in force inside `with`. The flag is this rank's alone: act on it only when all ranks agree.
     """
 
@@ -187,7 +188,8 @@ class StopRequest:
         self._previous: dict[int, Callable | int | None] = {}
 
     def __enter__(self) -> "StopRequest":
-        for number in (signal.SIGINT, signal.SIGUSR2):
+        ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        for number in (signal.SIGINT, signal.SIGUSR2, *([signal.SIGTERM] if ignored else [])):
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 

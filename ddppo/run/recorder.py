@@ -27,6 +27,9 @@ class NullRecorder:
     def record(self, report: IterationReport, *, is_last: bool) -> None:
         pass
 
+    def conclude(self, report: IterationReport) -> None:
+        pass
+
     def close(
         self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]
     ) -> None:
@@ -85,8 +88,12 @@ class Recorder:
         self.writers.write(report)
         self.display.update(report)
         if is_last:
-            scores = {k: v for k, v in report.global_metrics.items() if k.startswith("eval/")}
-            self.final_eval = scores or None
+            self.conclude(report)
+
+    def conclude(self, report: IterationReport) -> None:
+        """Make the report's evaluation, if it has one, the final one."""
+        scores = {k: v for k, v in report.global_metrics.items() if k.startswith("eval/")}
+        self.final_eval = scores or None
 
     def close(
         self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]

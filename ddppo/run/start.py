@@ -1,10 +1,8 @@
 """From a composed configuration to a run folder that ranks can start on."""
 
 import dataclasses
-import fcntl
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -115,25 +113,6 @@ def write_config(config: Config, run_dir: Path) -> None:
     if path.exists() and path.read_text() != text:
         keep_earlier(path)
     write_text(path, text)
-
-
-@contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """Hold the run folder: two processes that train into one folder would ruin it.
-
-    Raises RunFolderError if another process, on any machine that locks files on this file system, holds it.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as e:
-            raise RunFolderError(
-                f"{run_dir} is being trained into by another process: let that end first"
-            ) from e
-        except OSError:  # a file system without locks
-            pass
-        yield
 
 
 def local_world_size(config: Config) -> int:

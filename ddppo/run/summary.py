@@ -1,5 +1,6 @@
 """summary.json: what a run was, where it ran, and what came of it."""
 
+import json
 import math
 import os
 import platform
@@ -23,6 +24,16 @@ from ddppo.scaling.batch import BatchShape
 from ddppo.statistics import iqm, spread
 
 SCHEMA_VERSION = 1
+
+
+def completed_summary(run_dir: Path) -> dict[str, Any] | None:
+    """Return summary.json if the run in `run_dir` is complete and the file whole and of this version."""
+    try:
+        summary = json.loads((run_dir / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(summary, dict) and summary.get("schema_version") == SCHEMA_VERSION
+    return summary if whole and summary.get("status") == "completed" else None
 
 
 def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ from ddppo import config as configuration
 from ddppo.config import Config
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.run import checkpoint
-from ddppo.run.summary import SCHEMA_VERSION
+from ddppo.run.summary import completed_summary
 
 # Settings that change nothing about what a run is.
 _OF_NO_ACCOUNT = frozenset(
@@ -93,16 +93,6 @@ def differences(one: Config, other: Config) -> list[str]:
     ]
 
 
-def completed_summary(run_dir: Path) -> dict[str, Any] | None:
-    """Return summary.json if the run in `run_dir` is complete and the file whole and of this version."""
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(summary, dict) and summary.get("schema_version") == SCHEMA_VERSION
-    return summary if whole and summary.get("status") == "completed" else None
-
-
 def objective(summary: dict[str, Any], name: str) -> float | None:
     """Return what a sweeper optimises: the final evaluation's mean return, or seconds to the target, inf if never."""
     if name == "time_to_target":
@@ -127,7 +117,8 @@ class Outcome:
 
 def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "") -> None:
     """Append an outcome to the sweep's journal; a line is one write, so runs side by side do not mix theirs."""
-    line = json.dumps(asdict(Outcome(run_dir.name, outcome, " ".join(why.split()), time.time()))) + "\n"
+    name = os.path.relpath(run_dir, sweep_dir)
+    line = json.dumps(asdict(Outcome(name, outcome, " ".join(why.split()), time.time()))) + "\n"
     sweep_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(sweep_dir / _JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:

@@ -148,6 +148,12 @@ class Worker:
 
     def _loop(self, recorder: Recorder | NullRecorder) -> str:
         config = self.config
+        if self.env_steps >= config.ppo.total_steps:  # killed after its last checkpoint, before its summary
+            report = IterationReport(self.iteration, self.env_steps, self.wall_before, (), {})
+            if config.eval.final_episodes:
+                report = self._with_evaluation(report, config.eval.final_episodes)
+            recorder.conclude(report)
+            return "completed"
         next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
         next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
         with StopRequest() as stop:

@@ -9,6 +9,7 @@ import pytest
 
 from ddppo import train
 from ddppo.run import start
+from ddppo.run.lock import held
 from tests.fault import saboteurs
 from tests.support import CHECKOUT, TINY, descendants, lines, run, started, summary, wait_until
 
@@ -179,10 +180,10 @@ def test_a_run_that_another_process_trains_is_left_alone(sweep, tmp_path):
     run_dir = by_seed(tmp_path)["seed-0"]
     (run_dir / "summary.json").unlink()
     before = contents(run_dir)
-    with start.held(run_dir):
+    with held(run_dir):
         code, _, stderr = sweep(*SMALL, "seed=0")
         assert code == 1
-        assert f"{run_dir} is being trained into by another process" in stderr
+        assert f"{run_dir} is in use by another process" in stderr
         assert contents(run_dir) == before
     code, stdout, _ = sweep(*SMALL, "seed=0")
     assert code == 0

@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 
-from tests.support import TINY, descendants, door, lines, rank_of, started, summary, wait_until
+from ddppo.cluster import driver
+from tests.support import TINY, descendants, door, lines, rank_of, run, started, summary, wait_until
 
 TRAIN = [sys.executable, "-m", "ddppo.train", *TINY]
 LONG = ["env=synthetic", "ppo.total_steps=100000000", "ppo.rollout_steps=16", "env.kwargs.step_time_s=0.0005"]
@@ -184,6 +185,25 @@ def test_a_resumed_run_learns_as_if_other_environments_had_followed_not_other_pa
     assert after["wall_s"] > before["wall_s"]
     assert math.isfinite(summary(run_dir)["time"]["t_iter"]["mean"])
     assert json.loads((run_dir / "summary.1.json").read_text())["env_steps"] == 256
+
+
+def test_a_run_killed_between_its_last_checkpoint_and_its_summary_is_only_concluded(tmp_path):
+    run_dir = tmp_path / "run"
+    first = door(
+        *TINY, *SHORT, "ppo.total_steps=256", "dist.world_size=2", "eval.final_episodes=3", run_dir=run_dir
+    )
+    assert first.code == 0, first.stderr
+    before, records = summary(run_dir), (run_dir / "metrics.jsonl").read_bytes()
+    (run_dir / "summary.json").unlink()
+    driver.prepare(run_dir)
+    ranks = ["torch.distributed.run", "--nproc-per-node=2", "-m", "ddppo.run.worker", str(run_dir)]
+    again = run([sys.executable, "-m", *ranks], run_dir)
+    assert again.code == 0, again.stderr
+    after = summary(run_dir)
+    for name in ("status", "env_steps", "iterations", "wall_s", "fps", "params_hash"):
+        assert after[name] == before[name], name
+    assert after["eval"]["final"]["return_mean"] == before["eval"]["final"]["return_mean"]
+    assert (run_dir / "metrics.jsonl").read_bytes() == records
 
 
 def test_ctrl_c_before_the_first_checkpoint_promises_no_resuming(tmp_path):

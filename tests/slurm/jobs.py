@@ -1,10 +1,13 @@
 """Runs as real jobs: submitted by submitit as a launcher does it, watched by squeue."""
 
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import submitit
 
@@ -12,7 +15,16 @@ from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver, RankLayout
 from ddppo.cluster.local import LocalCluster
-from ddppo.config import CheckpointConfig, Config, EnvConfig, EvalConfig, LogConfig, PPOConfig
+from ddppo.cluster.resources import sbatch_parameters
+from ddppo.config import (
+    CheckpointConfig,
+    Config,
+    EnvConfig,
+    EvalConfig,
+    LogConfig,
+    PPOConfig,
+    SlurmLauncherConfig,
+)
 from tests.support import CHECKOUT, lines, summary, wait_until
 
 STEPS = 64  # of an iteration
@@ -53,7 +65,7 @@ class Job:
 
     @property
     def log(self) -> str:
-        return "".join(p.read_text() for p in (self.paths.stdout, self.paths.stderr) if p.exists())
+        return self.paths.stdout.read_text() if self.paths.stdout.exists() else ""
 
     @property
     def iterations(self) -> list[int]:
@@ -112,24 +124,40 @@ class Jobs:
         self.folder = folder
         self.submitted: list[Job] = []
 
-    def submit(self, config: Config, layout: RankLayout, *, timeout_min: int = 60, signal_delay_s: int = 20,
-               run_dir: Path | None = None, **more: str) -> Job:  # fmt: skip
-        """Submit a run in a folder of its own, as `slurm` runs are; `more` are options of sbatch."""
-        run_dir = run_dir or self.folder / f"run{len(self.submitted)}"
-        run_dir.mkdir(exist_ok=True)
-        (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
-        executor = submitit.SlurmExecutor(self.folder / "submitit", python=f"exec {sys.executable}")
-        executor.update_parameters(
-            time=timeout_min,
-            use_srun=False,
-            setup=["trap '' USR2"],
-            additional_parameters={**layout.sbatch(signal_delay_s), "chdir": str(CHECKOUT), **more},
-        )
-        job = Job(executor.submit(Driver(run_dir, layout)), run_dir, self.cluster)
-        self.submitted.append(job)
+    def submit(self, config: Config, layout: RankLayout, *, run_dir: Path | None = None, **more: Any) -> Job:
+        """Submit a run, in a folder of its own unless one is given; see submit_array."""
+        (job,) = self._submit([(config, run_dir or self._new())], layout, **more)
         return job
 
+    def submit_array(self, configs: Sequence[Config], layout: RankLayout, **more: Any) -> list[Job]:
+        """Submit runs as one array; `more` are parameters of submitit in place of the launcher's."""
+        return self._submit([(config, self._new()) for config in configs], layout, **more)
+
+    def _submit(
+        self, runs: Sequence[tuple[Config, Path]], layout: RankLayout, *, signal_s: int = 20, **more: Any
+    ) -> list[Job]:
+        launcher = SlurmLauncherConfig(signal_s=signal_s, additional_parameters={"chdir": str(CHECKOUT)})
+        executor = submitit.SlurmExecutor(self.folder / "submitit", python=f"exec {sys.executable}")
+        executor.update_parameters(**(sbatch_parameters(layout, launcher, "test") | more))
+        for config, run_dir in runs:
+            (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
+        submitted = executor.submit_array([Driver(run_dir, layout) for _, run_dir in runs])
+        jobs = [Job(job, run_dir, self.cluster) for job, (_, run_dir) in zip(submitted, runs, strict=True)]
+        self.submitted += jobs
+        return jobs
+
+    def _new(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="run", dir=self.folder))
+
     def cancel_all(self) -> None:
-        slurm.cancel(job.id for job in self.submitted)
-        left = lambda: [i for i in slurm.query(j.id for j in self.submitted).values() if not i.has_ended]  # noqa: E731
-        wait_until(lambda: not left(), "end of the cancelled jobs", 30)
+        if ids := [job.id for job in self.submitted]:
+            slurm.cancel(ids)
+            wait_for_end(*ids)
+
+
+def wait_for_end(*job_ids: str) -> None:
+    def ended() -> bool:
+        infos = slurm.query(job_ids)
+        return len(infos) == len(job_ids) and all(info.has_ended for info in infos.values())
+
+    wait_until(ended, f"end of {job_ids}", 30)

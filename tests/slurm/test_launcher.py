@@ -50,6 +50,16 @@ def folder(jobs, tmp_path):
         )
 
 
+def test_without_a_cluster_nothing_is_written(tmp_path):
+    conf = tmp_path / "slurm.conf"
+    conf.write_text("ClusterName=nothing\n")
+    done = sweep(tmp_path / "sweep", "dist.world_size=1", SLURM_CONF=str(conf))
+    assert done.code == 1
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "sweep").glob("*/config.yaml"))
+
+
 @pytest.mark.slow
 def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder):
     arguments = ("dist.world_size=1,2,4,8,16,32", "hydra.launcher.one_at_a_time=true")
@@ -62,7 +72,7 @@ def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder)
     assert {w: s["derived"]["num_nodes"] for w, s in found.items()} == {1: 1, 2: 1, 4: 1, 8: 1, 16: 2, 32: 4}
     assert {s["derived"]["num_hosts"] for s in found.values()} == {1}  # in truth the nodes are one machine
     submitted = book(folder)
-    again = sweep(folder, *arguments)
+    again = sweep(folder, *arguments, SLURM_CONF="/nowhere/slurm.conf")  # it needs no cluster any more
     assert again.code == 0
     assert "6 runs, 6 skipped" in again.stdout
     assert book(folder) == submitted
@@ -86,16 +96,22 @@ def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(fold
     assert "2 COMPLETED, 2 FAILED" in after.stdout
 
 
-def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are(folder):
-    done = sweep(folder, "dist.world_size=3,1")
+def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(folder):
+    done = sweep(folder, "dist.world_size=3,1", "seed=0,0")
     assert done.code == 1
     assert "dist.world_size=3 does not divide env.num_envs=32" in done.stderr
     assert len(book(folder)) == 1
     assert summary(folder / next(iter(book(folder))))["status"] == "completed"
 
 
-def test_ranks_that_do_not_fill_their_nodes_train_all_the_same(folder):
-    done = sweep(folder, "dist.world_size=3", "env.num_envs=6", "hydra.launcher.ranks_per_node=2")
+def test_ranks_that_do_not_fill_their_nodes_train_all_the_same_submitted_from_inside_a_job(folder):
+    outer = {
+        "SLURM_ARRAY_JOB_ID": "7",
+        "SLURM_ARRAY_TASK_ID": "0",
+        "SLURM_CPU_BIND": "cores",
+        "SBATCH_PARTITION": "no",
+    }
+    done = sweep(folder, "dist.world_size=3", "env.num_envs=6", "hydra.launcher.ranks_per_node=2", **outer)
     assert done.code == 0, done.stdout + done.stderr
     (name,) = book(folder)
     found = summary(folder / name)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.cluster.local import LocalCluster, conf_path, find
+from ddppo.cluster import local as local_cluster
+from ddppo.cluster.local import LocalCluster, conf_path
 from ddppo.errors import ClusterError
 from tests.support import run, wait_until
 
@@ -54,13 +55,26 @@ def test_up_says_how_to_use_it_and_down_ends_daemons_and_jobs(cluster, folder):
     assert cluster.is_up()  # the other one has not noticed
 
 
-def test_a_cluster_is_found_by_its_folder_or_by_slurm_conf(cluster, folder, monkeypatch):
-    assert conf_path(cluster.folder) == cluster.conf
-    assert find(folder) is None
-    with pytest.raises(ClusterError, match="start one with make slurm-up"):
-        conf_path(folder)
+def test_a_cluster_is_found_by_slurm_conf_or_in_the_default_folder_and_nowhere_else(cluster, monkeypatch):
+    monkeypatch.setattr(local_cluster, "DEFAULT_FOLDER", Path("/nowhere"))
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
     assert conf_path() == cluster.conf
+    monkeypatch.delenv("SLURM_CONF")
+    monkeypatch.chdir(cluster.folder)
+    with pytest.raises(ClusterError, match="start one with make slurm-up"):
+        conf_path()
+    monkeypatch.setattr(local_cluster, "DEFAULT_FOLDER", cluster.folder)
+    assert conf_path() == cluster.conf
+
+
+def test_what_a_user_runs_beside_the_cluster_is_left_alone(cluster):
+    outer_job = {"SLURM_CONF": str(cluster.conf), "SLURM_JOB_ID": "1", "SLURMD_NODENAME": "node1"}
+    with subprocess.Popen(["sleep", "60"], env=os.environ | outer_job) as program:
+        try:
+            wait_until(lambda: Path(f"/proc/{program.pid}/comm").read_text() == "sleep\n", "program")
+            assert program.pid not in cluster.processes()
+        finally:
+            program.kill()
 
 
 def test_a_daemon_that_fails_shows_its_log_and_leaves_nothing(folder, monkeypatch, tmp_path):

@@ -45,6 +45,21 @@ def test_a_job_told_to_stop_saves_queues_again_and_goes_on(jobs):
     assert_every_iteration_once(job)
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["first", "last"])
+def test_an_element_of_an_array_is_told_to_stop_alone(jobs, which):
+    elements = jobs.submit_array([slow(), slow()], TWO_NODES)
+    told, other = elements[which], elements[1 - which]
+    for job in elements:
+        job.wait_for_iteration(3)
+    slurm.command("scancel", "--batch", "--signal=USR2", told.id)
+    done = told.wait_until_requeued()
+    assert saved(told) == [done]
+    for job in elements:
+        job.wait_for_state("COMPLETED")
+        assert_every_iteration_once(job)
+    assert saved(other) == [ITERATIONS]
+
+
 def test_a_signal_while_ranks_still_start_kills_none_and_is_not_lost(jobs):
     job = jobs.submit(slow(), TWO_NODES)
     wait_until(lambda: bool(job.ranks()), "rank")
@@ -56,7 +71,20 @@ def test_a_signal_while_ranks_still_start_kills_none_and_is_not_lost(jobs):
     assert_every_iteration_once(job)
 
 
-def test_a_job_whose_nodes_are_wanted_gives_them_up_and_goes_on_later(jobs):
+@pytest.fixture(params=["USR2", "TERM"])
+def notice(request, cluster):
+    """What SLURM sends when it takes nodes: SIGUSR2 to the job's script if it is told to, else SIGTERM to ranks."""
+    text = cluster.conf.read_text()
+    if request.param == "TERM":
+        cluster.conf.write_text(text.replace("SlurmctldParameters=preempt_send_user_signal\n", ""))
+        cluster.ask("scontrol", "reconfigure")
+    yield request.param
+    if request.param == "TERM":
+        cluster.conf.write_text(text)
+        cluster.ask("scontrol", "reconfigure")
+
+
+def test_a_job_whose_nodes_are_wanted_gives_them_up_and_goes_on_later(jobs, notice):
     job = jobs.submit(slow(), TWO_NODES, partition="low")
     job.wait_for_iteration(3)
     arguments = ("--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
@@ -71,7 +99,7 @@ def test_a_job_whose_nodes_are_wanted_gives_them_up_and_goes_on_later(jobs):
 @pytest.mark.slow
 def test_a_job_whose_time_is_over_goes_on_in_another(jobs):
     # SLURM looks every 30 s, and gives notice if the time would be over before it looks again: after 15 to 45 s.
-    job = jobs.submit(slow(10**6), TWO_NODES, timeout_min=1, signal_delay_s=15)
+    job = jobs.submit(slow(10**6), TWO_NODES, time=1, signal_s=15)
     job.wait_for_iteration(1)
     done = job.wait_until_requeued(timeout_s=75)
     assert saved(job) == [done]

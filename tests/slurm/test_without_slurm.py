@@ -1,7 +1,6 @@
 """What needs no SLURM: names of a rank's place, layouts, mistakes."""
 
 import io
-import os
 import shutil
 import sys
 import tempfile
@@ -9,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.cluster import driver
+from ddppo import config as configuration
+from ddppo.cluster import driver, local
 from ddppo.cluster.driver import RankLayout
 from ddppo.cluster.local import LocalCluster, conf_path
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
-from ddppo.errors import ClusterError, ConfigError
+from ddppo.config import Config, EnvConfig
+from ddppo.errors import ClusterError, ConfigError, RunFolderError
+from ddppo.run.lock import held
 from tests.support import run
 
 
@@ -118,8 +120,23 @@ def test_a_step_that_did_not_start_is_no_ranks_fault():
     assert blame.startswith("srun could not start the ranks; the message")
 
 
+def test_a_job_whose_run_another_process_trains_fails_and_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "_PATIENCE_S", 0.0)
+    job = driver.Driver(tmp_path, RankLayout(1, 1, 1, cpus_per_rank=1))
+    with held(tmp_path), pytest.raises(RunFolderError, match="in use by another process"):
+        job()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"status": "completed"}'])
+def test_a_run_whose_summary_is_broken_is_not_complete(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(configuration.to_yaml(Config(env=EnvConfig(id="CartPole-v1"))))
+    (tmp_path / "summary.json").write_text(text)
+    assert not driver.is_completed(tmp_path)
+
+
 def test_no_cluster_is_an_error_that_says_how_to_start_one(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    assert "SLURM_CONF" not in os.environ
+    monkeypatch.setattr(local, "DEFAULT_FOLDER", tmp_path)
     with pytest.raises(ClusterError, match="make slurm-up"):
-        conf_path(Path("/tmp/none"))
+        conf_path()

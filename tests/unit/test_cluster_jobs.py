@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from ddppo import config as configuration
 from ddppo.cluster import jobs as cluster_jobs
 from ddppo.cluster.jobs import Book, Job, counts, progress, table
-from ddppo.cluster.resources import in_arrays, rank_layout, sbatch_parameters
+from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_parameters
 from ddppo.cluster.slurm import JobInfo
-from ddppo.config import Config, EnvConfig, SlurmLauncherConfig
-from ddppo.errors import RunFolderError
+from ddppo.cluster.watch import watch
+from ddppo.config import SlurmLauncherConfig
+from ddppo.errors import ClusterError, ConfigError, RunFolderError
 from ddppo.run.summary import SCHEMA_VERSION
 
 
@@ -44,22 +44,51 @@ def test_one_at_a_time_holds_within_an_array_and_between_arrays():
     parameters = sbatch_parameters(rank_layout(1, launcher), launcher, "sweep")
     assert parameters["array_parallelism"] == 1
     assert parameters["additional_parameters"]["dependency"] == "singleton"
+    launcher.additional_parameters = {"dependency": "afterok:1"}
+    parameters = sbatch_parameters(rank_layout(1, launcher), launcher, "sweep")
+    assert parameters["additional_parameters"]["dependency"] == "singleton,afterok:1"
+
+
+def test_sweeps_of_one_name_in_two_places_do_not_wait_for_each_other(tmp_path):
+    assert job_name(tmp_path / "a" / "mine") != job_name(tmp_path / "b" / "mine")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [
+        (
+            SlurmLauncherConfig(timeout_min=3),
+            "timeout_min=3 leaves a job no time to train.*at least 4 minutes",
+        ),
+        (
+            SlurmLauncherConfig(additional_parameters={"cpus_per_task": 2}),
+            "cpus_per_task=2 is the launcher's own",
+        ),
+        (SlurmLauncherConfig(additional_parameters={"signal": "USR1"}), "signal=USR1 is the launcher's own"),
+    ],
+)
+def test_settings_that_would_break_a_job_are_refused(launcher, said):
+    with pytest.raises(ConfigError, match=said):
+        sbatch_parameters(rank_layout(1, launcher), launcher, "sweep")
 
 
 def test_equal_jobs_share_an_array_until_it_is_full():
     asked = [({"nodes": 1}, "a"), ({"nodes": 2}, "b"), ({"nodes": 1}, "c"), ({"nodes": 1}, "d")]
     assert in_arrays(asked, 1001) == [({"nodes": 1}, ["a", "c", "d"]), ({"nodes": 2}, ["b"])]
+    assert len(in_arrays(asked, 0)) == 4  # a cluster without arrays
     assert in_arrays(asked, 2) == [({"nodes": 1}, ["a", "c"]), ({"nodes": 1}, ["d"]), ({"nodes": 2}, ["b"])]
 
 
+def entry(job_id, run, submitted_at=0.0):
+    return Job(job_id, run, world_size=2, total_steps=1000, log=f"{run}.log", submitted_at=submitted_at)
+
+
 @pytest.fixture
-def book(tmp_path):
+def book(tmp_path, monkeypatch):
+    monkeypatch.delenv("SLURM_CONF", raising=False)
     book = Book(tmp_path)
-    book.add([Job("12_3", "run", 2, "run.log", submitted_at=0.0)], None)
+    book.add([entry("12_3", "run")])
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text(
-        configuration.to_yaml(Config(env=EnvConfig(id="CartPole-v1")))
-    )
     return book
 
 
@@ -73,7 +102,7 @@ def complete(book):
 
 
 def test_an_active_job_has_no_outcome_yet(book, monkeypatch):
-    known(monkeypatch, JobInfo("12_3", "PENDING", "Resources", "", None))
+    known(monkeypatch, JobInfo("12_3", "PENDING", "Resources", ""))
     (status,) = book.statuses()
     assert (status.state, status.outcome, status.why) == ("PENDING", None, "Resources")
 
@@ -89,13 +118,13 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_run_folder(book, monkey
 
 def test_a_job_that_slurm_does_not_list_yet_is_not_given_up(book, monkeypatch):
     known(monkeypatch)
-    book.add([Job("13", "run", 2, "run.log", submitted_at=time.time())], None)
+    book.add([entry("13", "run", submitted_at=time.time())])
     (status,) = book.statuses()
     assert (status.state, status.outcome) == ("SUBMITTED", None)
 
 
 def test_slurms_word_alone_does_not_make_a_run_complete(book, monkeypatch):
-    known(monkeypatch, JobInfo("12_3", "COMPLETED", "", "node1", 0))
+    known(monkeypatch, JobInfo("12_3", "COMPLETED", "", "node1"))
     (status,) = book.statuses()
     assert status.outcome == "failed"
     complete(book)
@@ -103,7 +132,7 @@ def test_slurms_word_alone_does_not_make_a_run_complete(book, monkeypatch):
 
 
 def test_a_failed_job_is_told_with_the_rank_s_own_words(book, monkeypatch):
-    known(monkeypatch, JobInfo("12_3", "FAILED", "NonZeroExitCode", "node1", 1))
+    known(monkeypatch, JobInfo("12_3", "FAILED", "NonZeroExitCode", "node1"))
     log = "rank 1: CollectiveError: lost its peers\nsubmitit ERROR - Submitted job triggered an exception\nbye\n"
     (book.sweep_dir / "run.log").write_text("starting\n" + log)
     (status,) = book.statuses()
@@ -112,13 +141,19 @@ def test_a_failed_job_is_told_with_the_rank_s_own_words(book, monkeypatch):
     assert str(book.sweep_dir / "run.log") in status.why
 
 
-def test_a_book_reads_back_as_it_was_written_and_a_new_job_replaces_a_run_s_old_one(book):
-    book.add(
-        [Job("14", "run", 2, "new.log", 1.0), Job("15", "other", 1, "other.log", 1.0)], "/etc/slurm.conf"
-    )
+def test_a_book_reads_back_as_it_was_written_and_a_new_job_replaces_a_run_s_old_one(book, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    book.add([entry("14", "run"), entry("15", "other")])
     again = Book(book.sweep_dir)
     assert {job.run: job.job_id for job in again.jobs.values()} == {"run": "14", "other": "15"}
     assert again.slurm_conf == "/etc/slurm.conf"
+
+
+def test_jobs_of_another_cluster_are_not_taken_for_gone(book, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/elsewhere/slurm.conf")
+    book.check_cluster(["a run without a job"])
+    with pytest.raises(ConfigError, match=r"has jobs, such as 12_3, on the cluster"):
+        book.check_cluster(["run"])
 
 
 def test_a_book_that_cannot_be_read_is_named(tmp_path):
@@ -129,16 +164,60 @@ def test_a_book_that_cannot_be_read_is_named(tmp_path):
 
 def test_progress_is_read_from_the_last_whole_line(book):
     run_dir = book.sweep_dir / "run"
-    assert progress(run_dir) == {}
+    assert progress(run_dir, 1) == {}
     line = {"iteration": 1, "rank": 0, "env_steps": 256, "rollout/fps": 1000.0, "rollout/return_mean": 20.5}
     second = {**line, "iteration": 2, "env_steps": 512}
     text = "\n".join(json.dumps(entry) for entry in (line, second)) + '\n{"iteration": 3, "env_st'
     (run_dir / "metrics.jsonl").write_text(text)
-    assert progress(run_dir) == {"total_steps": 1e5, "env_steps": 512, "fps": 1000.0, "return_mean": 20.5}
+    assert progress(run_dir, 1) == {"env_steps": 512, "fps": 1000.0, "return_mean": 20.5}
 
 
 def test_the_table_has_a_row_for_each_job(book, monkeypatch):
-    known(monkeypatch, JobInfo("12_3", "RUNNING", "", "node1", None))
+    known(monkeypatch, JobInfo("12_3", "RUNNING", "", "node1"))
     statuses = book.statuses()
     assert table(statuses).row_count == 1
     assert counts([*statuses, *statuses]) == "2 RUNNING"
+
+
+def test_a_job_that_ended_well_is_given_time_until_its_summary_is_seen(book, monkeypatch):
+    known(monkeypatch, JobInfo("12_3", "COMPLETED", "", "node1"))
+    looks = []
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            complete(book)
+
+    monkeypatch.setattr("ddppo.cluster.watch.time.sleep", sleep)
+    (status,) = watch(book, list(book.jobs.values()), 1.0, hint="")
+    assert status.outcome == "completed"
+    assert len(looks) == 3
+
+
+def test_a_controller_that_is_away_for_a_while_is_waited_for(book, monkeypatch, capsys):
+    complete(book)
+    answers = iter([ClusterError("no slurmctld"), ClusterError("no slurmctld"), {}])
+
+    def query(job_ids):
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(cluster_jobs.slurm, "query", query)
+    monkeypatch.setattr("ddppo.cluster.watch.time.sleep", lambda seconds: None)
+    (status,) = watch(book, list(book.jobs.values()), 1.0, hint="")
+    assert status.outcome == "completed"
+    assert "SLURM does not answer, trying again: no slurmctld" in capsys.readouterr().out
+
+
+def test_a_controller_that_stays_away_ends_the_wait(book, monkeypatch):
+    def query(job_ids):
+        raise ClusterError("no slurmctld")
+
+    clock = iter(range(0, 10**6, 300))
+    monkeypatch.setattr(cluster_jobs.slurm, "query", query)
+    monkeypatch.setattr("ddppo.cluster.watch.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("ddppo.cluster.watch.time.monotonic", lambda: next(clock))
+    with pytest.raises(ClusterError, match=r"the jobs may go on without us: look by python -m ddppo\.jobs"):
+        watch(book, list(book.jobs.values()), 1.0, hint="")

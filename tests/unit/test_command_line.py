@@ -30,10 +30,10 @@ def test_every_way_to_ask_for_a_multirun_allows_a_sweep_folder(flag, tmp_path):
 
 def test_names_of_run_folders_have_no_slash_and_no_prefix_and_tell_settings_apart():
     assert folder_name("dist.world_size-2_seed-0") == "dist.world_size-2_seed-0"
-    assert folder_name("++env.kwargs.g-1_++env.slow_ranks-{0:1}_seed-0") == (
-        "env.kwargs.g-1_env.slow_ranks--0-1-_seed-0"
-    )
-    assert folder_name("env.id-pkg/mod:X-v0") == "env.id-pkg-mod-X-v0"
+    assert folder_name("++env.kwargs.g-1_seed-0") == "env.kwargs.g-1_seed-0"
+    assert folder_name("++env.slow_ranks-{0:1}_seed-0").startswith("env.slow_ranks--0-1-_seed-0-")
+    assert folder_name("env.id-pkg/mod:X-v0").startswith("env.id-pkg-mod-X-v0-")
+    assert folder_name("env.id-pkg/mod:X-v0") != folder_name("env.id-pkg:mod/X-v0")
     assert folder_name("") == "run"
     many = "_".join(f"section.setting_{i}-{i}" for i in range(40))
     names = [folder_name(f"{many}_seed-{seed}") for seed in range(3)]

@@ -1,0 +1,39 @@
+"""One process at a time in a folder. Imports no torch."""
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from ddppo.errors import RunFolderError
+
+_LOOK_EVERY_S = 0.2
+
+
+@contextmanager
+def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold a run's or a sweep's folder: two processes that write into one would ruin it.
+
+    The hold goes with the process, however that ends. Raises RunFolderError if another process, on any machine that
+    locks files on this file system, still has the folder after `patience_s` seconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + patience_s
+    with (folder / ".lock").open("a+") as file:
+        while not _take(file):
+            if time.monotonic() >= end:
+                raise RunFolderError(f"{folder} is in use by another process: let that end first")
+            time.sleep(_LOOK_EVERY_S)
+        yield
+
+
+def _take(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True
