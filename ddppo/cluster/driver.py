@@ -21,6 +21,7 @@ from typing import IO, Any
 from submitit.helpers import DelayedSubmission
 
 from ddppo import config as configuration
+from ddppo.cluster import slurm
 from ddppo.cluster.local_conf import is_free
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, TrainingError
@@ -121,6 +122,8 @@ class Driver:
         if failures is not None:
             raise TrainingError(self._blame(failures))
         if not is_completed(self.run_dir):
+            if not still_runs():  # cancelled, and the ranks knew first: to queue again would revive the job
+                sys.exit(_SIGNALLED + signal.SIGTERM)
             signals.hand_over()
             raise TrainingError(
                 f"the run in {self.run_dir} was stopped before its end and nothing queues it again: the same sweep "
@@ -247,14 +250,26 @@ def _run_ranks(run_dir: Path, layout: RankLayout, signals: _Signals) -> list[Fai
 
 def _forward() -> None:
     """Send SIGUSR2 to the ranks, if they have started."""
-    me, array = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_JOB_ID")
-    if array is not None:  # and an element's own id may be that of the whole array
-        me = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+    me = _job_id()
     with suppress(ClusterError):  # the next time may go better
         fields = ("--all", "--noheader", "--steps", f"--jobs={me}", "--format=%i")
         steps = command("squeue", *fields, timeout_s=10).split()
         if ours := [step for step in steps if re.fullmatch(rf"{me}\.\d+", step)]:  # not .batch, .extern
             command("scancel", "--quiet", "--signal=USR2", *ours, timeout_s=10)
+
+
+def still_runs() -> bool:
+    """Return whether SLURM counts this job as running: it may have been cancelled or queued again a moment ago."""
+    with suppress(ClusterError):
+        info = slurm.query([_job_id()]).get(_job_id())
+        return info is None or not (info.has_ended or info.state in ("COMPLETING", "PENDING"))
+    return True
+
+
+def _job_id() -> str:
+    """Return the id that means this job alone: an array's last element has the id of the whole array for its own."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
 
 
 def _rank_variables(layout: RankLayout, job_id: str) -> dict[str, str]:

@@ -149,7 +149,9 @@ class Worker:
     def _loop(self, recorder: Recorder | NullRecorder) -> str:
         config = self.config
         if self.env_steps >= config.ppo.total_steps:  # killed after its last checkpoint, before its summary
-            report = IterationReport(self.iteration, self.env_steps, self.wall_before, (), {})
+            report = IterationReport(
+                self.iteration, self.env_steps, self.wall_before, ({},) * self.shape.world_size, {}
+            )
             if config.eval.final_episodes:
                 report = self._with_evaluation(report, config.eval.final_episodes)
             recorder.conclude(report)

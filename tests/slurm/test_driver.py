@@ -1,12 +1,13 @@
 """Runs as SLURM jobs, on a real cluster: how they end, well and badly."""
 
 import os
+import shutil
 import signal
 from dataclasses import replace
 
 import pytest
 
-from ddppo.cluster import slurm
+from ddppo.cluster import driver, slurm
 from ddppo.cluster.driver import RankLayout
 from ddppo.config import EnvConfig
 from ddppo.errors import RunFolderError
@@ -64,6 +65,17 @@ def test_scancel_ends_the_ranks_within_seconds_and_the_hold_on_the_folder(jobs):
         pass
 
 
+def test_a_driver_knows_whether_its_job_still_runs(jobs, monkeypatch):
+    job = jobs.submit(
+        config(10**6, 2, step_time_s=0.001), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo")
+    )
+    job.wait_for_iteration(1)
+    monkeypatch.setenv("SLURM_JOB_ID", job.id)
+    assert driver.still_runs()
+    slurm.cancel([job.id])
+    assert not driver.still_runs()
+
+
 def test_a_run_that_is_complete_is_not_run_again(jobs):
     layout = RankLayout(1, 1, 1, cpus_per_rank=1)
     first = jobs.submit(config(2, 1), layout)
@@ -78,7 +90,10 @@ def test_a_run_that_is_complete_is_not_run_again(jobs):
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_keeps_what_was(jobs):
     job = jobs.submit(config(30, 2, step_time_s=0.002), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
     job.wait_for_iteration(3)
-    slurm.command("scontrol", "requeue", job.id)  # SLURM kills the job, as when a node is lost
+    slurm.command("scontrol", "requeue", job.id)
+    job.wait_for_state("PENDING")
+    # Ranks may have had the time to save, and would not if their node were lost.
+    shutil.rmtree(job.run_dir / "checkpoints", ignore_errors=True)
     done = job.wait_until_requeued()
     job.wait_for_state("COMPLETED")
     assert job.iterations == list(range(1, 31))
