@@ -12,7 +12,7 @@ from ddppo.cluster.jobs import Book, Job
 from ddppo.cluster.submit import Ready, submit
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ClusterError, ConfigError, TrainingError
 from ddppo.run import start, sweep
 from ddppo.run.lock import held
 
@@ -109,9 +109,12 @@ def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
     """Submit what is planned and not under way already."""
     if launcher.local_cluster:
         os.environ["SLURM_CONF"] = str(local.conf_path())
-    max_array_size = (
-        slurm.max_array_size()
-    )  # fails here, before anything is written, where there is no cluster
+    try:  # before anything is written
+        max_array_size = slurm.max_array_size()
+    except ClusterError as e:
+        raise ClusterError(
+            f"there is no SLURM here that answers (`make slurm-up` starts one to try): {e}"
+        ) from e
     plan.book.check_cluster({plan.name(run_dir) for run_dir in plan.todo})
     active = {status.job.run for status in plan.book.statuses() if status.outcome is None}
     ready: list[Ready] = []

@@ -94,7 +94,7 @@ def command(name: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
     except subprocess.TimeoutExpired as e:
         raise ClusterError(f"{name} did not answer within {timeout_s:g} s") from e
     if done.returncode != 0:
-        raise ClusterError(f"{name} ended with exit code {done.returncode}: {done.stderr.strip()}")
+        raise ClusterError(f"{name} ended with exit code {done.returncode}: {' '.join(done.stderr.split())}")
     return done.stdout
 
 
