@@ -286,9 +286,7 @@ def main() -> None:
             print(_how_to_use(cluster))
         elif command == "down":
             cluster.stop()
-            print(
-                f"no cluster is up in {cluster.folder}; logs of one that was are in {cluster.folder / 'log'}"
-            )
+            print(f"the cluster in {cluster.folder} is down; its logs are in {cluster.folder / 'log'}")
         elif not cluster.is_up():
             print(f"no cluster is up in {cluster.folder}")
             sys.exit(1)
