@@ -1,6 +1,5 @@
 """The door `python -m ddppo.jobs`: look at a sweep's SLURM jobs, follow one's log, cancel them, see how they ended."""
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +55,7 @@ def look(options: JobsConfig) -> bool:
     book = Book(sweep_dir)
     if not book.jobs:
         raise RunFolderError(f"{options.folder}: no sweep of hydra/launcher=slurm, it has no jobs.json")
-    if book.slurm_conf is not None:  # the cluster that the jobs were submitted to
-        os.environ["SLURM_CONF"] = book.slurm_conf
+    book.use_cluster()
     if options.tail is not None:
         job = _chosen(book, options.tail)
         print(f"{job.job_id} {job.run}: {sweep_dir / job.log}")

@@ -76,6 +76,11 @@ class Book:
                     f"{path} is not readable: cancel the sweep's jobs by scancel, then move it away to submit anew"
                 ) from e
 
+    def use_cluster(self) -> None:
+        """Have SLURM's commands mean the cluster that the jobs were submitted to."""
+        if self.slurm_conf is not None:
+            os.environ["SLURM_CONF"] = self.slurm_conf
+
     def check_cluster(self, runs: Iterable[str]) -> None:
         """Raise ConfigError if one of `runs` may have a job on another cluster than SLURM's commands mean now."""
         here = os.environ.get("SLURM_CONF")

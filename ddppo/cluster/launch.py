@@ -33,10 +33,10 @@ def launch(
     try:
         with held(sweep_dir):
             plan = _Plan(sweep_dir, runs, results)
-            if plan.todo:
+            if plan.wanted:
                 _submit(plan, launcher)
         jobs = {
-            run_dir: plan.book.jobs[plan.name(run_dir)] for run_dir in plan.todo if run_dir not in results
+            run_dir: plan.book.jobs[plan.name(run_dir)] for run_dir in plan.wanted if run_dir not in results
         }
         if not launcher.wait:
             print(f"look by: python -m ddppo.jobs {sweep_dir}", flush=True)
@@ -61,8 +61,8 @@ class _Plan:
     ) -> None:
         self.sweep_dir = sweep_dir
         self.book = Book(sweep_dir)
-        self.todo: dict[Path, tuple[Config, SlurmLauncherConfig]] = {}
-        self._objectives: dict[Path, str] = {}
+        self.wanted: dict[Path, tuple[Config, SlurmLauncherConfig]] = {}
+        self._seen: dict[Path, Config] = {}
         self._results = results
         for run_dir, composed in runs:
             try:
@@ -74,18 +74,17 @@ class _Plan:
         if isinstance(composed, ConfigError):
             raise composed
         config, _ = composed
-        if run_dir in self.todo:
-            if different := sweep.differences(self.todo[run_dir][0], config):
-                raise ConfigError(
-                    f"another run of this sweep has the same folder ({', '.join(different[:3])})"
-                )
+        if run_dir in self._seen:
+            if different := sweep.differences(self._seen[run_dir], config):
+                self.wanted.pop(run_dir, None)  # neither may take the other's folder
+                raise ConfigError(f"two runs of this sweep have one folder ({', '.join(different[:3])})")
             return  # the same run twice
-        self._objectives[run_dir] = config.objective
+        self._seen[run_dir] = config
         if sweep.is_complete(run_dir, config):
             print(f"-- {self.name(run_dir)}: complete already", flush=True)
             self._results[run_dir] = self.ended(run_dir, "skipped", "complete already")
         else:
-            self.todo[run_dir] = composed
+            self.wanted[run_dir] = composed
 
     def name(self, run_dir: Path) -> str:
         return _name(self.sweep_dir, run_dir)
@@ -95,7 +94,7 @@ class _Plan:
         summary = sweep.completed_summary(run_dir)
         assert summary is not None, f"{run_dir} was complete a moment ago"
         sweep.note(self.sweep_dir, run_dir, outcome, why)
-        return sweep.objective(summary, self._objectives[run_dir])
+        return sweep.objective(summary, self._seen[run_dir].objective)
 
     def failed(self, run_dir: Path, error: Exception) -> Exception:
         sweep.note(self.sweep_dir, run_dir, "failed", str(error))
@@ -115,10 +114,10 @@ def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
         raise ClusterError(
             f"there is no SLURM here that answers (`make slurm-up` starts one to try): {e}"
         ) from e
-    plan.book.check_cluster({plan.name(run_dir) for run_dir in plan.todo})
+    plan.book.check_cluster({plan.name(run_dir) for run_dir in plan.wanted})
     active = {status.job.run for status in plan.book.statuses() if status.outcome is None}
     ready: list[Ready] = []
-    for run_dir, (config, own_launcher) in plan.todo.items():
+    for run_dir, (config, own_launcher) in plan.wanted.items():
         name = plan.name(run_dir)
         try:
             if name in active:
@@ -157,7 +156,9 @@ def _entered(name: str, run_dir: Path, config: Config) -> Config:
 
 def _cancel(sweep_dir: Path, names: set[str]) -> None:
     with _undisturbed():  # a second Ctrl-C would leave some of them running
-        jobs: list[Job] = [job for name, job in Book(sweep_dir).jobs.items() if name in names]
+        book = Book(sweep_dir)
+        book.use_cluster()
+        jobs: list[Job] = [job for name, job in book.jobs.items() if name in names]
         slurm.cancel([job.job_id for job in jobs])
         print(f"\ncancelled {len(jobs)} jobs", flush=True)
 

@@ -1,16 +1,19 @@
 """What a run asks of SLURM, and what is said of its job, without a SLURM."""
 
 import json
+import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from ddppo.cluster import jobs as cluster_jobs
 from ddppo.cluster.jobs import Book, Job, counts, progress, table
+from ddppo.cluster.launch import launch
 from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_parameters
 from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.watch import watch
-from ddppo.config import SlurmLauncherConfig
+from ddppo.config import Config, EnvConfig, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError
 from ddppo.run.summary import SCHEMA_VERSION
 
@@ -221,3 +224,29 @@ def test_a_controller_that_stays_away_ends_the_wait(book, monkeypatch):
     monkeypatch.setattr("ddppo.cluster.watch.time.monotonic", lambda: next(clock))
     with pytest.raises(ClusterError, match=r"the jobs may go on without us: look by python -m ddppo\.jobs"):
         watch(book, list(book.jobs.values()), 1.0, hint="")
+
+
+def test_two_different_runs_with_one_folder_are_both_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddppo.cluster.launch.submit", lambda *a: pytest.fail("a job was submitted"))
+    config = Config(env=EnvConfig(id="CartPole-v1"))
+    launcher = SlurmLauncherConfig()
+    runs = [(tmp_path / "run", (replace(config, seed=seed), launcher)) for seed in (0, 1, 1)]
+    results = launch(tmp_path, launcher, runs)
+    assert all(isinstance(result, ConfigError) for result in results)
+    assert "two runs of this sweep have one folder (seed=0, now 1)" in str(results[0])
+
+
+def test_a_sweep_s_jobs_are_cancelled_on_their_own_cluster(book, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", "/the/sweep/slurm.conf")
+    book.add([entry("14", "run")])
+    monkeypatch.setenv("SLURM_CONF", "/another/slurm.conf")
+    asked = []
+    monkeypatch.setattr(
+        cluster_jobs.slurm, "cancel", lambda ids: asked.append((os.environ["SLURM_CONF"], ids))
+    )
+    monkeypatch.setattr("ddppo.cluster.launch._Plan", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    launcher = SlurmLauncherConfig()
+    config = Config(env=EnvConfig(id="CartPole-v1"))
+    with pytest.raises(KeyboardInterrupt):
+        launch(book.sweep_dir, launcher, [(book.sweep_dir / "run", (config, launcher))])
+    assert asked == [("/the/sweep/slurm.conf", ["14"])]
