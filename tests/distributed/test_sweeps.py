@@ -260,3 +260,6 @@ def test_ctrl_c_ends_what_joblib_runs(tmp_path):
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert stderr.startswith(f"interrupted; the same command with sweep={tmp_path} goes on with the sweep\n")
+    for path in run_dirs(tmp_path):
+        with held(path, patience_s=10):  # by nobody any more: its process has ended
+            pass
