@@ -7,6 +7,7 @@ import sys
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 
 from ddppo import config as configuration
 from ddppo.config import Config, SlurmLauncherConfig
@@ -147,6 +148,23 @@ def test_a_resolved_configuration_reads_back_as_itself(composed, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(configuration.to_yaml(config))
     assert configuration.load(path) == config
+
+
+def test_commands_of_one_second_name_different_folders_and_each_keeps_to_its_own():
+    names = set()
+    for _ in range(20):
+        configuration.register()  # as every command does
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose("config", return_hydra_config=True)
+            HydraConfig.instance().set_config(cfg)
+            job = GlobalHydra.instance().config_loader().load_sweep_config(cfg, ["seed=1"])  # as launchers do
+        name = cfg.sweep.removeprefix("outputs/sweeps/")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[a-z0-9]{6}", name)
+        assert job.sweep == job.hydra.sweep.dir == cfg.hydra.sweep.dir == cfg.sweep
+        assert cfg.hydra.run.dir == f"outputs/cartpole/{name}"
+        HydraConfig.instance().cfg = None
+        names.add(name)
+    assert len(names) == 20
 
 
 WITHOUT_TORCH = """
