@@ -13,7 +13,7 @@ import secrets
 import string
 import time
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,10 +257,20 @@ SECTIONS = {
     "scaling": ScalingConfig,
 }
 
+_WANTED = {  # what OmegaConf calls the types of settings
+    "Integer": "a whole number, e.g. 1000 or 1e3",
+    "Float": "a number",
+    "Boolean": "true or false",
+    "Bool": "true or false",
+}
+SCHEMAS = ("schema", "slurm_schema")  # entries of Hydra's that presets stand on, and no options of a group
+
 
 def register() -> None:
     """Put the schemas into Hydra's ConfigStore: `schema` for the root, `<group>/schema` for each group."""
     store = ConfigStore.instance()
+    # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
+    setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
     store.store(name="schema", node=Config)
     for group, section in SECTIONS.items():
         store.store(group=group, name="schema", node=section)
@@ -271,6 +281,10 @@ def register() -> None:
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
     # Drawn here, once: one command means one name wherever it is asked for, in a launcher's processes too.
     OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
+
+
+def _shown_options(store: ConfigStore, path: str) -> list[str]:
+    return [name for name in ConfigStore.list(store, path) if name.removesuffix(".yaml") not in SCHEMAS]
 
 
 def stamp(pattern: str, *, now: time.struct_time, key: str) -> str:
@@ -305,12 +319,12 @@ def conf_dir() -> Path:
 
 def from_omegaconf(cfg: DictConfig) -> Config:
     """Convert a composed config to `Config`. Raises ConfigError where a value has the wrong type or is missing."""
-    if missing := sorted(OmegaConf.missing_keys(cfg)):
-        example = " (e.g. env.id=CartPole-v1)" if "env.id" in missing else ""
-        raise ConfigError(f"{', '.join(missing)} must be given{example}")
     try:
+        if missing := sorted(OmegaConf.missing_keys(cfg)):
+            example = " (e.g. env.id=CartPole-v1)" if "env.id" in missing else ""
+            raise ConfigError(f"{', '.join(missing)} must be given{example}")
         plain = OmegaConf.to_container(cfg, resolve=True)
-        merged = OmegaConf.merge(OmegaConf.structured(Config), plain)
+        merged = OmegaConf.merge(OmegaConf.structured(Config), _all_escaped(plain))
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as e:
         raise ConfigError(_omegaconf_message(e)) from e
@@ -319,24 +333,60 @@ def from_omegaconf(cfg: DictConfig) -> Config:
 
 
 def load(path: Path) -> Config:
-    """Read the resolved config.yaml of a run folder."""
+    """Read the resolved config.yaml of a run folder. Raises ConfigError with the path where it is not whole or ours."""
     try:
         loaded = OmegaConf.load(path)
     except FileNotFoundError as e:
         raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder of ddppo") from e
     except Exception as e:  # yaml raises many kinds
         raise ConfigError(f"{path} is not readable YAML: {' '.join(str(e).split())}") from e
-    assert isinstance(loaded, DictConfig)
-    return from_omegaconf(loaded)
+    if not isinstance(loaded, DictConfig) or not loaded:
+        held = "nothing" if not loaded else "a list"
+        raise ConfigError(f"{path} is not the configuration of a run: it holds {held}")
+    try:
+        return from_omegaconf(loaded)
+    except ConfigError as e:
+        raise ConfigError(f"{path} is not the configuration of a run: {e}") from e
 
 
 def to_yaml(config: Config) -> str:
-    return OmegaConf.to_yaml(OmegaConf.structured(config))
+    return OmegaConf.to_yaml(to_omegaconf(config))
+
+
+def to_omegaconf(config: Config) -> DictConfig:
+    """Return what `from_omegaconf` makes this configuration of; ${ in its texts is no interpolation."""
+    merged = OmegaConf.merge(OmegaConf.structured(Config), _all_escaped(asdict(config)))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def escaped(text: str) -> str:
+    """Return what OmegaConf resolves to `text`, in which ${ is two characters and not an interpolation."""
+    return re.sub(r"(\\*)\$\{", lambda found: f"{2 * found[1]}\\${{", text)
+
+
+def _all_escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, dict):
+        return {key: _all_escaped(inner) for key, inner in value.items()}
+    return [_all_escaped(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "configuration"
-    return f"{key}: {str(error).splitlines()[0]}"
+    return f"{key}: {in_words(str(error).splitlines()[0])}"
+
+
+def in_words(complaint: str) -> str:
+    """Return OmegaConf's complaint about a value in words of ours, or as it is where it is about something else."""
+    found = re.match(r"Value '(.*)' of type '\w+' could not be converted to (\w+)$", complaint, re.DOTALL)
+    if found and (wanted := _WANTED.get(found[2])):
+        return f"{found[1]} is not {wanted}"
+    found = re.match(r"Value '(.*)' is not a valid (\w+) \(type \w+\)$", complaint, re.DOTALL)
+    if found and (wanted := _WANTED.get(found[2].capitalize())):
+        return f"{found[1]} is not {wanted}"
+    return complaint
 
 
 def near(word: str, words: "list[str] | tuple[str, ...]") -> str:

@@ -14,6 +14,7 @@ from ddppo import config as configuration
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import parse
+from ddppo.package import install_command
 
 _USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
 
@@ -53,7 +54,7 @@ def evaluate(options: EvaluateConfig) -> str:
     from ddppo.run.summary import evaluation_metrics
 
     if options.video and importlib.util.find_spec("imageio") is None:
-        raise ConfigError("video=true needs the extra video: pip install 'ddppo[video]'")
+        raise ConfigError(f"video=true needs packages that are not installed: {install_command('video')}")
     path = _checkpoint_path(options.checkpoint, run_dir)
     state = checkpoint.load(path)
     policy = load_policy(config, state)

@@ -14,15 +14,17 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config import check_fields, near
+from ddppo.config import check_fields, escaped, in_words, near
 from ddppo.errors import ConfigError
 from ddppo.help import shown_default
+from ddppo.integers import is_integer, written_out
+from ddppo.package import versions
 
 T = TypeVar("T")
 
 
 def parse(section: type[T], arguments: Sequence[str], *, usage: str, path: str | None = None) -> T:
-    """Return the options that a command line gives. `-h` or `--help` among them prints the help and exits with 0.
+    """Return the options that a command line gives. `--help`, `-h` or `--version` among them prints that and exits.
 
     path: name of the field that a word without `=` is, at most one; also a word that exists as a file or folder.
     usage: how the door is called, the first lines of the help.
@@ -41,6 +43,9 @@ def parse_all(
     if any(a in ("-h", "--help") for a in arguments):
         print(help_text(sections, usage))
         sys.exit(0)
+    if "--version" in arguments:
+        print(versions())
+        sys.exit(0)
     types = {f.name: f.type for section in sections for f in fields(section)}
     names = list(types)
     given: dict[str, Any] = {}
@@ -54,9 +59,13 @@ def parse_all(
             if word is not None:
                 raise ConfigError(f"{argument}: a second {path}, after {word}: give one at a time")
             # Taken as it stands: a folder may well be called 2026 or a[1].
-            word = given[path] = value if is_setting else argument
+            word = value if is_setting else argument
+            given[path] = escaped(word)
         elif is_setting and types[key] in (str, str | None) and value != "null":
-            given[key] = value  # as it stands: YAML would read 12_3, an element of a job array, as 123
+            # As it stands: YAML would read 12_3, an element of a job array, as 123.
+            given[key] = escaped(value)
+        elif is_setting and is_integer(types[key]):
+            given |= _value(f"{key}={written_out(value)}")
         elif is_setting:
             given |= _value(argument)
         else:
@@ -108,7 +117,7 @@ def filled(section: type[T], given: Mapping[str, Any], usage: str = "") -> T:
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, OmegaConfBaseException):
-        text = str(error).splitlines()[0]
+        text = in_words(str(error).splitlines()[0])
         return f"{error.full_key}: {text}" if error.full_key else text
     return " ".join(str(error).split())
 

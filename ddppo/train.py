@@ -20,9 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.command_line import SweepFolder, composition_message, one_line, prepared_arguments, under_torchrun
+from ddppo.arguments import forget_torchrun, prepared_arguments, under_torchrun
+from ddppo.command_line import SweepFolder, composition_message, one_line
 from ddppo.config import Config
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.package import versions
 from ddppo.run.lock import held
 
 
@@ -37,6 +39,11 @@ def main() -> None:
     try:
         if under_torchrun() and int(os.environ["RANK"]) > 0:
             _follow()
+            return
+        if not under_torchrun():
+            forget_torchrun()
+        if "--version" in sys.argv[1:]:
+            print(versions())
             return
         sys.argv[1:] = prepared_arguments(sys.argv[1:])
         configuration.register()

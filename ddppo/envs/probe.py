@@ -18,6 +18,7 @@ from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.scalar import FlatEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
+from ddppo.package import install_command
 
 T = TypeVar("T")
 
@@ -150,7 +151,7 @@ def _one_paragraph(message: str) -> str:
 def _install_hint(env: EnvConfig, error: Exception) -> str:
     entry_point = gym.registry[env.id.rpartition(":")[2]].entry_point
     if isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.box2d"):
-        return "pip install 'ddppo[box2d]'"
+        return install_command("box2d")
     return str(error)
 
 

@@ -72,7 +72,7 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
 
     Raises ConfigError where one of them would make it a different run, or there is nothing to go on from.
     """
-    stored = OmegaConf.structured(configuration.load(run_dir / "config.yaml"))
+    stored = configuration.to_omegaconf(configuration.load(run_dir / "config.yaml"))
     for override in overrides:
         key = override.partition("=")[0]
         if key == "resume":

@@ -22,7 +22,7 @@ TRAIN = [sys.executable, "-m", "ddppo.train", "-m"]
 NEEDS_TUNE = pytest.mark.skipif(
     importlib.util.find_spec("hydra_plugins.hydra_optuna_sweeper") is None
     or importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is None,
-    reason="needs the extra tune: pip install 'ddppo[tune]'",
+    reason="needs the extra tune",
 )
 
 

@@ -1,10 +1,13 @@
 """The train door's arguments on their way to Hydra, and the names of a sweep's run folders."""
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from ddppo import config as configuration
-from ddppo.command_line import check_objective, one_line, prepared_arguments
+from ddppo import train
+from ddppo.arguments import prepared_arguments
+from ddppo.command_line import check_objective, one_line
 from ddppo.config import folder_name
 from ddppo.errors import ConfigError
 from ddppo.run.sweep import _OF_NO_ACCOUNT, objective
@@ -17,6 +20,79 @@ def test_folders_are_quoted_whatever_their_characters(tmp_path):
         "sweep='{}'".format(awkward.replace("'", "\\'")),
     ]
     assert prepared_arguments(["-m", f"sweep='{tmp_path}'"]) == ["-m", f"sweep='{tmp_path}'"]
+
+
+NASTY = (
+    "a,b",
+    "a=b",
+    "a(b",
+    "a'b",
+    'a"b',
+    "a{b",
+    "a b",
+    "[a",
+    "a\\",
+    "a\\'b",
+    "~a",
+    "1e5",
+    "a:b",
+    "null",
+    "#a",
+    "a\tb",
+)
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_folder_is_what_was_written_after_hydra_has_read_it(name, tmp_path):
+    for key in ("hydra.run.dir", "sweep"):
+        flags = ["-m"] if key == "sweep" else []
+        argument = prepared_arguments([*flags, f"{key}={tmp_path}/{name}"])[-1]
+        (override,) = OverridesParser.create().parse_overrides([argument])
+        assert override.value() == f"{tmp_path}/{name}"
+
+
+def test_an_interpolation_in_a_folder_s_name_is_resolved():
+    assert prepared_arguments(["hydra.run.dir=out/${seed}"]) == ["hydra.run.dir='out/${seed}'"]
+
+
+def test_whole_numbers_are_written_out_where_an_integer_is_meant():
+    for given, prepared in {
+        "ppo.total_steps=1e5,2e5": "ppo.total_steps=100000,200000",
+        "ppo.total_steps=range(1e3,3e3,1e3)": "ppo.total_steps=range(1000,3000,1000)",
+        "ppo.total_steps=1_000_000": "ppo.total_steps=1000000",
+        "+seed=choice(1e1,2)": "+seed=choice(10,2)",
+        "model.hidden_sizes=[1e2,6_4]": "model.hidden_sizes=[100,64]",
+        "env.max_episode_steps=2.5e3": "env.max_episode_steps=2500",
+        "hydra.launcher.timeout_min=1e2": "hydra.launcher.timeout_min=100",
+        "ppo.total_steps=1.5e0": "ppo.total_steps=1.5e0",
+        "ppo.total_steps=1e999999999": "ppo.total_steps=1e999999999",
+        "ppo.total_steps=${x1e5}": "ppo.total_steps=${x1e5}",
+        "ppo.learning_rate=1e1": "ppo.learning_rate=1e1",
+        "env.kwargs.limit=1e3": "++env.kwargs.limit=1e3",
+    }.items():
+        assert prepared_arguments(["-m", given]) == ["-m", prepared]
+
+
+def test_flags_may_stand_between_settings():
+    given = ["seed=1", "--cfg", "job", "env=pendulum"]
+    assert prepared_arguments(given) == ["--cfg", "job", "seed=1", "env=pendulum"]
+
+
+def completions(words, monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", f"ddppo-train {words}")
+    monkeypatch.setenv("COMP_POINT", "99")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    monkeypatch.setattr("sys.argv", ["train.py", "-sc", "query=bash"])
+    train.main()
+    return capsys.readouterr().out.split()
+
+
+def test_completion_offers_the_options_of_a_group_and_no_schema(monkeypatch, capsys):
+    assert completions("scaling=", monkeypatch, capsys) == ["scaling=strong", "scaling=weak"]
+    launchers = completions("hydra/launcher=", monkeypatch, capsys)
+    assert {"hydra/launcher=basic", "hydra/launcher=slurm"} <= set(launchers)
+    for words in ("", "env=", "hydra/launcher=", "ppo=", "model="):
+        assert "schema" not in " ".join(completions(words, monkeypatch, capsys))
 
 
 def test_mappings_whose_keys_users_make_up_are_added():

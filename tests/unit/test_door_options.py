@@ -1,11 +1,13 @@
 """The command line of the doors that are not Hydra's."""
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 from omegaconf import MISSING
 
+import ddppo
 from ddppo.config import setting
 from ddppo.errors import ConfigError
 from ddppo.options import parse, parse_all
@@ -106,6 +108,25 @@ def test_help_names_each_field_with_default_meaning_and_choices(capsys):
     ):
         assert line in lines
     assert "Door(" not in text
+
+
+def test_whole_numbers_are_read_however_they_are_written():
+    assert parsed("a", "count=1e3").count == 1000
+    assert parsed("a", "count=1_000", "seed=2.5e1") == Door("a", 1000, 25)
+    assert "count: 1.5 is not a whole number" in refused("a", "count=1.5e0")
+
+
+def test_version_names_ours_torch_s_and_hydra_s(capsys):
+    with pytest.raises(SystemExit) as e:
+        parse(Door, ["--version"], path="folder", usage=USAGE)
+    assert not e.value.code
+    expected = {"ddppo": ddppo.__version__, "torch": version("torch"), "hydra": version("hydra-core")}
+    assert capsys.readouterr().out == "".join(f"{name} {number}\n" for name, number in expected.items())
+
+
+def test_a_path_may_hold_what_reads_as_an_interpolation():
+    assert parsed("${x}").folder == "${x}"
+    assert parsed("folder=a${x").folder == "a${x"
 
 
 def test_text_is_taken_as_it_stands():

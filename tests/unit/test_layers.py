@@ -14,7 +14,9 @@ GROUND = {
     "collectives",
     "spaces",
     "help",
+    "integers",
     "options",
+    "package",
     "statistics",
     "scaling.batch",
 }
@@ -106,7 +108,10 @@ def test_no_module_imports_itself_by_a_detour():
 def test_the_configuration_and_the_door_import_no_torch():
     for module in (
         "train",
+        "arguments",
         "command_line",
+        "integers",
+        "package",
         "options",
         "config",
         "help",

@@ -1,5 +1,6 @@
 """Mistakes at the door `ddppo.train`: one paragraph, exit code 2, nothing left behind, no rank started."""
 
+import os
 import shutil
 import sys
 
@@ -7,6 +8,7 @@ import gymnasium as gym
 import pytest
 import torch
 
+from ddppo import config as configuration
 from ddppo import train
 from tests.support import TINY, door, run
 
@@ -20,6 +22,7 @@ def call(monkeypatch, capsys, tmp_path):
 
     def call_door(*arguments, in_run_dir=True):
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")  # the door sets it; this puts it back
+        in_run_dir = in_run_dir and not {"-m", "hydra.mode=MULTIRUN"} & set(arguments)
         where = [f"hydra.run.dir={tmp_path / 'outputs' / 'run'}"] if in_run_dir else []
         monkeypatch.setattr("sys.argv", ["train.py", *SMALL, *arguments, *where])
         with pytest.raises(SystemExit) as ended:
@@ -75,7 +78,12 @@ def assert_one_paragraph(stderr):
         ("env.num_envs=-8", ["env.num_envs=-8", "at least 1"]),
         ("ppo.rollout_steps=0", ["ppo.rollout_steps=0", "at least 1"]),
         ("ppo.total_steps=-1", ["ppo.total_steps=-1", "at least 1"]),
-        ("ppo.total_steps=1e6", ["ppo.total_steps=1e6", "Integer"]),
+        ("ppo.total_steps=1.5", ["ppo.total_steps=1.5", "not a whole number"]),
+        ("ppo.total_steps=1e-3", ["ppo.total_steps=1e-3", "not a whole number"]),
+        ("ppo.total_steps=1e99", ["ppo.total_steps=1e99", "not a whole number"]),
+        ("ppo.total_steps=many", ["ppo.total_steps=many", "not a whole number"]),
+        ("ppo.gamma=high", ["ppo.gamma=high", "not a number"]),
+        ("log.tensorboard=maybe", ["log.tensorboard=maybe", "not true or false"]),
         ("ppo.learning_rate=0", ["ppo.learning_rate=0", "greater than 0"]),
         ("ppo.learning_rate=nan", ["ppo.learning_rate=nan", "finite"]),
         ("ppo.learning_rate=inf", ["ppo.learning_rate=inf", "finite"]),
@@ -114,9 +122,30 @@ def assert_one_paragraph(stderr):
         ("-m experiment=a,b", ["experiment=a,b", "a command for each"]),
         ("-m --cfg job", ["--cfg", "leave -m out"]),
         ("seed=range(3)", ["seed=range(3)", "--multirun"]),
-        ("objective=time_to_target", ["objective=time_to_target", "target_return"]),
-        ("hydra/launcher=slrum", ["hydra/launcher=slrum", "basic", "did you mean slurm"]),
-        ("hydra/sweeper=nevergrad", ["hydra/sweeper=nevergrad", "basic"]),
+        ("objective=time_to_target", ["objective=time_to_target", "no effect on one run", "add -m"]),
+        ("hydra/launcher=slurm", ["hydra/launcher=slurm", "no effect on one run", "add -m"]),
+        ("hydra/launcher=slurm_local", ["hydra/launcher=slurm_local", "no effect on one run"]),
+        ("hydra/launcher=joblib", ["hydra/launcher=joblib", "no effect on one run"]),
+        ("hydra/sweeper=optuna", ["hydra/sweeper=optuna", "no effect on one run"]),
+        ("hydra.launcher.n_jobs=2", ["hydra.launcher.n_jobs=2", "no effect on one run"]),
+        ("hydra.sweep.dir=somewhere", ["hydra.sweep.dir=somewhere", "no effect on one run"]),
+        ("-m hydra.run.dir=somewhere", ["hydra.run.dir=somewhere", "sweep=<folder>"]),
+        ("-m sweep=a hydra.sweep.dir=b", ["sweep=a", "hydra.sweep.dir=b", "sweep= alone"]),
+        ("-m hydra/launcher=slrum", ["hydra/launcher=slrum", "basic", "did you mean slurm"]),
+        ("-m hydra/launcher=slurm_schema", ["hydra/launcher=slurm_schema", "slurm, slurm_local"]),
+        ("-m hydra/sweeper=nevergrad", ["hydra/sweeper=nevergrad", "basic"]),
+        # sections and their groups
+        ("dist=ddp", ["dist=ddp", "use distributed=ddp"]),
+        ("log=none", ["log=none", "log.progress"]),
+        ("env=schema", ["env=schema", "must be one of", "cartpole"]),
+        ("~ppo.gamma", ["~ppo.gamma", "leave it out"]),
+        # flags
+        ("--hlep", ["--hlep"]),
+        ("--mult", ["--mult"]),
+        ("--cfg jbo", ["--cfg", "jbo", "job"]),
+        ("--resolve", ["--resolve", "--cfg job"]),
+        ("--info all --cfg job", ["--cfg and --info"]),
+        ("-sc install=csh", ["install=csh", "bash"]),
         ("experiment=tune/carpole", ["experiment=tune/carpole", "did you mean tune/cartpole"]),
         # tasks
         ("env=gym env.id=tests.fault.saboteurs:TupleObs-v0", ["observation space", "not supported"]),
@@ -144,13 +173,14 @@ def test_a_missing_extra_is_named_with_the_pip_command(call, no_ranks, monkeypat
     code, stderr = call("env=lunarlander")
     assert code == 2
     assert_one_paragraph(stderr)
-    assert "pip install 'ddppo[box2d]'" in stderr
+    assert "pip install 'box2d>=" in stderr
     assert not list(tmp_path.iterdir())
 
 
 WITHOUT_PLUGINS = """
 import sys
 import hydra_plugins
+from ddppo import config as configuration
 from ddppo import train
 hydra_plugins.__path__ = []  # where pip puts them
 for argument in ("experiment=tune/cartpole", "hydra/sweeper=optuna", "hydra/launcher=joblib"):
@@ -165,7 +195,10 @@ for argument in ("experiment=tune/cartpole", "hydra/sweeper=optuna", "hydra/laun
 def test_sweepers_and_launchers_of_an_extra_are_named_with_the_pip_command(tmp_path):
     result = run([sys.executable, "-c", WITHOUT_PLUGINS, str(tmp_path / "sweep")], tmp_path)
     assert result.code == 0, result.stderr
-    needs = "needs a package that is not installed: pip install 'ddppo[tune]'"
+    needs = (
+        "needs a package that is not installed: pip install 'hydra-optuna-sweeper>=1.2' 'hydra-joblib-launcher>=1.2' "
+        "'sqlalchemy<2'"
+    )
     assert result.stderr.splitlines() == [
         f"error: hydra/sweeper=optuna {needs}",
         f"error: hydra/sweeper=optuna {needs}",
@@ -201,6 +234,24 @@ def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
     code, stderr = call("-m")
     assert code == 2
     assert_one_paragraph(stderr)
+
+
+def test_what_torchrun_left_in_the_shell_counts_under_torchrun_only(call, monkeypatch):
+    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "RANK"):
+        monkeypatch.setenv(name, "64")
+    assert call() == (7, "")  # neither a warning of 64 ranks on this machine
+    assert "LOCAL_WORLD_SIZE" not in os.environ  # nor cores and a GPU for them later
+
+
+@pytest.mark.parametrize("written", ["1e5", "100_000", "1.0e+5", "1E5"])
+def test_whole_numbers_are_read_however_they_are_written(call, monkeypatch, tmp_path, written):
+    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    code, stderr = call(f"ppo.total_steps={written}", "model.hidden_sizes=[1e1,2_0]")
+    assert (code, stderr) == (7, "")
+    config = configuration.load(tmp_path / "outputs" / "run" / "config.yaml")
+    assert config.ppo.total_steps == 100_000
+    assert config.model.hidden_sizes == [10, 20]
 
 
 def contents(folder):
@@ -279,12 +330,27 @@ def test_a_foreign_checkpoint_is_named(refused, copied_run, value):
 
 
 def test_a_configuration_that_is_not_ours_is_named(refused, copied_run):
-    (copied_run / "config.yaml").write_text("a: 1\n")
-    assert "a" in refused(copied_run, "ppo.total_steps=256")
-    (copied_run / "config.yaml").write_text("a: [1\n")
-    assert "config.yaml" in refused(copied_run, "ppo.total_steps=256")
-    (copied_run / "config.yaml").write_text("")
-    refused(copied_run, "ppo.total_steps=256")
+    path = copied_run / "config.yaml"
+    whole = path.read_text()
+    for text, said in {
+        "a: 1\n": "'a'",
+        "a: [1\n": "not readable YAML",
+        "": "holds nothing",
+        "null\n": "holds nothing",
+        "{}\n": "holds nothing",
+        "- 1\n- 2\n": "holds a list",
+        "just words\n": "just words",
+        "\x00\x01": "not readable YAML",
+        whole + "gamma: 0.9\n": "'gamma'",
+        whole.replace("gamma:", "gama:"): "gama",
+        whole.replace("num_envs: 8", "num_envs: many"): "env.num_envs: many is not a whole number",
+        whole.replace("num_envs: 8", "num_envs: ${nothing}"): "nothing",
+        whole.replace("env:", "env: null\nold:"): "env",
+    }.items():
+        path.write_text(text)
+        stderr = refused(copied_run, "ppo.total_steps=256")
+        assert str(path) in stderr, text
+        assert said in stderr, text
 
 
 @pytest.mark.parametrize(
@@ -299,6 +365,31 @@ def test_a_resumed_run_may_not_become_a_different_one(refused, copied_run, chang
 def test_resuming_at_a_world_size_that_does_not_fit_is_refused(refused, copied_run):
     assert "dist.world_size=3" in refused(copied_run, "dist.world_size=3", "ppo.total_steps=256")
     assert "change the batch" in refused(copied_run, "dist.world_size=16", "ppo.total_steps=256")
+
+
+NASTY = ("a,b=c(d'e{f g}h[i\"j$k\\l", "~a\\")
+
+
+@pytest.mark.parametrize("name", NASTY)
+def test_a_run_is_resumed_whatever_its_folder_is_called(name, finished_run, tmp_path, monkeypatch):
+    run_dir = shutil.copytree(finished_run, tmp_path / name)
+    resumed = []
+    monkeypatch.setattr("ddppo.run.worker.train_rank", resumed.append)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    for _ in range(2):  # the second time from the configuration that names the folder
+        monkeypatch.setattr("sys.argv", ["train.py", f"resume={run_dir}", "ppo.total_steps=256"])
+        train.main()
+        assert configuration.load(run_dir / "config.yaml").resume == str(run_dir)
+    assert resumed == [run_dir, run_dir]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
+
+
+def test_a_folder_that_reads_as_an_interpolation_is_named(refused, finished_run, tmp_path):
+    assert "rename it" in refused(shutil.copytree(finished_run, tmp_path / "${x}b"))
+
+
+def test_resume_and_another_folder_exclude_each_other(refused, copied_run, tmp_path):
+    assert "stays in its folder" in refused(copied_run, f"hydra.run.dir={tmp_path / 'other'}")
 
 
 def test_resume_and_multirun_exclude_each_other(refused, copied_run):

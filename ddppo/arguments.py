@@ -1,0 +1,263 @@
+"""What `python -m ddppo.train` does to its arguments before Hydra sees them.
+
+Hydra's grammar reads paths, numbers and flags in its own way, and lets a setting without effect pass in silence.
+"""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import Quote, QuotedString
+
+from ddppo.command_line import unknown_option
+from ddppo.config import SCHEMAS, SECTIONS, Config, SlurmLauncherConfig
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.help import setting_names
+from ddppo.integers import integer_settings, written_out
+
+# Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
+_MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
+_GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
+_PLAIN_SECTIONS = {
+    "dist": "distributed",
+    "eval": "",
+    "checkpoint": "",
+    "log": "",
+}  # and the group that fills it
+# What a single run does not ask for its value.
+_OF_SWEEPS = (
+    "hydra/launcher",
+    "hydra/sweeper",
+    "hydra.launcher.",
+    "hydra.sweeper.",
+    "hydra.sweep.",
+    "objective",
+)
+_DEFAULTS_OF_SWEEPS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
+_INTEGERS = integer_settings(Config) | integer_settings(SlurmLauncherConfig, "hydra.launcher.")
+_SHELLS = ("bash", "fish", "zsh")
+
+
+def under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def forget_torchrun() -> None:
+    """Take what torchrun says to its ranks out of the environment: left in a shell, it would be believed."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Hydra's parser, which says a mistake in our words and knows flags by their whole names only."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            add_help=False, allow_abbrev=False, parents=[get_args_parser()], conflict_handler="resolve"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{' '.join(message.split())}; --help shows how ddppo.train is called")
+
+
+def prepared_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments for Hydra: a resumed run's folder is its output, torchrun's world size the run's.
+
+    Paths are quoted whatever their characters, whole numbers written out, and flags come first.
+    Raises ConfigError where arguments exclude one another, have no effect, or name a folder that cannot be used.
+    """
+    asked = _Parser().parse_intermixed_args(arguments)
+    flags, settings = _parted(arguments, asked.overrides)
+    if asked.help or asked.hydra_help:
+        return [*flags, *settings]
+    _check_flags(asked)
+    if asked.shell_completion:
+        return [*flags, *settings]
+    values = {_bare(key): value for key, equals, value in (s.partition("=") for s in settings) if equals}
+    _check_names(settings, values)
+    is_multirun = asked.multirun or values.get("hydra.mode") == "MULTIRUN"
+    if is_multirun:
+        _check_multirun(asked, values)
+    else:
+        _check_single(values, runs=asked.cfg is None and asked.info is None)
+    added = _of_resumed(values) if "resume" in values else []
+    for key in _FOLDERS:
+        if key in values:
+            _check_writable(key, _unquoted(values[key]))
+    if under_torchrun():
+        added += _of_torchrun(values)
+    return [*flags, *map(_prepared, settings), *added]
+
+
+def _parted(arguments: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Return flags with their values, and settings: Hydra finds no flag between settings."""
+    flags, left = [], list(overrides)
+    for argument in arguments:
+        if left and argument == left[0]:
+            left.pop(0)
+        else:
+            flags.append(argument)
+    return flags, overrides
+
+
+def _bare(key: str) -> str:
+    return key.lstrip("+~")
+
+
+def _prepared(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    bare = _bare(key)
+    if equals and bare in (*_FOLDERS, "resume"):
+        return f"{key}={_quoted(_unquoted(value))}"
+    if equals and bare.removeprefix("hydra.sweeper.params.") in _INTEGERS:
+        return f"{key}={written_out(value)}"
+    return f"++{argument}" if argument.startswith(_MAPPINGS) else argument
+
+
+def _of_resumed(values: dict[str, str]) -> list[str]:
+    """Return what makes the folder of a resumed run its output."""
+    folder = Path(_unquoted(values["resume"])).resolve()
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(f"resume={values['resume']}: not a run folder, it has no config.yaml")
+    other = values.get("hydra.run.dir")
+    if other is not None and Path(_unquoted(other)).resolve() != folder:
+        raise ConfigError(
+            f"hydra.run.dir={other} has no effect with resume={values['resume']}: a resumed run stays in its folder"
+        )
+    if "${" in str(folder):
+        raise RunFolderError(
+            f"resume={values['resume']}: Hydra takes ${{ in {folder} for an interpolation: rename it"
+        )
+    return [f"hydra.run.dir={_quoted(str(folder))}"]
+
+
+def _of_torchrun(values: dict[str, str]) -> list[str]:
+    world_size = os.environ["WORLD_SIZE"]
+    if values.get("dist.world_size", world_size) != world_size:
+        raise ConfigError(
+            f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
+        )
+    return [] if "dist.world_size" in values else [f"dist.world_size={world_size}"]
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def _check_flags(asked: argparse.Namespace) -> None:
+    """Refuse flags of Hydra's that it would answer with a traceback."""
+    named = {
+        "--run": asked.run,
+        "-m": asked.multirun,
+        "--cfg": asked.cfg,
+        "--info": asked.info,
+        "-sc": asked.shell_completion,
+    }
+    given = [flag for flag, value in named.items() if value]
+    if "-m" in given and len(given) > 1 and given[1] in ("--cfg", "--info"):
+        raise ConfigError(f"{given[1]} shows one configuration, -m runs several: leave -m out")
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude one another: give one of them")
+    for flag in ("resolve", "package"):
+        if getattr(asked, flag) and not asked.cfg:
+            raise ConfigError(f"--{flag} has no effect without --cfg: add --cfg job")
+    if asked.shell_completion:
+        _check_completion(asked.overrides)
+
+
+def _check_completion(words: list[str]) -> None:
+    action, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    if action not in ("install", "uninstall", "query") or shell not in _SHELLS:
+        raise ConfigError(
+            f"-sc {' '.join(words)}: needs one of install= and uninstall= with {', '.join(_SHELLS)}, "
+            'e.g. eval "$(ddppo-train -sc install=bash)"'
+        )
+    if action == "query" and not {"COMP_LINE", "COMP_POINT"} & os.environ.keys():
+        raise ConfigError(f"-sc {words[0]}: is for the shell to ask, once -sc install={shell} has set it up")
+
+
+def _check_names(settings: list[str], values: dict[str, str]) -> None:
+    """Refuse what Hydra would take for something else, or say in its own words only."""
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        bare = _bare(key)
+        if equals and not bare:
+            raise ConfigError(f"{setting} has no name in front of the equals sign; --help lists all settings")
+        if key.startswith("~") and not bare.startswith(("env.kwargs.", "env.slow_ranks.", "hydra")):
+            raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
+        if equals and bare in _PLAIN_SECTIONS:
+            raise ConfigError(f"{setting}: {_of_section(bare, value)}")
+        if bare in _GROUPS and value in SCHEMAS:
+            raise ConfigError(unknown_option(f"{bare}/{value}", ""))
+
+
+def _of_section(section: str, value: str) -> str:
+    if group := _PLAIN_SECTIONS[section]:
+        return (
+            f"{section} is a section of settings, whose options are chosen by {group}=: use {group}={value}"
+        )
+    names = [name for name in setting_names(Config) if name.startswith(f"{section}.")]
+    return f"{section} is a section of settings: set one of {', '.join(names)}"
+
+
+def _check_single(values: dict[str, str], *, runs: bool) -> None:
+    if "sweep" in values:
+        raise ConfigError(
+            f"sweep={values['sweep']} has no effect on one run: add -m, or use hydra.run.dir for its folder"
+        )
+    if not runs:  # a configuration is only shown
+        return
+    for key, value in values.items():
+        if key.startswith(_OF_SWEEPS) and (key.partition(".")[0], value) not in _DEFAULTS_OF_SWEEPS:
+            raise ConfigError(f"{key}={value} has no effect on one run: add -m, or leave it out")
+
+
+def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
+    if asked.cfg or asked.info:  # with hydra.mode=MULTIRUN
+        raise ConfigError(
+            "--cfg and --info show one configuration, hydra.mode=MULTIRUN runs several: leave it out"
+        )
+    if under_torchrun():
+        raise ConfigError("-m starts several runs, torchrun one: use one or the other")
+    if "resume" in values:
+        raise ConfigError(
+            "resume goes on with one run; it cannot be combined with -m. A sweep goes on by the same command "
+            "with the same sweep=<folder>"
+        )
+    if re.search(r"[,(]", values.get("experiment", "")):
+        raise ConfigError(
+            f"experiment={values['experiment']}: each experiment is a sweep of its own: a command for each"
+        )
+    if "sweep" in values and "hydra.sweep.dir" in values:
+        raise ConfigError(
+            f"sweep={values['sweep']} and hydra.sweep.dir={values['hydra.sweep.dir']} both name the sweep's folder: "
+            "give sweep= alone"
+        )
+    if "hydra.run.dir" in values:
+        raise ConfigError(
+            f"hydra.run.dir={values['hydra.run.dir']} has no effect with -m, whose runs have folders in the sweep's: "
+            "use sweep=<folder>"
+        )
+
+
+def _check_writable(key: str, value: str) -> None:
+    if value in ("", "null"):
+        raise RunFolderError(f"{key}={value} names no folder")
+    folder = Path(value).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise RunFolderError(f"{key}={folder}: {existing} is not a folder that can be written to")
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without the quotes that Hydra's grammar would ask for."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1].replace(f"\\{value[0]}", value[0]) if is_quoted else value
+
+
+def _quoted(value: str) -> str:
+    """Return a value as Hydra's grammar reads it whatever its characters; ${} in it is still resolved."""
+    return QuotedString(value, Quote.single).with_quotes()

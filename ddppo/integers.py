@@ -1,0 +1,41 @@
+"""Whole numbers as people write them: 1e5, 1_000_000, 2.5e3. Imports no torch."""
+
+import re
+from dataclasses import fields, is_dataclass
+from decimal import Decimal
+from typing import Any
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")
+_LARGEST_EXPONENT = 18  # beyond it a number fits no 64-bit integer, and writing it out may fill the memory
+
+
+def written_out(text: str) -> str:
+    """Return `text` with every whole number in it in digits alone: 1e5,2e5 becomes 100000,200000.
+
+    What is no whole number, such as 1.5 or 1e-3, stays as it is.
+    """
+    return _NUMBER.sub(_digits, text)
+
+
+def _digits(found: re.Match[str]) -> str:
+    number = Decimal(found[0])  # which knows underscores
+    if number.adjusted() > _LARGEST_EXPONENT or number != number.to_integral_value():
+        return found[0]
+    return str(int(number))
+
+
+def integer_settings(section: type, prefix: str = "") -> set[str]:
+    """Return the full keys of the settings of a dataclass that are integers, or lists of them."""
+    names: set[str] = set()
+    for item in fields(section):
+        inner = item.default_factory
+        if isinstance(inner, type) and is_dataclass(inner):
+            names |= integer_settings(inner, f"{prefix}{item.name}.")
+        elif is_integer(item.type):
+            names.add(prefix + item.name)
+    return names
+
+
+def is_integer(annotation: Any) -> bool:
+    """Return whether a setting of this type holds an integer, an integer or nothing, or a list of integers."""
+    return annotation in (int, int | None, list[int])
