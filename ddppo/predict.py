@@ -16,12 +16,14 @@ from ddppo.scaling import published
 from ddppo.scaling.held_out import held_out, measured_fps
 from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
 from ddppo.scaling.recommend import Study, recommend
-from ddppo.scaling.runs import PARTS, Run, read_runs
+from ddppo.scaling.run_folders import read_runs
+from ddppo.scaling.runs import PARTS, Run
 from ddppo.scaling.selection import one_study, with_target
 from ddppo.scaling.simulate import simulate
 from ddppo.scaling.speedup import study as compute_study
 
 _LARGEST = 1024
+_SHOWN = 6  # of what is left out, where nothing is left
 _USAGE = "python -m ddppo.predict <sweep folder> [world_sizes=1,2,...] [change=value] ..."
 
 
@@ -64,7 +66,9 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
     other = "env= and fit_rule= choose another"
     reading = one_study(found, env=options.env, rule=options.fit_rule, remedy=other)
     if not reading.runs:
-        reasons = "; ".join(map(str, reading.left_out)) or "it holds none"
+        reasons = "; ".join(map(str, reading.left_out[:_SHOWN])) or "it holds none"
+        if len(reading.left_out) > _SHOWN:
+            reasons += f"; and {len(reading.left_out) - _SHOWN} more"
         raise RunFolderError(f"{options.folder}: no usable run ({reasons})")
     runs, about_target = with_target(reading.runs, options.target_return)
     model = fit(_fitted_to(runs, options.fit_on))

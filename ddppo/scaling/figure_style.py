@@ -43,6 +43,7 @@ _STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5.5,
     "svg.fonttype": "path",
+    "text.parse_math": False,  # a task may have any name, also one with two $
     "svg.hashsalt": "ddppo",
 }
 

@@ -33,6 +33,7 @@ td small { color: #6a6a6a; display: block; font-size: 11px }
 td.name, table.text td, table.text th { text-align: left }
 table.text td { white-space: normal }
 table.text td:first-child { overflow-wrap: anywhere; min-width: 9ch }
+table.paths td:first-child { min-width: 30ch }
 .badge { display: inline-block; min-width: 46px; text-align: center; font-weight: 700; font-size: 12px;
   padding: 2px 8px; border-radius: 4px; white-space: nowrap }
 .pass { background: #d9f0e6; color: #00553c }
@@ -160,8 +161,8 @@ def embed(plot: Plot) -> str:
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table whose cells are text, left-aligned."""
-    return f'<div class="scroll"><table class="text">{_head(head)}{"".join(map(_line, rows))}</table></div>'
+    """Return a table whose cells are text, left-aligned; the first of a row is a path."""
+    return f'<div class="scroll"><table class="text paths">{_head(head)}{"".join(map(_line, rows))}</table></div>'
 
 
 def preformatted(text: str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddppo.scaling import collective_cost
 from ddppo.scaling.collective_cost import Messages
-from ddppo.scaling.runs import Run
+from ddppo.scaling.runs import SLEEPING_TASK, Run
 
 BLOCK = 5  # iterations; neighbours are not independent
 # As in ddppo/envs/make.py: from here env.backend=auto gives environments processes of their own.
@@ -95,15 +95,17 @@ def _point(run: Run, slow: dict[int, float]) -> Point:
     local_batch = float(np.mean(run.steps)) / world_size
     local_envs = local_batch / run.rollout_steps
     ppo, env = _section(run, "ppo"), _section(run, "env")
-    epochs = float(np.mean(run.stability["epochs"])) if "epochs" in run.stability else float(run.num_epochs)
+    done = run.stability.get("epochs", np.array([]))
+    done = done[np.isfinite(done)]
+    epochs = float(done.mean()) if done.size else float(run.num_epochs)
     num_sums = epochs * run.num_minibatches
     per_epoch = ppo.get("target_kl") is not None or ppo.get("lr_schedule") == "adaptive"
     num_gathers = 2 + (run.num_epochs if per_epoch else 0)
     series = {p: t.mean(axis=1) for p, t in run.times.items()}
     series["t_rollout"] = rollout.mean(axis=1)
     kwargs = env.get("kwargs") or {}
-    sleep = kwargs.get("step_time_s", 0.0) if run.env_id == "ddppo/Synthetic-v0" else None
-    on_cpu = run.summary.get("derived", {}).get("device", "cpu") == "cpu"  # else the name of a GPU
+    sleep = kwargs.get("step_time_s", 0.0) if run.env_id == SLEEPING_TASK else None
+    on_cpu = run.origin.device == "cpu"  # else the name of a GPU
     one_sum = gradient_messages(run, world_size, run.num_parameters, on_cpu=on_cpu)
     small = collective_cost.gather(world_size, _gathered_bytes(num_sums, num_gathers) / num_gathers)
     return Point(
@@ -151,9 +153,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
 
 def _stepping(run: Run) -> str:
     """Return who stepped the environments: "sync", "async" or "native"."""
-    return str(
-        run.summary.get("derived", {}).get("env_backend") or _section(run, "env").get("backend", "sync")
-    )
+    return run.origin.env_backend or str(_section(run, "env").get("backend", "sync"))
 
 
 def _standard_error(x: np.ndarray) -> float:

@@ -14,10 +14,13 @@ from ddppo.scaling.accounting import Account
 from ddppo.scaling.criteria import Criterion
 from ddppo.scaling.foreign import ForeignTable, read_table
 from ddppo.scaling.outlook import Outlook
-from ddppo.scaling.runs import LeftOut, Reading, Run, read_runs
+from ddppo.scaling.run_folders import read_runs
+from ddppo.scaling.runs import LeftOut, Reading, Run
 from ddppo.scaling.selection import Found, named, studies, with_target
 from ddppo.scaling.speedup import Study
 from ddppo.scaling.speedup import study as compute_study
+
+_SHOWN = 20  # of what is left out, where nothing is left
 
 
 @dataclass(slots=True)
@@ -91,7 +94,9 @@ def read(options: ReportOptions, progress: Callable[[str], None] = lambda path: 
             f"{', '.join(tasks)}"
         )
     if not found.studies:
-        reasons = "".join(f"\n  {item}" for item in found.left_out)
+        reasons = "".join(f"\n  {item}" for item in found.left_out[:_SHOWN])
+        if len(found.left_out) > _SHOWN:
+            reasons += f"\n  and {len(found.left_out) - _SHOWN} more"
         hint = reasons or " no summary.json below it: give the folder of a sweep (hydra.sweep.dir)"
         raise RunFolderError(f"{path} has no run that can be reported:{hint}")
     return found
@@ -159,7 +164,7 @@ def _remarks(study: Study) -> list[str]:
             f"W={', '.join(map(str, guessed))} ran on several nodes, which are taken for as many machines: their cores "
             "are added up. Nodes that are one machine in truth hide oversubscription."
         )
-    if len({run.summary.get("derived", {}).get("env_backend", "") for run in study.runs}) > 1:
+    if len({run.origin.env_backend for run in study.runs}) > 1:
         remarks.append(
             "env.backend=auto stepped environments in processes of their own at some W, where workers had cores to "
             "spare, and not at others: set env.backend=sync (or async) to compare like with like."
@@ -169,5 +174,4 @@ def _remarks(study: Study) -> list[str]:
 
 def _nodes_alone(run: Run) -> bool:
     """Return whether a run tells its nodes, but not how many machines they are."""
-    derived = run.summary.get("derived", {})
-    return derived.get("num_nodes", 1) > 1 and not derived.get("num_hosts")
+    return run.origin.num_nodes > 1 and not run.origin.num_hosts

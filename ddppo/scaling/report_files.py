@@ -12,9 +12,10 @@ from ddppo.errors import RunFolderError
 from ddppo.scaling import comparison, figures, html, outlook, tables
 from ddppo.scaling.figure_style import Plot
 from ddppo.scaling.report import Report, ReportOptions, StudyReport, compute, read
-from ddppo.scaling.runs import REPORT_FILE, REPORT_KIND, is_report
+from ddppo.scaling.run_folders import REPORT_FILE, REPORT_KIND, is_report
 
 SCHEMA_VERSION = 2
+_LONGEST_NAME = 50  # characters of a folder's name, of up to four bytes each
 _SHOWN = 6  # of what is left out, on the terminal
 
 
@@ -64,7 +65,8 @@ def _folder_names(reports: list[StudyReport]) -> list[str]:
         return ["."]
     names: list[str] = []
     for each in reports:
-        name = re.sub(r"[^\w.-]+", "_", f"{each.study.env_id}_{each.study.rule}").lstrip(".")
+        task = re.sub(r"[^\w.-]+", "_", each.study.env_id).lstrip(".")[:_LONGEST_NAME]
+        name = f"{task}_{each.study.rule}"
         while name in names:
             name += "_"
         names.append(name)

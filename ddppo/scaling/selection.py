@@ -9,6 +9,7 @@ from typing import Any
 
 from ddppo.config import near
 from ddppo.errors import RunFolderError
+from ddppo.scaling.fields import one_line
 from ddppo.scaling.runs import LeftOut, Reading, Run
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
@@ -150,7 +151,10 @@ def _others(runs: list[Run], kept: list[Run]) -> list[Run]:
 def _differences(run: Run, kept: Run, ignored: tuple[str, ...]) -> str:
     mine, theirs = flat(run.config), flat(kept.config)
     keys = [k for k in sorted(mine | theirs) if not k.startswith(ignored) and mine.get(k) != theirs.get(k)]
-    shown = ", ".join(f"{k}={mine.get(k)} (the study: {theirs.get(k)})" for k in keys[:3])
+    shown = ", ".join(
+        f"{one_line(k, 60)}={one_line(mine.get(k), 60)} (the study: {one_line(theirs.get(k), 60)})"
+        for k in keys[:3]
+    )
     return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
@@ -183,18 +187,18 @@ def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
 
 
 def _finished(run: Run) -> tuple[str, str]:
-    return str(run.summary.get("finished_at", "")), run.path
+    return run.origin.finished_at, run.path
 
 
 def _origins(runs: list[Run]) -> list[str]:
     """Say where runs were made under different conditions, which a comparison over W should not be."""
     remarks = []
     for what, get in (
-        ("commits", lambda s: s.get("git_commit")),
-        ("machines", lambda s: (s.get("machine") or {}).get("hostname")),
-        ("devices", lambda s: (s.get("derived") or {}).get("device")),
+        ("commits", lambda origin: origin.git_commit),
+        ("machines", lambda origin: origin.hostname),
+        ("devices", lambda origin: origin.device),
     ):
-        found = Counter(str(get(run.summary))[:12] for run in runs if run.summary)
+        found = Counter(get(run.origin)[:12] or "unknown" for run in runs)
         if len(found) > 1:
             listed = ", ".join(f"{name} ({count} runs)" for name, count in found.most_common(4))
             remarks.append(f"The runs come from {len(found)} {what}: {listed}. Compare them with care.")

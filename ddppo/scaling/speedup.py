@@ -140,7 +140,7 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
     fps, base_fps = [r.fps for r in runs], [r.fps for r in base]
     reach, base_reach = [time_to_target(r) for r in runs], [time_to_target(r) for r in base]
     times = pooled_times(runs)
-    threads = int(run.summary.get("derived", {}).get("threads_per_rank") or 1)
+    threads = run.origin.threads_per_rank
     stability = {
         name: _quantiles(np.concatenate([r.stability[name] for r in runs if name in r.stability]))
         for name in sorted({name for r in runs for name in r.stability})

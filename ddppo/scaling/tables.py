@@ -224,7 +224,9 @@ def terminal(study: Study, width: int | None = None) -> str:
     shown = [of_times.index(name) for name in ("t_iter ms", "rho_comm", "rho_sync", "slow ranks")]
     if timed:
         head += [of_times[i] for i in shown]
-        lines = [line + [more[i] for i in shown] for line, more in zip(lines, timed, strict=True)]
+        of_row = {line[0]: line for line in timed}
+        unknown = ["–"] * len(of_times)
+        lines = [line + [of_row.get(line[0], unknown)[i] for i in shown] for line in lines]
     table = Table(title=title(study), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for name in head:
         table.add_column(name, justify="right")

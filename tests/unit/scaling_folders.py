@@ -5,6 +5,10 @@ import json
 
 import numpy as np
 
+from ddppo.config import Config, validate
+from ddppo.run.metrics import IterationReport
+from ddppo.run.summary import SummaryBuilder
+from ddppo.run.writers import JsonlWriter, read_reports, write_json
 from ddppo.scaling.runs import PARTS, Evaluation, Run
 
 CONFIG = {
@@ -42,7 +46,6 @@ def make_run(
         "final_return": 100.0,
         "target_return": float("nan"),
         "evaluations": (),
-        "summary": {"derived": {"threads_per_rank": 1}},
     }
     return Run(
         world_size=world_size,
@@ -138,3 +141,36 @@ def write_run(
 def change_summary(folder, **values):
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def trained(folder, *starts, rule="strong", seed=0, warmup=1):
+    """Write the records of a run of several starts, (world_size, iterations, seconds of each), as the trainer does.
+
+    The first iteration of a start takes twice as long. The return is 10 times the number of the iteration.
+    """
+    folder.mkdir(parents=True)
+    path = folder / "metrics.jsonl"
+    iteration, env_steps, wall_s = 0, 0, 0.0
+    for world_size, count, seconds in starts:
+        config = Config()
+        config.env.id, config.seed, config.target_return = "CartPole-v1", seed, 20.0
+        config.dist.world_size, config.scaling.rule = world_size, rule
+        shape = validate(config)
+        builder = SummaryBuilder(config, shape, {"num_parameters": 1000}, warmup)
+        if path.exists():
+            builder.restore(read_reports(path))
+        writer = JsonlWriter(path)
+        for i in range(count):
+            iteration, env_steps = iteration + 1, env_steps + shape.batch_size
+            t_iter = seconds * (2 if i == 0 else 1)
+            wall_s += t_iter
+            per_rank = {"time/t_iter": t_iter} | {f"time/{part}": t_iter / len(PARTS) for part in PARTS}
+            per_rank["rollout/local_steps"] = shape.batch_size / world_size
+            metrics = {"rollout/return_mean": 10.0 * iteration, "train/epochs": 4.0}
+            report = IterationReport(iteration, env_steps, wall_s, (per_rank,) * world_size, metrics)
+            builder.add(report)
+            writer.write(report)
+        writer.close()
+    final = {"return_mean": 10.0 * iteration}
+    write_json(folder / "summary.json", builder.build(status="completed", final_eval=final))
+    return folder

@@ -13,7 +13,7 @@ from ddppo.scaling.model import WhatIf, fit
 from ddppo.scaling.order_statistics import lognormal
 from ddppo.scaling.parameters import Parameters, build_system
 from ddppo.scaling.points import crowding, points, slow_ranks
-from ddppo.scaling.runs import PARTS, Run
+from ddppo.scaling.runs import PARTS, Origin, Run
 from ddppo.scaling.simulate import simulate
 
 TRUTH = Parameters(
@@ -185,11 +185,10 @@ def test_random_differences_are_no_slow_rank():
 
 
 def test_rollouts_stepped_otherwise_are_left_out_and_named():
-    chosen = {"derived": {"env_backend": "sync"}}
-    runs = [replace(run, summary=chosen) for run in make_runs((2, 4), env={"backend": "auto"})]
-    alone = replace(
-        make_run(world_size=1, env={"backend": "auto"}), summary={"derived": {"env_backend": "async"}}
-    )
+    runs = [
+        replace(run, origin=Origin(env_backend="sync")) for run in make_runs((2, 4), env={"backend": "auto"})
+    ]
+    alone = replace(make_run(world_size=1, env={"backend": "auto"}), origin=Origin(env_backend="async"))
     model = fit([alone, *runs], replicates=2)
     assert any("rollouts at W=1 are left out" in n for n in model.notes)
     assert set(model.misfit) == {2, 4}

@@ -88,6 +88,51 @@ def test_a_row_that_is_no_run_is_left_out_by_its_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("inf,20,,,", "world_size=inf is above 65536, more than any run has"),
+        ("0,20,,,", "world_size=0.0 is not a whole number of at least 1"),
+        ("1e12,20,,,", "world_size=1000000000000.0 is above 65536"),
+        ("4,1e999,,,", "fps=inf is not a number above 0"),
+        ("4,20,inf,,", "seed=inf is above"),
+        ("4,20,,-inf,", "final_return=-inf is not a number"),
+        ("4,20,,,0", "t_iter=0.0 is not a number above 0"),
+        ("4,20,,,,7", "it has 6 cells, 5 columns have names"),
+        ('4,"20,,,', "it is not CSV: unexpected end of data"),
+        ("4," + "9" * 200_000 + ",,,", "it is not CSV: field larger than field limit"),
+    ],
+)
+def test_a_row_with_a_nonsense_value_is_left_out_and_the_others_are_reported(tmp_path, row, said):
+    table = tmp_path / "a.csv"
+    table.write_text(f"world_size,fps,seed,final_return,t_iter\n1,10,0,5,1\n{row}\n2,16,0,5,1\n")
+    report = whole(table)
+    assert report.studies[0].study.world_sizes == [1, 2]
+    (item,) = report.left_out
+    assert str(item).startswith(f"{table}, line 3: {said}")
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", "{", '{"world_size": true, "fps": 3}', "[" * 100_000, '{"fps": [1]}']
+)
+def test_a_line_that_is_no_object_of_numbers_is_left_out_and_the_others_are_reported(tmp_path, line):
+    table = tmp_path / "a.jsonl"
+    table.write_text(f'{{"world_size": 1, "fps": 10}}\n{line}\n{{"world_size": 2, "fps": 16}}\n')
+    report = whole(table)
+    assert report.studies[0].study.world_sizes == [1, 2]
+    assert [item.path for item in report.left_out] == [f"{table}, line 2"]
+
+
+def test_rows_of_which_some_tell_their_times_are_all_reported(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("world_size,fps,t_iter,t_rollout\n1,10,8,7\n2,16,,\n4,20,5,4\n8,25,,3\n")
+    report, out = make_report(options(table))
+    lines = [line.split() for line in on_terminal(report, out, width=160).splitlines()]
+    shown = {line[0]: line[5] for line in lines if line and line[0] in ("1", "2", "4", "8")}
+    assert shown == {"1": "8,000", "2": "–", "4": "5,000", "8": "–"}
+    assert report.left_out == []
+
+
+@pytest.mark.parametrize(
     ("columns", "said"),
     [
         ({}, "needs columns for world_size and for fps (or env_steps and wall_s), it has FPS, W: name them"),

@@ -7,10 +7,10 @@ from scaling_folders import change_summary, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.run import summary as run_summary
-from ddppo.scaling import runs
+from ddppo.scaling import metrics_file, run_folders
 from ddppo.scaling.report import ReportOptions
 from ddppo.scaling.report_files import make_report
-from ddppo.scaling.runs import read_run, read_runs
+from ddppo.scaling.run_folders import read_run, read_runs
 from ddppo.scaling.selection import one_study, studies, with_target
 
 
@@ -30,7 +30,7 @@ def worlds(reading):
 
 
 def test_the_schema_version_is_the_one_that_runs_are_written_with():
-    assert runs.SCHEMA_VERSION == run_summary.SCHEMA_VERSION
+    assert run_folders.SCHEMA_VERSION == run_summary.SCHEMA_VERSION
 
 
 def test_a_run_is_read_without_its_warm_up(tmp_path):
@@ -48,14 +48,18 @@ def test_a_run_is_read_without_its_warm_up(tmp_path):
 
 def test_throughput_is_steps_over_seconds_after_warm_up(tmp_path):
     folder = write_run(tmp_path / "a", warmup=2)
+    paced(folder, [3.0, 4.0, 4.25, 4.5, 4.8, 5.0])  # the first two iterations are slow, and do not count
+    change_summary(folder, fps=4 * 80 / 1.0, wall_s=5.0)
+    (run,) = read_runs(tmp_path).runs
+    assert run.fps == pytest.approx(4 * 80 / (5.0 - 4.0), rel=1e-12)
+
+
+def paced(folder, wall):
+    """Let the iterations of a run of one worker end at these seconds."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    wall = [3.0, 4.0, 4.25, 4.5, 4.8, 5.0]  # the first two iterations are slow, and do not count
     for line, seconds in zip(lines, wall, strict=True):
         line["wall_s"] = seconds
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    change_summary(folder, fps=4 * 80 / 1.0)
-    (run,) = read_runs(tmp_path).runs
-    assert run.fps == pytest.approx(4 * 80 / (5.0 - 4.0), rel=1e-12)
 
 
 def test_folder_names_mean_nothing(tmp_path):
@@ -71,10 +75,17 @@ def test_folder_names_mean_nothing(tmp_path):
             "has no summary.json, so the run did not end; go on with it",
         ),
         (lambda run: (run / "summary.json").write_text('{"schema'), "summary.json cannot be read"),
-        (lambda run: (run / "summary.json").write_text("[]"), "summary.json is not a run's"),
+        (
+            lambda run: (run / "summary.json").write_text("[]"),
+            "cannot be read (it is not a JSON object but [])",
+        ),
+        (lambda run: (run / "summary.json").write_text("{}"), "summary.json is not a run's"),
         (lambda run: change_summary(run, schema_version=7), "has schema_version 7, this ddppo reads 1"),
         (lambda run: change_summary(run, status="failed"), "did not complete (status failed)"),
-        (lambda run: change_summary(run, derived={}), "summary.json is incomplete (KeyError: 'N')"),
+        (
+            lambda run: change_summary(run, derived={}),
+            "summary.json is not as ddppo writes it (derived.N is missing)",
+        ),
         (lambda run: change_summary(run, fps=17.0), "not of the same run"),
         (lambda run: change_summary(run, iterations=7), "has 12 lines, not 2 ranks * 7 iterations"),
         (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics.jsonl"),
@@ -138,9 +149,24 @@ def test_cores_are_of_all_machines_that_a_run_used(tmp_path):
 
 def test_a_resumed_run_has_the_throughput_of_its_summary(tmp_path):
     folder = write_run(tmp_path / "a")
+    paced(folder, [0.5, 1.0, 1.5, 2.0, 2.4, 3.0])
     warmup = {"iterations": 2, "left_out": 4, "measured": 2, "too_few_iterations": False}
     change_summary(folder, warmup=warmup, fps=170.0)
     assert read_runs(tmp_path).runs[0].fps == 170.0
+
+
+@pytest.mark.parametrize("fps", [None, math.nan, math.inf, -5.0, 0.0, 1e-30, 1.0, 1e9, "160", True, [160.0]])
+def test_a_resumed_run_whose_throughput_none_of_its_iterations_had_is_left_out(tmp_path, fps):
+    write_run(tmp_path / "good")
+    folder = write_run(tmp_path / "bad", seed=1)
+    paced(folder, [0.5, 1.0, 1.5, 2.0, 2.4, 3.0])
+    change_summary(
+        folder,
+        warmup={"iterations": 2, "left_out": 4, "measured": 2, "too_few_iterations": False},
+        fps=fps,
+    )
+    assert worlds(read_runs(tmp_path)) == [(1, 0)]
+    assert "bad: " in only_left_out(tmp_path)
 
 
 def test_a_run_of_warm_up_only_is_measured_after_all(tmp_path):
@@ -239,7 +265,7 @@ def test_the_target_is_the_one_asked_for_or_the_runs_own(tmp_path):
 
 
 def test_long_curves_are_thinned_but_every_first_crossing_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "_MOST_RETURNS", 5)
+    monkeypatch.setattr(metrics_file, "_MOST_RETURNS", 5)
     write_run(tmp_path / "a", iterations=40)
     returns = read_runs(tmp_path).runs[0].returns
     assert [point.return_mean for point in returns] == [

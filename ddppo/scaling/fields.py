@@ -1,0 +1,175 @@
+"""Values of files that anybody may have written or damaged, read by name with a type and a range.
+
+What passes here is what its name says: finite, of its type, no larger than any run's. Behind it nobody checks again.
+"""
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LARGEST = 1e15  # of a return, a throughput, a count of steps; sums and squares of it are still finite
+LARGEST_SECONDS = 1e9
+SMALLEST = 1e-9  # of what must be above 0; 1 / it is still finite
+MOST_WORKERS = 1 << 16
+MOST_PARAMETERS = 10**13
+_DEEPEST = 30  # sections within sections
+_LONGEST_TEXT = 200
+_SHOWN = 80  # characters of a value in a message
+_REQUIRED: Any = object()
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = _SHOWN // 2
+_short.maxlevel = 2
+
+
+class FieldError(ValueError):
+    """A value that is not what its name says; the message is one line, and quotes little of the value."""
+
+
+def quoted(value: Any) -> str:
+    """Return a value as JSON would show it, in one line of at most 80 printable characters."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return one_line(_short.repr(value), _SHOWN)
+
+
+def one_line(text: Any, most: int = 120) -> str:
+    """Return text in one line of at most `most` printable characters."""
+    words = " ".join(str(text)[: 4 * most].split())
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def parsed(text: str) -> "Fields":
+    """Return the JSON object that `text` is. Raises FieldError for anything else."""
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise FieldError("it is nested too deeply") from None
+    except ValueError as e:
+        raise FieldError(f"it is not JSON: {one_line(e)}") from None
+    if not isinstance(value, dict):
+        raise FieldError(f"it is not a JSON object but {quoted(value)}")
+    return Fields(value)
+
+
+# -- one value -------------------------------------------------------------------------------------------------------
+
+
+def as_whole(name: str, value: Any, *, low: int = 0, high: float = LARGEST) -> int:
+    """Return a whole number from `low` to `high`; 2.0 is one, true is none. Raises FieldError."""
+    number = value if type(value) in (int, float) else math.nan
+    if not number >= low or (isinstance(number, float) and not number.is_integer() and number != math.inf):
+        raise FieldError(f"{name}={quoted(value)} is not a whole number of at least {low}")
+    if number > high:
+        raise FieldError(f"{name}={quoted(value)} is above {high:g}, more than any run has")
+    return int(number)
+
+
+def as_number(
+    name: str, value: Any, *, low: float | None = None, above: float | None = None, high: float = LARGEST
+) -> float:
+    """Return a finite number, low <= x <= high, or above < x; true is none. Raises FieldError."""
+    number = value if type(value) in (int, float) else math.nan
+    rule = "a number"
+    if above is not None:
+        rule += f" above {above:g}"
+        inside = number > above
+    elif low is not None:
+        rule += f" of at least {low:g}"
+        inside = number >= low
+    else:
+        inside = number == number and abs(number) != math.inf
+    if not inside or number == math.inf:
+        raise FieldError(f"{name}={quoted(value)} is not {rule}")
+    if abs(number) > high:
+        raise FieldError(f"{name}={quoted(value)} is beyond {high:g}, which no run reaches")
+    if above is not None and number < above + SMALLEST:
+        raise FieldError(f"{name}={quoted(value)} is below {above + SMALLEST:g}, less than any run has")
+    return float(number)
+
+
+def as_text(name: str, value: Any, *, choices: tuple[str, ...] = ()) -> str:
+    """Return a line of 1 to 200 printable characters. Raises FieldError."""
+    if choices and value not in choices:
+        raise FieldError(f"{name}={quoted(value)} is none of {', '.join(choices)}")
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _LONGEST_TEXT:
+        raise FieldError(f"{name}={quoted(value)} is not a line of 1 to {_LONGEST_TEXT} characters")
+    return value
+
+
+# -- an object of many -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A JSON object whose values are read by name. `default` stands for a value that is missing or null.
+
+    Every method raises FieldError, which has the dotted name, for what is not of its type or range.
+    """
+
+    values: Mapping[str, Any]
+    prefix: str = ""
+
+    def section(self, name: str, *, default: Mapping[str, Any] = _REQUIRED) -> "Fields":
+        value = self._get(name, default)
+        if not isinstance(value, Mapping):
+            raise FieldError(f"{self.prefix}{name}={quoted(value)} is not a section of names and values")
+        return Fields(value, f"{self.prefix}{name}.")
+
+    def whole(self, name: str, *, low: int = 0, high: float = LARGEST, default: int = _REQUIRED) -> int:
+        return as_whole(self.prefix + name, self._get(name, default), low=low, high=high)
+
+    def number(
+        self,
+        name: str,
+        *,
+        low: float | None = None,
+        above: float | None = None,
+        high: float = LARGEST,
+        default: float = _REQUIRED,
+    ) -> float:
+        """A default may be NaN: unknown."""
+        value = self._get(name, default)
+        return (
+            value
+            if value is default
+            else as_number(self.prefix + name, value, low=low, above=above, high=high)
+        )
+
+    def text(self, name: str, *, choices: tuple[str, ...] = (), default: str = _REQUIRED) -> str:
+        value = self._get(name, default)
+        return value if value == default else as_text(self.prefix + name, value, choices=choices)
+
+    def flag(self, name: str, *, default: bool = _REQUIRED) -> bool:
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise FieldError(f"{self.prefix}{name}={quoted(value)} is neither true nor false")
+        return value
+
+    def tree(self) -> dict[str, Any]:
+        """Return all of it as nested dicts, not nested too deeply to walk through."""
+        values = dict(self.values)
+        layer: list[Any] = [values]
+        for _ in range(_DEEPEST):
+            layer = [
+                inner
+                for outer in layer
+                for inner in (outer.values() if isinstance(outer, dict) else outer)
+                if isinstance(inner, (dict, list))
+            ]
+        if layer:
+            raise FieldError(f"{self.prefix.rstrip('.')} is nested too deeply")
+        return values
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is not None:
+            return value
+        if default is not _REQUIRED:
+            return default
+        missing = "is missing" if name not in self.values else "is null"
+        raise FieldError(f"{self.prefix}{name} {missing}")
