@@ -40,6 +40,8 @@ def _curves(study: Study, against: str) -> Plot:
     shades = matplotlib.colormaps["cividis"](np.linspace(0.0, 0.85, len(study.rows)))
     for row, colour in zip(study.rows, shades, strict=True):
         runs = [run for run in study.runs_at(row.world_size) if len(curve(run)) > 1]
+        if against == "wall_s":
+            runs = [run for run in runs if not run.others]  # the seconds of several world sizes
         if not runs:
             continue
         grid, scores = _on_one_grid(runs, against)

@@ -109,7 +109,7 @@ def _of_one_setting(runs: list[Run]) -> Reading:
     ]
     kept, variants = _one_variant_per_world_size(kept)
     kept, duplicates = _newest(kept)
-    return Reading(kept, left_out + variants + duplicates, _origins(kept))
+    return Reading(kept, left_out + variants + duplicates, [*_resumed(kept), *_origins(kept)])
 
 
 def _study_key(run: Run) -> str:
@@ -177,10 +177,13 @@ def _one_variant_per_world_size(runs: list[Run]) -> tuple[list[Run], list[LeftOu
 def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
     newest: dict[tuple[int, int], Run] = {}
     left_out = []
-    for run in sorted(runs, key=_finished):
+    for run in sorted(runs, key=lambda run: (not run.others, _finished(run))):
         older = newest.get((run.world_size, run.seed))
         if older is not None:
             what = f"is an older run of W={run.world_size} seed={run.seed} than {run.path}"
+            if older.others and not run.others:
+                began = ", ".join(map(str, older.others))
+                what = f"had W={began} before W={run.world_size} seed={run.seed}, which {run.path} had throughout"
             left_out.append(LeftOut(older.path, what, "nothing to do, or remove it"))
         newest[run.world_size, run.seed] = run
     return [newest[key] for key in sorted(newest)], left_out
@@ -188,6 +191,28 @@ def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
 
 def _finished(run: Run) -> tuple[str, str]:
     return run.origin.finished_at, run.path
+
+
+def _resumed(runs: list[Run]) -> list[str]:
+    """Say of runs that were resumed with another world_size what of them is used, and what is not."""
+    remarks = []
+    for run in runs:
+        if not run.others:
+            continue
+        before = " and ".join(f"{count:,} with W={w}" for w, count in run.others.items())
+        learning = (
+            "Its returns are not used, as under weak scaling every W learns from another batch, nor is its time to "
+            "target, which mixes"
+            if run.rule == "weak"
+            else "Its returns are used, though they are not of one W alone. Its time to target and its curve against "
+            "wall-clock are not used: they mix"
+        )
+        remarks.append(
+            f"{run.path} (W={run.world_size} seed={run.seed}) was resumed with another world_size: other "
+            f"iterations ran otherwise, {before}. Its FPS and times are of the {len(run.steps):,} with "
+            f"W={run.world_size} after warm-up. {learning} two speeds."
+        )
+    return remarks
 
 
 def _origins(runs: list[Run]) -> list[str]:

@@ -36,6 +36,7 @@ def run_row(run: Run) -> dict[str, Any]:
         "wall_s": run.wall_s,
         "fps": run.fps,
         "iterations_measured": len(run.steps),
+        "iterations_of_other_world_sizes": sum(run.others.values()),
         **{f"{name}_mean": times.get(f"{name}_mean", math.nan) for name in ("t_iter", *PARTS)},
         "final_return": run.final_return,
         "target_return": run.target_return,

@@ -19,8 +19,11 @@ def curve(run: Run) -> tuple[Evaluation, ...]:
 def time_to_target(run: Run) -> float:
     """Return the training seconds at which `curve` or an evaluation was first seen at or above the run's target.
 
-    +inf if it never was (the run is censored), NaN if there is no target or nothing to compare with it.
+    +inf if it never was (the run is censored). NaN if there is no target or nothing to compare with it, and for a run
+    of several world sizes, whose seconds are those of none of them.
     """
+    if run.others:
+        return math.nan
     # A run that was evaluated only at its end was at the target then at the latest.
     points = sorted({*curve(run), *run.evaluations}, key=lambda point: point.wall_s)
     if math.isnan(run.target_return) or not points:
