@@ -13,6 +13,7 @@ from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import parse_all
 from ddppo.scaling import published
+from ddppo.scaling.columns import aligned, whole
 from ddppo.scaling.held_out import held_out, measured_fps
 from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
 from ddppo.scaling.recommend import Study, recommend
@@ -143,25 +144,26 @@ def _table(
     preempted = what_if.preemption is not None
     last = "without" if preempted else "as it is" if what_if.changes else "measured"
     unchanged = replace(what_if, preemption=None) if preempted else WhatIf()
-    head = f"{'W':>5}{'FPS':>10}{'95 % interval':>22}{'S':>9}{'E':>7}{'t_iter ms':>11}"
-    head += "".join(f"{n:>9}" for n in names) + f"{last:>10}" + ("" if what_if.changes else f"{'off':>9}")
-    head += f"{'simulated':>11}" if iterations else ""
+    head = ["W", "FPS", "95 % interval", "S", "E", "t_iter ms", *names, last]
+    widths = [5, 10, 22, 9, 7, 11, *[9] * len(names), 10]
+    head, widths = (head, widths) if what_if.changes else ([*head, "off"], [*widths, 9])
+    head, widths = ([*head, "simulated"], [*widths, 11]) if iterations else (head, widths)
     measured = measured_fps(runs)
     lines = [head]
     for p in predictions:
-        interval = f"{p.fps_low:,.0f} to {p.fps_high:,.0f}"
-        line = f"{p.world_size:>5}{p.fps:>10,.0f}{interval:>22}{p.speedup:>9.2f}{p.efficiency:>7.3f}"
-        line += f"{1e3 * p.t_iter:>11.2f}" + "".join(f"{1e3 * p.parts[n]:>9.2f}" for n in PARTS)
+        cells = [str(p.world_size), whole(p.fps), f"{whole(p.fps_low)} to {whole(p.fps_high)}"]
+        cells += [f"{p.speedup:.2f}", f"{p.efficiency:.3f}", f"{1e3 * p.t_iter:.2f}"]
+        cells += [f"{1e3 * p.parts[n]:.2f}" for n in PARTS]
         beside = math.nan if what_if.changes else measured.get(p.world_size, math.nan)
         if what_if.changes and model.divides(p.world_size, unchanged):
             beside = model.predict([p.world_size], unchanged)[0].fps
-        line += f"{'':>10}" if math.isnan(beside) else f"{beside:>10,.0f}"
+        cells.append("" if math.isnan(beside) else whole(beside))
         if not what_if.changes:
-            line += f"{'':>9}" if math.isnan(beside) else f"{100 * (p.fps / beside - 1):>+7.1f} %"
+            cells.append("" if math.isnan(beside) else f"{100 * (p.fps / beside - 1):+.1f} %")
         if iterations:
-            line += f"{_simulated_fps(model, p.world_size, what_if, iterations):>11,.0f}"
-        lines.append(line)
-    return "\n".join(lines)
+            cells.append(whole(_simulated_fps(model, p.world_size, what_if, iterations)))
+        lines.append(cells)
+    return "\n".join(aligned(lines, widths))
 
 
 def _simulated_fps(model: FittedModel, world_size: int, what_if: WhatIf, iterations: int) -> float:

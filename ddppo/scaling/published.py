@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf, log2
 
 from ddppo.errors import ConfigError
+from ddppo.scaling.columns import aligned
 
 _MOST_WORKERS = 2**40
 
@@ -126,17 +127,17 @@ def text(point: PublishedPoint, floor: float = 0.5) -> str:
     lines += [
         "",
         f"If overhead h grows with W, scaled through this point (W0 = {point.world_size}):",
-        f"  {'growth':<10}{'S(2 W0)':>10}{'S(8 W0)':>10}{'largest S':>11}{'E >= 50 % to':>14}"
-        f"{'doubling pays to':>18}   formula",
     ]
+    cells = [["S(2 W0)", "S(8 W0)", "largest S", "E >= 50 % to", "doubling pays to"]]
     for growth in GROWTHS:
         s2, s8 = (speedup(point, growth, k * point.world_size) for k in (2, 8))
         largest = inf if growth.name != "linear" else 1.0 / (h / (point.world_size - 1))
-        lines.append(
-            f"  {growth.name:<10}{s2:>10.1f}{s8:>10.1f}{_count(largest):>11}"
-            f"{_count(efficient_until(point, growth, 0.5)):>14}"
-            f"{_count(stops_paying(point, growth, floor)):>18}   {growth.formula}: {growth.meaning}"
-        )
+        until, pays = efficient_until(point, growth, 0.5), stops_paying(point, growth, floor)
+        cells.append([f"{s2:.1f}", f"{s8:.1f}", _count(largest), _count(until), _count(pays)])
+    names = ["growth", *(growth.name for growth in GROWTHS)]
+    meanings = ["formula", *(f"{growth.formula}: {growth.meaning}" for growth in GROWTHS)]
+    table = aligned(cells, (10, 10, 11, 14, 18))
+    lines += [f"  {n:<10}{row}   {m}" for n, row, m in zip(names, table, meanings, strict=True)]
     lines += [
         f"Doubling pays while S(2 W) - S(W) >= {floor:g} W: the new workers add that share of themselves at least.",
         "",

@@ -7,6 +7,7 @@ from math import inf, isfinite, isnan
 import numpy as np
 
 from ddppo.errors import ConfigError
+from ddppo.scaling.columns import aligned, whole
 from ddppo.scaling.model import FittedModel
 from ddppo.scaling.runs import Run
 
@@ -64,12 +65,15 @@ class Recommendation:
             lines.append(f"Least cost: {_said(self.cheapest)}.")
         if not table:
             return "\n".join(lines)
-        lines += ["", f"  {'W':>5}{'FPS':>12}{'E':>8}{'hours':>11}{'cost':>11}  "]
-        for c in self.table:
-            marks = "measured" if c.measured else "predicted"
-            marks += ", Pareto" if c.pareto else ""
-            numbers = f"{c.world_size:>5}{c.fps:>12,.0f}{c.efficiency:>8.3f}{_hours(c.hours):>11}{_hours(c.cost):>11}"
-            lines.append(f"  {numbers}  {marks}")
+        cells = [["W", "FPS", "E", "hours", "cost"]]
+        cells += [
+            [str(c.world_size), whole(c.fps), f"{c.efficiency:.3f}", _hours(c.hours), _hours(c.cost)]
+            for c in self.table
+        ]
+        marks = ["measured" if c.measured else "predicted" for c in self.table]
+        marks = [mark + (", Pareto" if c.pareto else "") for mark, c in zip(marks, self.table, strict=True)]
+        numbers = aligned(cells, (7, 12, 8, 11, 11))
+        lines += ["", *(f"{n}  {mark}" for n, mark in zip(numbers, ["", *marks], strict=True))]
         lines.append(
             f"Cost is W * hours * {self.price_per_worker_hour:g} per worker-hour. Pareto: no other W is both faster "
             "and cheaper."

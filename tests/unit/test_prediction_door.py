@@ -186,3 +186,17 @@ def test_an_empty_folder_is_no_sweep(tmp_path):
     options, what_if = predict._parsed([str(tmp_path)])
     with pytest.raises(ConfigError, match="no usable run"):
         predict.predict(options, what_if)
+
+
+def test_columns_stay_apart_whatever_the_numbers(sweep, capsys, monkeypatch):
+    out = said(capsys, monkeypatch, sweep, "world_sizes=1,8", "env_step_s=50000", "simulate=2")
+    head, *rows = out.split("\n\n")[1].splitlines()
+    assert len({len(line) for line in (head, *rows)}) == 1
+    for row in rows:
+        cells = row.split()
+        assert len(cells) == 15  # the interval is three
+        assert [float(cell.replace(",", "")) for cell in cells if cell != "to"]
+        assert float(cells[1]) > 0  # a throughput below one step a second is not 0
+    out = said(capsys, monkeypatch, "published={world_size: 1000000, speedup: 900000}")
+    rows = [line.split() for line in out.splitlines() if line.startswith(("  constant", "  log", "  linear"))]
+    assert [float(cell) for row in rows for cell in row[1:3]]
