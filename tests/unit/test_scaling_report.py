@@ -270,7 +270,7 @@ def test_names_from_outside_cannot_put_markup_into_the_page(tmp_path):
         (["{sweep}", "tolerance=1"], "there is no setting tolerance (did you mean"),
         (["{sweep}", "return_tolerance=-1"], "must be at least 0"),
         (["{sweep}", "what_if={{latency: 1}}"], "did you mean latency_s?"),
-        (["{sweep}", "what_if={{latency_s: fast}}"], "what_if: latency_s: Value 'fast'"),
+        (["{sweep}", "what_if={{latency_s: fast}}"], "what_if: latency_s: fast is not a number"),
         (["{sweep}", "what_if={{latency_s: -1}}"], "what_if: latency_s=-1.0: must be at least 0"),
         (["{sweep}", "{sweep}"], "a second path"),
         (["target_return=3"], "path= is missing (a sweep folder, or a .csv"),
