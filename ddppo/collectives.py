@@ -8,7 +8,7 @@ records of all ranks into waiting and communication.
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,9 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 # Bytes over all ranks up to which Gloo gathers and adds instead of all-reducing: one exchange instead of the
 # 2 (W - 1) steps of its ring. Four ranks on two cores, 37 kB each: 1.4 ms instead of 4.7 ms.
 _GATHER_UP_TO = 4 * 2**20
+
+# Where ranks that lost their peers leave word in the store.
+_WORD, _NUM_WORDS = "ddppo/word/{}", "ddppo/num_words"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,12 @@ class Group:
     def barrier(self) -> None:
         """Wait until all ranks are here."""
 
-    def heartbeat(self, iteration: int) -> None:
-        """Leave word of how far this rank is, for the message of a rank that waits in vain."""
+    def begin(self, iteration: int) -> None:
+        """Say which iteration begins, for the message of a rank that waits in vain."""
+
+    def record(self, record: Record) -> None:
+        """Note a collective that has ended."""
+        self.records.append(record)
 
     def close(self) -> None:
         """Leave the group."""
@@ -82,9 +89,14 @@ class ProcessGroup(Group):
         self.clocks_shared = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) == self.world_size
         self._comm_device = device if dist.get_backend() == "nccl" else torch.device("cpu")
         self._store = dist.distributed_c10d._get_default_store()
+        while isinstance(self._store, dist.PrefixStore):  # what this process group alone would read
+            self._store = self._store.underlying_store
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._iteration = 0
-        self._last_heartbeat = 0.0
+        self._heard_at = (
+            time.perf_counter()
+        )  # of all ranks: by the last collective, which none leaves before all came
+        self._heard_in = 0
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._recorded("sum"):
@@ -130,12 +142,12 @@ class ProcessGroup(Group):
             else:
                 dist.barrier()
 
-    def heartbeat(self, iteration: int) -> None:
+    def begin(self, iteration: int) -> None:
         self._iteration = iteration
-        now = time.monotonic()
-        if now - self._last_heartbeat > 1.0:  # rare enough to cost nothing, fresh enough for a diagnosis
-            self._last_heartbeat = now
-            self._store.set(f"ddppo/iteration/{self.rank}", str(iteration))
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        self._heard_at, self._heard_in = record.end, self._iteration
 
     def close(self) -> None:
         dist.destroy_process_group()
@@ -151,21 +163,42 @@ class ProcessGroup(Group):
                 torch.cuda.synchronize(self.device)
         except RuntimeError as e:
             raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
-        self.records.append(Record(start, time.perf_counter(), is_barrier))
+        self.record(Record(start, time.perf_counter(), is_barrier))
 
     def lost(self, what: str, waited_s: float) -> str:
         """Say who waited where, how long, and which ranks were behind or gone."""
-        seen = []
+        silence_s = time.perf_counter() - self._heard_at
+        word = f"for {silence_s:.1f} s, last heard of {_when(self._heard_in)}"
         try:
-            self._store.set_timeout(timedelta(seconds=2))
-            for rank in range(self.world_size):
-                key = f"ddppo/iteration/{rank}"
-                if rank != self.rank and self._store.check([key]):
-                    seen.append(f"rank {rank} at iteration {int(self._store.get(key))}")
-        except (RuntimeError, ValueError) as e:  # the store went with the rank or agent that held it
-            seen.append(f"the rendezvous store does not answer ({type(e).__name__})")
+            silent = self._leave_word(word)
+            who = f"no word from {in_words(silent)} {word}" if silent else "all others lost theirs too"
+        except (RuntimeError, ValueError) as e:  # the store went with the rank or launcher that held it
+            who = f"nobody knows whom, for the rendezvous store does not answer ({type(e).__name__})"
         return (
-            f"rank {self.rank} on {socket.gethostname()} lost its peers in a {what} of iteration "
-            f"{self._iteration + 1} after waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}); "
-            f"last heard of: {', '.join(seen) or 'nobody'}"
+            f"rank {self.rank} on {socket.gethostname()} lost its peers in a {what} {_when(self._iteration)} after "
+            f"waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}): {who}"
         )
+
+    def _leave_word(self, word: str) -> list[int]:
+        """Tell the others and the launcher that this rank lives; return the ranks that do not within a second."""
+        self._store.set_timeout(timedelta(seconds=2))
+        self._store.set(_WORD.format(self.rank), word)
+        self._store.add(_NUM_WORDS, 1)
+        end = time.monotonic() + 1.0
+        while self._store.add(_NUM_WORDS, 0) < self.world_size - 1 and time.monotonic() < end:
+            time.sleep(0.05)
+        return [rank for rank in range(self.world_size) if not self._store.check([_WORD.format(rank)])]
+
+
+def last_words(store: dist.Store, world_size: int) -> dict[int, str]:
+    """Return of every rank that lost its peers for how long it had not heard of all of them."""
+    words = {rank: _WORD.format(rank) for rank in range(world_size)}
+    return {rank: store.get(word).decode() for rank, word in words.items() if store.check([word])}
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _when(iteration: int) -> str:
+    return f"in iteration {iteration}" if iteration else "before the first iteration"

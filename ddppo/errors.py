@@ -1,5 +1,7 @@
 """Exceptions that users meet. Each message names the cause and the remedy."""
 
+import signal
+
 LOST_PEERS = 3  # exit code of a rank that ended only because another one had
 
 
@@ -33,3 +35,12 @@ class EnvWorkerLost(TrainingError):
 
 class ClusterError(TrainingError):
     """SLURM is not installed, not running, does not answer, or refused."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the run to stop; `remedy` says how to go on. Like Ctrl-C, no handler of errors catches it."""
+
+    def __init__(self, number: int = signal.SIGINT, remedy: str = "") -> None:
+        super().__init__(number, remedy)
+        self.number = number
+        self.remedy = remedy

@@ -6,6 +6,7 @@ Hydra ends here. Ranks read the config.yaml that this writes into the run folder
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
@@ -23,13 +24,20 @@ from ddppo import config as configuration
 from ddppo.arguments import forget_torchrun, prepared_arguments, under_torchrun
 from ddppo.command_line import SweepFolder, composition_message, one_line
 from ddppo.config import Config
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, Stopped, TrainingError
 from ddppo.package import versions
 from ddppo.run.lock import held
+from ddppo.signals import die_with_parent, stop_signals_kill, stop_signals_raise
 
 
+@stop_signals_raise()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 130 (Ctrl-C)."""
+    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 128 + a signal.
+
+    The last says what stopped it: 130 is Ctrl-C, 143 SIGTERM.
+    """
+    if under_torchrun():
+        die_with_parent()
     # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
     # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep what a second thread gives.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -54,7 +62,7 @@ def main() -> None:
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
     except KeyboardInterrupt as e:
         print(_interrupted(e), file=sys.stderr)
-        _leave(130)
+        _leave(128 + (e.number if isinstance(e, Stopped) else signal.SIGINT))
     except (ConfigError, TrainingError) as e:
         error = e
     except (HydraException, OmegaConfBaseException) as e:
@@ -106,10 +114,11 @@ def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
         start.write_config(config, run_dir)
         try:
             _run(config, run_dir)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as e:
             has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
             remedy = f"go on with: python -m ddppo.train resume={run_dir}"
-            raise KeyboardInterrupt(remedy if has_checkpoint else "there is no checkpoint") from None
+            number = e.number if isinstance(e, Stopped) else signal.SIGINT
+            raise Stopped(number, remedy if has_checkpoint else "there is no checkpoint") from None
 
 
 def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
@@ -129,10 +138,13 @@ def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         with held(run_dir):
             entry = sweep.enter(run_dir, config)
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
+            stop_signal = None
             if not entry.completed:
                 start.write_config(entry.config, run_dir)
-                _run(entry.config, run_dir)
+                stop_signal = _run(entry.config, run_dir)
         sweep.note(sweep_dir, run_dir, "skipped" if entry.completed else "completed", entry.remark)
+        if stop_signal is not None:  # too late for this run, but no other is to begin
+            raise Stopped(stop_signal)
         return sweep.objective(json.loads((run_dir / "summary.json").read_text()), config.objective)
     except Exception as e:
         _remove_if_empty(run_dir)
@@ -174,27 +186,34 @@ def _check(config: Config) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def _run(config: Config, run_dir: Path) -> None:
-    """Train in the run folder, whose config.yaml says all. Raises TrainingError, and KeyboardInterrupt if stopped."""
+def _run(config: Config, run_dir: Path) -> int | None:
+    """Train in the run folder, whose config.yaml says all.
+
+    Raises TrainingError, and Stopped if a signal cut the run short; returns the number of one that came too late.
+    """
     if under_torchrun():
-        _lead(run_dir)
+        stop_signal = _lead(run_dir)
     elif config.dist.world_size == 1:
         from ddppo.run.worker import train_rank
 
-        train_rank(run_dir)
+        stop_signal = train_rank(run_dir)
     else:
         from ddppo.distributed.launch import start_ranks
 
-        start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
+        stop_signal = start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
-        raise KeyboardInterrupt
+        raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
+    return stop_signal
 
 
 def _interrupted(interrupt: KeyboardInterrupt) -> str:
-    """Return what Ctrl-C leaves behind, in one sentence."""
+    """Return what Ctrl-C or another signal leaves behind, in one sentence."""
+    stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
+    name = signal.Signals(stopped.number).name
+    what = "interrupted" if stopped.number == signal.SIGINT else f"stopped by {name}"
     if SweepFolder.path is not None:
-        return f"interrupted; the same command with sweep={SweepFolder.path} goes on with the sweep"
-    return f"interrupted{'; ' + str(interrupt) if interrupt.args else ' before the run began'}"
+        return f"{what}; the same command with sweep={SweepFolder.path} goes on with the sweep"
+    return f"{what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
 
 
 def _tell_sweep(began: float, error: Exception | None) -> list[str]:
@@ -224,21 +243,23 @@ def _remove_if_empty(folder: Path) -> None:
 # -- under an outer torchrun: rank 0 composes, the others follow it -------------------------------------------------
 
 
-def _lead(run_dir: Path) -> None:
+def _lead(run_dir: Path) -> int | None:
     from ddppo.distributed.launch import rendezvous_store
     from ddppo.run.worker import train_rank
 
+    stop_signals_kill()  # until the loop can stop in good order: it may wait inside torch for the others
     store = rendezvous_store()
     store.set("ddppo/run_dir", str(run_dir.resolve()))
-    train_rank(run_dir, store)
+    return train_rank(run_dir, store)
 
 
 def _follow() -> None:
     from ddppo.distributed.launch import rendezvous_store
     from ddppo.run.worker import run_rank
 
+    stop_signals_kill()
     store = rendezvous_store()
-    run_rank(Path(store.get("ddppo/run_dir").decode()), store)
+    run_rank(Path(store.get("ddppo/run_dir").decode()), lambda: store)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+RANKS = {"ddppo.run.rank", "ddppo.run.worker"}  # started by our launcher, by torchrun
 TINY = ("eval.final_episodes=0", "log.progress=none", "log.tensorboard=false")  # first: later overrides win
 
 
@@ -76,7 +77,7 @@ def descendants(folder: str) -> list[int]:
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:  # it ended meanwhile
                 continue
-            if state != "Z" and "ddppo.run.worker" in arguments and folder in arguments:
+            if state != "Z" and RANKS.intersection(arguments) and folder in arguments:
                 found.append(int(entry.name))
     return found
 

@@ -12,7 +12,7 @@ from ddppo.cluster.jobs import Book, Job
 from ddppo.cluster.submit import Ready, submit
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
-from ddppo.errors import ClusterError, ConfigError, TrainingError
+from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
 from ddppo.run import start, sweep
 from ddppo.run.lock import held
 
@@ -42,6 +42,8 @@ def launch(
             print(f"look by: python -m ddppo.jobs {sweep_dir}", flush=True)
             return [results.get(run_dir) for run_dir, _ in runs]
         statuses = watch(plan.book, list(jobs.values()), launcher.poll_s, hint="Ctrl-C cancels all")
+    except Stopped:  # this process is ended, not the sweep: the jobs go on
+        raise
     except KeyboardInterrupt:
         _cancel(sweep_dir, {_name(sweep_dir, run_dir) for run_dir, _ in runs if run_dir not in results})
         raise
@@ -169,8 +171,8 @@ def _name(sweep_dir: Path, run_dir: Path) -> str:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Hold Ctrl-C and what else asks to stop back until the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:

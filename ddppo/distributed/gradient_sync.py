@@ -1,7 +1,8 @@
 """How the gradient of a loss that is a local sum over a global count becomes the gradient over all ranks: a sum."""
 
+import inspect
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,10 @@ from ddppo.collectives import Group, ProcessGroup, Record
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
 
+_HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_NO_BUFFERS: dict[str, Any] = {
+    "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers": False  # renamed in torch 2.13
+}
 _FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
 
 
@@ -71,8 +76,8 @@ class BucketSync:
         self.model = DistributedDataParallel(
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
-            broadcast_buffers=False,
             bucket_cap_mb=bucket_cap_mb,
+            **_NO_BUFFERS,
         )
         self.model.register_comm_hook(None, self._sum_bucket)
         self._lost_peers = False
@@ -99,7 +104,7 @@ class BucketSync:
         last_ready = max(self._ready, default=end)
         total = sum(done - ready for ready, done in zip(self._ready, self._done, strict=False))
         exposed = end - last_ready
-        self.group.records.append(Record(last_ready, end, hidden=max(0.0, total - exposed)))
+        self.group.record(Record(last_ready, end, hidden=max(0.0, total - exposed)))
 
     def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._ready.append(time.perf_counter())

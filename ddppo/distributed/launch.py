@@ -1,27 +1,34 @@
-"""Starting ranks: in process at W = 1, through torch's elastic agent (what torchrun runs) above."""
+"""Starting ranks on this machine, and what a rank needs of it: a device, threads, its peers, an end."""
 
-import ctypes
 import hashlib
+import math
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
-import uuid
-from collections.abc import Callable
+import time
+from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import util as multiprocessing_util
 from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import Group, ProcessGroup
+from ddppo.collectives import Group, ProcessGroup, in_words, last_words
 from ddppo.config import Config
-from ddppo.errors import LOST_PEERS, ConfigError, TrainingError
+from ddppo.errors import LOST_PEERS, CollectiveError, ConfigError, Stopped, TrainingError
+from ddppo.signals import StopRequest, die_with_parent
 
 # Parameters times samples from which a second thread pays. Forward and backward of two trunks of two layers, 1 and 2
 # threads: 64 units, 256 samples (2.5e6) .46 and .40 ms; 64 units, 2,048 samples (2e7) 3.0 and 1.6 ms.
 _THREADS_PAY_FROM = 10_000_000
+
+_POLL_S = 0.05
+_PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
@@ -85,48 +92,96 @@ def loopback_interface() -> str:
     return next((name for name in names if name.startswith("lo")), "lo")
 
 
-def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> None:
-    """Run `world_size` ranks of `python -m ddppo.run.worker <run_dir>` on this machine and wait for them.
+def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
+    """Run `world_size` ranks of `python -m ddppo.run.rank <run_dir>` on this machine and wait for them.
 
-    Raises TrainingError if one fails, after all others were ended; KeyboardInterrupt after Ctrl-C.
+    Signals are for this process alone, every rank being a session of its own. One that asks for a stop is passed on as
+    SIGUSR2, which ends a rank at once before its loop and has it save inside; its number is returned. Raises
+    TrainingError if a rank failed, Stopped where there was nothing to save yet, KeyboardInterrupt after a second
+    Ctrl-C; all ranks have ended then.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, launch_agent
-
-    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-    before = {number: signal.getsignal(number) for number in handled}
-    launch = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world_size,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.1,
-        shutdown_timeout=round(
-            timeout_s
-        ),  # Ctrl-C lets the iteration end; after a fault SIGTERM ends ranks at once
-    )
-    try:
-        launch_agent(launch, sys.executable, ["-m", "ddppo.run.worker", str(run_dir)])
-    except ChildFailedError as e:
-        # A dead rank's peers notice and end before the agent looks: the first failure is seldom the cause.
-        rank, failure = min(
-            e.failures.items(), key=lambda item: (item[1].exitcode == LOST_PEERS, item[1].timestamp)
-        )
-        why = f"signal {-failure.exitcode}" if failure.exitcode < 0 else f"exit code {failure.exitcode}"
+    # Ranks meet here: a store of this process lives as long as the last of them and tells how they ended.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks: list[subprocess.Popen] = []
+    with StopRequest() as stop:
+        stop.listen()
+        try:
+            for rank in range(world_size):
+                variables = torchrun_variables(rank, world_size, store.port)
+                command = [sys.executable, "-m", "ddppo.run.rank", str(run_dir), str(os.getpid())]
+                ranks.append(subprocess.Popen(command, env=os.environ | variables, start_new_session=True))
+            ended = _wait_for_end(ranks, stop)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    if stop.signal is not None and -signal.SIGUSR2 in ended.values():
+        raise Stopped(stop.signal)
+    if any(ended.get(rank) != 0 for rank in range(world_size)):
         raise TrainingError(
-            f"rank {rank} of {world_size} ended with {why} and the others were stopped; its message is above. "
-            f"Checkpoints, if any, are in {run_dir}: go on with resume={run_dir}"
-        ) from e
-    except SignalException as e:
-        raise KeyboardInterrupt from e
-    finally:  # the agent's own handlers would outlive it
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+            f"{_blame(ended, world_size, store, timeout_s)} Checkpoints, if any, are in {run_dir}: go on with "
+            f"resume={run_dir}"
+        )
+    return stop.signal
+
+
+def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return what torchrun would tell a rank of this machine in environment variables."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _wait_for_end(ranks: list[subprocess.Popen], stop: StopRequest) -> dict[int, int]:
+    """Pass a request to stop on and return exit codes in the order of their ends.
+
+    Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
+    still runs then does not answer.
+    """
+    ended: dict[int, int] = {}
+    passed_on, give_up = False, math.inf
+    while len(ended) < len(ranks) and time.monotonic() < give_up:
+        if stop.requested and not passed_on:
+            passed_on = True
+            for process in ranks:
+                process.send_signal(signal.SIGUSR2)
+        time.sleep(_POLL_S)
+        for rank, process in enumerate(ranks):
+            if rank not in ended and (code := process.poll()) is not None:
+                ended[rank] = code
+                if code != 0:
+                    has_nothing_to_save = stop.requested and code == -signal.SIGUSR2
+                    patience_s = 0.0 if has_nothing_to_save else _PATIENCE_S
+                    give_up = min(give_up, time.monotonic() + patience_s)
+    return ended
+
+
+def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> str:
+    """Say which rank failed. One that only lost its peers is not the cause, whenever it ended."""
+    for rank, code in ended.items():
+        if code not in (0, LOST_PEERS):
+            why = f"signal {-code}" if code < 0 else f"exit code {code}"
+            return f"rank {rank} of {world_size} ended with {why} and the others were stopped; its message is above."
+    words = last_words(store, world_size)
+    silent = [rank for rank in range(world_size) if rank not in ended and rank not in words]
+    if not silent or not words:
+        return f"the {world_size} ranks lost one another; their messages are above."
+    silence = max(words.values(), key=lambda word: float(word.split()[1]))
+    return (
+        f"{in_words(silent)} of {world_size} did not answer {silence} (limit dist.timeout_s={timeout_s:g}), and all "
+        "ranks were stopped."
+    )
+
+
+def launchers_store(timeout_s: float = 300.0) -> dist.Store:
+    """Return the store of the process that started this rank by start_ranks."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
 def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:
@@ -148,13 +203,20 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        resolve_backend(config.dist.backend, device, local_world_size),
-        store=store or rendezvous_store(),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=config.dist.timeout_s),
-    )
+    rank = int(os.environ["RANK"])
+    try:
+        dist.init_process_group(
+            resolve_backend(config.dist.backend, device, local_world_size),
+            store=store or rendezvous_store(),
+            rank=rank,
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=config.dist.timeout_s),
+        )
+    except dist.DistError as e:
+        raise CollectiveError(
+            f"rank {rank} on {socket.gethostname()} did not meet all other ranks within dist.timeout_s="
+            f"{config.dist.timeout_s:g}: {e}"
+        ) from e
     return ProcessGroup(device, config.dist.timeout_s), device
 
 
@@ -164,40 +226,8 @@ def leave(exit_code: int) -> NoReturn:
     After a fault they may wait for a peer that is gone. After success a thread of Gloo may still free its last tensor,
     ask for the interpreter lock while Python shuts down, and abort the process (seen once in ten runs at W = 4).
     """
+    with suppress(OSError):  # where a fork server of environments listens: a destructor would remove it
+        shutil.rmtree(multiprocessing_util.get_temp_dir())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
-
-
-def die_with_parent() -> None:
-    """Ask Linux to end this rank if the agent that started it dies, by kill -9 even; elsewhere do nothing."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-class StopRequest:
-    """Ctrl-C or SIGUSR2 asks for a stop at the end of the iteration; a second Ctrl-C stops at once.
-
-    So does SIGTERM in a process that ignored it before, as ranks under SLURM do.
-    The handlers are in force inside `with`. The flag is this rank's alone: act on it only when all ranks agree.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self._previous: dict[int, Callable | int | None] = {}
-
-    def __enter__(self) -> "StopRequest":
-        ignored = signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
-        for number in (signal.SIGINT, signal.SIGUSR2, *([signal.SIGTERM] if ignored else [])):
-            self._previous[number] = signal.signal(number, self._on_signal)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        if self.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = True

@@ -1,7 +1,7 @@
 """One rank's life, top to bottom: join, build, then collect, learn, report, evaluate and save until the end.
 
-`python -m ddppo.run.worker <run folder>` is what the launcher starts for every rank. Ranks read the resolved
-config.yaml of the folder; none of them parses a command line.
+`python -m ddppo.run.worker <run folder>` is a rank under an outer torchrun; our own launcher starts ddppo.run.rank,
+which comes here. Ranks read the resolved config.yaml of the folder; none of them parses a command line.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,17 +23,16 @@ from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.launch import (
-    LOST_PEERS,
-    StopRequest,
     cores_per_rank,
     join,
+    launchers_store,
     leave,
     machine_number,
     threads_per_rank,
 )
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import choose_backend, make_eval_env, make_vec_env, probe
-from ddppo.errors import CollectiveError, ConfigError, NonFiniteError, TrainingError
+from ddppo.errors import LOST_PEERS, CollectiveError, ConfigError, NonFiniteError, TrainingError
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
@@ -47,6 +47,7 @@ from ddppo.run.summary import evaluation_metrics
 from ddppo.run.timing import IterationClock
 from ddppo.run.writers import keep_earlier
 from ddppo.seeding import action_noise, derived_seed
+from ddppo.signals import StopRequest, stop_signals_kill
 
 _MAX_EVAL_ENVS = 64
 
@@ -124,8 +125,16 @@ class Worker:
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Train until total_steps, or until a rank asks to stop; leave summary.json behind either way."""
+    def run(self) -> int | None:
+        """Train until total_steps, or until a rank asks to stop; leave summary.json behind either way.
+
+        Returns the signal that asked this rank to stop, if one did, be it too late to cut the run short.
+        """
+        with StopRequest() as stop:
+            self._run(stop)
+        return stop.signal
+
+    def _run(self, stop: StopRequest) -> None:
         recorder: Recorder | NullRecorder = NullRecorder()
         if self.group.rank == 0:
             position = {"iteration": self.iteration, "env_steps": self.env_steps}
@@ -138,7 +147,8 @@ class Worker:
             self.collector.reset(seeds)
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.group, self.device)
-            status = self._loop(recorder)
+            stop.listen()  # from here on there is something to save, and until summary.json is written
+            status = self._loop(recorder, stop)
         except NonFiniteError as e:
             last = checkpoint.last(self.run_dir / "checkpoints")
             raise NonFiniteError(f"{e}. The last good checkpoint is {last or 'none: too early'}") from e
@@ -146,7 +156,7 @@ class Worker:
             recorder.close(status, params_hash=self.parameters.digest(), best=self.best, target=self.target)
             self.env.close()
 
-    def _loop(self, recorder: Recorder | NullRecorder) -> str:
+    def _loop(self, recorder: Recorder | NullRecorder, stop: StopRequest) -> str:
         config = self.config
         if self.env_steps >= config.ppo.total_steps:  # killed after its last checkpoint, before its summary
             report = IterationReport(
@@ -158,28 +168,27 @@ class Worker:
             return "completed"
         next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
         next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
-        with StopRequest() as stop:
-            while True:
-                report, stopping = self._iterate(stop)
-                is_last = self.env_steps >= config.ppo.total_steps
-                if is_last and config.eval.final_episodes:
-                    report = self._with_evaluation(report, config.eval.final_episodes)
-                elif self.env_steps >= next_eval and not stopping:
-                    report = self._with_evaluation(report, config.eval.episodes)
-                    next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
-                recorder.record(report, is_last=is_last)
-                if is_last or stopping or self.env_steps >= next_save:
-                    self._save()
-                    next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
-                if is_last:
-                    return "completed"
-                if stopping:
-                    return "stopped"
+        while True:
+            report, stopping = self._iterate(stop)
+            is_last = self.env_steps >= config.ppo.total_steps
+            if is_last and config.eval.final_episodes:
+                report = self._with_evaluation(report, config.eval.final_episodes)
+            elif self.env_steps >= next_eval and not stopping:
+                report = self._with_evaluation(report, config.eval.episodes)
+                next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
+            recorder.record(report, is_last=is_last)
+            if is_last or stopping or self.env_steps >= next_save:
+                self._save()
+                next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
+            if is_last:
+                return "completed"
+            if stopping:
+                return "stopped"
 
     def _iterate(self, stop: StopRequest) -> tuple[IterationReport, bool]:
         """One iteration: all ranks start it with equal parameters and end it with equal parameters."""
         config, iteration = self.config, self.iteration + 1
-        self.group.heartbeat(self.iteration)
+        self.group.begin(iteration)
         with self.clock.phase("rollout"):
             noise = action_noise(
                 config.seed,
@@ -298,10 +307,10 @@ def _next_multiple(steps: int, every: int) -> float:
     return (steps // every + 1) * every if every else math.inf
 
 
-def train_rank(run_dir: Path, store: dist.Store | None = None) -> None:
+def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
     """Train as the rank that the environment variables say this process is (rank 0 of 1 without any).
 
-    `store` is the rendezvous if this process has entered it already.
+    `store` is the rendezvous if this process has entered it already. Returns the signal that asked this rank to stop.
     """
     config = configuration.load(run_dir / "config.yaml")
     group, device = join(config, store)
@@ -310,17 +319,20 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> None:
         path = checkpoint.last(run_dir / "checkpoints")
         assert path is not None, f"the door checked that {run_dir} holds a checkpoint"
         worker.restore(checkpoint.load(path))
-    worker.run()
+    stop_signal = worker.run()
     group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
+    return stop_signal
 
 
-def run_rank(run_dir: Path, store: dist.Store | None = None) -> NoReturn:
-    """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, 1 if its own."""
+def run_rank(run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: None) -> NoReturn:
+    """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, 1 if its own.
+
+    `enter` returns the rendezvous, if it is not the one that torchrun's environment variables describe.
+    """
     rank, exit_code = os.environ.get("RANK", "0"), 1
-    # Until the loop can stop in good order, Ctrl-C ends a rank at once, also where it waits inside torch for another.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stop_signals_kill(signal.SIGINT)  # until the loop can stop in good order
     try:
-        train_rank(run_dir, store)
+        train_rank(run_dir, enter())
     except (ConfigError, TrainingError) as e:
         print(f"rank {rank}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         exit_code = LOST_PEERS if isinstance(e, CollectiveError) else 1
@@ -329,6 +341,11 @@ def run_rank(run_dir: Path, store: dist.Store | None = None) -> NoReturn:
     else:
         exit_code = 0
     leave(exit_code)
+
+
+def run_launched_rank(run_dir: Path) -> NoReturn:
+    """Train as a rank that start_ranks started and leave."""
+    run_rank(run_dir, launchers_store)
 
 
 if __name__ == "__main__":

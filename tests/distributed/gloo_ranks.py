@@ -1,6 +1,7 @@
 """Real ranks for tests: processes of this machine that speak Gloo over loopback."""
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -34,6 +35,7 @@ def _ranks(
     rank: int, function: Callable[[ProcessGroup], Any], world_sizes: Sequence[int], folder: Path
 ) -> None:
     torch.set_num_threads(1)
+    warnings.simplefilter("error")  # as in the tests' own process
     os.environ["GLOO_SOCKET_IFNAME"] = loopback_interface()
     for world_size in world_sizes:
         if rank >= world_size:

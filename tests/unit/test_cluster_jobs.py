@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_par
 from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, EnvConfig, SlurmLauncherConfig
-from ddppo.errors import ClusterError, ConfigError, RunFolderError
+from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
 from ddppo.run.summary import SCHEMA_VERSION
 
 
@@ -250,3 +251,14 @@ def test_a_sweep_s_jobs_are_cancelled_on_their_own_cluster(book, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         launch(book.sweep_dir, launcher, [(book.sweep_dir / "run", (config, launcher))])
     assert asked == [("/the/sweep/slurm.conf", ["14"])]
+
+
+def test_a_sweep_s_jobs_go_on_where_the_process_that_waits_for_them_is_stopped(book, monkeypatch):
+    book.add([entry("14", "run")])
+    monkeypatch.setattr(cluster_jobs.slurm, "cancel", lambda ids: pytest.fail(f"{ids} were cancelled"))
+    stopped = Stopped(signal.SIGHUP)  # by a terminal that goes away, say
+    monkeypatch.setattr("ddppo.cluster.launch._Plan", lambda *a: (_ for _ in ()).throw(stopped))
+    launcher = SlurmLauncherConfig()
+    config = Config(env=EnvConfig(id="CartPole-v1"))
+    with pytest.raises(Stopped):
+        launch(book.sweep_dir, launcher, [(book.sweep_dir / "run", (config, launcher))])

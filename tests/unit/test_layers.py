@@ -11,6 +11,7 @@ GROUND = {
     "config",
     "errors",
     "seeding",
+    "signals",
     "collectives",
     "spaces",
     "help",
@@ -117,6 +118,8 @@ def test_the_configuration_and_the_door_import_no_torch():
         "help",
         "options",
         "errors",
+        "signals",
+        "run.rank",
         "scaling.batch",
     ):
         tree = ast.parse(MODULES[module].read_text())

@@ -1,0 +1,208 @@
+"""Signals that ask a run to stop: what is saved, what is said, what stays behind. And ends of a parent or a peer."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddppo import train
+from tests.fault.test_bad_endings import LONG, iterations, running, wait_for_end_of_ranks, wait_for_iteration
+from tests.support import CHECKOUT, TINY, descendants, rank_of, summary, wait_until
+
+SMALL = [
+    *TINY,
+    "env=cartpole",
+    "env.num_envs=2",
+    "ppo.rollout_steps=8",
+    "ppo.num_minibatches=2",
+    "ppo.num_epochs=1",
+]
+STOPPING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2]
+NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call the door in this process; returns (exit code, stderr)."""
+
+    def call_door(*arguments):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+        code = 0
+        try:
+            train.main()
+        except SystemExit as e:
+            code = e.code
+        return code, capsys.readouterr().err
+
+    handlers = [signal.getsignal(number) for number in STOPPING]
+    yield call_door
+    assert [signal.getsignal(number) for number in STOPPING] == handlers
+
+
+def signal_before(monkeypatch, target, number, *, nth=1):
+    """Have this process get a signal when `target`, an import path, is called for the nth time."""
+    where, name = target.rsplit(".", 1)
+    owner = train.hydra.utils.get_object(where)
+    function, calls = getattr(owner, name), []
+
+    def signalled(*arguments, **named):
+        calls.append(None)
+        if len(calls) == nth:
+            os.kill(os.getpid(), number)
+        return function(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, signalled)
+
+
+COLLECT = "ddppo.ppo.collector.Collector.collect"
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_signal_in_an_iteration_has_it_finished_and_saved_and_says_how_to_go_on(
+    call, monkeypatch, tmp_path, number
+):
+    signal_before(monkeypatch, COLLECT, number, nth=2)
+    code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
+    assert code == 128 + number
+    what = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
+    assert stderr == f"{what}; go on with: python -m ddppo.train resume={tmp_path}\n"
+    assert summary(tmp_path)["status"] == "stopped"
+    assert summary(tmp_path)["iterations"] == 2
+    assert (tmp_path / "checkpoints" / "iteration_00000002.pt").exists()
+
+
+def test_a_second_sigterm_while_the_summary_is_written_loses_nothing(call, monkeypatch, tmp_path):
+    signal_before(monkeypatch, COLLECT, signal.SIGTERM, nth=2)
+    signal_before(monkeypatch, "ddppo.run.recorder.Recorder.close", signal.SIGTERM)
+    assert call(*SMALL, f"hydra.run.dir={tmp_path}")[0] == 143
+    assert summary(tmp_path)["status"] == "stopped"
+
+
+def test_a_hangup_that_nohup_has_ignored_stops_nothing(call, monkeypatch, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signal_before(monkeypatch, COLLECT, signal.SIGHUP, nth=2)
+        code, stderr = call(*SMALL, "ppo.total_steps=64", f"hydra.run.dir={tmp_path}")
+        assert (code, stderr) == (0, "")
+        assert summary(tmp_path)["status"] == "completed"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on_from(
+    call, monkeypatch, tmp_path
+):
+    signal_before(monkeypatch, "ddppo.run.worker.build_model", signal.SIGTERM)
+    code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
+    assert (code, stderr) == (143, "stopped by SIGTERM; there is no checkpoint\n")
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome"), [(COLLECT, "stopped"), ("ddppo.run.worker.play_episodes", "completed")]
+)
+def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
+    call, monkeypatch, tmp_path, target, outcome
+):
+    signal_before(monkeypatch, target, signal.SIGTERM)
+    code, stderr = call(
+        "-m", *SMALL, "eval.final_episodes=2", "ppo.total_steps=64", "seed=0,1", f"sweep={tmp_path}"
+    )
+    assert code == 143
+    assert stderr == f"stopped by SIGTERM; the same command with sweep={tmp_path} goes on with the sweep\n"
+    (run_dir,) = (path.parent for path in tmp_path.glob("[!.]*/config.yaml"))
+    assert run_dir.name.endswith("seed-0")
+    assert summary(run_dir)["status"] == outcome
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number", "to_group"),
+    [
+        (("dist.world_size=2", "env.backend=async"), signal.SIGTERM, False),
+        (("env.backend=async",), signal.SIGHUP, True),
+    ],
+    ids=["docker stop", "closed terminal"],
+)
+def test_a_stopped_run_is_saved_and_leaves_nothing_behind(tmp_path, arguments, number, to_group):
+    run_dir, temporary = tmp_path / "run", tmp_path / "tmp"
+    temporary.mkdir()
+    with running(*LONG, "env.num_envs=4", *arguments, run_dir=run_dir, TMPDIR=str(temporary)) as process:
+        wait_for_iteration(run_dir, 2, process)
+        (os.killpg if to_group else os.kill)(process.pid, number)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert stderr == f"stopped by {number.name}; go on with: python -m ddppo.train resume={run_dir}\n"
+    assert not descendants(str(run_dir))
+    assert summary(run_dir)["status"] == "stopped"
+    assert (run_dir / "checkpoints" / f"iteration_{iterations(run_dir)[-1]:08d}.pt").exists()
+    assert not [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+
+
+def test_a_frozen_rank_is_named_a_few_seconds_after_the_limit(tmp_path):
+    run_dir = tmp_path / "run"
+    with running(*LONG, "dist.world_size=2", "dist.timeout_s=2", run_dir=run_dir) as process:
+        wait_for_iteration(run_dir, 2, process)
+        (frozen,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 1]
+        os.kill(frozen, signal.SIGSTOP)
+        start = time.monotonic()
+        _, stderr = process.communicate(timeout=30)
+        assert time.monotonic() - start < 2 + 10
+    assert process.returncode == 1
+    last = stderr.splitlines()[-1]
+    assert last.startswith("error: rank 1 of 2 did not answer for 2.")
+    # All ranks end an iteration together, so the last that was heard of is the last that was written, or the next.
+    done = iterations(run_dir)[-1]
+    assert any(f"last heard of in iteration {n} " in last for n in (done, done + 1))
+    assert "signal 9" not in stderr
+    wait_for_end_of_ranks(run_dir, timeout_s=5)
+
+
+# -- ranks that still import torch -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow_torch(tmp_path):
+    """Return an environment in which `import torch` says so and never ends."""
+    (tmp_path / "torch.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path)!r}, 'importing').touch()\ntime.sleep(3600)\n"
+    )
+    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{CHECKOUT}"}
+
+
+def rank(folder, parent):
+    return [sys.executable, "-m", "ddppo.run.rank", str(folder), str(parent)]
+
+
+def start_importing(folder, environ):
+    process = subprocess.Popen(rank(folder, os.getpid()), env=environ, stderr=subprocess.PIPE, text=True)
+    wait_until((folder / "importing").exists, "import of torch")
+    return process
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_rank_that_still_imports_torch_ends_at_once_and_silently(tmp_path, slow_torch, number):
+    with start_importing(tmp_path, slow_torch) as process:
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=10)
+    assert (process.returncode, stderr) == (-number, "")
+
+
+@NEEDS_LINUX
+def test_a_rank_that_still_imports_torch_ends_with_its_parent(tmp_path, slow_torch):
+    arguments = [*rank(tmp_path, "")[:-1]]
+    parent = (
+        f"import os, subprocess, time; subprocess.Popen([*{arguments!r}, str(os.getpid())]); time.sleep(3600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], env=slow_torch) as process:
+        wait_until((tmp_path / "importing").exists, "import of torch")
+        assert len(descendants(str(tmp_path))) == 1
+        process.kill()
+    wait_until(lambda: not descendants(str(tmp_path)), "end of the rank", timeout_s=5)
+
+
+def test_a_rank_whose_parent_is_gone_already_leaves_before_it_imports_torch(tmp_path, slow_torch):
+    assert subprocess.run(rank(tmp_path, os.getppid()), env=slow_torch, timeout=10).returncode == 1
+    assert not (tmp_path / "importing").exists()
