@@ -11,6 +11,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait as wait_for_any
 from socket import SO_RCVTIMEO, SOL_SOCKET, socket
 from typing import Any
@@ -25,6 +26,7 @@ from ddppo.envs.codec import decode_actions
 from ddppo.envs.scalar import RowEnv, make_task
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 from ddppo.errors import EnvWorkerLost
+from ddppo.signals import die_with_parent
 
 _CLOSE_S = 5.0
 
@@ -89,9 +91,22 @@ class SameStepEnvs:
 
 def _worker(*args: Any) -> None:
     """Serve one environment. Ctrl-C reaches the whole process group, but what it means the rank decides."""
+    die_with_parent()  # the fork server, which ends with the rank
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(BrokenPipeError):  # the rank is gone: nobody is left to tell
         _async_worker(*args)
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that looks after multiprocessing's semaphores so that signals to the group do not end it.
+
+    What it is started with blocked stays blocked in it; SIGINT and SIGTERM it ignores by itself.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR2})
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class EnvWorkers(AsyncVectorEnv):
@@ -105,7 +120,10 @@ class EnvWorkers(AsyncVectorEnv):
         self._env_indices = env_indices
         self._timeout_s = timeout_s
         self._num_steps = 0
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["__main__", "ddppo.envs"])
+        _start_resource_tracker()
+        multiprocessing.get_context("forkserver").set_forkserver_preload(
+            ["__main__", "ddppo.envs.fork_server"]
+        )
         try:
             super().__init__(
                 [make] * len(env_indices),

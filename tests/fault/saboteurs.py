@@ -1,6 +1,8 @@
 """Tasks and models that go wrong on purpose, on a rank and at a time that the tests choose."""
 
+import multiprocessing
 import os
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -32,6 +34,15 @@ class Raises(gym.Env):
         return np.zeros(3, np.float32), 1.0, False, self.num_steps % 10 == 0, {}
 
 
+class Hangs(Raises):
+    """A task whose step takes an hour in a process of its own."""
+
+    def step(self, action):
+        if multiprocessing.parent_process() is not None:
+            time.sleep(3600)
+        return super().step(action)
+
+
 class TupleObs(Raises):
     observation_space = Tuple([Discrete(2), Discrete(3)])
 
@@ -41,6 +52,7 @@ class DictActions(Raises):
 
 
 gym.register("Raises-v0", Raises)
+gym.register("Hangs-v0", Hangs)
 gym.register("TupleObs-v0", TupleObs)
 gym.register("DictActions-v0", DictActions)
 

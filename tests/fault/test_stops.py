@@ -1,10 +1,12 @@
 """Signals that ask a run to stop: what is saved, what is said, what stays behind. And ends of a parent or a peer."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -206,3 +208,45 @@ def test_a_rank_that_still_imports_torch_ends_with_its_parent(tmp_path, slow_tor
 def test_a_rank_whose_parent_is_gone_already_leaves_before_it_imports_torch(tmp_path, slow_torch):
     assert subprocess.run(rank(tmp_path, os.getppid()), env=slow_torch, timeout=10).returncode == 1
     assert not (tmp_path / "importing").exists()
+
+
+# -- environment processes ---------------------------------------------------------------------------------------------
+
+HANGING_BATCH = """
+import numpy as np
+from ddppo.config import EnvConfig
+from ddppo.envs import make_vec_env
+if __name__ == "__main__":
+    task = EnvConfig(id="tests.fault.saboteurs:Hangs-v0", backend="async")
+    envs = make_vec_env(task, range(2), rank=0, cores=2)
+    envs.reset([0, 1])
+    print(*(process.pid for process in envs._envs.processes), flush=True)
+    envs.step(np.zeros(2, int))
+"""
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@NEEDS_LINUX
+def test_environments_that_hang_and_their_fork_server_end_with_a_killed_rank(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(HANGING_BATCH)
+    environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=environ, stdout=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: select.select([process.stdout], [], [], 0)[0], "processes of environments")
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+        (fork_server,) = {
+            int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in workers
+        }
+        assert fork_server != process.pid
+        process.kill()
+    wait_until(
+        lambda: not any(map(is_running, [fork_server, *workers])), "end of the environments", timeout_s=5
+    )

@@ -1,6 +1,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -260,9 +261,13 @@ def test_an_environment_process_that_hangs_is_given_up_and_killed(monkeypatch):
     assert all(process.exitcode is not None for process in envs._envs.processes)
 
 
-def test_environment_processes_ignore_ctrl_c(batch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+def test_environment_processes_leave_signals_to_their_group_to_the_rank(batch, number):
     envs = batch(EnvConfig(backend="async", **SHORT), 2)
     envs.reset([0, 1])
-    for process in envs._envs.processes:
-        os.kill(process.pid, signal.SIGINT)
+    fork_server = int(
+        Path(f"/proc/{envs._envs.processes[0].pid}/stat").read_text().rpartition(")")[2].split()[1]
+    )
+    for pid in (fork_server, *(process.pid for process in envs._envs.processes)):
+        os.kill(pid, number)
     step_often(envs)
