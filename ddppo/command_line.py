@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import Config, conf_dir, in_words, near
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, EnvRaised, TrainingError
 from ddppo.help import setting_names
 from ddppo.package import install_command
 
@@ -93,5 +93,5 @@ def unknown_option(path: str, text: str) -> str:
 
 def one_line(error: Exception) -> str:
     """Return an error in one line, with the name of its class unless it is one of ours, which say all."""
-    text = " ".join(str(error).split())
+    text = " ".join((error.said if isinstance(error, EnvRaised) else str(error)).split())
     return text if isinstance(error, (ConfigError, TrainingError)) else f"{type(error).__name__}: {text}"

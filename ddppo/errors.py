@@ -29,8 +29,28 @@ class CollectiveError(TrainingError):
     """A rank was lost or late while others waited for it in a collective."""
 
 
-class EnvWorkerLost(TrainingError):
-    """A process that steps an environment died, failed or hangs."""
+class EnvError(TrainingError):
+    """An environment failed; the message says which, and in which step."""
+
+
+class EnvRaised(EnvError):
+    """An environment raised an exception; its own traceback follows the sentence `said`."""
+
+    def __init__(self, said: str, trace: str) -> None:
+        super().__init__(said, trace)
+        self.said = said
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return f"{self.said}\n{self.trace}"
+
+
+class EnvOutputError(EnvError):
+    """An environment returned what its space does not describe, or what nothing can be learned from."""
+
+
+class EnvWorkerLost(EnvError):
+    """A process that steps an environment died or hangs."""
 
 
 class ClusterError(TrainingError):

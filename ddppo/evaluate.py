@@ -12,7 +12,7 @@ from omegaconf import MISSING
 
 from ddppo import config as configuration
 from ddppo.config import setting
-from ddppo.errors import ConfigError, RunFolderError
+from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.options import parse
 from ddppo.package import install_command
 
@@ -32,12 +32,12 @@ class EvaluateConfig:
 
 
 def main() -> None:
-    """Run the command line; exit code 0, or 2 for a mistake in the command."""
+    """Run the command line; exit code 0, 1 where an environment fails, or 2 for a mistake in the command."""
     try:
         print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", usage=_USAGE)))
-    except ConfigError as e:
+    except (ConfigError, TrainingError) as e:
         print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
 
 
 def evaluate(options: EvaluateConfig) -> str:

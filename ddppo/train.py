@@ -24,7 +24,7 @@ from ddppo import config as configuration
 from ddppo.arguments import forget_torchrun, prepared_arguments, under_torchrun
 from ddppo.command_line import SweepFolder, composition_message, one_line
 from ddppo.config import Config
-from ddppo.errors import ConfigError, Stopped, TrainingError
+from ddppo.errors import ConfigError, EnvRaised, Stopped, TrainingError
 from ddppo.package import versions
 from ddppo.run.lock import held
 from ddppo.signals import die_with_parent, stop_signals_kill, stop_signals_raise
@@ -150,6 +150,8 @@ def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         _remove_if_empty(run_dir)
         if not isinstance(e, (ConfigError, TrainingError)):
             traceback.print_exc()
+        elif isinstance(e, EnvRaised):
+            print(e.trace, file=sys.stderr)
         why = one_line(e)
         sweep.note(sweep_dir, run_dir, "failed", why)
         print(f"-- {name} failed: {why}", file=sys.stderr, flush=True)

@@ -3,11 +3,12 @@
 from ddppo.envs import synthetic  # noqa: F401 (registers ddppo/Synthetic-v0)
 from ddppo.envs.make import BACKENDS, choose_backend, make_eval_env, make_vec_env
 from ddppo.envs.probe import make_env, probe
-from ddppo.envs.vec_env import ActionSpec, EnvSpec, EnvStep, VecEnv
+from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, VecEnv
 
 __all__ = [
     "BACKENDS",
     "ActionSpec",
+    "EnvNames",
     "EnvSpec",
     "EnvStep",
     "VecEnv",

@@ -14,13 +14,14 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import sample_action
+from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
 from ddppo.envs.probe import probe
 from ddppo.envs.same_step import make_async, make_sync
-from ddppo.envs.scalar import RowEnv, make_task
+from ddppo.envs.scalar import make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep, VecEnv
 
-BACKENDS: dict[str, Callable[[EnvConfig, EnvSpec, range, float], VecEnv]] = {
+BACKENDS: dict[str, Callable[[EnvConfig, EnvSpec, EnvNames, float], VecEnv]] = {
     "sync": make_sync,
     "async": make_async,
     "native": make_native,
@@ -37,20 +38,20 @@ def make_vec_env(
 ) -> VecEnv:
     """Make the environments `env_indices` (global) of this rank, who has `cores` cores to itself.
 
-    timeout_s is how long a step may wait for an environment process. Raises ConfigError as probe() does;
-    the batch raises EnvWorkerLost from a step whose environment process died, failed or did not answer.
+    timeout_s is how long a step may wait for an environment process. Raises ConfigError as probe() does, and EnvError
+    as the batch's own reset and step do.
     """
     spec = probe(env)
     backend = choose_backend(env, spec, len(env_indices), cores)
-    envs = BACKENDS[backend](env, spec, env_indices, timeout_s)
+    envs = BACKENDS[backend](env, spec, EnvNames(env_indices, rank), timeout_s)
     seconds = env.slow_ranks.get(rank, 0.0)
     return SlowEnvs(envs, seconds) if seconds else envs
 
 
 def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
-    """Make a batch for evaluation: stepped in this process, a stream per environment, never slowed."""
+    """Make a batch for evaluation: stepped and checked in this process, a stream per environment, never slowed."""
     env = dataclasses.replace(env, backend="sync", slow_ranks={})
-    return make_vec_env(env, range(num_envs), rank=0, cores=1)
+    return CheckedEnvs(make_sync(env, probe(env), EnvNames(range(num_envs), None), 0.0))
 
 
 def choose_backend(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> str:
@@ -64,7 +65,7 @@ def choose_backend(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> 
 
 def seconds_per_step(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: int = 20) -> float:
     """Measure one environment with random actions, resets included, over measure_s and min_steps or more."""
-    row_env = RowEnv(make_task(env), spec)
+    row_env = make_row_env(env, spec, "an environment that was made to measure a step")
     try:
         row_env.action_space.seed(0)
         row, _ = row_env.reset(seed=0)
@@ -87,6 +88,7 @@ class SlowEnvs:
     def __init__(self, envs: VecEnv, seconds: float) -> None:
         self.spec = envs.spec
         self.num_envs = envs.num_envs
+        self.names = envs.names
         self._envs = envs
         self._seconds = seconds
 
@@ -99,3 +101,42 @@ class SlowEnvs:
 
     def close(self) -> None:
         self._envs.close()
+
+
+class CheckedEnvs:
+    """A batch that raises EnvOutputError from the very step that returned NaN, infinity or a mask without choices."""
+
+    def __init__(self, envs: VecEnv) -> None:
+        self.spec = envs.spec
+        self.num_envs = envs.num_envs
+        self.names = envs.names
+        self._envs = envs
+        self._num_steps = 0
+
+    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        self._num_steps = 0
+        obs, mask = self._envs.reset(seeds)
+        self._check(obs, np.zeros(self.num_envs), [], mask)
+        return obs, mask
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        step = self._envs.step(actions)
+        self._num_steps += 1
+        ends = [(0, step.ended, step.final_obs)] if len(step.ended) else []
+        self._check(step.obs, step.rewards, ends, step.action_mask)
+        return step
+
+    def close(self) -> None:
+        self._envs.close()
+
+    def _check(
+        self,
+        obs: np.ndarray,
+        rewards: np.ndarray,
+        ends: list[tuple[int, np.ndarray, np.ndarray]],
+        mask: np.ndarray | None,
+    ) -> None:
+        check_finite(self.names, self._num_steps, obs[None], rewards[None], ends)
+        if mask is not None:
+            every = np.ones((1, self.num_envs), bool)
+            check_masks(self.names, self._num_steps, mask[None], every, self.spec.action)

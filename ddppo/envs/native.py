@@ -12,14 +12,18 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import MASK, action_spec, checked_mask_size, decode_actions, obs_dtype
+from ddppo.envs.codec import MASK, WrongOutput, action_spec, checked_mask_size, decode_actions, obs_dtype
+from ddppo.envs.faults import EnvNames, explained, when_reset, when_stepped
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 from ddppo.errors import ConfigError
 
 
-def make_native(env: EnvConfig, spec: EnvSpec, env_indices: range, timeout_s: float) -> "NativeEnvs":
+def make_native(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "NativeEnvs":
     """Step all environments by the task's own vector entry point, in this process; timeout_s is not used."""
-    return NativeEnvs(make_native_task(env, len(env_indices)), spec)
+    try:
+        return NativeEnvs(make_native_task(env, len(names.indices)), spec, names)
+    except (Exception, SystemExit) as e:
+        raise explained(names.all(), "when they were made", e) from e
 
 
 def make_native_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
@@ -70,28 +74,44 @@ class NativeEnvs:
     environments this rank steps, and hence on W.
     """
 
-    def __init__(self, envs: gym.vector.VectorEnv, spec: EnvSpec) -> None:
+    def __init__(self, envs: gym.vector.VectorEnv, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
+        self.names = names
         self.num_envs = envs.num_envs
         self._envs = envs
         self._mode = envs.metadata["autoreset_mode"]
         self._task_action_space: gym.Space = envs.single_action_space
+        self._obs_shape = (self.num_envs, *(envs.single_observation_space.shape or ()))
         self._obs_dtype = obs_dtype(envs.single_observation_space)
         self._just_ended = np.zeros(self.num_envs, bool)
+        self._num_steps = 0
 
     def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._just_ended = np.zeros(self.num_envs, bool)
         seed = np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0] >> 1  # 31 bits
-        obs, infos = self._envs.reset(seed=int(seed))
-        return self._flat(obs), self._mask(infos)
+        self._num_steps = 0
+        try:
+            obs, infos = self._envs.reset(seed=int(seed))
+            return self._flat(obs), self._mask(infos)
+        except (Exception, SystemExit) as e:
+            raise explained(self.names.all(), when_reset(0), e) from e
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
+        self._num_steps += 1
+        try:
+            return self._step(actions)
+        except (Exception, SystemExit) as e:
+            raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
+
+    def _step(self, actions: np.ndarray) -> EnvStep:
         obs, rewards, terminated, truncated, infos = self._envs.step(
             decode_actions(self._task_action_space, actions)
         )
         rewards = np.array(rewards, np.float64)
+        if rewards.shape != (self.num_envs,):
+            raise WrongOutput(f"rewards of shape {rewards.shape}", f"there are {self.num_envs} environments")
         terminated = np.array(terminated, bool)
         truncated = np.array(truncated, bool)
         valid = ~self._just_ended
@@ -137,7 +157,12 @@ class NativeEnvs:
         return obs, infos
 
     def _flat(self, obs: np.ndarray) -> np.ndarray:
-        return np.asarray(obs, self._obs_dtype).reshape(self.num_envs, -1)
+        array = np.asarray(obs, self._obs_dtype)
+        if array.shape != self._obs_shape:
+            raise WrongOutput(
+                f"observations of shape {array.shape}", f"their space says {self._obs_shape} for all of them"
+            )
+        return array.reshape(self.num_envs, -1)
 
     def _mask(self, infos: dict[str, Any]) -> np.ndarray | None:
         if self.spec.mask_size is None:

@@ -5,20 +5,33 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import load_env_creator, parse_env_id
 from gymnasium.spaces import Dict
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.config import EnvConfig, near
-from ddppo.envs.codec import MASK, action_spec, checked_mask_size, flat_mask, sample_action, without_mask
+from ddppo.envs.codec import (
+    MASK,
+    RowEncoder,
+    WrongOutput,
+    action_spec,
+    as_number,
+    checked_mask_size,
+    flat_mask,
+    sample_action,
+    without_mask,
+)
+from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.scalar import FlatEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, EnvError
 from ddppo.package import install_command
+from ddppo.tracebacks import in_one_line
 
 T = TypeVar("T")
 
@@ -60,22 +73,48 @@ def make_env(env: EnvConfig, render_mode: str | None = None) -> FlatEnv:
     It encodes observations and decodes actions as the batches of sync and async do. Raises as probe() does.
     """
     spec = probe(dataclasses.replace(env, backend="sync"))
-    return FlatEnv(_explained(env, lambda: make_task(env, render_mode)), spec)
+    return FlatEnv(_explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
 
 
 def _learn_spec(task: gym.Env) -> EnvSpec:
+    """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them."""
     action = action_spec(task.action_space)
-    obs_size = flatdim(without_mask(task.observation_space))
-    _, info = task.reset(seed=0)
     space = task.observation_space
+    spec = EnvSpec(flatdim(without_mask(space)), action)
+    obs, info = _pair(task.reset(seed=0))
+    task.action_space.seed(0)
+    mask = obs.get(MASK) if isinstance(obs, dict) else None
+    mask = info.get(MASK) if mask is None else mask
     if isinstance(space, Dict) and MASK in space.spaces:
-        return EnvSpec(obs_size, action, checked_mask_size(flatdim(space[MASK]), action))
-    if info.get(MASK) is None:
-        task.action_space.seed(0)
-        *_, info = task.step(sample_action(task.action_space, None))
-    if info.get(MASK) is None:
-        return EnvSpec(obs_size, action)
-    return EnvSpec(obs_size, action, checked_mask_size(flat_mask(info[MASK]).size, action))
+        spec = EnvSpec(spec.obs_size, action, checked_mask_size(flatdim(space[MASK]), action))
+    elif mask is not None:
+        spec = EnvSpec(spec.obs_size, action, checked_mask_size(flat_mask(mask).size, action))
+    first = _checked_row(space, spec, obs, info, 0.0, step=0)
+    allowed = first[spec.obs_size :] if spec.mask_size else None
+    obs, reward, _, _, info = task.step(sample_action(task.action_space, allowed))
+    if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
+        spec = EnvSpec(spec.obs_size, action, checked_mask_size(flat_mask(info[MASK]).size, action))
+    _checked_row(space, spec, obs, info, as_number(reward), step=1)
+    return spec
+
+
+def _pair(answer: Any) -> tuple[Any, dict[str, Any]]:
+    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
+        raise WrongOutput(f"{type(answer).__name__} from reset()", "it must return (observation, info)")
+    return answer
+
+
+def _checked_row(
+    space: gym.Space, spec: EnvSpec, obs: Any, info: dict[str, Any], reward: float, *, step: int
+) -> np.ndarray:
+    """Encode as a batch would, and check as whoever acts in it would."""
+    row = RowEncoder(space, spec)(obs, info)
+    names = EnvNames(range(1), rank=None)
+    check_finite(names, step, row[None, None, : spec.obs_size], np.full((1, 1), reward), [])
+    if spec.mask_size and step == 0:  # afterwards the episode may be over
+        mask = row[None, None, spec.obs_size :] != 0
+        check_masks(names, step, mask, np.ones((1, 1), bool), spec.action)
+    return row
 
 
 def _find_task(env: EnvConfig) -> None:
@@ -84,9 +123,9 @@ def _find_task(env: EnvConfig) -> None:
     if module:
         try:
             importlib.import_module(module)
-        except Exception as e:  # a user's module may raise anything
+        except (Exception, SystemExit) as e:  # a user's module may raise anything
             raise ConfigError(
-                f"env.id={env.id}: module {module} cannot be imported ({type(e).__name__}: {e}): install it, "
+                f"env.id={env.id}: module {module} cannot be imported ({in_one_line(e)}): install it, or mend it, "
                 "or start in the folder that holds it"
             ) from e
     for keyword in env.kwargs.keys() & _OURS.keys():
@@ -126,22 +165,30 @@ def _why_unknown(name: str, *, imported: bool) -> str:
 
 def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
     """Call, and turn whatever the task raises into a ConfigError that names the settings behind it."""
-    cause: Exception
+    cause: BaseException
     try:
         return call()
     except ConfigError as e:
         message, cause = f"env.id={env.id}: {e}", e
     except (gym.error.DependencyNotInstalled, ImportError) as e:
         message, cause = f"env.id={env.id} needs a package that is not installed: {_install_hint(env, e)}", e
-    except Exception as e:  # a task may raise anything
+    except (WrongOutput, EnvError) as e:
+        message, cause = f"env.id={env.id} cannot be trained on: {_of_the_probe(e)}", e
+    except (Exception, SystemExit) as e:  # a task may raise anything
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(e))
         if unknown and unknown[1] in {*env.kwargs, "max_episode_steps"}:
             message = _why_keyword(env, unknown[1])
         else:
             settings = f"env.id={env.id} with env.kwargs={env.kwargs}"
-            message = f"{settings} cannot be made and started: {type(e).__name__}: {e}"
+            message = f"{settings} cannot be made and started: {in_one_line(e)}"
         cause = e
     raise ConfigError(_one_paragraph(message)) from cause
+
+
+def _of_the_probe(error: WrongOutput | EnvError) -> str:
+    return (
+        str(error).replace("evaluation environment 0", "it") if isinstance(error, EnvError) else f"it {error}"
+    )
 
 
 def _one_paragraph(message: str) -> str:

@@ -23,36 +23,38 @@ from gymnasium.vector.async_vector_env import _async_worker
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
-from ddppo.envs.scalar import RowEnv, make_task
+from ddppo.envs.faults import EnvNames, when_reset, when_stepped
+from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep
-from ddppo.errors import EnvWorkerLost
+from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.signals import die_with_parent
 
 _CLOSE_S = 5.0
 
 
-def make_sync(env: EnvConfig, spec: EnvSpec, env_indices: range, timeout_s: float) -> "SameStepEnvs":
+def make_sync(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "SameStepEnvs":
     """Step every environment in this process. There is nothing to wait for, so timeout_s is not used."""
-    make = functools.partial(_make_row_env, env, spec)
-    envs = SyncVectorEnv([make] * len(env_indices), copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-    return SameStepEnvs(envs, spec)
+    makers = _makers(env, spec, names)
+    return SameStepEnvs(
+        SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP), spec, names
+    )
 
 
-def make_async(env: EnvConfig, spec: EnvSpec, env_indices: range, timeout_s: float) -> "SameStepEnvs":
+def make_async(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "SameStepEnvs":
     """Step every environment in a process of its own; observations come back through shared memory."""
-    make = functools.partial(_make_row_env, env, spec)
-    return SameStepEnvs(EnvWorkers(make, env_indices, timeout_s), spec)
+    return SameStepEnvs(EnvWorkers(_makers(env, spec, names), names, timeout_s), spec, names)
 
 
-def _make_row_env(env: EnvConfig, spec: EnvSpec) -> RowEnv:
-    return RowEnv(make_task(env), spec)
+def _makers(env: EnvConfig, spec: EnvSpec, names: EnvNames) -> list[Callable[[], RowEnv]]:
+    return [functools.partial(make_row_env, env, spec, names(i)) for i in range(len(names.indices))]
 
 
 class SameStepEnvs:
     """`VecEnv` over a Gymnasium batch of `RowEnv`s that resets in the step that ends an episode."""
 
-    def __init__(self, envs: SyncVectorEnv | AsyncVectorEnv, spec: EnvSpec) -> None:
+    def __init__(self, envs: SyncVectorEnv | AsyncVectorEnv, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
+        self.names = names
         self.num_envs = envs.num_envs
         self._envs = envs
         self._task_action_space: gym.Space = envs.single_action_space
@@ -93,8 +95,17 @@ def _worker(*args: Any) -> None:
     """Serve one environment. Ctrl-C reaches the whole process group, but what it means the rank decides."""
     die_with_parent()  # the fork server, which ends with the rank
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(BrokenPipeError):  # the rank is gone: nobody is left to tell
-        _async_worker(*args)
+    index, _, pipe, parent_pipe, _, errors = args[:6]
+    with contextlib.suppress(BrokenPipeError, EOFError):  # the rank is gone: nobody is left to tell
+        try:
+            _async_worker(*args)
+        except (
+            EnvError
+        ) as e:  # the environment could not be made; later errors Gymnasium's worker sends itself
+            parent_pipe.close()
+            pipe.recv()  # an answer is read only after a question
+            errors.put((index, type(e), e, ""))
+            pipe.send((None, False))
 
 
 def _start_resource_tracker() -> None:
@@ -116,28 +127,31 @@ class EnvWorkers(AsyncVectorEnv):
     process that has already imported this package.
     """
 
-    def __init__(self, make: Callable[[], RowEnv], env_indices: range, timeout_s: float) -> None:
-        self._env_indices = env_indices
+    def __init__(self, makers: Sequence[Callable[[], RowEnv]], names: EnvNames, timeout_s: float) -> None:
+        self._names = names
         self._timeout_s = timeout_s
         self._num_steps = 0
+        self.processes: list[Any] = []  # until they are started: close() may come before
+        self.parent_pipes: list[Any] = []
         _start_resource_tracker()
         multiprocessing.get_context("forkserver").set_forkserver_preload(
             ["__main__", "ddppo.envs.fork_server"]
         )
         try:
             super().__init__(
-                [make] * len(env_indices),
+                makers,
                 shared_memory=True,
                 copy=False,
                 context="forkserver",
                 worker=_worker,
                 autoreset_mode=AutoresetMode.SAME_STEP,
             )
-        except EnvWorkerLost:
+        except EnvError:
             self.close()
             raise
 
     def reset_wait(self, timeout: float | None = None) -> Any:
+        self._num_steps = 0
         return self._or_lost(super().reset_wait, timeout)
 
     def step(self, actions: Any) -> Any:
@@ -170,15 +184,19 @@ class EnvWorkers(AsyncVectorEnv):
 
     def _raise_if_errors(self, successes: Any) -> None:
         """Replaces Gymnasium's, which warns, closes pipes, and raises the exception without its traceback."""
-        if all(successes):
+        num_failed = list(successes).count(False)
+        if not num_failed:
             return
         try:
-            index, _, _, trace = self.error_queue.get(timeout=_CLOSE_S)
+            failed = [self.error_queue.get(timeout=_CLOSE_S) for _ in range(num_failed)]
         except (
             Exception
         ) as e:  # an exception that cannot be pickled or rebuilt may raise anything, or never come
             raise EnvWorkerLost(f"{self._whom()}: one raised an exception that cannot be sent: {e!r}") from e
-        raise EnvWorkerLost(f"{self._whom()}: environment {self._env_indices[index]} raised\n{trace}")
+        index, _, error, trace = min(failed, key=lambda failure: failure[0])  # as if stepped in turn
+        if isinstance(error, EnvError):  # as the environment's own process has put it
+            raise error
+        raise EnvWorkerLost(f"the process of {self._names(index)} raised, {self._when()}\n{trace}")
 
     def _or_lost(self, call: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -191,7 +209,7 @@ class EnvWorkers(AsyncVectorEnv):
         except (EOFError, ConnectionError) as e:
             wait_for_any([process.sentinel for process in self.processes], timeout=_CLOSE_S)
             gone = ", ".join(
-                f"environment {self._env_indices[i]} (exit code {process.exitcode})"
+                f"{self._names(i)} (exit code {process.exitcode})"
                 for i, process in enumerate(self.processes)
                 if not process.is_alive()
             )
@@ -201,5 +219,7 @@ class EnvWorkers(AsyncVectorEnv):
             ) from e
 
     def _whom(self) -> str:
-        indices = self._env_indices
-        return f"async environments {indices.start} to {indices.stop - 1}, vector step {self._num_steps}"
+        return f"{self._names.all()}, {self._when()}"
+
+    def _when(self) -> str:
+        return when_stepped(self._num_steps) if self._num_steps else when_reset(0)

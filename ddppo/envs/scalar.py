@@ -1,5 +1,6 @@
 """One environment: made from its settings, and wrapped to speak rows or to speak the model's language."""
 
+import logging
 from typing import Any
 
 import gymnasium as gym
@@ -7,7 +8,8 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import MASK, RowEncoder, decode_actions
+from ddppo.envs.codec import MASK, RowEncoder, as_number, decode_actions, obs_dtype
+from ddppo.envs.faults import explained, when_reset, when_stepped
 from ddppo.spaces import EnvSpec
 
 
@@ -19,50 +21,78 @@ def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
     )
 
 
+def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
+    """Make one environment of a batch. Raises EnvError if the task, which could be made before, now cannot."""
+    try:
+        return RowEnv(make_task(env), spec, name)
+    except (Exception, SystemExit) as e:
+        raise explained(name, "when it was made", e) from e
+
+
 class RowEnv(gym.Wrapper):
     """A task that hands over rows `[obs | mask]` and no infos; it takes actions of its own space.
 
-    Infos stay behind because a vector environment would gather every key of them at every step.
+    Infos stay behind because a vector environment would gather every key of them at every step. Whatever goes wrong
+    in the task is raised as an EnvError that says so of `name` and the step.
     """
 
-    def __init__(self, task: gym.Env, spec: EnvSpec) -> None:
+    def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
         super().__init__(task)
         self._encode = RowEncoder(task.observation_space, spec)
+        self._name = name
+        self._num_steps = 0
         self.observation_space = Box(-np.inf, np.inf, (self._encode.row_size,), self._encode.dtype.type)
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        obs, info = self.env.reset(**kwargs)
-        return self._encode(obs, info), {}
+    def reset(self, *, seed: int | None = None, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        if seed is not None:
+            self._num_steps = 0
+        try:
+            obs, info = self.env.reset(seed=seed, **options)
+            return self._encode(obs, info), {}
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_reset(self._num_steps), e) from e
 
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._encode(obs, info), reward, terminated, truncated, {}
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            if type(reward) is not float:
+                reward = as_number(reward)
+            return self._encode(obs, info), reward, terminated, truncated, {}
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_stepped(self._num_steps), e) from e
+
+    def close(self) -> None:
+        """Close the task. One that cannot is told of and left: what it was made for is done, or failed before."""
+        try:
+            super().close()
+        except (Exception, SystemExit) as e:
+            logging.getLogger(__name__).warning("%s", explained(self._name, "when it was closed", e))
 
 
 class FlatEnv(gym.Wrapper):
     """A task that takes a model's action `[*spec.action.shape]` and hands over obs `[obs_size]`.
 
-    `info["action_mask"]` is a bool vector `[mask_size]` where the task has masks. It encodes and decodes with
-    the same code as a batch does, and can render.
+    Infos hold the action_mask alone, a bool vector `[mask_size]`, where the task has masks. It encodes and decodes
+    with the same code as a batch does, and can render.
     """
 
-    def __init__(self, task: gym.Env, spec: EnvSpec) -> None:
-        super().__init__(task)
-        self._encode = RowEncoder(task.observation_space, spec)
+    def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
+        super().__init__(RowEnv(task, spec, name))
         self._obs_size = spec.obs_size
-        self.observation_space = Box(-np.inf, np.inf, (spec.obs_size,), self._encode.dtype.type)
+        dtype = obs_dtype(task.observation_space).type
+        self.observation_space = Box(-np.inf, np.inf, (spec.obs_size,), dtype)
 
     def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        obs, info = self.env.reset(**kwargs)
-        return self._split(self._encode(obs, info), info)
+        row, _ = self.env.reset(**kwargs)
+        return self._split(row)
 
     def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
         decoded = decode_actions(self.env.action_space, np.asarray(action))
-        obs, reward, terminated, truncated, info = self.env.step(decoded)
-        flat_obs, info = self._split(self._encode(obs, info), info)
+        row, reward, terminated, truncated, _ = self.env.step(decoded)
+        flat_obs, info = self._split(row)
         return flat_obs, reward, terminated, truncated, info
 
-    def _split(self, row: np.ndarray, info: dict[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-        if row.size > self._obs_size:
-            info = {**info, MASK: row[self._obs_size :] != 0}
+    def _split(self, row: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        info = {MASK: row[self._obs_size :] != 0} if row.size > self._obs_size else {}
         return row[: self._obs_size], info

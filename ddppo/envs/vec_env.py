@@ -11,9 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ddppo.envs.faults import EnvNames
 from ddppo.spaces import ActionSpec, EnvSpec
 
-__all__ = ["ActionSpec", "EnvSpec", "EnvStep", "VecEnv"]
+__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "VecEnv"]
 
 
 @dataclass(slots=True)
@@ -39,10 +40,16 @@ class EnvStep:
 
 
 class VecEnv(Protocol):
-    """A batch of E environments that reset themselves."""
+    """A batch of E environments that reset themselves.
+
+    reset and step raise EnvError, which names the environment and the step, if a task raises, dies, hangs or returns
+    what its space does not describe. Whether numbers are finite and masks allow anything, the caller checks, for many
+    steps at once (`ddppo.envs.faults`).
+    """
 
     spec: EnvSpec
     num_envs: int
+    names: EnvNames  # what its environments are called in messages
 
     def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
         """Start every environment from its own seed; return obs `[E, obs_size]` and the mask or None."""

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from ddppo.envs.faults import check_finite, check_masks
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, action_distribution
 from ddppo.ppo.normalization import ObsNormalizer
@@ -56,10 +57,14 @@ class Collector:
         self._starts = np.ones(envs, dtype=bool)
         self._returns = np.zeros(envs)
         self._lengths = np.zeros(envs, dtype=np.int64)
+        self._num_steps = 0  # of each environment before this rollout
+        self._num_acted = 0  # in this rollout
 
     def reset(self, seeds: list[int]) -> None:
         """Start every environment anew from its own seed."""
         obs, mask = self.env.reset(seeds)
+        self._num_steps = 0
+        check_finite(self.env.names, 0, obs[None], np.zeros((1, len(obs))), [])
         self._receive(self.rollout_steps, obs, mask)
         self._starts[:] = True
         self._returns[:] = 0
@@ -67,30 +72,64 @@ class Collector:
 
     @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
-        """Step T times with action noise `[T, E, num_noise]`; return the rollout and the episodes that ended."""
+        """Step T times with action noise `[T, E, num_noise]`; return the rollout and the episodes that ended.
+
+        Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
+        """
         # Not at the end of the last call: the rollout it returned shares these rows.
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, self.raw_obs[-1].numpy(), masks)  # normalised anew: the moments have moved since
         episodes: list[Episode] = []
         ends: list[tuple[int, np.ndarray, np.ndarray]] = []
         step_noise = torch.from_numpy(noise).to(self.logprobs)
-        terminated, truncated, valid, episode_start = self.flags
-        for t in range(self.rollout_steps):
-            mask = self.masks[t].to(self.device) if self.masks is not None else None
-            params = self.model.action_params(self.obs[t])
-            policy = action_distribution(self.env.spec.action, params, mask)
-            actions = policy.sample(step_noise[t])
-            self.actions[t] = actions
-            self.logprobs[t] = policy.log_prob(actions)
-            step = self.env.step(actions.cpu().numpy())
-            self._receive(t + 1, step.obs, step.action_mask)
-            self.rewards[t] = step.rewards
-            terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
-            episode_start[t] = self._starts & step.valid
-            if len(step.ended):
-                ends.append((t, step.ended.copy(), step.final_obs.copy()))
-            self._count(t, step.rewards, step.valid, step.ended, episodes)
+        self._num_acted = 0
+        try:
+            for t in range(self.rollout_steps):
+                self._step(t, step_noise[t], episodes, ends)
+                self._num_acted = t + 1
+        except Exception:  # of a model or task that met what another step should not have returned
+            self._check(ends)
+            raise
+        self._check(ends)
+        self._num_steps += self.rollout_steps
         return self._finish(ends), episodes
+
+    def _step(
+        self,
+        t: int,
+        noise: torch.Tensor,
+        episodes: list[Episode],
+        ends: list[tuple[int, np.ndarray, np.ndarray]],
+    ) -> None:
+        """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
+        terminated, truncated, valid, episode_start = self.flags
+        mask = self.masks[t].to(self.device) if self.masks is not None else None
+        params = self.model.action_params(self.obs[t])
+        policy = action_distribution(self.env.spec.action, params, mask)
+        actions = policy.sample(noise)
+        self.actions[t] = actions
+        self.logprobs[t] = policy.log_prob(actions)
+        step = self.env.step(actions.cpu().numpy())
+        self._receive(t + 1, step.obs, step.action_mask)
+        self.rewards[t] = step.rewards
+        terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
+        episode_start[t] = self._starts & step.valid
+        if len(step.ended):
+            ends.append((t, step.ended.copy(), step.final_obs.copy()))
+        self._count(t, step.rewards, step.valid, step.ended, episodes)
+
+    def _check(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
+        """Check what the steps taken returned: once for all of them, for it would cost much at each."""
+        taken, names = self._num_acted, self.env.names
+        obs = self.raw_obs[1 : taken + 1].numpy()
+        check_finite(names, self._num_steps + 1, obs, self.rewards[:taken], ends)
+        if self.masks is not None:
+            rows = min(
+                taken + 1, self.rollout_steps
+            )  # the last was acted on, though its step may have failed
+            acted_on = np.ones((rows, self.env.num_envs), bool)
+            acted_on[:taken] = self.flags[2, :taken]  # a pseudo-step asks for no action
+            check_masks(names, self._num_steps, self.masks[:rows].numpy(), acted_on, self.env.spec.action)
 
     def _receive(self, row: int, obs: np.ndarray, mask: np.ndarray | None) -> None:
         self.raw_obs[row].copy_(torch.from_numpy(obs))

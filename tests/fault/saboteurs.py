@@ -7,7 +7,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete, Tuple
+from gymnasium.spaces import Box, Discrete, Text, Tuple
 
 from ddppo.models.actor_critic import MLP
 
@@ -43,8 +43,8 @@ class Hangs(Raises):
         return super().step(action)
 
 
-class TupleObs(Raises):
-    observation_space = Tuple([Discrete(2), Discrete(3)])
+class TextObs(Raises):
+    observation_space = Tuple([Discrete(2), Text(3)])
 
 
 class DictActions(Raises):
@@ -53,7 +53,7 @@ class DictActions(Raises):
 
 gym.register("Raises-v0", Raises)
 gym.register("Hangs-v0", Hangs)
-gym.register("TupleObs-v0", TupleObs)
+gym.register("TextObs-v0", TextObs)
 gym.register("DictActions-v0", DictActions)
 
 

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from ddppo.config import EnvConfig, ModelConfig
-from ddppo.envs import EnvStep, make_vec_env
+from ddppo.envs import EnvNames, EnvStep, make_vec_env
 from ddppo.models import action_distribution, build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.normalization import ObsNormalizer, moments
@@ -24,6 +24,7 @@ class CountingEnvs:
     def __init__(self, action, *, next_step=False, masked=False):
         self.spec = EnvSpec(2, action, mask_size=3 if masked else None)
         self.num_envs = 2
+        self.names = EnvNames(range(6, 8), rank=3)
         self.next_step = next_step
         self.obs = np.zeros((2, 2), np.float32)
         self.final_obs = np.zeros((2, 2), np.float32)

@@ -11,7 +11,7 @@ from test_envs_tasks import task
 from ddppo.config import EnvConfig
 from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe
 from ddppo.envs.make import choose_backend, seconds_per_step
-from ddppo.errors import EnvWorkerLost
+from ddppo.errors import EnvRaised, EnvWorkerLost
 
 SHORT = {"id": "CartPole-v1", "max_episode_steps": 15}
 
@@ -118,7 +118,8 @@ def test_masks_that_only_steps_give_are_found_and_resets_allow_everything(batch)
 
 def test_masks_of_several_components_are_joined(batch):
     envs = batch(task("Mask", kwargs={"action": "multi_discrete"}), 2)
-    assert masks_of(envs) == [FIRST, SECOND, ALL, FIRST, FIRST]
+    even, odd = [1, 1, 0], [1, 0, 1]
+    assert masks_of(envs) == [even, odd, ALL, odd, even]
 
 
 def test_a_scalar_environment_hands_its_mask_over_in_the_info():
@@ -225,7 +226,8 @@ def test_an_environment_process_that_dies_is_named_with_its_exit_code():
         task("Faulty", backend="async", kwargs={"fault": "exit"}), range(6, 8), rank=3, cores=2
     )
     with pytest.raises(
-        EnvWorkerLost, match=r"environments 6 to 7, vector step 2.*environment 7 \(exit code 7\)"
+        EnvWorkerLost,
+        match=r"environments 6 to 7 of rank 3, in step 2: .*environment 7 of rank 3 \(exit code 7\)",
     ):
         run_into_fault(envs)
     envs.close()
@@ -235,20 +237,24 @@ def test_an_environment_process_that_is_killed_does_not_hang_its_rank():
     envs = make_vec_env(EnvConfig(backend="async", **SHORT), range(2), rank=0, cores=2)
     envs.reset([0, 1])
     os.kill(envs._envs.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(EnvWorkerLost, match=r"environment 0 \(exit code -9\)"):
+    with pytest.raises(EnvWorkerLost, match=r"environment 0 of rank 0 \(exit code -9\)"):
         step_often(envs)
     envs.close()
 
 
-def test_an_exception_in_an_environment_process_comes_back_with_its_traceback():
+@pytest.mark.parametrize("backend", ["sync", "async"])
+def test_an_exception_in_an_environment_is_told_with_its_rank_its_step_and_its_own_traceback(backend):
     envs = make_vec_env(
-        task("Faulty", backend="async", kwargs={"fault": "raise"}), range(6, 8), rank=3, cores=2
+        task("Faulty", backend=backend, kwargs={"fault": "raise"}), range(6, 8), rank=3, cores=2
     )
-    with pytest.raises(
-        EnvWorkerLost, match=r"environment 7 raised\n(.|\n)*test_envs_tasks(.|\n)*the wheel came off"
-    ):
+    with pytest.raises(EnvRaised) as caught:
         run_into_fault(envs)
     envs.close()
+    said, heading, *frames, error = str(caught.value).splitlines()
+    assert said == "environment 7 of rank 3 raised ArithmeticError in step 2: the wheel came off"
+    assert heading == "Traceback (most recent call last):"
+    assert error == "ArithmeticError: the wheel came off"
+    assert ["test_envs_tasks.py" in line for line in frames if line.startswith("  File ")] == [True]
 
 
 def test_an_environment_process_that_hangs_is_given_up_and_killed(monkeypatch):

@@ -12,6 +12,8 @@ OBSERVED = {
     "discrete": (np.float32, [0, 1, 0, 0]),
     "multi_discrete": (np.float32, [0, 1, 0, 0, 1]),
     "dict": (np.float32, [0, 0, 1, 0.5, -0.5]),
+    "tuple": (np.float32, [0, 0, 1, 0.5, -0.5]),
+    "nested": (np.float32, [0, 1, 0, 0, 1, 0, 1, 1, 0]),
 }
 
 

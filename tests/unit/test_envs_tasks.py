@@ -5,7 +5,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
@@ -74,7 +74,12 @@ OBSERVATION_SPACES = {
     "multi_discrete": MultiDiscrete([2, 3]),
     "dict": Dict({"card": Discrete(3), "position": Box(-1, 1, (2,), np.float64)}),
     "graph": Graph(Discrete(2), None),
-    "nested": Dict({"inner": Dict({"x": Discrete(2)})}),
+    "tuple": Tuple([Discrete(3), Box(-1, 1, (2,), np.float64)]),
+    "nested": Dict(
+        {"b": Tuple([Dict({"x": Discrete(2)}), MultiBinary(2)]), "a": MultiDiscrete([2, 3], start=[1, 5])}
+    ),
+    "inner text": Dict({"inner": Dict({"x": Text(2)})}),
+    "inner empty": Dict({"inner": Tuple([]), "x": Discrete(2)}),
     "empty": Dict({"action_mask": MultiBinary(2)}),
 }
 
@@ -86,6 +91,8 @@ OBSERVATIONS = {
     "discrete": 3,
     "multi_discrete": np.array([1, 2]),
     "dict": {"position": np.array([0.5, -0.5]), "card": 2},
+    "tuple": (2, np.array([0.5, -0.5])),
+    "nested": {"a": np.array([2, 7]), "b": ({"x": 1}, np.array([1, 0], np.int8))},
 }
 
 
@@ -142,7 +149,11 @@ class MaskEnv(gym.Env):
         mask[self.num_steps % self.mask_size] = 1
         if self.where == "dict":
             return {"action_mask": mask, "position": position}, {}
-        given = tuple(np.split(mask, [1])) if isinstance(self.action_space, MultiDiscrete) else mask
+        given = mask
+        if isinstance(
+            self.action_space, MultiDiscrete
+        ):  # of whose second component the step's parity is allowed
+            given = (np.ones(1, np.int8), np.eye(2, dtype=np.int8)[self.num_steps % 2])
         return position, {} if self.num_steps == 2 else {"action_mask": given}
 
 

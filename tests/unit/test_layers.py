@@ -19,6 +19,7 @@ GROUND = {
     "options",
     "package",
     "statistics",
+    "tracebacks",
     "scaling.batch",
 }
 MAY_IMPORT = {  # besides the ground floor and itself

@@ -148,7 +148,7 @@ def assert_one_paragraph(stderr):
         ("-sc install=csh", ["install=csh", "bash"]),
         ("experiment=tune/carpole", ["experiment=tune/carpole", "did you mean tune/cartpole"]),
         # tasks
-        ("env=gym env.id=tests.fault.saboteurs:TupleObs-v0", ["observation space", "not supported"]),
+        ("env=gym env.id=tests.fault.saboteurs:TextObs-v0", ["observation space Text", "not supported"]),
         ("env=gym env.id=tests.fault.saboteurs:DictActions-v0", ["action space", "not supported"]),
         ("env.backend=native env.id=Acrobot-v1", ["env.backend=native", "use env.backend=sync"]),
         # resuming

@@ -1,0 +1,122 @@
+"""What environments do wrong, in sentences that name the environment and the step.
+
+Steps are counted per environment since the batch was reset from seeds: step 0 is that reset.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddppo.envs.codec import WrongOutput
+from ddppo.errors import EnvError, EnvOutputError, EnvRaised
+from ddppo.spaces import ActionSpec
+from ddppo.tracebacks import own_traceback
+
+
+@dataclass(frozen=True, slots=True)
+class EnvNames:
+    """What the environments of a batch are called: by global index and rank, or as evaluation's (rank None)."""
+
+    indices: range
+    rank: int | None
+
+    def __call__(self, i: int) -> str:
+        """Return the name of the batch's environment i, counted from 0."""
+        if self.rank is None:
+            return f"evaluation environment {self.indices[i]}"
+        return f"environment {self.indices[i]} of rank {self.rank}"
+
+    def all(self) -> str:
+        first, last = self.indices[0], self.indices[-1]
+        if first == last:
+            return self(0)
+        kind, owner = ("evaluation ", "") if self.rank is None else ("", f" of rank {self.rank}")
+        return f"{kind}environments {first} to {last}{owner}"
+
+
+def when_stepped(step: int) -> str:
+    return f"in step {step}"
+
+
+def when_reset(step: int) -> str:
+    return f"in the reset after step {step}" if step else "in its first reset"
+
+
+def explained(name: str, when: str, error: BaseException) -> EnvError:
+    """Return what to raise where environment `name` raised `error`, or handed over what cannot be encoded."""
+    if isinstance(error, EnvError):
+        return error
+    if isinstance(error, WrongOutput):
+        return EnvOutputError(f"{name} returned {error.found} {when}, {error.wanted}")
+    said = " ".join(str(error).split())
+    colon = f": {said}" if said else ""
+    return EnvRaised(f"{name} raised {type(error).__name__} {when}{colon}", own_traceback(error))
+
+
+def check_finite(
+    names: EnvNames,
+    first_step: int,
+    obs: np.ndarray,
+    rewards: np.ndarray,
+    ends: Sequence[tuple[int, np.ndarray, np.ndarray]],
+) -> None:
+    """Raise EnvOutputError for the first NaN or infinity that environments returned, if there is any.
+
+    obs `[R, E, obs_size]` and rewards `[R, E]` are what the steps first_step to first_step + R - 1 returned. ends:
+    (row, indices of environments `[n]`, their final observations `[n, obs_size]`) of the episodes that ended. Where
+    all is well this costs one sum over each array.
+    """
+    with np.errstate(all="ignore"):
+        sums = [obs.sum(), rewards.sum(), *(final_obs.sum() for _, _, final_obs in ends)]
+    if all(math.isfinite(x) for x in sums):
+        return
+    found: list[tuple[int, int, int, str]] = []  # row, order within the step, environment, what
+    resets = {(row, int(i)) for row, ended, _ in ends for i in ended}
+    for row, ended, final_obs in ends:
+        found += [
+            (row, 0, int(ended[k]), _in_obs(final_obs[k], f"the observation of step {first_step + row}"))
+            for k in np.flatnonzero(~np.isfinite(final_obs).all(axis=-1))
+        ]
+    for row, i in np.argwhere(~np.isfinite(rewards)):
+        found.append((row, 1, i, f"{rewards[row, i]:g} as the reward of step {first_step + row}"))
+    for row, i in np.argwhere(~np.isfinite(obs).all(axis=-1)):
+        step = first_step + row
+        where = f"step {step}" if step else "its first reset"
+        if (row, i) in resets:
+            where = f"the reset after step {step}"
+        found.append((row, 2, i, _in_obs(obs[row, i], f"the observation of {where}")))
+    if found:  # not where finite numbers only overflowed in their sum
+        _, _, i, what = min(found)
+        raise EnvOutputError(
+            f"{names(int(i))} returned {what}: nothing can be learned from it; mend the task, or wrap it so that "
+            "it returns finite numbers"
+        )
+
+
+def _in_obs(obs: np.ndarray, where: str) -> str:
+    (bad,) = np.nonzero(~np.isfinite(obs))
+    return f"{obs[bad[0]]:g} in {where} (entry {bad[0]} of {obs.size}, flattened)"
+
+
+def check_masks(
+    names: EnvNames, first_step: int, masks: np.ndarray, acted_on: np.ndarray, action: ActionSpec
+) -> None:
+    """Raise EnvOutputError for the first mask that forbids all choices of a component.
+
+    masks `[R, E, mask_size]` bool came with the steps first_step to first_step + R - 1; acted_on `[R, E]` is False
+    where no action was taken under the mask.
+    """
+    starts = np.concatenate([[0], np.cumsum(action.sizes)[:-1]])
+    allowed = np.logical_or.reduceat(masks, starts, axis=-1)
+    stuck = acted_on & ~allowed.all(axis=-1)
+    if stuck.any():
+        row, i = np.argwhere(stuck)[0]
+        step = first_step + row
+        component = np.flatnonzero(~allowed[row, i])[0]
+        which = f" of component {component}" if len(action.sizes) > 1 else ""
+        raise EnvOutputError(
+            f"{names(int(i))} returned an action_mask {when_stepped(step) if step else when_reset(0)} that forbids "
+            f"every choice{which}: allow one at least, or end the episode where none is left"
+        )

@@ -1,0 +1,69 @@
+"""A task that goes wrong on purpose. Imports no torch: a process for each environment is started with it."""
+
+import os
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Wrong(gym.Env):
+    """Goes wrong in the way that `fault` names at its step `step`, if reset with `seed` or that is None.
+
+    Episodes last 10 steps.
+    """
+
+    action_space = Discrete(2)
+
+    def __init__(self, fault, step=13, seed=None):
+        self.fault, self.step_of_fault, self.faulty_seed = fault, step, seed
+        self.observation_space = Box(-1, 1, (2,), np.float32)
+        self.num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.num_steps = 0
+            self.is_faulty = self.faulty_seed in (None, seed)
+        if self.fault == "nan in reset" and self.num_steps and self.is_faulty:
+            return np.full(2, np.nan, np.float32), {}
+        return np.zeros(2, np.float32), self.info(np.ones(2, np.int8))
+
+    def step(self, action):
+        self.num_steps += 1
+        answer = [
+            np.zeros(2, np.float32),
+            1.0,
+            False,
+            self.num_steps % 10 == 0,
+            self.info(np.ones(2, np.int8)),
+        ]
+        if self.num_steps == self.step_of_fault and self.is_faulty:
+            match self.fault:
+                case "raise":
+                    raise ArithmeticError("the wheel came off")
+                case "leave":
+                    raise SystemExit(0)
+                case "die":
+                    os._exit(7)
+                case "shape":
+                    answer[0] = np.zeros(3, np.float32)
+                case "text":
+                    answer[0] = "left"
+                case "nan":
+                    answer[0][1] = np.nan
+                case "final nan":
+                    answer[0][0], answer[2] = np.nan, True
+                case "reward":
+                    answer[1] = -np.inf
+                case "text reward":
+                    answer[1] = "much"
+                case "mask":
+                    answer[4] = self.info(np.zeros(2, np.int8))
+        return tuple(answer)
+
+    def info(self, mask):
+        return {"action_mask": mask} if self.fault == "mask" else {}
+
+
+gym.register("Wrong-v0", Wrong)
