@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich.table import Table
@@ -24,6 +25,7 @@ from ddppo.run.writers import write_json
 _BOOK = "jobs.json"
 _GRACE_S = 30.0  # slurmctld may not list a job at once after sbatch has returned
 _LINE_BYTES = 2_000  # of metrics.jsonl, at most
+_LONGEST_REASON = 2_000  # characters: a path of any length fits, a dump does not
 _ERROR = re.compile(
     r"rank \d+: \w+|[\w.]*(Error|Exception)\b"
 )  # a rank's own message, or a traceback's last line
@@ -147,7 +149,8 @@ def last_error(log: Path) -> str:
     lines = [line.strip() for line in tail(log, 300) if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]
     causes = [line for line in errors if "CollectiveError" not in line]  # what a lost rank's peers say
-    return (causes or errors or lines[-1:] or [""])[0][:300]
+    best = (causes or errors or lines[-1:] or [""])[0]
+    return best if len(best) <= _LONGEST_REASON else shorten(best, _LONGEST_REASON, placeholder=" ...")
 
 
 def tail(log: Path, num_lines: int) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ddppo.cluster import jobs as cluster_jobs
-from ddppo.cluster.jobs import Book, Job, counts, progress, table
+from ddppo.cluster.jobs import Book, Job, counts, last_error, progress, table
 from ddppo.cluster.launch import launch
 from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_parameters
 from ddppo.cluster.slurm import JobInfo
@@ -262,3 +262,13 @@ def test_a_sweep_s_jobs_go_on_where_the_process_that_waits_for_them_is_stopped(b
     config = Config(env=EnvConfig(id="CartPole-v1"))
     with pytest.raises(Stopped):
         launch(book.sweep_dir, launcher, [(book.sweep_dir / "run", (config, launcher))])
+
+
+def test_a_reason_is_told_with_the_whole_of_a_long_path(tmp_path):
+    log = tmp_path / "run.log"
+    path = "/".join(["a_folder_of_a_sweep"] * 20)
+    log.write_text(f"rank 0: RunFolderError: {path}/checkpoints is truncated\n")
+    assert last_error(log).endswith(f"{path}/checkpoints is truncated")
+    log.write_text(f"rank 0: ValueError: {'number ' * 10_000}\n")
+    assert len(last_error(log)) <= 2_000
+    assert last_error(log).endswith("number ...")
