@@ -2,38 +2,89 @@
 
 import re
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import Config, conf_dir, in_words, near
-from ddppo.errors import ConfigError, EnvRaised, TrainingError
+from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
 from ddppo.help import setting_names
 from ddppo.package import install_command
+from ddppo.run.lock import held
 
 # Options that packages of an extra bring, which Hydra cannot name.
 _EXTRAS = {("hydra/sweeper", "optuna"): "tune", ("hydra/launcher", "joblib"): "tune"}
+_OF_NO_RUN = ("multirun.yaml", ".lock", "sweep.jsonl")  # what a sweep leaves of which no run could begin
 _CHAINED = (
     ", set env var HYDRA_FULL_ERROR=1 to see chained exception."  # Hydra's way to keep the cause to itself
 )
 
 
+class QuietReturn(JobReturn):
+    """What became of a job, without Hydra's own line about one that failed: we have said why already."""
+
+    @property
+    def return_value(self) -> Any:
+        if self.status == JobStatus.FAILED:
+            raise self._return_value
+        return self._return_value
+
+    @return_value.setter
+    def return_value(self, value: Any) -> None:
+        self._return_value = value
+
+
 class SweepFolder(Callback):
-    """Remembers the folder of a sweep, which Hydra tells only while one begins; None before any."""
+    """Knows the folder of a sweep, which Hydra tells only while one begins (None before), and holds it to its end."""
 
     path: ClassVar[Path | None] = None
+    _made: ClassVar[list[Path]] = []  # with the parents that were not there, innermost first
+    _hold: ClassVar[ExitStack] = ExitStack()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        SweepFolder.path = Path(config.hydra.sweep.dir)
+        folder = Path(config.hydra.sweep.dir)
         try:
             check_objective(config)
+            self._enter(folder, is_queued=str(config.hydra.launcher._target_).endswith("SlurmLauncher"))
         except ConfigError as e:  # which Hydra would only warn of, and go on
             print(f"error: {e}", file=sys.stderr)
             sys.exit(2)
+        SweepFolder.path = folder
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        job_return.__class__ = QuietReturn
+
+    @staticmethod
+    def _enter(folder: Path, *, is_queued: bool) -> None:
+        SweepFolder._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        if is_queued:  # SLURM's jobs outlive commands, and a second one takes up those of the first
+            return
+        try:
+            SweepFolder._hold.enter_context(held(folder))
+        except RunFolderError as e:
+            raise RunFolderError(
+                f"sweep={folder} is in use by another command: let that end first, or use another folder"
+            ) from e
+
+    @classmethod
+    def leave(cls) -> None:
+        """Give the folder free; where this command made it and no run began in it, take it away again."""
+        cls._hold.close()
+        if cls._made and cls._made[0].is_dir():
+            held_in = list(cls._made[0].iterdir())
+            if not any(path.name not in _OF_NO_RUN for path in held_in):
+                for path in held_in:
+                    path.unlink()
+                with suppress(OSError):  # a parent that something else is in by now
+                    for path in cls._made:
+                        path.rmdir()
+        cls._made = []
 
 
 def check_objective(config: DictConfig) -> None:

@@ -41,8 +41,15 @@ def main() -> None:
     # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
     # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep what a second thread gives.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    began = time.time()
     SweepFolder.path = None
+    try:
+        _command()
+    finally:
+        SweepFolder.leave()
+
+
+def _command() -> None:
+    began = time.time()
     error: Exception | None = None
     try:
         if under_torchrun() and int(os.environ["RANK"]) > 0:

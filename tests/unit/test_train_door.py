@@ -10,6 +10,7 @@ import torch
 
 from ddppo import config as configuration
 from ddppo import train
+from ddppo.run.lock import held
 from tests.support import TINY, door, run
 
 SMALL = (*TINY, "ppo.total_steps=64", "ppo.rollout_steps=8")
@@ -205,6 +206,31 @@ def test_sweepers_and_launchers_of_an_extra_are_named_with_the_pip_command(tmp_p
         f"error: hydra/launcher=joblib {needs}",
     ]
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_command_on_a_sweep_folder_is_refused_in_one_sentence(call, no_ranks, tmp_path):
+    folder = tmp_path / "sweep"
+    with held(folder):
+        code, stderr = call("-m", "seed=0,1", f"sweep={folder}")
+    assert code == 2
+    assert_one_paragraph(stderr)
+    assert f"sweep={folder} is in use by another command" in stderr
+    assert [p.name for p in folder.iterdir()] == [".lock"]
+
+
+def test_a_sweep_of_which_no_run_can_begin_says_why_of_each_and_leaves_nothing(call, no_ranks, tmp_path):
+    code, stderr = call("-m", "ppo.gamma=2,3", f"sweep={tmp_path / 'a' / 'sweep'}")
+    assert code == 1
+    assert stderr.count("ppo.gamma=2.0: must be at most 1\n") == 2  # as it happens, and at the end
+    assert stderr.count("ppo.gamma=3.0: must be at most 1\n") == 2
+    assert "Error executing job" not in stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_in_a_sweep_s_folder_stays_when_no_run_can_begin(call, no_ranks, tmp_path):
+    (tmp_path / "sweep.jsonl").write_text("{}\n")
+    call("-m", "ppo.gamma=2,3", f"sweep={tmp_path}")
+    assert (tmp_path / "sweep.jsonl").read_text().startswith("{}\n")
 
 
 def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch):

@@ -15,6 +15,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from ddppo.command_line import QuietReturn
 from ddppo.config import Config, SlurmLauncherConfig, check_fields, from_omegaconf
 from ddppo.errors import ConfigError
 
@@ -71,7 +72,7 @@ def _checked(settings: Any) -> SlurmLauncherConfig:
 
 
 def _job_return(overrides: Sequence[str], result: float | Exception | None) -> JobReturn:
-    done = JobReturn(overrides=list(overrides), working_dir=os.getcwd())
+    done = QuietReturn(overrides=list(overrides), working_dir=os.getcwd())
     done.status = JobStatus.FAILED if isinstance(result, Exception) else JobStatus.COMPLETED
     done.return_value = result
     return done
