@@ -16,7 +16,7 @@ from ddppo.command_line import unknown_option
 from ddppo.config import SCHEMAS, SECTIONS, Config, SlurmLauncherConfig
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.help import setting_names
-from ddppo.integers import integer_settings, written_out
+from ddppo.integers import is_integer, is_truth, setting_types, written_out
 
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
 _MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")
@@ -38,7 +38,10 @@ _OF_SWEEPS = (
     "objective",
 )
 _DEFAULTS_OF_SWEEPS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
-_INTEGERS = integer_settings(Config) | integer_settings(SlurmLauncherConfig, "hydra.launcher.")
+_TYPES = setting_types(Config) | setting_types(SlurmLauncherConfig, "hydra.launcher.")
+_INTEGERS = {name for name, annotation in _TYPES.items() if is_integer(annotation)}
+# Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
+_NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
 _SHELLS = ("bash", "fish", "zsh")
 
 
@@ -157,6 +160,8 @@ def _check_flags(asked: argparse.Namespace) -> None:
         "-sc": asked.shell_completion,
     }
     given = [flag for flag, value in named.items() if value]
+    if asked.experimental_rerun:
+        raise ConfigError("--experimental-rerun reads what no run of ours leaves: use resume=<run folder>")
     if "-m" in given and len(given) > 1 and given[1] in ("--cfg", "--info"):
         raise ConfigError(f"{given[1]} shows one configuration, -m runs several: leave -m out")
     if len(given) > 1:
@@ -190,8 +195,14 @@ def _check_names(settings: list[str], values: dict[str, str]) -> None:
             raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
         if equals and bare in _PLAIN_SECTIONS:
             raise ConfigError(f"{setting}: {_of_section(bare, value)}")
-        if bare in _GROUPS and value in SCHEMAS:
+        if equals and bare in _GROUPS and _is_no_option(value) and setting != "experiment=null":
             raise ConfigError(unknown_option(f"{bare}/{value}", ""))
+        if _TYPES.get(bare) is bool and equals and not is_truth(value):
+            raise ConfigError(f"{setting}: {value} is not true or false")
+
+
+def _is_no_option(value: str) -> bool:
+    return value in SCHEMAS or _NO_NAME.fullmatch(value) is not None
 
 
 def _of_section(section: str, value: str) -> str:
@@ -235,6 +246,11 @@ def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
         raise ConfigError(
             f"sweep={values['sweep']} and hydra.sweep.dir={values['hydra.sweep.dir']} both name the sweep's folder: "
             "give sweep= alone"
+        )
+    subdir = values.get("hydra.sweep.subdir")
+    if subdir is not None and "${" not in subdir:
+        raise ConfigError(
+            f"hydra.sweep.subdir={subdir} would put every run of the sweep into one folder: leave it out"
         )
     if "hydra.run.dir" in values:
         raise ConfigError(

@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -41,19 +42,32 @@ class QuietReturn(JobReturn):
 
 
 class SweepFolder(Callback):
-    """Knows the folder of a sweep, which Hydra tells only while one begins (None before), and holds it to its end."""
+    """Knows the folder of a sweep, which Hydra tells only while one begins (None before), and holds it to its end.
+
+    Of the folders that Hydra makes for a sweep or a run before it calls us, it removes those that stayed empty.
+    """
 
     path: ClassVar[Path | None] = None
     _made: ClassVar[list[Path]] = []  # with the parents that were not there, innermost first
     _hold: ClassVar[ExitStack] = ExitStack()
 
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        folder = Path(config.hydra.sweep.dir)
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        before = HydraConfig.instance().cfg
         try:
+            HydraConfig.instance().set_config(config)  # what the name of the folder asks
+            SweepFolder._made = _missing(Path(config.hydra.run.dir))
+        except OmegaConfBaseException:  # of which Hydra complains in a moment
+            pass
+        finally:
+            HydraConfig.instance().cfg = before
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        try:
+            folder = Path(config.hydra.sweep.dir)
             check_objective(config)
             self._enter(folder, is_queued=str(config.hydra.launcher._target_).endswith("SlurmLauncher"))
-        except ConfigError as e:  # which Hydra would only warn of, and go on
-            print(f"error: {e}", file=sys.stderr)
+        except (ConfigError, OmegaConfBaseException) as e:  # which Hydra would only warn of, and go on
+            print(f"error: {e if isinstance(e, ConfigError) else composition_message(e)}", file=sys.stderr)
             sys.exit(2)
         SweepFolder.path = folder
 
@@ -62,7 +76,7 @@ class SweepFolder(Callback):
 
     @staticmethod
     def _enter(folder: Path, *, is_queued: bool) -> None:
-        SweepFolder._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        SweepFolder._made = _missing(folder)
         if is_queued:  # SLURM's jobs outlive commands, and a second one takes up those of the first
             return
         try:
@@ -73,18 +87,32 @@ class SweepFolder(Callback):
             ) from e
 
     @classmethod
+    def began(cls, since: float) -> bool:
+        """Return whether any run of the sweep has come to anything since then, seconds since the epoch."""
+        from ddppo.run import sweep
+
+        return cls.path is not None and bool(sweep.outcomes(cls.path, since))
+
+    @classmethod
     def leave(cls) -> None:
         """Give the folder free; where this command made it and no run began in it, take it away again."""
         cls._hold.close()
         if cls._made and cls._made[0].is_dir():
             held_in = list(cls._made[0].iterdir())
-            if not any(path.name not in _OF_NO_RUN for path in held_in):
-                for path in held_in:
-                    path.unlink()
-                with suppress(OSError):  # a parent that something else is in by now
-                    for path in cls._made:
-                        path.rmdir()
+            if any(path.name not in _OF_NO_RUN for path in held_in):
+                held_in = []
+            for path in held_in:
+                path.unlink()
+        with suppress(OSError):  # the first that something is in
+            for path in cls._made:
+                if path.exists():
+                    path.rmdir()
         cls._made = []
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Return the folder and its parents as far as they are not there, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def check_objective(config: DictConfig) -> None:

@@ -20,10 +20,10 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from ddppo.errors import ConfigError
-from ddppo.help import help_text
+from ddppo.help import help_text, setting_names
 from ddppo.scaling.batch import BatchShape, strong, weak
 
 
@@ -257,6 +257,7 @@ SECTIONS = {
     "scaling": ScalingConfig,
 }
 
+_LARGEST_BATCH = 2**31
 _WANTED = {  # what OmegaConf calls the types of settings
     "Integer": "a whole number, e.g. 1000 or 1e3",
     "Float": "a number",
@@ -375,6 +376,8 @@ def _all_escaped(value: Any) -> Any:
 
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "configuration"
+    if isinstance(error, ConfigKeyError):
+        return f"there is no setting {key}{near(key, setting_names(Config))}; --help lists all"
     return f"{key}: {in_words(str(error).splitlines()[0])}"
 
 
@@ -486,6 +489,11 @@ def validate(config: Config) -> BatchShape:
         raise ConfigError(
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
             "autoreset pseudo-steps: use at least 2, or env.backend=sync"
+        )
+    if shape.batch_size > _LARGEST_BATCH:
+        raise ConfigError(
+            f"env.num_envs and ppo.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
+            f"{shape.batch_size} samples an iteration, which no memory holds: use less than {_LARGEST_BATCH}"
         )
     if shape.num_minibatches > shape.batch_size:
         raise ConfigError(

@@ -43,6 +43,10 @@ def main() -> None:
 def evaluate(options: EvaluateConfig) -> str:
     """Play the episodes and return what to print. Raises ConfigError for a folder or checkpoint that is none."""
     run_dir = Path(options.run)
+    if options.video_format != "mp4" and not options.video:
+        raise ConfigError(
+            f"video_format={options.video_format} has no effect without a video: add video=true"
+        )
     if not (run_dir / "config.yaml").is_file():
         raise RunFolderError(f"run={options.run}: not a run folder, it has no config.yaml")
     config = configuration.load(run_dir / "config.yaml")

@@ -24,16 +24,21 @@ def _digits(found: re.Match[str]) -> str:
     return str(int(number))
 
 
-def integer_settings(section: type, prefix: str = "") -> set[str]:
-    """Return the full keys of the settings of a dataclass that are integers, or lists of them."""
-    names: set[str] = set()
+def setting_types(section: type, prefix: str = "") -> dict[str, Any]:
+    """Return the annotation of every setting of a dataclass by its full key."""
+    types: dict[str, Any] = {}
     for item in fields(section):
         inner = item.default_factory
         if isinstance(inner, type) and is_dataclass(inner):
-            names |= integer_settings(inner, f"{prefix}{item.name}.")
-        elif is_integer(item.type):
-            names.add(prefix + item.name)
-    return names
+            types |= setting_types(inner, f"{prefix}{item.name}.")
+        else:
+            types[prefix + item.name] = item.type
+    return types
+
+
+def is_truth(text: str) -> bool:
+    """Return whether `text` may stand for true or false: OmegaConf takes any number for one."""
+    return text in ("0", "1") or re.fullmatch(r"[-+]?\d+", text) is None
 
 
 def is_integer(annotation: Any) -> bool:

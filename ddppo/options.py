@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ddppo.config import check_fields, escaped, in_words, near
 from ddppo.errors import ConfigError
 from ddppo.help import shown_default
-from ddppo.integers import is_integer, written_out
+from ddppo.integers import is_integer, is_truth, written_out
 from ddppo.package import versions
 
 T = TypeVar("T")
@@ -55,6 +55,10 @@ def parse_all(
             raise ConfigError(f"{argument}: options are key=value here, without dashes; --help lists all")
         key, equals, value = argument.partition("=")
         is_setting = bool(equals) and key in names
+        if is_setting and not value:
+            raise ConfigError(f"{argument} has no value: give one, or leave it out")
+        if is_setting and types[key] is bool and not is_truth(value):
+            raise ConfigError(f"{argument}: {value} is not true or false")
         if path is not None and ((is_setting and key == path) or _is_path(argument, is_setting)):
             if word is not None:
                 raise ConfigError(f"{argument}: a second {path}, after {word}: give one at a time")

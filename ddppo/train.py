@@ -79,6 +79,8 @@ def _command() -> None:
             raise
         error = e
     failed = _tell_sweep(began, error)
+    if error is None and SweepFolder.path is not None and not SweepFolder.began(began):
+        error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
     if isinstance(error, (ConfigError, TrainingError)) and one_line(error) not in failed:
         print(f"error: {error}", file=sys.stderr)
     if error is not None or failed:

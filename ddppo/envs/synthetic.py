@@ -34,6 +34,8 @@ class SyntheticEnv(gym.Env):
         self.action_space = Discrete(2)
         self._step_time_s = step_time_s
         self._reset_time_s = reset_time_s
+        if not isinstance(busy, bool):
+            raise ValueError(f"busy={busy} must be true or false")
         self._wait = _spin if busy else time.sleep
         self._episode_steps = episode_steps
         self._obs_size = obs_size

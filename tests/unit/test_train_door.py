@@ -359,7 +359,7 @@ def test_a_configuration_that_is_not_ours_is_named(refused, copied_run):
     path = copied_run / "config.yaml"
     whole = path.read_text()
     for text, said in {
-        "a: 1\n": "'a'",
+        "a: 1\n": "no setting a;",
         "a: [1\n": "not readable YAML",
         "": "holds nothing",
         "null\n": "holds nothing",
@@ -367,7 +367,7 @@ def test_a_configuration_that_is_not_ours_is_named(refused, copied_run):
         "- 1\n- 2\n": "holds a list",
         "just words\n": "just words",
         "\x00\x01": "not readable YAML",
-        whole + "gamma: 0.9\n": "'gamma'",
+        whole + "gamma: 0.9\n": "no setting gamma (did you mean",
         whole.replace("gamma:", "gama:"): "gama",
         whole.replace("num_envs: 8", "num_envs: many"): "env.num_envs: many is not a whole number",
         whole.replace("num_envs: 8", "num_envs: ${nothing}"): "nothing",
