@@ -14,6 +14,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import parse_all
 from ddppo.scaling import published
 from ddppo.scaling.columns import aligned, whole
+from ddppo.scaling.fields import FieldError, as_number, as_whole
 from ddppo.scaling.held_out import held_out, measured_fps
 from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
 from ddppo.scaling.recommend import Study, recommend
@@ -24,6 +25,7 @@ from ddppo.scaling.simulate import simulate
 from ddppo.scaling.speedup import study as compute_study
 
 _LARGEST = 1024
+_MOST_WORKERS = 10**9
 _SHOWN = 6  # of what is left out, where nothing is left
 _USAGE = "python -m ddppo.predict <sweep folder> [world_sizes=1,2,...] [change=value] ..."
 
@@ -40,7 +42,9 @@ class PredictConfig:
         None, "fit on these W only, e.g. 1,2,4, and compare at the others: how good the model is"
     )
     target_return: float | None = setting(None, "return that time to target asks for; the runs' own if null")
-    simulate: int = setting(0, "also simulate so many iterations at each W, beside the formula", low=0)
+    simulate: int = setting(
+        0, "also simulate so many iterations at each W, beside the formula", low=0, high=100_000
+    )
     efficiency_floor: float = setting(0.7, "least efficiency of the W that is recommended", low=0, high=1)
     price_per_worker_hour: float = setting(1.0, "cost of one worker for one hour", low=0)
     published: Any = setting(None, '"{world_size: 128, speedup: 107}": what a published point alone implies')
@@ -180,13 +184,17 @@ def _world_sizes(given: Any, runs: list[Run], model: FittedModel, what_if: WhatI
 
 def _numbers(name: str, given: Any) -> list[int]:
     """Return numbers of workers from `1,2,4` or `[1,2,4]`."""
+    items = given if isinstance(given, list) else str(given).split(",")
     try:
-        values = [int(w) for w in (given if isinstance(given, list) else str(given).split(","))]
-    except (TypeError, ValueError) as e:
+        values = [int(w) if isinstance(w, str) else w for w in items]
+    except ValueError as e:
         raise ConfigError(f"{name}={given}: numbers of workers, e.g. {name}=1,2,4") from e
-    if not values or min(values) < 1:
-        raise ConfigError(f"{name}={given}: every number of workers must be at least 1")
-    return values
+    if not values:
+        raise ConfigError(f"{name}={given}: give numbers of workers, e.g. {name}=1,2,4")
+    try:
+        return [as_whole(name, w, low=1, high=_MOST_WORKERS) for w in values]
+    except FieldError as e:
+        raise ConfigError(f"{e}: give numbers of workers, e.g. {name}=1,2,4") from e
 
 
 def _published_point(given: Any) -> published.PublishedPoint:
@@ -194,11 +202,11 @@ def _published_point(given: Any) -> published.PublishedPoint:
     if not isinstance(given, dict) or set(given) != {"world_size", "speedup"}:
         raise ConfigError(f"published={given}: needs world_size and speedup, {usage}")
     try:
-        return published.PublishedPoint(int(given["world_size"]), float(given["speedup"]))
-    except (TypeError, ValueError) as e:
-        if isinstance(e, ConfigError):
-            raise
-        raise ConfigError(f"published={given}: world_size and speedup are numbers, {usage}") from e
+        world_size = as_whole("world_size", given["world_size"], low=1, high=_MOST_WORKERS)
+        speedup = as_number("speedup", given["speedup"], above=0)
+    except FieldError as e:
+        raise ConfigError(f"published: {e}; both are numbers, {usage}") from e
+    return published.PublishedPoint(world_size, speedup)
 
 
 def _parsed(arguments: list[str]) -> tuple[PredictConfig, WhatIf]:

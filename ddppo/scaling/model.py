@@ -36,28 +36,34 @@ _SIMULATED = 2_000  # iterations times W of a prediction by simulation, at least
 class WhatIf:
     """Changes to the measured system; null keeps what was measured. Raises ConfigError for one without effect."""
 
-    latency_s: float | None = setting(None, "alpha: seconds a message takes whatever its size", low=0)
-    bandwidth: float | None = setting(None, "1 / beta: bytes per second between two ranks", above=0)
-    call_s: float | None = setting(None, "seconds of a collective at any W (software)", low=0)
+    latency_s: float | None = setting(
+        None, "alpha: seconds a message takes whatever its size", low=0, high=1e3
+    )
+    bandwidth: float | None = setting(None, "1 / beta: bytes per second between two ranks", low=1, high=1e15)
+    call_s: float | None = setting(None, "seconds of a collective at any W (software)", low=0, high=1e3)
     algorithm: str | None = setting(
         None, "how gradients are summed", choices=(*collective_cost.ALGORITHMS, "hierarchical")
     )
     ranks_per_node: int | None = setting(None, "ranks of a node (algorithm=hierarchical)", low=1)
-    num_parameters: int | None = setting(None, "parameters of the model; only communication follows", low=1)
-    env_step_s: float | None = setting(None, "seconds of one step of one environment", low=0)
-    num_envs: int | None = setting(None, "environments of all ranks (strong) or of one (weak)", low=1)
-    rollout_steps: int | None = setting(None, "steps T per environment and iteration", low=1)
-    num_epochs: int | None = setting(None, "passes K over the batch", low=1)
-    num_minibatches: int | None = setting(None, "minibatches M per epoch", low=1)
+    num_parameters: int | None = setting(
+        None, "parameters of the model; only communication follows", low=1, high=10**13
+    )
+    env_step_s: float | None = setting(None, "seconds of one step of one environment", low=0, high=1e6)
+    num_envs: int | None = setting(
+        None, "environments of all ranks (strong) or of one (weak)", low=1, high=10**9
+    )
+    rollout_steps: int | None = setting(None, "steps T per environment and iteration", low=1, high=10**9)
+    num_epochs: int | None = setting(None, "passes K over the batch", low=1, high=10**4)
+    num_minibatches: int | None = setting(None, "minibatches M per epoch", low=1, high=10**6)
     rule: str | None = setting(None, "how the batch follows W", choices=("strong", "weak"))
     cores_per_worker: float | None = setting(
-        None, "cores of a rank; null: all ranks share the measured machine", above=0
+        None, "cores of a rank; null: all ranks share the measured machine", low=1e-3, high=1e6
     )
-    tail: float | None = setting(None, "multiplies the spread of rollouts over ranks", low=0)
+    tail: float | None = setting(None, "multiplies the spread of rollouts over ranks", low=0, high=1e3)
     straggler_share: float = setting(0.0, "probability that a rank straggles in an iteration", low=0, high=1)
-    straggler_factor: float = setting(1.0, "how many times slower it then is", low=1)
+    straggler_factor: float = setting(1.0, "how many times slower it then is", low=1, high=1e6)
     slow_step_s: float | None = setting(
-        None, "seconds that one rank always needs more per vectorised step", low=0
+        None, "seconds that one rank always needs more per vectorised step", low=0, high=1e6
     )
     preemption: float | None = setting(
         None, "share of ranks whose end ends the others' rollouts (DD-PPO: 0.6)", above=0, high=1

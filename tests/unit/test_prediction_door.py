@@ -121,6 +121,9 @@ def test_help_lists_every_setting(capsys, monkeypatch):
         (("published={world_size: 128}",), "needs world_size and speedup"),
         (("published={world_size: 1, speedup: 1}",), "at least 2 workers"),
         (("published={world_size: many, speedup: 1}",), "are numbers"),
+        (("published={world_size: 1e999, speedup: 3}",), "world_size=inf is above 1e+09"),
+        (("published={world_size: 4, speedup: .nan}",), "speedup=nan is not a number above 0"),
+        (("published={world_size: 4, speedup: true}",), "speedup=true is not a number above 0"),
         (("published={world_size: 128, speedup: 107}", "latency_s=1"), "goes alone"),
         (("x", "preemption=lots"), "preemption"),
         (("x", "fit_on=1,2", "latency_s=1"), "compares with what was measured: leave latency_s out"),
@@ -186,6 +189,22 @@ def test_an_empty_folder_is_no_sweep(tmp_path):
     options, what_if = predict._parsed([str(tmp_path)])
     with pytest.raises(ConfigError, match="no usable run"):
         predict.predict(options, what_if)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("world_sizes=[]", "give numbers of workers"),
+        ("world_sizes=[1.5]", "world_sizes=1.5 is not a whole number of at least 1"),
+        ("world_sizes=0", "world_sizes=0 is not a whole number"),
+        ("world_sizes=" + "9" * 40, "more than any run has"),
+        ("env_step_s=1e308", "must be at most"),
+        ("bandwidth=1e-300", "must be at least 1"),
+        ("simulate=1000000000", "must be at most 100000"),
+    ],
+)
+def test_numbers_that_nothing_could_follow_from_are_refused(sweep, capsys, monkeypatch, argument, words):
+    assert words in refused(capsys, monkeypatch, sweep, argument)
 
 
 def test_columns_stay_apart_whatever_the_numbers(sweep, capsys, monkeypatch):
