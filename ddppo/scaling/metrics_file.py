@@ -2,7 +2,6 @@
 
 import math
 from array import array
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.scaling.fields import (
+    LARGEST,
     LARGEST_SECONDS,
     SMALLEST,
     FieldError,
@@ -19,6 +19,7 @@ from ddppo.scaling.fields import (
     as_whole,
     one_line,
     parsed,
+    quoted,
 )
 from ddppo.scaling.runs import PARTS, Evaluation
 
@@ -74,7 +75,7 @@ class _Reader:
         self.irregular: str | None = None
         self._times = {name: array("d") for name, _ in _TIMES}
         self._columns = [(name, self._times[short]) for short, name in _TIMES]
-        self._stability: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._stability: dict[str, array[float]] = {}
         self._num_ranks, self._env_steps, self._wall_s = array("q"), array("q"), array("d")
         self._rank = 0  # the next one of the iteration under way
         self._local_steps = 0.0  # of its ranks so far; NaN if one does not tell
@@ -84,10 +85,9 @@ class _Reader:
         if len(text) == _LONGEST_LINE:
             raise FieldError("it is too long")
         line = parsed(text)
-        position = (
-            as_whole("iteration", line.values.get("iteration")),
-            as_whole("rank", line.values.get("rank")),
-        )
+        position = (line.values.get("iteration"), line.values.get("rank"))
+        if type(position[0]) is not int or type(position[1]) is not int:
+            position = (as_whole("iteration", position[0]), as_whole("rank", position[1]))
         iteration = len(self._env_steps)
         if position == (iteration + 1, 0):
             self._end_block(f"metrics.jsonl, line {number}, is rank 0 of iteration {iteration + 1}")
@@ -96,8 +96,8 @@ class _Reader:
             after_last = self._rank >= self.world_size or not self._rank
             expected = (iteration + 1, 0) if after_last else (iteration, self._rank)
             raise DamagedError(
-                f"metrics.jsonl, line {number}, is rank {position[1]} of iteration {position[0]} where rank "
-                f"{expected[1]} of {expected[0]} belongs: the file is damaged"
+                f"metrics.jsonl, line {number}, is rank {quoted(position[1])} of iteration {quoted(position[0])} where "
+                f"rank {expected[1]} of {expected[0]} belongs: the file is damaged"
             )
         elif self._rank == self.world_size:
             self._note(
@@ -106,7 +106,8 @@ class _Reader:
                 0,
             )
         self._add_times(line)
-        self._local_steps += line.number("rollout/local_steps", low=0, default=math.nan)
+        local_steps = line.values.get("rollout/local_steps", math.nan)
+        self._local_steps += local_steps if type(local_steps) is float else math.nan
         self._rank += 1
 
     def whole(self, num_lines: int) -> Metrics:
@@ -122,7 +123,10 @@ class _Reader:
             env_steps=np.frombuffer(self._env_steps, dtype=np.int64),
             wall_s=np.frombuffer(self._wall_s),
             times=kept,
-            stability={name: np.frombuffer(values) for name, values in sorted(self._stability.items())},
+            stability={
+                name.removeprefix("train/"): np.frombuffer(values)
+                for name, values in sorted(self._stability.items())
+            },
             evaluations=tuple(self.evaluations),
             returns=tuple(self.returns),
             irregular=self.irregular,
@@ -200,15 +204,20 @@ class _Reader:
         for name, value in line.values.items():
             if not name.startswith("train/"):
                 continue
-            if name == "train/epochs" and value is not None:
+            if value is None:
+                value = math.nan
+            elif type(value) is not float or not -LARGEST < value < LARGEST:
+                value = as_number(name, value)
+            if name == "train/epochs" and (value < 0 or value > self.num_epochs):
                 as_number(name, value, low=0, high=self.num_epochs)
-            number = math.nan if value is None else as_number(name, value)
-            short = name.removeprefix("train/")
-            if short not in self._stability and not (short.isidentifier() and len(short) < 60):
-                raise FieldError(f"{one_line(name, 60)} is no metric")
-            column = self._stability[short]
-            column.extend([math.nan] * (before - len(column)))
-            column.append(number)
+            column = self._stability.get(name)
+            if column is None:
+                if not (name.removeprefix("train/").isidentifier() and len(name) < 60):
+                    raise FieldError(f"{one_line(name, 60)} is no metric")
+                column = self._stability[name] = array("d")
+            if len(column) < before:
+                column.extend([math.nan] * (before - len(column)))
+            column.append(value)
 
 
 def seconds_of(wall_s: np.ndarray) -> np.ndarray:

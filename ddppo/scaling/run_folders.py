@@ -8,24 +8,15 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ddppo.scaling.fields import (
-    LARGEST_SECONDS,
-    MOST_PARAMETERS,
-    MOST_WORKERS,
-    FieldError,
-    Fields,
-    one_line,
-    parsed,
-    quoted,
-)
+from ddppo.scaling import summary_file
+from ddppo.scaling.fields import FieldError, Fields, one_line, parsed, quoted
 from ddppo.scaling.metrics_file import DamagedError, Metrics, rate_bounds, read_metrics, seconds_of, steps_of
-from ddppo.scaling.runs import SLEEPING_TASK, LeftOut, Origin, Reading, Run
+from ddppo.scaling.runs import LeftOut, Reading, Run
+from ddppo.scaling.summary_file import Counts
 
 SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
@@ -115,9 +106,9 @@ def read_run(path: Path) -> Run:
 def _run(path: Path, summary: Fields) -> Run:
     """Return the run that summary.json and metrics.jsonl tell of. Raises FieldError, DamagedError, OSError."""
     derived, config, evaluation = (summary.section(name) for name in ("derived", "config", "eval"))
-    env_id, settings = config.section("env").text("id"), _settings(config)
+    env_id, settings = config.section("env").text("id"), summary_file.settings(config)
     rule = config.section("scaling").text("rule", choices=("strong", "weak"))
-    sizes, origin, counts = _sizes(derived), _origin(summary), _Counts.of(summary)
+    sizes, origin, counts = summary_file.sizes(derived), summary_file.origin(summary), Counts.of(summary)
     if not counts.with_world_size:
         raise _Unusable(
             f"was resumed with world_size={counts.world_size} when all its steps were done, so that no iteration tells "
@@ -147,7 +138,7 @@ def _run(path: Path, summary: Fields) -> Run:
         seed=config.whole("seed", low=-(2**63), high=2**63),
         rule=rule,
         **sizes,
-        cores=_cores(summary, derived),
+        cores=summary_file.cores(summary, derived),
         env_steps=int(metrics.env_steps[-1]),
         wall_s=float(metrics.wall_s[-1]),
         fps=_fps(summary, counts, metrics, kept),
@@ -164,84 +155,7 @@ def _run(path: Path, summary: Fields) -> Run:
     )
 
 
-# -- summary.json ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """How many iterations a run had, and what became of those with its last world_size; see ddppo.run.summary."""
-
-    world_size: int
-    iterations: int
-    warmup: int
-    left_out: int
-    measured: int
-    too_few: bool
-
-    @classmethod
-    def of(cls, summary: Fields) -> "_Counts":
-        warmup = summary.section("warmup")
-        return cls(
-            world_size=summary.whole("world_size", low=1, high=MOST_WORKERS),
-            iterations=summary.whole("iterations", low=1),
-            warmup=warmup.whole("iterations"),
-            left_out=warmup.whole("left_out"),
-            measured=warmup.whole("measured"),
-            too_few=warmup.flag("too_few_iterations"),
-        )
-
-    @property
-    def with_world_size(self) -> int:
-        return self.left_out + self.measured
-
-
-def _sizes(derived: Fields) -> dict[str, int]:
-    sizes = {
-        "num_envs": derived.whole("N", low=1, high=1e9),
-        "rollout_steps": derived.whole("T", low=1, high=1e9),
-        "num_epochs": derived.whole("K", low=1, high=1e4),
-        "num_minibatches": derived.whole("M", low=1, high=1e9),
-        "num_parameters": derived.whole("num_parameters", low=1, high=MOST_PARAMETERS),
-    }
-    batch = sizes["num_envs"] * sizes["rollout_steps"]
-    if sizes["num_minibatches"] > batch:
-        raise FieldError(
-            f"derived.M={sizes['num_minibatches']} minibatches of derived.N * derived.T={batch} samples"
-        )
-    return sizes
-
-
-def _settings(config: Fields) -> dict[str, Any]:
-    """Return the configuration with the sections that a study looks into, as far as it looks."""
-    settings = config.tree()
-    for name in ("ppo", "dist"):
-        config.section(name, default={})
-    kwargs = config.section("env").section("kwargs", default={})
-    if config.section("env").values.get("id") == SLEEPING_TASK:
-        kwargs.number("step_time_s", low=0, high=LARGEST_SECONDS, default=0.0)
-        kwargs.flag("busy", default=False)
-    return settings
-
-
-def _origin(summary: Fields) -> Origin:
-    derived = summary.section("derived")
-    return Origin(
-        finished_at=summary.text("finished_at", default=""),
-        git_commit=summary.text("git_commit", default=""),
-        hostname=summary.section("machine", default={}).text("hostname", default=""),
-        device=derived.text("device", default="cpu"),
-        env_backend=derived.text("env_backend", default=""),
-        threads_per_rank=derived.whole("threads_per_rank", low=1, high=1e6, default=1),
-        num_nodes=derived.whole("num_nodes", low=1, high=1e6, default=1),
-        num_hosts=derived.whole("num_hosts", high=1e6, default=0),
-    )
-
-
-def _cores(summary: Fields, derived: Fields) -> int:
-    """Return the cores of all machines that the run used; 0 if its machine could not tell."""
-    cores = summary.section("machine").whole("cores", high=1e6, default=0)
-    hosts = derived.whole("num_hosts", high=1e6, default=0)
-    return cores * (hosts or derived.whole("num_nodes", low=1, high=1e6, default=1))
+# -- summary.json and metrics.jsonl together -------------------------------------------------------------------------
 
 
 def _final_return(evaluation: Fields, metrics: Metrics) -> float:
@@ -252,10 +166,7 @@ def _final_return(evaluation: Fields, metrics: Metrics) -> float:
     return metrics.returns[-1].return_mean if metrics.returns else math.nan
 
 
-# -- summary.json and metrics.jsonl together -------------------------------------------------------------------------
-
-
-def _check_of_one_run(summary: Fields, counts: _Counts, metrics: Metrics) -> None:
+def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None:
     """Raise DamagedError if metrics.jsonl has not the iterations that summary.json tells of.
 
     Iterations with another number of ranks are those of a run that was resumed with another world_size only if
@@ -282,7 +193,7 @@ def _check_of_one_run(summary: Fields, counts: _Counts, metrics: Metrics) -> Non
             )
 
 
-def _after_warmup(counts: _Counts, own: np.ndarray) -> np.ndarray:
+def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
     """Return which iterations count `[iterations]`: with world_size ranks, after warm-up at each change to it.
 
     Where a run was resumed with the same world_size the warm-up of later starts is not known, and counts.
@@ -307,7 +218,7 @@ def _check_batch(sizes: dict[str, int], most_steps: int) -> None:
         )
 
 
-def _fps(summary: Fields, counts: _Counts, metrics: Metrics, kept: np.ndarray) -> float:
+def _fps(summary: Fields, counts: Counts, metrics: Metrics, kept: np.ndarray) -> float:
     """Return environment steps of all ranks / seconds of training, over the iterations that count.
 
     Where a later start's warm-up lies is not recorded, but summary.json's fps leaves it out. Being steps / seconds of

@@ -21,11 +21,30 @@ from ddppo.scaling.report_files import make_report, on_terminal
 from ddppo.scaling.tables import run_row
 from tests.unit.scaling_folders import trained
 
-COUNT = int(os.environ.get("DDPPO_GARBAGE", "4"))
+COUNT = int(os.environ.get("DDPPO_GARBAGE", "3"))
 DAMAGED = 30  # runs of a sweep
 LONGEST = 700  # characters of what is said of one folder, its path included
 HEALTHY_SEED = 7
-NUMBERS = (0, -1, 1, 2, 3.5, -2.5, 1e-320, 1e-12, 1e12, 1e20, 1e308, -1e308, 10**18, 10**400, -(10**30))
+NUMBERS = (
+    0,
+    -1,
+    1,
+    2,
+    3.5,
+    100,
+    10**6,
+    10**9,
+    -2.5,
+    1e-320,
+    1e-12,
+    1e12,
+    1e20,
+    1e308,
+    -1e308,
+    10**18,
+    10**400,
+    -(10**30),
+)
 FOREIGN = (
     None, True, False, "", "x", "5", "inf", "é\u202e\n\x00", "\ud800", "$x^{", "<script>", "y" * 200_000,
     [], {}, [1], {"a": 1}, [[[[None]]]], math.nan, math.inf, -math.inf,
