@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -148,7 +149,8 @@ def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
 
 
 def _entered(name: str, run_dir: Path, config: Config) -> Config:
-    start.check(config)
+    if warning := start.check(config):
+        print(f"warning: {warning}", file=sys.stderr)
     with held(run_dir):
         entry = sweep.enter(run_dir, config)
         print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)

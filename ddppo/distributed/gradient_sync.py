@@ -17,7 +17,7 @@ _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataP
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers": False  # renamed in torch 2.13
 }
-_FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
+FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
 
 
 class GradientSync(Protocol):
@@ -129,7 +129,7 @@ def make_gradient_sync(
     """Return the sync that dist.grad_sync names; auto takes flat on a GPU or below a million parameters, else ddp."""
     if kind == "auto":
         # On a GPU the host's stamps of overlapped buckets tell nothing of when the device was done with them.
-        flat = parameters.gradient.numel() < _FLAT_BELOW or parameters.gradient.is_cuda
+        flat = parameters.gradient.numel() < FLAT_BELOW or parameters.gradient.is_cuda
         kind = "flat" if flat else "ddp"
     if kind == "flat" or not isinstance(group, ProcessGroup):
         return FlatSync(model, parameters, group)

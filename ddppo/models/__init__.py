@@ -1,6 +1,7 @@
 """Actor-critics and action distributions."""
 
 from ddppo.models.actor_critic import MODELS, ActorCritic, build_model
+from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 
 __all__ = [
@@ -9,6 +10,7 @@ __all__ = [
     "ActorCritic",
     "action_distribution",
     "build_model",
+    "check_model",
     "num_action_params",
     "num_noise",
 ]

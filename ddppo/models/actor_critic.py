@@ -11,6 +11,7 @@ from ddppo.errors import ConfigError
 from ddppo.models.distributions import num_action_params
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec
+from ddppo.tracebacks import in_one_line
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -100,9 +101,9 @@ MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP}
 def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:
     """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
 
-    Raises ConfigError for an unknown name, or an import path that leads nowhere.
+    Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
     """
-    model_class = MODELS.get(config.name) or _imported(config.name)
+    kind = model_class(config)
     threads = torch.get_num_threads()
     torch.set_num_threads(
         1
@@ -110,9 +111,18 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed(seed, "model"))
-            return model_class(spec, config).to(dtype)
+            return kind(spec, config).to(dtype)
+    except Exception as e:  # a user's model may raise anything
+        raise ConfigError(
+            f"model.name={config.name}: {kind.__name__}.__init__ raised {in_one_line(e)}"
+        ) from e
     finally:
         torch.set_num_threads(threads)
+
+
+def model_class(config: ModelConfig) -> type[ActorCritic]:
+    """Return the class that `config` names. Raises ConfigError if there is none."""
+    return MODELS.get(config.name) or _imported(config.name)
 
 
 def _imported(path: str) -> type[ActorCritic]:
@@ -122,11 +132,11 @@ def _imported(path: str) -> type[ActorCritic]:
             f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
         )
     try:
-        model_class = getattr(importlib.import_module(module_name), attribute)
-    except Exception as e:  # a user's module may raise anything
-        raise ConfigError(f"model.name={path}: cannot be imported: {type(e).__name__}: {e}") from e
-    if not (isinstance(model_class, type) and issubclass(model_class, ActorCritic)):
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (Exception, SystemExit) as e:  # a user's module may raise anything
+        raise ConfigError(f"model.name={path}: cannot be imported: {in_one_line(e)}") from e
+    if not (isinstance(found, type) and issubclass(found, ActorCritic)):
         raise ConfigError(f"model.name={path}: must be a subclass of ddppo.models.ActorCritic")
-    if missing := getattr(model_class, "__abstractmethods__", None):
+    if missing := getattr(found, "__abstractmethods__", None):
         raise ConfigError(f"model.name={path}: does not define {', '.join(sorted(missing))}")
-    return model_class
+    return found

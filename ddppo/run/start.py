@@ -9,10 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddppo import config as configuration
 from ddppo.config import Config
+from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import available_cores, resolve_backend, resolve_device
 from ddppo.envs import probe
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.models import build_model
+from ddppo.models import check_model
 from ddppo.run import checkpoint
 from ddppo.run.checkpoint import DTYPES
 from ddppo.run.evaluation import load_policy
@@ -35,15 +36,33 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     """Check all that needs no second process: settings, task, model, and this machine where ranks run on it.
 
     `local_world_size` is the number of ranks that this machine is to hold; None leaves the machine out of it, for runs
-    that start elsewhere. Returns a warning where ranks share cores or GPUs, which dist.oversubscribe=warn allows.
-    Raises ConfigError.
+    that start elsewhere. Returns warnings, if any, as one text: layers that make results depend on W, and ranks that
+    share cores or GPUs, which dist.oversubscribe=warn allows. Raises ConfigError.
     """
-    configuration.validate(config)
+    shape = configuration.validate(config)
     spec = probe(config.env)
     if config.env.backend == "native":
         probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
-    build_model(spec, config.model, config.seed, DTYPES[config.dtype])
-    return None if local_world_size is None else _check_machine(config, local_world_size)
+    of_model = check_model(
+        spec,
+        config.model,
+        DTYPES[config.dtype],
+        num_envs=shape.local_num_envs,
+        ranks_here=local_world_size,
+        overlaps_from=_overlaps_from(config, local_world_size),
+    )
+    of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
+    return "\nwarning: ".join(filter(None, (of_model, of_machine))) or None
+
+
+def _overlaps_from(config: Config, local_world_size: int | None) -> int | None:
+    """Return the number of parameters from which gradients are reduced while others are computed; None for never."""
+    if config.dist.world_size == 1 or config.dist.grad_sync == "flat":
+        return None
+    if config.dist.grad_sync == "ddp":
+        return 0
+    runs_on_cpu = local_world_size is not None and resolve_device(config.device).type == "cpu"
+    return FLAT_BELOW if runs_on_cpu else None
 
 
 def _check_machine(config: Config, local_world_size: int) -> str | None:

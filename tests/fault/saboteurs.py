@@ -68,6 +68,21 @@ class NaNModel(MLP):
         return params, values * torch.nan if IS_FAULTY and self.num_calls > FAULT_AFTER else values
 
 
+class ColumnModel(MLP):
+    """Returns values [n, 1], which broadcast against [n] to [n, n]."""
+
+    def value(self, obs):
+        return super().value(obs).unsqueeze(-1)
+
+
+class NormedModel(MLP):
+    """Normalises observations by the batch they come in."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.policy_trunk.insert(0, torch.nn.BatchNorm1d(spec.obs_size))
+
+
 class DriftingModel(MLP):
     """Its parameters move by themselves in the faulty rank at some forward pass."""
 

@@ -71,6 +71,11 @@ def assert_one_paragraph(stderr):
         ("model.name=mpl", ["model.name=mpl", "mlp"]),
         ("model.name=nomod:Model", ["model.name=nomod:Model", "cannot be imported"]),
         ("model.name=torch.nn:Nope", ["model.name=torch.nn:Nope", "Nope"]),
+        (
+            "model.name=tests.fault.saboteurs:ColumnModel",
+            ["ColumnModel.value returned values of shape [8, 1] for obs [8, 4]", "add .squeeze(-1)"],
+        ),
+        ("model.hidden_sizes=[3000000,3000000]", ["model.hidden_sizes=[3000000, 3000000]", "smaller layers"]),
         ("model.activation=tahn", ["model.activation=tahn", "did you mean tanh?"]),
         ("device=gpu", ["device=gpu", "cpu"]),
         ("env.kwargs.gravity=1", ["env.kwargs.gravity", "sutton_barto_reward"]),
@@ -242,6 +247,16 @@ def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch
         "warning: dist.world_size=4 exceeds this machine's 2 cores: ranks take turns, so results stay the "
         "same and times are not those of 4 cores\n"
     )
+
+
+def test_layers_that_compute_with_the_rest_of_the_batch_are_a_warning_with_their_name(call, monkeypatch):
+    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    code, stderr = call("model.name=tests.fault.saboteurs:NormedModel")
+    assert code == 7
+    assert stderr.startswith(
+        "warning: model.name=tests.fault.saboteurs:NormedModel: layers policy_trunk.0 (BatchNorm1d)"
+    )
+    assert stderr.count("\n") == 1
 
 
 def test_a_single_run_of_an_experiment_that_is_a_sweep_says_so(call, monkeypatch):
