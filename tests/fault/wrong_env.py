@@ -1,10 +1,13 @@
 """A task that goes wrong on purpose. Imports no torch: a process for each environment is started with it."""
 
+import multiprocessing
 import os
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 
 class Wrong(gym.Env):
@@ -19,6 +22,8 @@ class Wrong(gym.Env):
         self.fault, self.step_of_fault, self.faulty_seed = fault, step, seed
         self.observation_space = Box(-1, 1, (2,), np.float32)
         self.num_steps = 0
+        if fault == "make" and multiprocessing.parent_process() is not None:
+            raise OSError("the port is taken")
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -67,3 +72,42 @@ class Wrong(gym.Env):
 
 
 gym.register("Wrong-v0", Wrong)
+
+
+class WrongBatch(gym.vector.VectorEnv):
+    """Environments in batch, which go wrong in the way that `fault` names at their step 3."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium declares it so)
+    single_observation_space = Box(-1, 1, (2,), np.float32)
+    single_action_space = Discrete(2)
+
+    def __init__(self, num_envs, fault):
+        self.num_envs, self.fault = num_envs, fault
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.num_steps = 0
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions):
+        self.num_steps += 1
+        obs, rewards, no = (
+            np.zeros((self.num_envs, 2), np.float32),
+            np.ones(self.num_envs),
+            np.zeros(self.num_envs, bool),
+        )
+        if self.num_steps == 3:
+            match self.fault:
+                case "raise":
+                    raise ArithmeticError("the wheel came off")
+                case "shape":
+                    obs = obs[:, :1]
+                case "rewards":
+                    rewards = rewards[:, None]
+                case "nan":
+                    obs[1, 0] = np.nan
+        return obs, rewards, no, no, {}
+
+
+gym.register("WrongBatch-v0", entry_point=Wrong, vector_entry_point=WrongBatch)

@@ -67,6 +67,39 @@ def test_training_names_the_environment_its_rank_and_the_step_whichever_rollout_
     assert str(caught.value).startswith(SEEN[fault].format(name="environment 5 of rank 1"))
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            "raise",
+            "environments 4 to 5 of rank 1 raised ArithmeticError in step 3: the wheel came off\nTraceback",
+        ),
+        (
+            "shape",
+            "environments 4 to 5 of rank 1 returned observations of shape (2, 1) in step 3, their space says",
+        ),
+        ("rewards", "environments 4 to 5 of rank 1 returned rewards of shape (2, 1) in step 3, there are 2"),
+        (
+            "nan",
+            "environment 5 of rank 1 returned nan in the observation of step 3 (entry 0 of 2, flattened)",
+        ),
+    ],
+)
+def test_a_batch_of_its_own_is_told_of_as_a_whole_unless_one_environment_is_to_blame(fault, said):
+    env = EnvConfig(id="tests.fault.wrong_env:WrongBatch-v0", backend="native", kwargs={"fault": fault})
+    with pytest.raises(EnvError) as caught:
+        collect(collector(env))
+    assert str(caught.value).startswith(said)
+
+
+def test_an_environment_that_can_no_longer_be_made_in_its_process_says_why():
+    with pytest.raises(EnvRaised) as caught:
+        make_vec_env(wrong("make", "async"), range(4, 6), rank=1, cores=2)
+    assert str(caught.value).startswith(
+        "environment 4 of rank 1 raised OSError when it was made: the port is taken\n"
+    )
+
+
 @pytest.mark.parametrize("fault", SEEN)
 def test_evaluation_says_that_the_environment_is_its_own(fault):
     env = make_eval_env(wrong(fault, step=7 if fault != "nan in reset" else 10), 2)
