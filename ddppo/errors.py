@@ -17,6 +17,15 @@ class TrainingError(RuntimeError):
     """A fault that ends a run that had started."""
 
 
+class StorageError(TrainingError):
+    """A file or folder that cannot be written: a full disk, a read-only one, one that went away."""
+
+    @classmethod
+    def of(cls, path: object, error: OSError) -> "StorageError":
+        """Return the error for what the operating system said of `path`."""
+        return cls(f"{path} cannot be written: {error.strerror or error}")
+
+
 class NonFiniteError(TrainingError):
     """A loss or gradient became NaN or infinite; no parameter was touched by it."""
 

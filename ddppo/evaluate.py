@@ -13,8 +13,10 @@ from omegaconf import MISSING
 from ddppo import config as configuration
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
+from ddppo.files import stored
 from ddppo.options import parse
 from ddppo.package import install_command
+from ddppo.terminal import unbroken_streams, warn
 
 _USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
 
@@ -31,8 +33,9 @@ class EvaluateConfig:
     device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
 
 
+@unbroken_streams()
 def main() -> None:
-    """Run the command line; exit code 0, 1 where an environment fails, or 2 for a mistake in the command."""
+    """Run the command line; exit code 0, 1 (the evaluation failed), or 2 (a mistake in the command)."""
     try:
         print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", usage=_USAGE)))
     except (ConfigError, TrainingError) as e:
@@ -94,10 +97,16 @@ def _checkpoint_path(which: str, run_dir: Path) -> Path:
 
     folder = run_dir / "checkpoints"
     if which == "last":
-        path = checkpoint.last(folder)
-        if path is None:
+        whole, damaged = checkpoint.last_whole(folder)
+        if whole is None:
+            if damaged:
+                raise RunFolderError(
+                    f"{damaged[0]} is damaged, and {run_dir} has no older checkpoint that is whole"
+                )
             raise RunFolderError(f"{run_dir} has no checkpoint yet")
-        return path
+        for newer in damaged:
+            warn(f"{newer} is damaged: {whole.name} is evaluated")
+        return whole
     path = folder / "best.pt" if which == "best" else Path(which)
     if not path.is_file():
         raise RunFolderError(f"checkpoint={which}: {path} does not exist; use last, best or a file's path")
@@ -112,7 +121,8 @@ def _quartiles(returns: tuple[float, ...]) -> dict[str, float]:
 
 
 def _free_path(folder: Path, stem: str, suffix: str) -> Path:
-    folder.mkdir(exist_ok=True)
+    with stored(folder):
+        folder.mkdir(exist_ok=True)
     number, path = 1, folder / f"{stem}.{suffix}"
     while path.exists():
         number += 1

@@ -13,6 +13,7 @@ from ddppo.cluster.watch import watch
 from ddppo.config import setting
 from ddppo.errors import ClusterError, ConfigError, RunFolderError
 from ddppo.options import parse
+from ddppo.terminal import unbroken_streams
 
 _USAGE = """python -m ddppo.jobs <sweep folder> [key=value ...]
 
@@ -30,6 +31,7 @@ class JobsConfig:
     poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
 
 
+@unbroken_streams()
 def main() -> None:
     """Run the command line."""
     try:

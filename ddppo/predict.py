@@ -23,6 +23,7 @@ from ddppo.scaling.runs import PARTS, Run
 from ddppo.scaling.selection import one_study, with_target
 from ddppo.scaling.simulate import simulate
 from ddppo.scaling.speedup import study as compute_study
+from ddppo.terminal import unbroken_streams
 
 _LARGEST = 1024
 _MOST_WORKERS = 10**9
@@ -50,6 +51,7 @@ class PredictConfig:
     published: Any = setting(None, '"{world_size: 128, speedup: 107}": what a published point alone implies')
 
 
+@unbroken_streams()
 def main() -> None:
     """Run the command line; exit code 0, or 2 for a mistake in the command."""
     try:

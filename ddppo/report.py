@@ -6,10 +6,12 @@ from ddppo.errors import ConfigError
 from ddppo.options import parse
 from ddppo.scaling.report import ReportOptions
 from ddppo.scaling.report_files import make_report, on_terminal
+from ddppo.terminal import unbroken_streams
 
 _USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=value ...]"
 
 
+@unbroken_streams()
 def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, or 2 for a mistake."""
     try:

@@ -24,12 +24,14 @@ from ddppo import config as configuration
 from ddppo.arguments import forget_torchrun, prepared_arguments, under_torchrun
 from ddppo.command_line import SweepFolder, composition_message, one_line
 from ddppo.config import Config
-from ddppo.errors import ConfigError, EnvRaised, Stopped, TrainingError
+from ddppo.errors import ConfigError, EnvRaised, Stopped, StorageError, TrainingError
 from ddppo.package import versions
 from ddppo.run.lock import held
 from ddppo.signals import die_with_parent, stop_signals_kill, stop_signals_raise
+from ddppo.terminal import unbroken_streams
 
 
+@unbroken_streams()
 @stop_signals_raise()
 def main() -> None:
     """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 128 + a signal.
@@ -74,6 +76,10 @@ def _command() -> None:
         error = e
     except (HydraException, OmegaConfBaseException) as e:
         error = ConfigError(composition_message(e))
+    except OSError as e:  # Hydra makes folders
+        if e.filename is None:
+            raise
+        error = StorageError.of(e.filename, e)
     except Exception as e:
         if SweepFolder.path is None:
             raise
@@ -101,38 +107,40 @@ def _leave(code: int) -> NoReturn:
 def _train(cfg: DictConfig) -> float | None:
     """One job: what Hydra calls. Returns what a sweeper optimises, by `objective`."""
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return _train_in_sweep(cfg, run_dir)
-    try:
-        _train_alone(cfg, run_dir)
-    except (ConfigError, TrainingError) as e:  # said here: Hydra would add its own words
-        print(f"error: {e}", file=sys.stderr)
-        _leave(2 if isinstance(e, ConfigError) else 1)
+    with unbroken_streams():  # again: a sweep may call it in processes of its own
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            return _train_in_sweep(cfg, run_dir)
+        try:
+            _train_alone(cfg, run_dir)
+        except (ConfigError, TrainingError) as e:  # said here: Hydra would add its own words
+            print(f"error: {e}", file=sys.stderr)
+            _leave(2 if isinstance(e, ConfigError) else 1)
     return None
 
 
 def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
-    from ddppo.run import start
+    from ddppo.run.folder import RunFolder
 
     try:
         config = _checked(cfg, run_dir)
     except ConfigError:
         _remove_if_empty(run_dir)
         raise
+    folder = RunFolder(run_dir)
     with held(run_dir):
-        start.write_config(config, run_dir)
+        folder.begin(config)
         try:
             _run(config, run_dir)
         except KeyboardInterrupt as e:
-            has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
             remedy = f"go on with: python -m ddppo.train resume={run_dir}"
             number = e.number if isinstance(e, Stopped) else signal.SIGINT
-            raise Stopped(number, remedy if has_checkpoint else "there is no checkpoint") from None
+            raise Stopped(number, remedy if folder.has_checkpoint else "there is no checkpoint") from None
 
 
 def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
     """One job of a sweep. Raises what went wrong after noting it: Hydra goes on with the other jobs."""
-    from ddppo.run import start, sweep
+    from ddppo.run import sweep
+    from ddppo.run.folder import RunFolder
 
     if multiprocessing.get_start_method(allow_none=True) == "loky":
         # Joblib's own, which the processes of environments would be told to use and do not know.
@@ -149,8 +157,7 @@ def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
             stop_signal = None
             if not entry.completed:
-                start.write_config(entry.config, run_dir)
-                stop_signal = _run(entry.config, run_dir)
+                stop_signal = _run(RunFolder(run_dir).begin(config), run_dir)
         sweep.note(sweep_dir, run_dir, "skipped" if entry.completed else "completed", entry.remark)
         if stop_signal is not None:  # too late for this run, but no other is to begin
             raise Stopped(stop_signal)

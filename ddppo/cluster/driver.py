@@ -5,7 +5,6 @@ announces that the job's time is over or its nodes are wanted, it has the ranks 
 queues again; the next call goes on from there.
 """
 
-import dataclasses
 import os
 import re
 import signal
@@ -20,14 +19,12 @@ from typing import IO, Any
 
 from submitit.helpers import DelayedSubmission
 
-from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.local_conf import is_free
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, TrainingError
+from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
-from ddppo.run.summary import completed_summary
-from ddppo.run.writers import drop_after, keep_earlier, write_text
 
 _FORWARD_EVERY_S = 2.0
 _START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
@@ -110,18 +107,19 @@ class Driver:
         SIGUSR2, it does not return but queues the job again.
         """
         with held(self.run_dir, patience_s=_PATIENCE_S):
-            if not is_completed(self.run_dir):
+            if not RunFolder(self.run_dir).is_complete:
                 self._train()
 
     def _train(self) -> None:
-        prepare(self.run_dir)
+        folder = RunFolder(self.run_dir)
+        folder.begin(folder.config())
         with _Signals() as signals:
             failures = _run_ranks(self.run_dir, self.layout, signals)
         if signals.terminated:
             sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
         if failures is not None:
             raise TrainingError(self._blame(failures))
-        if not is_completed(self.run_dir):
+        if not RunFolder(self.run_dir).is_complete:
             if not still_runs():  # cancelled, and the ranks knew first: to queue again would revive the job
                 sys.exit(_SIGNALLED + signal.SIGTERM)
             signals.hand_over()
@@ -155,33 +153,6 @@ class Failure:
     node: str
     what: str
     exit_code: int | None
-
-
-# -- the run folder -----------------------------------------------------------------------------------------------
-
-
-def is_completed(run_dir: Path) -> bool:
-    """Return whether the run has reached its total_steps, which a resumed run may have moved."""
-    summary = completed_summary(run_dir)
-    total_steps = configuration.load(run_dir / "config.yaml").ppo.total_steps
-    return summary is not None and summary.get("env_steps", 0) >= total_steps
-
-
-def prepare(run_dir: Path) -> None:
-    """Have the ranks go on from the last checkpoint, or from the beginning if there is none yet.
-
-    What an earlier start without a checkpoint left stays under other names, so that no step counts twice.
-    """
-    path = run_dir / "config.yaml"
-    config = configuration.load(path)
-    has_checkpoint = any((run_dir / "checkpoints").glob("iteration_*.pt"))
-    if not has_checkpoint:
-        drop_after(run_dir / "metrics.jsonl", 0)
-        for name in ("summary.json", "tensorboard", "checkpoints/best.pt"):
-            keep_earlier(run_dir / name)
-    resume = str(run_dir) if has_checkpoint else None
-    if config.resume != resume:
-        write_text(path, configuration.to_yaml(dataclasses.replace(config, resume=resume)))
 
 
 # -- the ranks ----------------------------------------------------------------------------------------------------

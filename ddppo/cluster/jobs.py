@@ -19,8 +19,8 @@ from rich.table import Table
 from ddppo.cluster import slurm
 from ddppo.cluster.slurm import JobInfo
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.run.sweep import completed_summary
-from ddppo.run.writers import write_json
+from ddppo.files import write_json
+from ddppo.run.folder import RunFolder
 
 _BOOK = "jobs.json"
 _GRACE_S = 30.0  # slurmctld may not list a job at once after sbatch has returned
@@ -113,7 +113,7 @@ class Book:
             return Status(job, info.state, nodes, why=info.reason, progress=known)
         if run_dir.is_dir():
             os.listdir(run_dir)  # a network file system may else remember that there was no summary
-        if completed_summary(run_dir) is not None:
+        if RunFolder(run_dir).is_complete:
             return Status(job, info.state if info else "COMPLETED", nodes, "completed", progress=known)
         if info is None and time.time() - job.submitted_at < _GRACE_S:
             return Status(job, "SUBMITTED", progress=known)

@@ -15,6 +15,7 @@ from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
 from ddppo.run import start, sweep
+from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 
 Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
@@ -94,7 +95,7 @@ class _Plan:
 
     def ended(self, run_dir: Path, outcome: str, why: str) -> float | None:
         """Note and return what a complete run reached."""
-        summary = sweep.completed_summary(run_dir)
+        summary = RunFolder(run_dir).summary()
         assert summary is not None, f"{run_dir} was complete a moment ago"
         sweep.note(self.sweep_dir, run_dir, outcome, why)
         return sweep.objective(summary, self._seen[run_dir].objective)
@@ -154,8 +155,7 @@ def _entered(name: str, run_dir: Path, config: Config) -> Config:
     with held(run_dir):
         entry = sweep.enter(run_dir, config)
         print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
-        start.write_config(entry.config, run_dir)
-    return entry.config
+        return RunFolder(run_dir).begin(config)
 
 
 def _cancel(sweep_dir: Path, names: set[str]) -> None:

@@ -1,29 +1,31 @@
-"""Checkpoints: whole on disk or not there, loadable without unpickling code."""
+"""Checkpoints: whole on disk or not there, loadable without unpickling code. Imports torch only to save and load."""
 
-import os
+import io
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ddppo.errors import RunFolderError
+from ddppo.files import move_aside, replacing, stored
 
 FORMAT = "ddppo-checkpoint"
 VERSION = 1
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _NAME = re.compile(r"iteration_(\d{8})\.pt")
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors, numbers, strings, lists, dicts) under a temporary name, fsync, and rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        torch.save({"format": FORMAT, "version": VERSION, **state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    """Write `state` (tensors, numbers, strings, lists, dicts) as the whole of `path`. Raises StorageError."""
+    import torch
+
+    content = (
+        io.BytesIO()
+    )  # torch's own writer answers a full disk with an error of its own beside the disk's
+    torch.save({"format": FORMAT, "version": VERSION, **state}, content)
+    with stored(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, "wb") as file:
+        file.write(content.getbuffer())
 
 
 def save_iteration(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
@@ -31,7 +33,8 @@ def save_iteration(folder: Path, iteration: int, state: dict[str, Any], keep: in
     path = folder / f"iteration_{iteration:08d}.pt"
     save(path, state)
     for old in _all(folder)[:-keep]:
-        old.unlink()
+        with stored(old):
+            old.unlink()
     return path
 
 
@@ -40,16 +43,53 @@ def last(folder: Path) -> Path | None:
     return next(reversed(_all(folder)), None)
 
 
+def last_whole(folder: Path) -> tuple[Path | None, list[Path]]:
+    """Return the newest checkpoint that is whole, or None, and the damaged ones that are newer."""
+    damaged: list[Path] = []
+    for path in reversed(_all(folder)):
+        if is_whole(path):
+            return path, damaged
+        damaged.append(path)
+    return None, damaged
+
+
+def set_damaged_aside(folder: Path) -> list[Path]:
+    """Give the damaged checkpoints that are newer than the last whole one, and a damaged best.pt, another name.
+
+    Returns their new names. Call it only while the run is held.
+    """
+    _, damaged = last_whole(folder)
+    best = folder / "best.pt"
+    if best.is_file() and not is_whole(best):
+        damaged.append(best)
+    return [kept for path in damaged if (kept := move_aside(path, label=".damaged"))]
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether the file can be read to its end and every byte is as it was written.
+
+    torch.save writes a zip archive, and torch.load trusts it: of one flipped byte only the checksums in it tell.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile):
+        return False
+
+
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU. Raises RunFolderError for a file that is truncated, foreign or newer."""
+    """Read a checkpoint onto the CPU. Raises RunFolderError for a file that is damaged, foreign or newer."""
+    import torch
+
+    if not path.is_file():
+        raise RunFolderError(f"checkpoint {path} does not exist")
+    damaged = RunFolderError(f"checkpoint {path} is damaged, or not a checkpoint")
+    if not is_whole(path):
+        raise damaged
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as e:
-        raise RunFolderError(f"checkpoint {path} does not exist") from e
-    except Exception as e:  # torch and zip raise many kinds for broken files
-        others = [other.name for other in _all(path.parent) if other != path]
-        remedy = f"; move it away to go on from {others[-1]}" if others else ""
-        raise RunFolderError(f"checkpoint {path} is truncated or not a checkpoint{remedy}") from e
+    except Exception as e:  # torch raises many kinds for files that are not its own
+        raise damaged from e
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RunFolderError(f"checkpoint {path} was not written by ddppo")
     if state.get("version") != VERSION:

@@ -16,7 +16,6 @@ from ddppo.envs import VecEnv, probe
 from ddppo.errors import RunFolderError, TrainingError
 from ddppo.models import ActorCritic, action_distribution, build_model
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.run.checkpoint import DTYPES
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec
 
@@ -55,7 +54,7 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
 
     Raises RunFolderError if its parameters are those of another model or task.
     """
-    spec, device, dtype = probe(config.env), resolve_device(config.device), DTYPES[config.dtype]
+    spec, device, dtype = probe(config.env), resolve_device(config.device), getattr(torch, config.dtype)
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     try:
         model.load_state_dict(state["model"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from ddppo.errors import RunFolderError
+from ddppo.files import stored
 
 _LOOK_EVERY_S = 0.2
 
@@ -17,11 +18,14 @@ def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
     """Hold a run's or a sweep's folder: two processes that write into one would ruin it.
 
     The hold goes with the process, however that ends. Raises RunFolderError if another process, on any machine that
-    locks files on this file system, still has the folder after `patience_s` seconds.
+    locks files on this file system, still has the folder after `patience_s` seconds, StorageError where there can be
+    no folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + patience_s
-    with (folder / ".lock").open("a+") as file:
+    with stored(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    with lock as file:
         while not _take(file):
             if time.monotonic() >= end:
                 raise RunFolderError(f"{folder} is in use by another process: let that end first")

@@ -1,24 +1,22 @@
-"""Everything rank 0 writes and shows: metrics.jsonl, TensorBoard, the terminal, summary.json."""
+"""Everything rank 0 writes and shows: metrics.jsonl and summary.json, TensorBoard and the terminal.
 
-from collections.abc import Mapping
+The first two are the run's results, and a disk that refuses them ends it. The others only show them: one that fails is
+switched off with a warning.
+"""
+
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddppo.config import Config
+from ddppo.files import move_aside, write_json
 from ddppo.run.display import closing, header, make_display
 from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import SummaryBuilder
-from ddppo.run.writers import (
-    JsonlWriter,
-    RunWriter,
-    TensorBoardWriter,
-    Writers,
-    drop_after,
-    keep_earlier,
-    read_reports,
-    write_json,
-)
+from ddppo.run.tensorboard import TensorBoardWriter
+from ddppo.run.writers import JsonlWriter, drop_after, read_reports
 from ddppo.scaling.batch import BatchShape
+from ddppo.terminal import warn
 
 
 class NullRecorder:
@@ -62,31 +60,45 @@ class Recorder:
             drop_after(metrics_path, iteration)
             if metrics_path.exists():
                 self.summary.restore(read_reports(metrics_path))
-            keep_earlier(run_dir / "summary.json")
-        writers: list[RunWriter] = [JsonlWriter(metrics_path)]
-        if config.log.tensorboard:
-            writers.append(
-                TensorBoardWriter(
-                    run_dir / "tensorboard",
-                    config,
-                    shape.world_size,
-                    resumed_at_steps=env_steps if resumed else None,
-                    resumed_at_wall_s=wall_s,
-                )
-            )
-        self.writers = Writers(*writers)
+            move_aside(run_dir / "summary.json")
+        self.metrics = JsonlWriter(metrics_path)
         self.final_eval: dict[str, float] | None = None
         self.quiet = config.log.progress == "none"
         self.display = make_display(config.log.progress, config.ppo.total_steps)
+        self.tensorboard: TensorBoardWriter | None = None
+        self._switched_off: set[str] = set()
+        if config.log.tensorboard:
+            self._view("TensorBoard", self._open_tensorboard, env_steps if resumed else None, wall_s)
         if not self.quiet:
             print(header(config, shape, {**derived, "run_dir": run_dir}), flush=True)
-        self.display.start()
+        self._view("the progress display", self.display.start)
+
+    def _open_tensorboard(self, resumed_at_steps: int | None, resumed_at_wall_s: float) -> None:
+        self.tensorboard = TensorBoardWriter(
+            self.run_dir / "tensorboard",
+            self.config,
+            self.summary.world_size,
+            resumed_at_steps=resumed_at_steps,
+            resumed_at_wall_s=resumed_at_wall_s,
+        )
+
+    def _view(self, viewer: str, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Have a viewer do something, unless it failed before; if it fails now, warn and never call it again."""
+        if viewer in self._switched_off:
+            return
+        try:
+            call(*args, **kwargs)
+        except (Exception, SystemExit) as e:  # rich would end the program whose output nobody reads
+            self._switched_off.add(viewer)
+            warn(f"{viewer} failed and is switched off, the run goes on: {type(e).__name__}: {e}")
 
     def record(self, report: IterationReport, *, is_last: bool) -> None:
         """Write and show one iteration; `is_last` makes its evaluation the final one."""
         self.summary.add(report)
-        self.writers.write(report)
-        self.display.update(report)
+        self.metrics.write(report)
+        if self.tensorboard is not None:
+            self._view("TensorBoard", self.tensorboard.write, report)
+        self._view("the progress display", self.display.update, report)
         if is_last:
             self.conclude(report)
 
@@ -98,12 +110,12 @@ class Recorder:
     def close(
         self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]
     ) -> None:
-        """Close the files and write summary.json; status is completed, stopped or failed.
+        """Write summary.json and close the files; status is completed, stopped or failed. Raises StorageError.
 
         `best` are the best evaluation's scores, `target` when target_return was reached; empty where there is none.
         """
-        self.display.close()
-        self.writers.close(self.final_eval, completed=status == "completed")
+        self._view("the progress display", self.display.close)
+        self.metrics.close()
         reached = None
         if self.config.target_return is not None:
             nothing = {"time_to_target_s": None, "steps_to_target": None}
@@ -116,5 +128,9 @@ class Recorder:
             target=reached,
         )
         write_json(self.run_dir / "summary.json", summary)
+        if self.tensorboard is not None:  # last: its thread may hang for a while on a disk that does
+            self._view(
+                "TensorBoard", self.tensorboard.close, self.final_eval, completed=status == "completed"
+            )
         if not self.quiet:
             print(closing(summary, self.run_dir), flush=True)

@@ -15,9 +15,8 @@ from ddppo.envs import probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model
 from ddppo.run import checkpoint
-from ddppo.run.checkpoint import DTYPES
 from ddppo.run.evaluation import load_policy
-from ddppo.run.writers import keep_earlier, write_text
+from ddppo.run.folder import RunFolder
 
 # What a resumed run may change; everything else would make it a different run.
 _MAY_CHANGE = (
@@ -39,6 +38,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     that start elsewhere. Returns warnings, if any, as one text: layers that make results depend on W, and ranks that
     share cores or GPUs, which dist.oversubscribe=warn allows. Raises ConfigError.
     """
+    import torch
+
     shape = configuration.validate(config)
     spec = probe(config.env)
     if config.env.backend == "native":
@@ -46,7 +47,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     of_model = check_model(
         spec,
         config.model,
-        DTYPES[config.dtype],
+        getattr(torch, config.dtype),
         num_envs=shape.local_num_envs,
         ranks_here=local_world_size,
         overlaps_from=_overlaps_from(config, local_world_size),
@@ -89,7 +90,7 @@ def _check_machine(config: Config, local_world_size: int) -> str | None:
 def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     """Return the configuration of the run in `run_dir` with the command line's `overrides`, composed in `cfg`, on top.
 
-    Raises ConfigError where one of them would make it a different run, or there is nothing to go on from.
+    Raises ConfigError where one of them would make it a different run, or it is complete or damaged beyond use.
     """
     stored = configuration.to_omegaconf(configuration.load(run_dir / "config.yaml"))
     for override in overrides:
@@ -111,27 +112,20 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
             f"{old.num_envs} envs * {old.rollout_steps} steps to {new.num_envs} * {new.rollout_steps}: "
             f"keep dist.world_size={before.dist.world_size}"
         )
-    path = checkpoint.last(run_dir / "checkpoints")
-    if path is None:
-        raise RunFolderError(f"{run_dir} has no checkpoint yet to go on from: start the run anew")
-    state = checkpoint.load(path)
-    load_policy(dataclasses.replace(config, device="cpu"), state)
-    if state["env_steps"] >= config.ppo.total_steps:
+    path, damaged = checkpoint.last_whole(run_dir / "checkpoints")
+    if path is None and damaged:
+        raise RunFolderError(
+            f"every checkpoint of {run_dir} is damaged, as {damaged[0].name} is: move them away to begin the run anew"
+        )
+    if path is not None:
+        load_policy(dataclasses.replace(config, device="cpu"), checkpoint.load(path))
+    summary = RunFolder(run_dir).summary()
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
         raise ConfigError(
-            f"the run in {run_dir} is complete at {state['env_steps']} of ppo.total_steps="
+            f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
             f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
         )
     return config
-
-
-def write_config(config: Config, run_dir: Path) -> None:
-    """Write config.yaml whole; that of an earlier start of the run stays beside it under a number."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    path = run_dir / "config.yaml"
-    text = configuration.to_yaml(config)
-    if path.exists() and path.read_text() != text:
-        keep_earlier(path)
-    write_text(path, text)
 
 
 def local_world_size(config: Config) -> int:

@@ -1,6 +1,5 @@
 """summary.json: what a run was, where it ran, and what came of it."""
 
-import json
 import math
 import os
 import platform
@@ -24,16 +23,6 @@ from ddppo.scaling.batch import BatchShape
 from ddppo.statistics import iqm, spread
 
 SCHEMA_VERSION = 1
-
-
-def completed_summary(run_dir: Path) -> dict[str, Any] | None:
-    """Return summary.json if the run in `run_dir` is complete and the file whole and of this version."""
-    try:
-        summary = json.loads((run_dir / "summary.json").read_text())
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(summary, dict) and summary.get("schema_version") == SCHEMA_VERSION
-    return summary if whole and summary.get("status") == "completed" else None
 
 
 def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:
@@ -72,6 +61,10 @@ class SummaryBuilder:
         # Now, not at the end: the checkout may change while the run lasts.
         self._started_at = _now()
         self._commit = git_state()
+
+    @property
+    def world_size(self) -> int:
+        return self._shape.world_size
 
     def restore(self, reports: Iterable[IterationReport]) -> None:
         """Add the reports of earlier starts of a resumed run; warm-up then begins anew.

@@ -4,11 +4,9 @@ Nothing is deleted: what stands in the way moves to `<sweep>/.earlier/`. `<sweep
 outcome.
 """
 
-import dataclasses
 import json
 import math
 import os
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,11 +16,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddppo import config as configuration
 from ddppo.config import Config
-from ddppo.errors import ConfigError, RunFolderError
+from ddppo.errors import ConfigError, RunFolderError, StorageError
+from ddppo.files import stored
 from ddppo.run import checkpoint
-from ddppo.run.summary import completed_summary
+from ddppo.run.folder import RunFolder
+from ddppo.terminal import warn
 
 # Settings that change nothing about what a run is.
 _OF_NO_ACCOUNT = frozenset(
@@ -43,45 +42,43 @@ _RESULTS = "optimization_results.yaml"  # hydra-optuna-sweeper's
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a sweep as it is entered: its configuration, with `resume` set where it goes on from a checkpoint."""
+    """One run of a sweep as it is entered."""
 
-    config: Config
     completed: bool = False
     remark: str = ""
 
 
 def enter(run_dir: Path, config: Config) -> Entry:
     """Look at what `run_dir` holds and say how its run begins; move aside what can be neither kept nor continued."""
-    if not _holds_anything(run_dir):
-        return Entry(config)
+    folder = RunFolder(run_dir)
+    if folder.is_empty:
+        return Entry()
     try:
-        different = differences(configuration.load(run_dir / "config.yaml"), config)
+        different = differences(folder.config(), config)
     except ConfigError as e:
-        return Entry(config, remark=_set_aside(run_dir, str(e)))
+        return Entry(remark=_set_aside(run_dir, str(e)))
     if different:
-        return Entry(config, remark=_set_aside(run_dir, f"its settings differ: {', '.join(different[:3])}"))
-    if completed_summary(run_dir) is not None:
-        return Entry(config, completed=True, remark="complete already")
-    path = checkpoint.last(run_dir / "checkpoints")
+        return Entry(remark=_set_aside(run_dir, f"its settings differ: {', '.join(different[:3])}"))
+    if folder.is_complete:
+        return Entry(completed=True, remark="complete already")
+    path, damaged = checkpoint.last_whole(folder.checkpoints)
     if path is None:
-        return Entry(config, remark=_set_aside(run_dir, "it ended without a checkpoint"))
+        why = "its only checkpoint is damaged" if damaged else "it ended without a checkpoint"
+        return Entry(remark=_set_aside(run_dir, why))
     try:
-        state = checkpoint.load(path)
+        env_steps = checkpoint.load(path)["env_steps"]
     except RunFolderError as e:
-        return Entry(config, remark=_set_aside(run_dir, str(e)))
-    if state["env_steps"] >= config.ppo.total_steps:
-        return Entry(config, remark=_set_aside(run_dir, "it ended before it wrote its summary"))
-    remark = f"goes on at {state['env_steps']:,} of {config.ppo.total_steps:,} steps"
-    return Entry(dataclasses.replace(config, resume=str(run_dir)), remark=remark)
+        return Entry(remark=_set_aside(run_dir, str(e)))
+    remark = f"goes on at {env_steps:,} of {config.ppo.total_steps:,} steps"
+    if env_steps >= config.ppo.total_steps:
+        remark = "trained to its end already; its summary is written"
+    return Entry(remark=remark)
 
 
 def is_complete(run_dir: Path, config: Config) -> bool:
     """Return whether `run_dir` holds the whole of the run that `config` describes."""
-    try:
-        stored = configuration.load(run_dir / "config.yaml")
-    except ConfigError:
-        return False
-    return not differences(stored, config) and completed_summary(run_dir) is not None
+    folder = RunFolder(run_dir)
+    return folder.is_complete and not differences(folder.config(), config)
 
 
 def differences(one: Config, other: Config) -> list[str]:
@@ -115,21 +112,31 @@ class Outcome:
     at: float = 0.0
 
 
+# What this process could not write into a journal: a full disk ends runs, but not the sweep, nor the list at its end.
+_UNWRITTEN: list[tuple[Path, Outcome]] = []
+
+
 def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "") -> None:
-    """Append an outcome to the sweep's journal; a line is one write, so runs side by side do not mix theirs."""
-    name = os.path.relpath(run_dir, sweep_dir)
-    line = json.dumps(asdict(Outcome(name, outcome, " ".join(why.split()), time.time()))) + "\n"
-    sweep_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(sweep_dir / _JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    """Append an outcome to the sweep's journal; a line is one write, so runs side by side do not mix theirs.
+
+    Where the disk refuses, the outcome is remembered for `outcomes` in this process, and a warning says so.
+    """
+    entry = Outcome(os.path.relpath(run_dir, sweep_dir), outcome, " ".join(why.split()), time.time())
+    journal = sweep_dir / _JOURNAL
     try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+        sweep_dir.mkdir(parents=True, exist_ok=True)
+        with journal.open("ab", buffering=0) as file:
+            file.write(f"{json.dumps(asdict(entry))}\n".encode())
+    except OSError as e:
+        _UNWRITTEN.append((sweep_dir, entry))
+        warn(str(StorageError.of(journal, e)))
 
 
 def outcomes(sweep_dir: Path, since: float) -> list[Outcome]:
     """Return what was noted at or after `since` (seconds since the epoch), the last word on each run."""
-    last = {entry.run: entry for entry in _lines(sweep_dir / _JOURNAL) if entry.at >= since}
+    unwritten = [entry for folder, entry in _UNWRITTEN if folder == sweep_dir]
+    noted = sorted([*_lines(sweep_dir / _JOURNAL), *unwritten], key=lambda entry: entry.at)
+    last = {entry.run: entry for entry in noted if entry.at >= since}
     return list(last.values())
 
 
@@ -161,20 +168,18 @@ def _lines(path: Path) -> Iterator[Outcome]:
             continue
 
 
-def _holds_anything(folder: Path) -> bool:
-    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
-
-
 def _set_aside(run_dir: Path, why: str) -> str:
     folder = run_dir.parent / _EARLIER
-    folder.mkdir(exist_ok=True)
     number = 1
     while (kept := folder / f"{run_dir.name}.{number}").exists():
         number += 1
-    kept.mkdir()
-    for path in run_dir.iterdir():
-        if path.name != ".lock":  # which this process holds
-            shutil.move(path, kept)
+    RunFolder(run_dir).tidy()
+    with stored(kept):
+        kept.mkdir(parents=True)
+        # config.yaml last: until then the rest is a run's, and the next look moves it too.
+        for path in sorted(run_dir.iterdir(), key=lambda path: path.name == "config.yaml"):
+            if path.name != ".lock":  # which this process holds
+                path.rename(kept / path.name)
     return f"{why}; moved to {_EARLIER}/{kept.name}"
 
 

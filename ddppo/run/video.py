@@ -9,6 +9,7 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env
 from ddppo.errors import ConfigError
+from ddppo.files import stored
 from ddppo.run.evaluation import Policy
 from ddppo.seeding import derived_seed
 
@@ -16,7 +17,7 @@ from ddppo.seeding import derived_seed
 def record_episode(policy: Policy, env_config: EnvConfig, seed: int, path: Path) -> float:
     """Play evaluation episode 0, write its frames to `path` (mp4 or gif) and return its return.
 
-    Needs the extra video. Raises ConfigError where the task cannot draw itself.
+    Needs the extra video. Raises ConfigError where the task cannot draw itself, StorageError.
     """
     import imageio.v3 as imageio
 
@@ -39,11 +40,15 @@ def record_episode(policy: Policy, env_config: EnvConfig, seed: int, path: Path)
     finally:
         env.close()
     temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
-    if path.suffix == ".gif":
-        imageio.imwrite(temporary, frames, duration=1000 / fps, loop=0)
-    else:
-        imageio.imwrite(temporary, frames, fps=fps, codec="libx264", macro_block_size=2)
-    temporary.replace(path)
+    with stored(path):
+        try:
+            if path.suffix == ".gif":
+                imageio.imwrite(temporary, frames, duration=1000 / fps, loop=0)
+            else:
+                imageio.imwrite(temporary, frames, fps=fps, codec="libx264", macro_block_size=2)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     return episode_return
 
 

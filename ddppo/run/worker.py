@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,22 +33,29 @@ from ddppo.distributed.launch import (
 )
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import choose_backend, make_eval_env, make_vec_env, probe
-from ddppo.errors import LOST_PEERS, CollectiveError, ConfigError, NonFiniteError, TrainingError
+from ddppo.errors import (
+    LOST_PEERS,
+    CollectiveError,
+    ConfigError,
+    NonFiniteError,
+    StorageError,
+    TrainingError,
+)
+from ddppo.files import move_aside
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
-from ddppo.run.checkpoint import DTYPES
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.metrics import IterationReport
 from ddppo.run.recorder import NullRecorder, Recorder
 from ddppo.run.reporting import LocalIteration, Reporter
 from ddppo.run.summary import evaluation_metrics
 from ddppo.run.timing import IterationClock
-from ddppo.run.writers import keep_earlier
 from ddppo.seeding import action_noise, derived_seed
 from ddppo.signals import StopRequest, stop_signals_kill
+from ddppo.terminal import unbroken_streams
 
 _MAX_EVAL_ENVS = 64
 
@@ -62,7 +70,7 @@ class Worker:
         self.device = device
         self.shape = shape = configuration.validate(config)
         self.env_indices = shape.env_indices(group.rank)
-        ppo, dtype = config.ppo, DTYPES[config.dtype]
+        ppo, dtype = config.ppo, getattr(torch, config.dtype)
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.spec = spec = probe(config.env)
         cores = cores_per_rank(local_world_size)
@@ -136,24 +144,35 @@ class Worker:
 
     def _run(self, stop: StopRequest) -> None:
         recorder: Recorder | NullRecorder = NullRecorder()
-        if self.group.rank == 0:
-            position = {"iteration": self.iteration, "env_steps": self.env_steps}
-            recorder = Recorder(
-                self.config, self.shape, self.run_dir, self.derived, **position, wall_s=self.wall_before
-            )
-        status = "failed"
         try:
+            if self.group.rank == 0:
+                recorder = self._recorder()
             seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.env_indices]
             self.collector.reset(seeds)
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.group, self.device)
             stop.listen()  # from here on there is something to save, and until summary.json is written
             status = self._loop(recorder, stop)
-        except NonFiniteError as e:
-            last = checkpoint.last(self.run_dir / "checkpoints")
-            raise NonFiniteError(f"{e}. The last good checkpoint is {last or 'none: too early'}") from e
-        finally:
+        except BaseException as e:
+            with suppress(Exception):  # what comes on top of a fault would hide it
+                self._close(recorder, "failed")
+            if isinstance(e, (NonFiniteError, StorageError)):
+                last = checkpoint.last(self.run_dir / "checkpoints")
+                said = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
+                raise type(e)(f"{e}. {said}") from e
+            raise
+        self._close(recorder, status)
+
+    def _recorder(self) -> Recorder:
+        position = {"iteration": self.iteration, "env_steps": self.env_steps}
+        return Recorder(
+            self.config, self.shape, self.run_dir, self.derived, **position, wall_s=self.wall_before
+        )
+
+    def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
+        try:
             recorder.close(status, params_hash=self.parameters.digest(), best=self.best, target=self.target)
+        finally:
             self.env.close()
 
     def _loop(self, recorder: Recorder | NullRecorder, stop: StopRequest) -> str:
@@ -293,13 +312,21 @@ class Worker:
         self.wall_before = state["wall_s"]
         self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
         self.best, self.target = state["best"], state["target"]
-        best = self.run_dir / "checkpoints" / "best.pt"
-        if self.group.rank == 0 and best.is_file() and checkpoint.load(best)["iteration"] > self.iteration:
-            keep_earlier(best)  # of iterations that a crash undid
+        self._check_best()
         if self.obs_normalizer is not None:
             self.obs_normalizer.load(state["obs_moments"])
         if self.reward_normalizer is not None:
             self.reward_normalizer.state = state["return_moments"]
+
+    def _check_best(self) -> None:
+        """Forget the best scores where best.pt is not of them: a crash undid its iteration, or it was damaged."""
+        best, is_there = self.run_dir / "checkpoints" / "best.pt", False
+        if self.group.rank == 0 and best.is_file():
+            is_there = checkpoint.load(best)["env_steps"] == self.best.get("env_steps")
+            if not is_there:
+                move_aside(best)
+        if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
+            self.best = {}
 
 
 def _next_multiple(steps: int, every: int) -> float:
@@ -324,6 +351,7 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
     return stop_signal
 
 
+@unbroken_streams()
 def run_rank(run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: None) -> NoReturn:
     """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, 1 if its own.
 

@@ -64,7 +64,7 @@ def iterations(run_dir):
     return [line["iteration"] for line in lines(run_dir)]
 
 
-def test_the_same_command_keeps_what_is_complete_and_redoes_the_rest(sweep, tmp_path):
+def test_the_same_command_keeps_what_is_complete_and_does_the_rest(sweep, tmp_path):
     code, stdout, stderr = sweep(*SMALL, "seed=range(3)")
     assert (code, stderr) == (0, "")
     assert f"sweep {tmp_path}: 3 runs, 3 completed" in stdout
@@ -83,8 +83,10 @@ def test_the_same_command_keeps_what_is_complete_and_redoes_the_rest(sweep, tmp_
     for name in ("seed-0", "seed-2"):
         assert contents(folders[name]) == before[name]
     assert [summary(path)["params_hash"] for path in folders.values()] == hashes
-    (earlier,) = (tmp_path / ".earlier").iterdir()
-    assert contents(earlier).keys() | {".lock"} == before["seed-1"].keys()
+    assert not (tmp_path / ".earlier").exists()
+    after = contents(folders["seed-1"])
+    assert after["metrics.jsonl"] == before["seed-1"]["metrics.jsonl"], "nothing is trained twice"
+    assert after["summary.1.json"][0] == before["seed-1"]["summary.json"][0][:100]
 
 
 def test_a_run_of_other_settings_is_moved_aside_whole(sweep, tmp_path):

@@ -10,8 +10,7 @@ import time
 import pytest
 import torch
 
-from ddppo.cluster import driver
-from tests.support import TINY, descendants, door, lines, rank_of, run, started, summary, wait_until
+from tests.support import TINY, descendants, door, lines, rank_of, started, summary, wait_until
 
 TRAIN = [sys.executable, "-m", "ddppo.train", *TINY]
 LONG = ["env=synthetic", "ppo.total_steps=100000000", "ppo.rollout_steps=16", "env.kwargs.step_time_s=0.0005"]
@@ -195,9 +194,7 @@ def test_a_run_killed_between_its_last_checkpoint_and_its_summary_is_only_conclu
     assert first.code == 0, first.stderr
     before, records = summary(run_dir), (run_dir / "metrics.jsonl").read_bytes()
     (run_dir / "summary.json").unlink()
-    driver.prepare(run_dir)
-    ranks = ["torch.distributed.run", "--nproc-per-node=2", "-m", "ddppo.run.worker", str(run_dir)]
-    again = run([sys.executable, "-m", *ranks], run_dir)
+    again = door(f"resume={run_dir}", run_dir=run_dir)
     assert again.code == 0, again.stderr
     after = summary(run_dir)
     for name in ("status", "env_steps", "iterations", "wall_s", "fps", "params_hash"):

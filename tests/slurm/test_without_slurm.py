@@ -15,6 +15,7 @@ from ddppo.cluster.local import LocalCluster, conf_path
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.config import Config, EnvConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError
+from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from tests.support import run
 
@@ -132,7 +133,7 @@ def test_a_job_whose_run_another_process_trains_fails_and_changes_nothing(tmp_pa
 def test_a_run_whose_summary_is_broken_is_not_complete(tmp_path, text):
     (tmp_path / "config.yaml").write_text(configuration.to_yaml(Config(env=EnvConfig(id="CartPole-v1"))))
     (tmp_path / "summary.json").write_text(text)
-    assert not driver.is_completed(tmp_path)
+    assert not RunFolder(tmp_path).is_complete
 
 
 def test_no_cluster_is_an_error_that_says_how_to_start_one(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from ddppo.errors import RunFolderError
+from ddppo.errors import RunFolderError, StorageError
 from ddppo.run import checkpoint
 
 STATE = {
@@ -36,12 +36,12 @@ def test_a_checkpoint_is_loaded_without_unpickling_code(tmp_path):
 
     path = tmp_path / "best.pt"
     torch.save({"format": checkpoint.FORMAT, "version": checkpoint.VERSION, "trap": Trap()}, path)
-    with pytest.raises(RunFolderError, match=r"best.pt is truncated or not a checkpoint"):
+    with pytest.raises(RunFolderError, match=r"best.pt is damaged, or not a checkpoint"):
         checkpoint.load(path)
     assert names(tmp_path) == ["best.pt"]
 
 
-@pytest.mark.parametrize("moment", ["save", "fsync", "replace"])
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
 def test_a_fault_while_saving_leaves_the_old_checkpoint_whole(tmp_path, monkeypatch, moment):
     path = tmp_path / "iteration_00000001.pt"
     checkpoint.save(path, {"iteration": 1})
@@ -49,11 +49,12 @@ def test_a_fault_while_saving_leaves_the_old_checkpoint_whole(tmp_path, monkeypa
     def fail(*args):
         raise OSError("no space left on device")
 
-    owner = {"save": torch, "fsync": os, "replace": os}[moment]
+    owner = {"fsync": os, "replace": os}[moment]
     monkeypatch.setattr(owner, moment, fail)
-    with pytest.raises(OSError, match="no space left"):
+    with pytest.raises(StorageError, match=f"{path} cannot be written: no space left on device"):
         checkpoint.save(path, {"iteration": 2})
     monkeypatch.undo()
+    assert names(tmp_path) == [path.name]
     assert checkpoint.load(path)["iteration"] == 1
     assert checkpoint.last(tmp_path) == path
 
@@ -82,20 +83,55 @@ def load_error(path):
     return message
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
-def test_a_truncated_checkpoint_is_named_with_the_one_before_it(tmp_path, share):
-    checkpoint.save_iteration(tmp_path, 1, STATE, keep=2)
-    path = checkpoint.save_iteration(tmp_path, 2, STATE, keep=2)
+def cut(path, share):
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    message = load_error(path)
-    assert "is truncated or not a checkpoint; move it away to go on from iteration_00000001.pt" in message
+
+
+def flip_a_bit(path):
+    """In a tensor's data, where torch.load sees nothing wrong."""
+    content = bytearray(path.read_bytes())
+    content[content.find(STATE["model"]["weight"].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    assert torch.load(path, weights_only=True)["iteration"] == 3
+
+
+DAMAGES = {
+    "empty": lambda path: cut(path, 0.0),
+    "cut": lambda path: cut(path, 0.3),
+    "end missing": lambda path: cut(path, 0.99),
+    "one bit": flip_a_bit,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_is_not_loaded_and_the_one_before_it_found(tmp_path, damage):
+    first = checkpoint.save_iteration(tmp_path, 1, STATE, keep=2)
+    second = checkpoint.save_iteration(tmp_path, 2, STATE, keep=2)
+    assert checkpoint.last_whole(tmp_path) == (second, [])
+    damage(second)
+    assert "is damaged, or not a checkpoint" in load_error(second)
+    assert checkpoint.last_whole(tmp_path) == (first, [second])
+    damage(first)
+    assert checkpoint.last_whole(tmp_path) == (None, [second, first])
+
+
+def test_damaged_checkpoints_stay_under_another_name(tmp_path):
+    checkpoint.save(tmp_path / "best.pt", STATE)
+    for iteration in (1, 2, 3):
+        checkpoint.save_iteration(tmp_path, iteration, STATE, keep=3)
+    for name in ("iteration_00000001.pt", "iteration_00000003.pt", "best.pt"):
+        flip_a_bit(tmp_path / name)
+    kept = checkpoint.set_damaged_aside(tmp_path)
+    assert [path.name for path in kept] == ["iteration_00000003.damaged.1.pt", "best.damaged.1.pt"]
+    assert checkpoint.last(tmp_path).name == "iteration_00000002.pt"
+    assert checkpoint.set_damaged_aside(tmp_path) == [], "an older one hinders nobody"
 
 
 def test_a_file_of_something_else_is_called_foreign(tmp_path):
     text, tensors = tmp_path / "notes.pt", tmp_path / "weights.pt"
     text.write_text("buy milk")
-    assert "is truncated or not a checkpoint" in load_error(text)
+    assert "is damaged, or not a checkpoint" in load_error(text)
     torch.save({"weight": torch.zeros(2)}, tensors)
     assert "was not written by ddppo" in load_error(tensors)
     torch.save([1, 2], tensors)

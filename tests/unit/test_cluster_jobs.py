@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from ddppo import config as configuration
 from ddppo.cluster import jobs as cluster_jobs
 from ddppo.cluster.jobs import Book, Job, counts, last_error, progress, table
 from ddppo.cluster.launch import launch
@@ -101,8 +102,10 @@ def known(monkeypatch, *infos):
 
 
 def complete(book):
-    text = json.dumps({"schema_version": SCHEMA_VERSION, "status": "completed"})
-    (book.sweep_dir / "run" / "summary.json").write_text(text)
+    config = Config(env=EnvConfig(id="CartPole-v1"))
+    summary = {"schema_version": SCHEMA_VERSION, "status": "completed", "env_steps": config.ppo.total_steps}
+    (book.sweep_dir / "run" / "config.yaml").write_text(configuration.to_yaml(config))
+    (book.sweep_dir / "run" / "summary.json").write_text(json.dumps(summary))
 
 
 def test_an_active_job_has_no_outcome_yet(book, monkeypatch):

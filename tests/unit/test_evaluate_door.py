@@ -112,6 +112,24 @@ def test_a_broken_checkpoint_is_named(call, finished_run, tmp_path, broken):
     assert str(path) in refuses(call, f"run={copy}")
 
 
+def test_of_a_damaged_checkpoint_the_one_before_it_is_evaluated(call, finished_run, tmp_path):
+    copy = shutil.copytree(finished_run, tmp_path / "copy")
+    newer = copy / "checkpoints" / "iteration_00000002.pt"
+    newer.write_bytes(b"PK")
+    code, stdout, stderr = call(f"run={copy}", "episodes=1")
+    assert code == 0
+    assert "iteration_00000001.pt" in stdout
+    assert stderr == f"warning: {newer} is damaged: iteration_00000001.pt is evaluated\n"
+
+
+def test_a_video_that_cannot_be_written_is_said_in_one_sentence(call, finished_run, tmp_path):
+    pytest.importorskip("imageio")
+    copy = shutil.copytree(finished_run, tmp_path / "copy")
+    (copy / "videos").touch()
+    code, _, stderr = call(f"run={copy}", "episodes=1", "video=true")
+    assert (code, stderr) == (1, f"error: {copy / 'videos'} cannot be written: File exists\n")
+
+
 def test_a_checkpoint_of_another_model_is_named(call, finished_run, tmp_path):
     copy = shutil.copytree(finished_run, tmp_path / "copy")
     text = (copy / "config.yaml").read_text()

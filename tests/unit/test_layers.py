@@ -10,6 +10,8 @@ GROUND = {
     "__init__",
     "config",
     "errors",
+    "files",
+    "terminal",
     "seeding",
     "signals",
     "collectives",
@@ -121,6 +123,8 @@ def test_the_configuration_and_the_door_import_no_torch():
         "errors",
         "signals",
         "run.rank",
+        "files",
+        "terminal",
         "scaling.batch",
     ):
         tree = ast.parse(MODULES[module].read_text())

@@ -4,6 +4,7 @@ import subprocess
 import pytest
 
 from ddppo.config import Config, validate
+from ddppo.files import write_json
 from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import (
     SummaryBuilder,
@@ -15,7 +16,6 @@ from ddppo.run.summary import (
     spread,
     versions,
 )
-from ddppo.run.writers import write_json
 from ddppo.scaling.batch import strong
 
 

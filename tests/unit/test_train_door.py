@@ -349,20 +349,6 @@ def test_a_folder_without_a_configuration_is_not_resumed(refused, tmp_path):
     assert "not a run folder" in refused(tmp_path)
 
 
-def test_a_run_without_a_checkpoint_is_not_resumed(refused, copied_run):
-    for path in (copied_run / "checkpoints").iterdir():
-        path.unlink()
-    assert "no checkpoint" in refused(copied_run, "ppo.total_steps=256")
-
-
-def test_a_truncated_checkpoint_is_named_with_the_one_before(refused, copied_run):
-    last = copied_run / "checkpoints" / "iteration_00000002.pt"
-    last.write_bytes(last.read_bytes()[:1000])
-    stderr = refused(copied_run, "ppo.total_steps=256")
-    assert f"{last} is truncated" in stderr
-    assert "iteration_00000001.pt" in stderr
-
-
 @pytest.mark.parametrize("value", [{"model": {}}, [1, 2], {"format": "ddppo-checkpoint", "version": 99}])
 def test_a_foreign_checkpoint_is_named(refused, copied_run, value):
     last = copied_run / "checkpoints" / "iteration_00000002.pt"

@@ -1,13 +1,16 @@
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ddppo.errors import RunFolderError
+from ddppo.errors import RunFolderError, StorageError
+from ddppo.files import write_json
 from ddppo.run.metrics import IterationReport
-from ddppo.run.writers import JsonlWriter, Writers, drop_after, read_reports, write_json
+from ddppo.run.writers import JsonlWriter, drop_after, read_reports
 
 
 def report(iteration, num_ranks=2, **global_metrics):
@@ -154,36 +157,41 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
-class Recorder:
-    def __init__(self, fails=False):
-        self.calls = []
-        self.fails = fails
+def test_a_disk_that_is_full_in_the_middle_of_a_line_leaves_whole_lines(five_iterations, monkeypatch):
+    writer = JsonlWriter(five_iterations)
 
-    def write(self, report):
-        self.calls.append(report.iteration)
+    class Full:
+        def __init__(self, file):
+            self.file, self.left = file, 70
 
-    def close(self, final_eval=None, *, completed=True):
-        self.calls.append((final_eval, completed))
-        if self.fails:
-            raise OSError("disk full")
+        def write(self, content):
+            if not self.left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = self.file.write(content[: self.left])
+            self.left = 0
+            return written
 
+        def __getattr__(self, name):
+            return getattr(self.file, name)
 
-def test_every_writer_gets_every_report():
-    first, second = Recorder(), Recorder()
-    both = Writers(first, second)
-    both.write(report(1))
-    both.close({"eval/return_mean": 1.0}, completed=False)
-    assert first.calls == second.calls == [1, ({"eval/return_mean": 1.0}, False)]
-
-
-def test_one_writer_that_cannot_close_does_not_keep_the_others_open():
-    first, second = Recorder(fails=True), Recorder(fails=True)
-    with pytest.raises(OSError, match="disk full"):
-        Writers(first, second).close()
-    assert first.calls == second.calls == [(None, True)]
+    monkeypatch.setattr(writer, "_file", Full(writer._file))
+    before = five_iterations.read_bytes()
+    with pytest.raises(StorageError, match=rf"{five_iterations} cannot be written: No space left on device"):
+        writer.write(report(6))
+    assert five_iterations.read_bytes() == before
+    writer.close()
 
 
-def test_no_writers_write_nothing():
-    nothing = Writers()
-    nothing.write(report(1))
-    nothing.close()
+def test_a_kill_between_moving_lines_and_cutting_them_doubles_none(five_iterations, monkeypatch):
+    with monkeypatch.context() as patch:
+        real = os.replace
+        patch.setattr(
+            os,
+            "replace",
+            lambda a, b: real(a, b) if "superseded" in str(b) else (_ for _ in ()).throw(KeyboardInterrupt),
+        )
+        with pytest.raises(KeyboardInterrupt):
+            drop_after(five_iterations, 3)
+    assert drop_after(five_iterations, 3) == 4
+    superseded = five_iterations.with_name("metrics.superseded.jsonl")
+    assert [line["iteration"] for line in lines(superseded)] == [4, 4, 5, 5]

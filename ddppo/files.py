@@ -1,0 +1,104 @@
+"""Files that are whole at every moment: the old one, the new one, or none; never a part, whatever ends the process.
+
+Everything here raises StorageError where the operating system refuses, with the path and its reason, and then leaves
+no temporary file behind. What kill -9 leaves is removed by `remove_leftovers`.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ddppo.errors import StorageError
+
+
+@contextmanager
+def stored(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block, which writes `path`, into a StorageError that names it."""
+    try:
+        yield
+    except OSError as e:
+        raise StorageError.of(path, e) from e
+
+
+@contextmanager
+def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Give a temporary file beside `path` that takes its place, synced, if the block succeeds."""
+    temporary = path.with_name(f".{os.getpid()}.tmp")
+    with stored(path):
+        try:
+            with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):  # a read-only disk; what it holds is hidden, and goes at the next start
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as the whole of `path`."""
+    with replacing(path) as file:
+        file.write(text)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as JSON, NaN and infinity as null."""
+    write_text(path, json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """Return `value` in JSON's types: NaN and infinity as null, NumPy scalars as numbers, paths as text."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    if hasattr(value, "item") and callable(value.item):  # NumPy scalars
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+def move_aside(path: Path, *, label: str = "") -> Path | None:
+    """Rename a file or folder to the first free name `<stem><label>.<number><suffix>` beside it; return that name.
+
+    None where there is nothing to move.
+    """
+    if not path.exists():
+        return None
+    kept = free_name(path, label)
+    with stored(kept):
+        path.rename(kept)
+    return kept
+
+
+def keep_copy(path: Path) -> None:
+    """Keep what `path` is now under the first free number beside it, while `path` itself stays."""
+    if path.exists():
+        kept = free_name(path)
+        try:
+            os.link(path, kept)
+        except OSError:  # a file system without links, or one that is full, of which the copy tells
+            with replacing(kept, "wb") as file:
+                file.write(path.read_bytes())
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed; call it only while the folder is held."""
+    with stored(folder):
+        for path in folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def free_name(path: Path, label: str = "") -> Path:
+    """Return the first of `<stem><label>.1<suffix>`, `.2`, ... beside `path` that nothing has."""
+    number = 1
+    while (kept := path.with_name(f"{path.stem}{label}.{number}{path.suffix}")).exists():
+        number += 1
+    return kept

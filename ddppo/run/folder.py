@@ -1,0 +1,107 @@
+"""A run's folder as whoever starts, resumes, queues or lists runs sees it. Imports no torch.
+
+What ranks write into it: docs in README, "What a run leaves behind".
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddppo import config as configuration
+from ddppo.config import Config
+from ddppo.errors import ConfigError
+from ddppo.files import keep_copy, move_aside, remove_leftovers, stored, write_text
+from ddppo.run import checkpoint
+from ddppo.run.summary import SCHEMA_VERSION
+from ddppo.run.writers import drop_after
+from ddppo.terminal import warn
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that holds a run, or is to hold one."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is there but hidden files, such as the lock."""
+        return not self.path.is_dir() or all(path.name.startswith(".") for path in self.path.iterdir())
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return checkpoint.last(self.checkpoints) is not None
+
+    def config(self) -> Config:
+        """Read config.yaml. Raises ConfigError."""
+        return configuration.load(self.path / "config.yaml")
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return summary.json if the run is complete, else None.
+
+        A run that was complete and was then given more steps to do is not.
+        """
+        try:
+            found = json.loads((self.path / "summary.json").read_text())
+            total_steps = self.config().ppo.total_steps
+        except (OSError, ValueError, ConfigError):
+            return None
+        whole = isinstance(found, dict) and found.get("schema_version") == SCHEMA_VERSION
+        if not whole or found.get("status") != "completed" or not found.get("env_steps", 0) >= total_steps:
+            return None
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        return self.summary() is not None
+
+    def begin(self, config: Config) -> Config:
+        """Make the folder ready for the ranks of `config`, and return that with `resume` as they find it written.
+
+        They go on from the last whole checkpoint. Without one they begin anew, and what an earlier start left stays
+        under other names, so that no step counts twice. Damaged checkpoints get other names too, of which a warning
+        tells. config.yaml is whole at every instant; where it said something else, that stays under a number.
+        Call it while the folder is held. Raises StorageError.
+        """
+        with stored(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.tidy()
+        damaged = checkpoint.set_damaged_aside(self.checkpoints)
+        last = checkpoint.last(self.checkpoints)
+        for kept in damaged:
+            warn(
+                f"a damaged checkpoint is kept as {kept}; the last whole one is {last.name if last else 'none'}"
+            )
+        if last is None:
+            drop_after(self.path / "metrics.jsonl", 0)
+            for name in ("summary.json", "tensorboard", "checkpoints/best.pt"):
+                move_aside(self.path / name)
+        config = dataclasses.replace(config, resume=str(self.path) if last else None)
+        self._write(config)
+        return config
+
+    def tidy(self) -> None:
+        """Remove the temporary files of processes that were killed. Call it while the folder is held."""
+        for folder in (self.path, self.checkpoints, self.path / "tensorboard"):
+            remove_leftovers(folder)
+
+    def _write(self, config: Config) -> None:
+        path, text = self.path / "config.yaml", configuration.to_yaml(config)
+        if path.exists():
+            if path.read_text() == text:
+                return
+            if not self._differs_in_resume_alone(config):
+                keep_copy(path)
+        write_text(path, text)
+
+    def _differs_in_resume_alone(self, config: Config) -> bool:
+        try:
+            return dataclasses.replace(self.config(), resume=config.resume) == config
+        except ConfigError:
+            return False
