@@ -6,6 +6,7 @@ Hydra's grammar reads paths, numbers and flags in its own way, and lets a settin
 import argparse
 import os
 import re
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -262,10 +263,19 @@ def _check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
 def _check_writable(key: str, value: str) -> None:
     if value in ("", "null"):
         raise RunFolderError(f"{key}={value} names no folder")
+    if "${" in value:  # known once the configuration is composed
+        return
     folder = Path(value).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise RunFolderError(f"{key}={folder}: {existing} is not a folder that can be written to")
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    try:  # permissions do not tell of names too long, of quotas, or of file systems that take no folders
+        with tempfile.TemporaryDirectory(
+            dir=existing
+        ) as beside:  # another command may want the same folder now
+            (Path(beside) / folder.relative_to(existing)).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunFolderError(
+            f"{key}={folder}: {existing} is not a folder that can be written to: {e.strerror}"
+        ) from e
 
 
 def _unquoted(value: str) -> str:

@@ -82,7 +82,7 @@ class ModelConfig:
 class PPOConfig:
     total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
     rollout_steps: int = setting(128, "steps T per environment and iteration", low=1)
-    num_epochs: int = setting(4, "passes K over the batch per iteration", low=1)
+    num_epochs: int = setting(4, "passes K over the batch per iteration", low=1, high=1_000_000)
     num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
     gamma: float = setting(0.99, "discount per step", low=0, high=1)
     gae_lambda: float = setting(0.95, "lambda of GAE", low=0, high=1)
@@ -132,14 +132,19 @@ class DistConfig:
     check_every: int = setting(
         10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
     )
-    timeout_s: float = setting(600.0, "seconds a rank waits for another before it gives up", above=0)
+    timeout_s: float = setting(
+        600.0, "seconds a rank waits for another before it gives up", above=0, high=10_000_000
+    )
     oversubscribe: str = setting(
         "warn",
         "more ranks on this machine than it has cores (or GPUs): warn and go on, or refuse",
         choices=("warn", "refuse"),
     )
     threads_per_rank: int | None = setting(
-        None, "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1", low=1
+        None,
+        "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1",
+        low=1,
+        high=1024,
     )
 
 
@@ -258,6 +263,7 @@ SECTIONS = {
 }
 
 _LARGEST_BATCH = 2**31
+_LARGEST_LAYER = 2**24
 _WANTED = {  # what OmegaConf calls the types of settings
     "Integer": "a whole number, e.g. 1000 or 1e3",
     "Float": "a number",
@@ -452,6 +458,10 @@ def validate(config: Config) -> BatchShape:
     if any(size < 1 for size in config.model.hidden_sizes):
         raise ConfigError(
             f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit"
+        )
+    if max(config.model.hidden_sizes) > _LARGEST_LAYER:
+        raise ConfigError(
+            f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
         )
     dist, ppo = config.dist, config.ppo
     if dist.max_world_size is not None and dist.world_size > dist.max_world_size:

@@ -154,3 +154,12 @@ def test_the_objective_is_the_final_score_or_the_seconds_to_the_target():
 def test_an_error_fits_on_one_line_and_names_its_class_unless_it_is_ours():
     assert one_line(ConfigError("a\n  b")) == "a b"
     assert one_line(ZeroDivisionError("a\n  b")) == "ZeroDivisionError: a b"
+
+
+@pytest.mark.parametrize("folder", ["/proc/nothing", "x" * 300, "file/below", "file"])
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can be written to"):
+        prepared_arguments([f"hydra.run.dir={folder}"])
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
