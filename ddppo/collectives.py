@@ -182,16 +182,21 @@ class ProcessGroup(Group):
     def _leave_word(self, word: str) -> list[int]:
         """Tell the others and the launcher that this rank lives; return the ranks that do not within a second."""
         self._store.set_timeout(timedelta(seconds=2))
-        self._store.set(_WORD.format(self.rank), word)
-        self._store.add(_NUM_WORDS, 1)
+        leave_word(self._store, self.rank, word)
         end = time.monotonic() + 1.0
         while self._store.add(_NUM_WORDS, 0) < self.world_size - 1 and time.monotonic() < end:
             time.sleep(0.05)
         return [rank for rank in range(self.world_size) if not self._store.check([_WORD.format(rank)])]
 
 
+def leave_word(store: dist.Store, rank: int, word: str) -> None:
+    """Tell the other ranks and the launcher for how long this one has not heard of all of them: "for 8.1 s, ..."."""
+    store.set(_WORD.format(rank), word)
+    store.add(_NUM_WORDS, 1)
+
+
 def last_words(store: dist.Store, world_size: int) -> dict[int, str]:
-    """Return of every rank that lost its peers for how long it had not heard of all of them."""
+    """Return the words of the ranks that left one."""
     words = {rank: _WORD.format(rank) for rank in range(world_size)}
     return {rank: store.get(word).decode() for rank, word in words.items() if store.check([word])}
 

@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import Group, ProcessGroup, in_words, last_words
+from ddppo.collectives import Group, ProcessGroup, in_words, last_words, leave_word
 from ddppo.config import Config
 from ddppo.errors import LOST_PEERS, CollectiveError, ConfigError, Stopped, TrainingError
 from ddppo.signals import StopRequest, die_with_parent
@@ -204,15 +204,18 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
     if device.type == "cuda":
         torch.cuda.set_device(device)
     rank = int(os.environ["RANK"])
+    store = store or rendezvous_store()
     try:
         dist.init_process_group(
             resolve_backend(config.dist.backend, device, local_world_size),
-            store=store or rendezvous_store(),
+            store=store,
             rank=rank,
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=config.dist.timeout_s),
         )
     except dist.DistError as e:
+        with suppress(dist.DistError):
+            leave_word(store, rank, f"for {config.dist.timeout_s:.1f} s, never heard of")
         raise CollectiveError(
             f"rank {rank} on {socket.gethostname()} did not meet all other ranks within dist.timeout_s="
             f"{config.dist.timeout_s:g}: {e}"
