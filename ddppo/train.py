@@ -216,7 +216,7 @@ def _run(config: Config, run_dir: Path) -> int | None:
 
         stop_signal = train_rank(run_dir)
     else:
-        from ddppo.distributed.launch import start_ranks
+        from ddppo.distributed.launcher import start_ranks
 
         stop_signal = start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":

@@ -1,14 +1,10 @@
-"""Starting ranks on this machine, and what a rank needs of it: a device, threads, its peers, an end."""
+"""What a rank needs of its machine: a device, threads, its peers, an end."""
 
 import hashlib
-import math
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import sys
-import time
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import util as multiprocessing_util
@@ -18,17 +14,14 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import Group, ProcessGroup, in_words, last_words, leave_word
+from ddppo.collectives import Group, ProcessGroup, leave_word
 from ddppo.config import Config
-from ddppo.errors import LOST_PEERS, CollectiveError, ConfigError, Stopped, TrainingError
-from ddppo.signals import StopRequest, die_with_parent
+from ddppo.errors import CollectiveError, ConfigError
+from ddppo.signals import die_with_parent
 
 # Parameters times samples from which a second thread pays. Forward and backward of two trunks of two layers, 1 and 2
 # threads: 64 units, 256 samples (2.5e6) .46 and .40 ms; 64 units, 2,048 samples (2e7) 3.0 and 1.6 ms.
 _THREADS_PAY_FROM = 10_000_000
-
-_POLL_S = 0.05
-_PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
@@ -90,92 +83,6 @@ def machine_number() -> int:
 def loopback_interface() -> str:
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), "lo")
-
-
-def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
-    """Run `world_size` ranks of `python -m ddppo.run.rank <run_dir>` on this machine and wait for them.
-
-    Signals are for this process alone, every rank being a session of its own. One that asks for a stop is passed on as
-    SIGUSR2, which ends a rank at once before its loop and has it save inside; its number is returned. Raises
-    TrainingError if a rank failed, Stopped where there was nothing to save yet, KeyboardInterrupt after a second
-    Ctrl-C; all ranks have ended then.
-    """
-    # Ranks meet here: a store of this process lives as long as the last of them and tells how they ended.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks: list[subprocess.Popen] = []
-    with StopRequest() as stop:
-        stop.listen()
-        try:
-            for rank in range(world_size):
-                variables = torchrun_variables(rank, world_size, store.port)
-                command = [sys.executable, "-m", "ddppo.run.rank", str(run_dir), str(os.getpid())]
-                ranks.append(subprocess.Popen(command, env=os.environ | variables, start_new_session=True))
-            ended = _wait_for_end(ranks, stop)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-    if stop.signal is not None and -signal.SIGUSR2 in ended.values():
-        raise Stopped(stop.signal)
-    if any(ended.get(rank) != 0 for rank in range(world_size)):
-        raise TrainingError(
-            f"{_blame(ended, world_size, store, timeout_s)} Checkpoints, if any, are in {run_dir}: go on with "
-            f"resume={run_dir}"
-        )
-    return stop.signal
-
-
-def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what torchrun would tell a rank of this machine in environment variables."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-
-def _wait_for_end(ranks: list[subprocess.Popen], stop: StopRequest) -> dict[int, int]:
-    """Pass a request to stop on and return exit codes in the order of their ends.
-
-    Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
-    still runs then does not answer.
-    """
-    ended: dict[int, int] = {}
-    passed_on, give_up = False, math.inf
-    while len(ended) < len(ranks) and time.monotonic() < give_up:
-        if stop.requested and not passed_on:
-            passed_on = True
-            for process in ranks:
-                process.send_signal(signal.SIGUSR2)
-        time.sleep(_POLL_S)
-        for rank, process in enumerate(ranks):
-            if rank not in ended and (code := process.poll()) is not None:
-                ended[rank] = code
-                if code != 0:
-                    has_nothing_to_save = stop.requested and code == -signal.SIGUSR2
-                    patience_s = 0.0 if has_nothing_to_save else _PATIENCE_S
-                    give_up = min(give_up, time.monotonic() + patience_s)
-    return ended
-
-
-def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> str:
-    """Say which rank failed. One that only lost its peers is not the cause, whenever it ended."""
-    for rank, code in ended.items():
-        if code not in (0, LOST_PEERS):
-            why = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return f"rank {rank} of {world_size} ended with {why} and the others were stopped; its message is above."
-    words = last_words(store, world_size)
-    silent = [rank for rank in range(world_size) if rank not in ended and rank not in words]
-    if not silent or not words:
-        return f"the {world_size} ranks lost one another; their messages are above."
-    silence = max(words.values(), key=lambda word: float(word.split()[1]))
-    return (
-        f"{in_words(silent)} of {world_size} did not answer {silence} (limit dist.timeout_s={timeout_s:g}), and all "
-        "ranks were stopped."
-    )
 
 
 def launchers_store(timeout_s: float = 300.0) -> dist.Store:

@@ -871,7 +871,7 @@ def _called(door: str, arguments: list[str]) -> Iterator[None]:
 def _no_ranks() -> Iterator[None]:
     with (
         mock.patch("ddppo.run.worker.train_rank", side_effect=Started),
-        mock.patch("ddppo.distributed.launch.start_ranks", side_effect=Started),
+        mock.patch("ddppo.distributed.launcher.start_ranks", side_effect=Started),
         mock.patch("ddppo.cluster.slurm.command", return_value="MaxArraySize = 9"),
         mock.patch("ddppo.cluster.submit.submitit.SlurmExecutor", side_effect=Started),
     ):

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 
 from ddppo.collectives import leave_word
-from ddppo.distributed.launch import _blame
+from ddppo.distributed.launcher import _blame
 from ddppo.errors import LOST_PEERS
 
 

@@ -40,7 +40,7 @@ def no_ranks(monkeypatch):
     def started(*arguments):
         raise AssertionError(f"ranks were started: {arguments}")
 
-    monkeypatch.setattr("ddppo.distributed.launch.start_ranks", started)
+    monkeypatch.setattr("ddppo.distributed.launcher.start_ranks", started)
     monkeypatch.setattr("ddppo.run.worker.train_rank", started)
 
 
@@ -240,7 +240,7 @@ def test_what_was_in_a_sweep_s_folder_stays_when_no_run_can_begin(call, no_ranks
 
 def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch):
     monkeypatch.setattr("ddppo.run.start.available_cores", lambda: 2)
-    monkeypatch.setattr("ddppo.distributed.launch.start_ranks", lambda *arguments: sys.exit(7))
+    monkeypatch.setattr("ddppo.distributed.launcher.start_ranks", lambda *arguments: sys.exit(7))
     code, stderr = call("dist.world_size=4")
     assert code == 7
     assert stderr == (
