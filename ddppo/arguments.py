@@ -15,9 +15,9 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 from ddppo.command_line import unknown_option
 from ddppo.config import SCHEMAS, SECTIONS, Config, SlurmLauncherConfig
+from ddppo.config.help import setting_names
+from ddppo.config.integers import is_integer, is_truth, setting_types, written_out
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.help import setting_names
-from ddppo.integers import is_integer, is_truth, setting_types, written_out
 
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
 _MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")

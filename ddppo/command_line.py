@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import Config, conf_dir, in_words, near
+from ddppo.config.help import setting_names
 from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
-from ddppo.help import setting_names
 from ddppo.package import install_command
 from ddppo.run.lock import held
 

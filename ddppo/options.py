@@ -15,9 +15,9 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import check_fields, escaped, in_words, near
+from ddppo.config.help import shown_default
+from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError
-from ddppo.help import shown_default
-from ddppo.integers import is_integer, is_truth, written_out
 from ddppo.package import versions
 
 T = TypeVar("T")

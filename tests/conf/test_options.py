@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from ddppo import config as configuration
 from ddppo.config import Config, SlurmLauncherConfig
-from ddppo.help import description, setting_names
+from ddppo.config.help import description, setting_names
 from tests.support import run
 
 CONF = configuration.conf_dir()

@@ -6,9 +6,10 @@ import json
 import numpy as np
 
 from ddppo.config import Config, validate
+from ddppo.files import write_json
 from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import SummaryBuilder
-from ddppo.run.writers import JsonlWriter, read_reports, write_json
+from ddppo.run.writers import JsonlWriter, read_reports
 from ddppo.scaling.runs import PARTS, Evaluation, Run
 
 CONFIG = {

@@ -1,0 +1,54 @@
+"""Settings: one (fields), all (settings), rules across them (rules), config.yaml (stored), Hydra (compose).
+
+`Config` is the resolved configuration of one run. YAML files in conf/ hold presets of its sections; Hydra composes
+them against these dataclasses, `from_omegaconf` converts the result, and `validate` checks it before any process
+starts. Nothing changes it afterwards. Imports no torch, so that `--help` is quick.
+"""
+
+from ddppo.config.compose import SCHEMAS, conf_dir, folder_name, register, stamp
+from ddppo.config.fields import check_fields, near, setting
+from ddppo.config.rules import batch_shape, validate
+from ddppo.config.settings import (
+    SECTIONS,
+    CheckpointConfig,
+    Config,
+    DistConfig,
+    EnvConfig,
+    EvalConfig,
+    LogConfig,
+    ModelConfig,
+    PPOConfig,
+    ScalingConfig,
+    SlurmLauncherConfig,
+)
+from ddppo.config.stored import escaped, from_omegaconf, in_words, load, to_omegaconf, to_yaml
+
+__all__ = [
+    "SCHEMAS",
+    "SECTIONS",
+    "CheckpointConfig",
+    "Config",
+    "DistConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "LogConfig",
+    "ModelConfig",
+    "PPOConfig",
+    "ScalingConfig",
+    "SlurmLauncherConfig",
+    "batch_shape",
+    "check_fields",
+    "conf_dir",
+    "escaped",
+    "folder_name",
+    "from_omegaconf",
+    "in_words",
+    "load",
+    "near",
+    "register",
+    "setting",
+    "stamp",
+    "to_omegaconf",
+    "to_yaml",
+    "validate",
+]

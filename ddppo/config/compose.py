@@ -1,0 +1,68 @@
+"""What Hydra is told before it composes: the schemas of the groups, the presets' folder, the names of run folders."""
+
+import hashlib
+import re
+import secrets
+import string
+import time
+from functools import partial
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from ddppo.config.help import help_text
+from ddppo.config.settings import SECTIONS, Config, SlurmLauncherConfig
+
+SCHEMAS = ("schema", "slurm_schema")  # entries of Hydra's that presets stand on, and no options of a group
+
+
+def register() -> None:
+    """Put the schemas into Hydra's ConfigStore: `schema` for the root, `<group>/schema` for each group."""
+    store = ConfigStore.instance()
+    # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
+    setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
+    store.store(name="schema", node=Config)
+    for group, section in SECTIONS.items():
+        store.store(group=group, name="schema", node=section)
+    store.store(group="hydra/launcher", name="slurm_schema", node=SlurmLauncherConfig)
+    text = help_text(conf_dir(), Config, list(SECTIONS), SlurmLauncherConfig)
+    help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
+    store.store(group="hydra/help", name="ddppo", node=help_node)
+    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+    # Drawn here, once: one command means one name wherever it is asked for, in a launcher's processes too.
+    OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
+
+
+def _shown_options(store: ConfigStore, path: str) -> list[str]:
+    return [name for name in ConfigStore.list(store, path) if name.removesuffix(".yaml") not in SCHEMAS]
+
+
+def stamp(pattern: str, *, now: time.struct_time, key: str) -> str:
+    """Return the time `now` by a pattern of strftime, and the `key` that tells apart what begins in one second."""
+    return f"{time.strftime(pattern, now)}_{key}"
+
+
+def _key() -> str:
+    """Return 6 random characters. Of 2,000 drawn in one second two are the same once in a thousand times."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(6))
+
+
+def folder_name(overrides: str) -> str:
+    """Return the name of a run's folder in a sweep, made of its overrides: stable, no slash, at most 200 characters.
+
+    A hash tells apart those that would be one after characters were replaced or left out.
+    """
+    plain = re.sub(r"(^|_)\++", r"\1", overrides)  # ++ adds a setting, and is no part of its name
+    name = re.sub(r"[^\w.+@-]", "-", plain, flags=re.ASCII) or "run"
+    digest = hashlib.sha256(overrides.encode()).hexdigest()[:10]
+    if len(name) > 200:
+        return f"{name[:94]}-{digest}-{name[-94:]}"
+    return name if name == plain or not plain else f"{name}-{digest[:6]}"
+
+
+def conf_dir() -> Path:
+    """Return the folder of the YAML presets: inside an installed package first, else in the checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "conf"
+    return installed if installed.is_dir() else package.parent / "conf"

@@ -1,0 +1,96 @@
+"""The rules across settings, and the sizes of an iteration that follow from them."""
+
+from ddppo.config.fields import check_fields
+from ddppo.config.settings import Config
+from ddppo.errors import ConfigError
+from ddppo.scaling.batch import BatchShape, strong, weak
+
+_LARGEST_BATCH = 2**31
+_LARGEST_LAYER = 2**24
+
+
+def batch_shape(config: Config) -> BatchShape:
+    """Return the sizes of one iteration under the scaling rule. Raises ConfigError where there are none."""
+    sizes = {
+        "num_envs": config.env.num_envs,
+        "rollout_steps": config.ppo.rollout_steps,
+        "world_size": config.dist.world_size,
+        "num_minibatches": config.ppo.num_minibatches,
+        "num_epochs": config.ppo.num_epochs,
+    }
+    if config.scaling.rule == "strong":
+        return strong(**sizes)
+    return weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
+
+
+def validate(config: Config) -> BatchShape:
+    """Check every rule that needs neither torch nor the environment, and return the sizes of an iteration.
+
+    Raises ConfigError with the value, the rule and the remedy.
+    """
+    check_fields(config)
+    if not config.model.hidden_sizes:
+        raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
+    if any(size < 1 for size in config.model.hidden_sizes):
+        raise ConfigError(
+            f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit"
+        )
+    if max(config.model.hidden_sizes) > _LARGEST_LAYER:
+        raise ConfigError(
+            f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
+        )
+    dist, ppo = config.dist, config.ppo
+    if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
+        raise ConfigError(
+            f"dist.world_size={dist.world_size} exceeds {dist.max_world_size}, all that distributed=single allows: "
+            "use distributed=ddp"
+        )
+    if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
+        raise ConfigError(
+            f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "
+            "set dist.grad_sync=ddp, or leave the bucket size out"
+        )
+    if ppo.adaptive_kl is not None and ppo.lr_schedule != "adaptive":
+        raise ConfigError(
+            f"ppo.adaptive_kl={ppo.adaptive_kl} has no effect with ppo.lr_schedule={ppo.lr_schedule}: "
+            "set ppo.lr_schedule=adaptive, or use ppo.target_kl to stop epochs early"
+        )
+    if config.scaling.rule == "strong" and config.scaling.learning_rate_rule != "none":
+        raise ConfigError(
+            f"scaling.learning_rate_rule={config.scaling.learning_rate_rule} has no effect with scaling=strong, "
+            "where the batch does not grow: use scaling=weak"
+        )
+    if dist.backend == "nccl" and config.device == "cpu":
+        raise ConfigError("dist.backend=nccl needs GPUs, but device=cpu: use dist.backend=gloo")
+    shape = batch_shape(config)
+    for rank, seconds in config.env.slow_ranks.items():
+        if not 0 <= rank < dist.world_size:
+            raise ConfigError(
+                f"env.slow_ranks names rank {rank}, but dist.world_size={dist.world_size} has ranks 0 to "
+                f"{dist.world_size - 1}"
+            )
+        if seconds < 0:
+            raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
+    if config.env.backend == "native" and shape.rollout_steps < 2:
+        raise ConfigError(
+            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
+            "autoreset pseudo-steps: use at least 2, or env.backend=sync"
+        )
+    if shape.batch_size > _LARGEST_BATCH:
+        raise ConfigError(
+            f"env.num_envs and ppo.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
+            f"{shape.batch_size} samples an iteration, which no memory holds: use less than {_LARGEST_BATCH}"
+        )
+    if shape.num_minibatches > shape.batch_size:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "
+            f"{shape.rollout_steps} steps = {shape.batch_size} samples: use fewer minibatches or more steps"
+        )
+    if config.objective == "time_to_target" and config.target_return is None:
+        raise ConfigError("objective=time_to_target needs target_return, the evaluation return to be reached")
+    if config.target_return is not None and not (config.eval.every_steps or config.eval.final_episodes):
+        raise ConfigError(
+            f"target_return={config.target_return} is never compared: no evaluation is configured; "
+            "set eval.every_steps or eval.final_episodes"
+        )
+    return shape

@@ -1,0 +1,227 @@
+"""The list of every setting: names, types, defaults, units, meanings, and the rule of each by itself."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from ddppo.config.fields import setting
+
+
+@dataclass(slots=True)
+class EnvConfig:
+    id: str = setting(MISSING, "Gymnasium id, e.g. CartPole-v1 or my_pkg.envs:MyEnv-v0")
+    num_envs: int = setting(
+        8, "environments N of all ranks (scaling=strong) or of one rank (scaling=weak)", low=1
+    )
+    backend: str = setting(
+        "auto",
+        "who steps them: sync (in the rank), async (one process each, shared memory), native (the task's own "
+        "batched implementation; its random stream depends on W), auto (sync or async by measured step time)",
+        choices=("auto", "sync", "async", "native"),
+    )
+    max_episode_steps: int | None = setting(
+        None, "truncate episodes here instead of at the task's limit", low=1
+    )
+    kwargs: dict[str, Any] = setting(meaning="keyword arguments of the environment", factory=dict)
+    slow_ranks: dict[int, float] = setting(
+        meaning="injected slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
+    )
+
+
+@dataclass(slots=True)
+class ModelConfig:
+    name: str = setting(
+        "mlp", "a key of ddppo.models.MODELS, or an import path such as my_pkg.models:MyModel"
+    )
+    hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
+    activation: str = setting(
+        "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
+    )
+    shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
+    log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
+
+
+@dataclass(slots=True)
+class PPOConfig:
+    total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
+    rollout_steps: int = setting(128, "steps T per environment and iteration", low=1)
+    num_epochs: int = setting(4, "passes K over the batch per iteration", low=1, high=1_000_000)
+    num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
+    gamma: float = setting(0.99, "discount per step", low=0, high=1)
+    gae_lambda: float = setting(0.95, "lambda of GAE", low=0, high=1)
+    clip_coef: float = setting(0.2, "epsilon of the clipped surrogate", above=0)
+    clip_value_coef: float | None = setting(None, "clip range of the value loss; null does not clip", above=0)
+    value_coef: float = setting(0.5, "weight of the value loss", low=0)
+    entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)
+    learning_rate: float = setting(3e-4, "Adam step size at the start", above=0)
+    lr_schedule: str = setting(
+        "linear",
+        "linear (to 0 at total_steps), none, adaptive (by approx_kl around adaptive_kl)",
+        choices=("linear", "none", "adaptive"),
+    )
+    adaptive_kl: float | None = setting(
+        None, "approx_kl in nats that lr_schedule=adaptive aims at (0.01 if null)", above=0
+    )
+    adam_eps: float = setting(1e-5, "epsilon of Adam", above=0)
+    max_grad_norm: float = setting(
+        0.5, "gradients are scaled down to this norm, over all parameters", above=0
+    )
+    target_kl: float | None = setting(
+        None, "stop the epochs of an iteration once approx_kl exceeds this", above=0
+    )
+    normalize_advantages: str = setting(
+        "global",
+        "by moments over all ranks (global), over one rank's samples (local: depends on W), or not (none)",
+        choices=("global", "local", "none"),
+    )
+    normalize_obs: bool = setting(False, "scale observations by running moments over all ranks")
+    normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
+
+
+@dataclass(slots=True)
+class DistConfig:
+    world_size: int = setting(1, "ranks W", low=1)
+    max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
+    grad_sync: str = setting(
+        "auto",
+        "ddp (DistributedDataParallel: buckets, overlapped), flat (one all-reduce), auto (flat on a GPU "
+        "or below 1 M parameters, else ddp)",
+        choices=("auto", "ddp", "flat"),
+    )
+    bucket_cap_mb: float | None = setting(
+        None, "bucket size of grad_sync=ddp in MB (torch's default if null)", above=0
+    )
+    backend: str = setting("auto", "NCCL on GPUs, Gloo on CPUs, or by name", choices=("auto", "gloo", "nccl"))
+    check_every: int = setting(
+        10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
+    )
+    timeout_s: float = setting(
+        600.0, "seconds a rank waits for another before it gives up", above=0, high=10_000_000
+    )
+    oversubscribe: str = setting(
+        "warn",
+        "more ranks on this machine than it has cores (or GPUs): warn and go on, or refuse",
+        choices=("warn", "refuse"),
+    )
+    threads_per_rank: int | None = setting(
+        None,
+        "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1",
+        low=1,
+        high=1024,
+    )
+
+
+@dataclass(slots=True)
+class ScalingConfig:
+    rule: str = setting(
+        "strong", "strong keeps the global batch, weak keeps one rank's", choices=("strong", "weak")
+    )
+    learning_rate_rule: str = setting(
+        "none", "learning rate against W under rule=weak", choices=("none", "linear", "sqrt")
+    )
+
+
+@dataclass(slots=True)
+class EvalConfig:
+    every_steps: int = setting(
+        0, "environment steps between evaluations during training; 0 is only the last", low=0
+    )
+    episodes: int = setting(20, "episodes of an evaluation during training", low=1)
+    final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
+
+
+@dataclass(slots=True)
+class CheckpointConfig:
+    every_steps: int = setting(50_000, "environment steps between checkpoints; 0 is only at the end", low=0)
+    keep: int = setting(2, "how many of the newest checkpoints stay, besides the best", low=1)
+
+
+@dataclass(slots=True)
+class LogConfig:
+    tensorboard: bool = setting(True, "write TensorBoard event files")
+    progress: str = setting(
+        "auto",
+        "live display (rich), one line every few seconds (plain), nothing (none), by terminal (auto)",
+        choices=("auto", "rich", "plain", "none"),
+    )
+    episode_window: int = setting(100, "episodes in the mean of rollout/return_mean", low=1)
+    warmup_iterations: int = setting(
+        2, "iterations left out of the means and percentiles in summary.json", low=0
+    )
+
+
+@dataclass(slots=True)
+class SlurmLauncherConfig:
+    """Settings of hydra/launcher=slurm; resolved for each job, so that a value may follow ${dist.world_size}."""
+
+    _target_: str = setting("hydra_plugins.ddppo_slurm.SlurmLauncher", "")
+    ranks_per_node: int = setting(
+        8, "ranks on one node at most; nodes = W / ranks_per_node, rounded up", low=1
+    )
+    cpus_per_rank: int = setting(1, "CPUs of one rank", low=1)
+    gpus_per_rank: int = setting(0, "GPUs of one rank", low=0)
+    mem_gb_per_rank: float | None = setting(
+        None, "memory of one rank in GB; the partition's default if null", above=0
+    )
+    timeout_min: int = setting(
+        60, "time limit in minutes; a run that needs longer saves, requeues and goes on", low=1
+    )
+    signal_s: int = setting(
+        120, "seconds before the time limit at which all ranks save and the job requeues", low=1
+    )
+    max_num_timeout: int = setting(50, "how often a job may requeue because of its time limit", low=0)
+    partition: str | None = setting(None, "sbatch --partition")
+    account: str | None = setting(None, "sbatch --account")
+    qos: str | None = setting(None, "sbatch --qos")
+    constraint: str | None = setting(None, "sbatch --constraint")
+    exclusive: bool = setting(False, "nodes are shared with no other job, as a measurement needs")
+    setup: list[str] = setting(meaning="shell lines before the run, e.g. ['module load cuda']", factory=list)
+    additional_parameters: dict[str, Any] = setting(meaning="any other options of sbatch", factory=dict)
+    array_parallelism: int = setting(256, "jobs of one array that run at once", low=1)
+    one_at_a_time: bool = setting(
+        False, "jobs of the sweep run one after another, so that measurements do not disturb each other"
+    )
+    interface: str | None = setting(
+        None, "network interface of Gloo and NCCL, e.g. ib0; their own choice if null"
+    )
+    local_cluster: bool = setting(False, "use the fake-node cluster that `make slurm-up` started")
+    wait: bool = setting(True, "stay until all jobs have ended; false returns, `ddppo.jobs` looks later")
+    poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
+
+
+@dataclass(slots=True)
+class Config:
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    dist: DistConfig = field(default_factory=DistConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    seed: int = setting(0, "root of every random stream", low=0)
+    device: str = setting("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
+    target_return: float | None = setting(
+        None, "evaluation return whose first reaching gives time-to-target and steps-to-target"
+    )
+    resume: str | None = setting(None, "a run folder to go on from")
+    sweep: str | None = setting(
+        None,
+        "folder of the runs of -m; the same command with the same folder skips the complete and redoes the others",
+    )
+    objective: str = setting(
+        "eval_return",
+        "what a sweeper such as Optuna is told: the final evaluation's mean return, or seconds to target_return",
+        choices=("eval_return", "time_to_target"),
+    )
+
+
+SECTIONS = {
+    "env": EnvConfig,
+    "model": ModelConfig,
+    "ppo": PPOConfig,
+    "distributed": DistConfig,
+    "scaling": ScalingConfig,
+}
