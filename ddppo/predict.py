@@ -13,16 +13,16 @@ from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import parse_all
 from ddppo.scaling import published
-from ddppo.scaling.columns import aligned, whole
-from ddppo.scaling.fields import FieldError, as_number, as_whole
-from ddppo.scaling.held_out import held_out, measured_fps
-from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
-from ddppo.scaling.recommend import Study, recommend
-from ddppo.scaling.run_folders import read_runs
-from ddppo.scaling.runs import PARTS, Run
-from ddppo.scaling.selection import one_study, with_target
-from ddppo.scaling.simulate import simulate
-from ddppo.scaling.speedup import study as compute_study
+from ddppo.study.columns import aligned, whole
+from ddppo.study.fields import FieldError, as_number, as_whole
+from ddppo.study.held_out import held_out, measured_fps
+from ddppo.study.model import FittedModel, Prediction, WhatIf, fit
+from ddppo.study.recommend import Study, recommend
+from ddppo.study.run_folders import read_runs
+from ddppo.study.runs import PARTS, Run
+from ddppo.study.selection import one_study, with_target
+from ddppo.study.simulate import simulate
+from ddppo.study.speedup import study as compute_study
 from ddppo.terminal import unbroken_streams
 
 _LARGEST = 1024

@@ -4,8 +4,8 @@ import sys
 
 from ddppo.errors import ConfigError
 from ddppo.options import parse
-from ddppo.scaling.report import ReportOptions
-from ddppo.scaling.report_files import make_report, on_terminal
+from ddppo.study.report import ReportOptions
+from ddppo.study.report_files import make_report, on_terminal
 from ddppo.terminal import unbroken_streams
 
 _USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=value ...]"

@@ -3,7 +3,7 @@
 from ddppo.config.fields import check_fields
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
-from ddppo.scaling.batch import BatchShape, strong, weak
+from ddppo.scaling import BatchShape, strong, weak
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24

@@ -15,7 +15,7 @@ from ddppo.ppo.minibatches import local_minibatches
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")

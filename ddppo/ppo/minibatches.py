@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
 
 

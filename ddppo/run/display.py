@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ddppo.config import Config
 from ddppo.run.metrics import EXCLUSIVE_PARTS, IterationReport
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 
 Clock = Callable[[], float]  # seconds, monotonic
 

@@ -15,7 +15,7 @@ from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import SummaryBuilder
 from ddppo.run.tensorboard import TensorBoardWriter
 from ddppo.run.writers import JsonlWriter, drop_after, read_reports
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import ddppo
 from ddppo.config import Config
 from ddppo.run.metrics import TIME_NAMES, IterationReport
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.statistics import iqm, spread
 
 SCHEMA_VERSION = 1

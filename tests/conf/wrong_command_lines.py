@@ -667,8 +667,8 @@ def _options(door: str) -> list[Any]:
     from ddppo.evaluate import EvaluateConfig
     from ddppo.jobs import JobsConfig
     from ddppo.predict import PredictConfig
-    from ddppo.scaling.model import WhatIf
-    from ddppo.scaling.report import ReportOptions
+    from ddppo.study.model import WhatIf
+    from ddppo.study.report import ReportOptions
 
     sections = {
         "evaluate": (EvaluateConfig,),

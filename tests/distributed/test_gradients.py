@@ -20,7 +20,7 @@ from ddppo.ppo import losses
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import Rollout
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, EnvSpec
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64

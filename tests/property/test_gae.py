@@ -20,7 +20,7 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.ppo.returns import gae
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
 
 GAMMA, LAMBDA = 0.97, 0.9

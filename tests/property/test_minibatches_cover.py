@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddppo.ppo.minibatches import local_minibatches
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 
 
 @st.composite

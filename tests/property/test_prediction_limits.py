@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddppo.scaling import collective_cost
-from ddppo.scaling.fitting import nnls
-from ddppo.scaling.iteration import Preemption, System, expected
-from ddppo.scaling.order_statistics import lognormal
-from ddppo.scaling.simulate import simulate, stop_steps
+from ddppo.study.fitting import nnls
+from ddppo.study.iteration import Preemption, System, expected
+from ddppo.study.order_statistics import lognormal
+from ddppo.study.simulate import simulate, stop_steps
 
 WORLD_SIZES = (1, 2, 3, 4, 8, 16, 64, 256, 1024)
 SYSTEM = System(

@@ -15,10 +15,10 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.predict import PredictConfig, predict
-from ddppo.scaling.model import WhatIf
-from ddppo.scaling.report import ReportOptions, compute, read
-from ddppo.scaling.report_files import make_report, on_terminal
-from ddppo.scaling.tables import run_row
+from ddppo.study.model import WhatIf
+from ddppo.study.report import ReportOptions, compute, read
+from ddppo.study.report_files import make_report, on_terminal
+from ddppo.study.tables import run_row
 from tests.unit.scaling_folders import trained
 
 COUNT = int(os.environ.get("DDPPO_GARBAGE", "3"))

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddppo.scaling.accounting import accounts
-from ddppo.scaling.runs import PARTS, Evaluation, Run
-from ddppo.scaling.speedup import study
-from ddppo.scaling.time_to_target import first_reaching
 from ddppo.statistics import median
+from ddppo.study.accounting import accounts
+from ddppo.study.runs import PARTS, Evaluation, Run
+from ddppo.study.speedup import study
+from ddppo.study.time_to_target import first_reaching
 
 SECONDS = st.floats(1e-4, 100.0)
 

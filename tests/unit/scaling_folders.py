@@ -1,4 +1,4 @@
-"""Hand-made runs for tests of ddppo.scaling: in memory, and as the folders that the trainer leaves."""
+"""Hand-made runs for tests of ddppo.study: in memory, and as the folders that the trainer leaves."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from ddppo.files import write_json
 from ddppo.run.metrics import IterationReport
 from ddppo.run.summary import SummaryBuilder
 from ddppo.run.writers import JsonlWriter, read_reports
-from ddppo.scaling.runs import PARTS, Evaluation, Run
+from ddppo.study.runs import PARTS, Evaluation, Run
 
 CONFIG = {
     "env": {"id": "Task-v0", "num_envs": 8, "backend": "sync", "slow_ranks": {}},

@@ -1,7 +1,7 @@
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.batch import BatchShape, strong, weak
+from ddppo.scaling import BatchShape, strong, weak
 
 COUNTS = {"num_minibatches": 4, "num_epochs": 2}
 

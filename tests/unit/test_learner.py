@@ -12,7 +12,7 @@ from ddppo.errors import NonFiniteError
 from ddppo.ppo.learner import STATISTICS, Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec
 
 # One big minibatch, no discount: the advantage is reward - value and the return is the reward, so numbers are by hand.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ddppo.ppo.minibatches import local_minibatches, minibatch_bounds
-from ddppo.scaling.batch import BatchShape
+from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
 
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.collective_cost import gather
-from ddppo.scaling.fitting import nnls, variance_components
-from ddppo.scaling.iteration import expected
-from ddppo.scaling.model import WhatIf, fit
-from ddppo.scaling.order_statistics import lognormal
-from ddppo.scaling.parameters import Parameters, build_system
-from ddppo.scaling.points import crowding, points, slow_ranks
-from ddppo.scaling.runs import PARTS, Origin, Run
-from ddppo.scaling.simulate import simulate
+from ddppo.study.collective_cost import gather
+from ddppo.study.fitting import nnls, variance_components
+from ddppo.study.iteration import expected
+from ddppo.study.model import WhatIf, fit
+from ddppo.study.order_statistics import lognormal
+from ddppo.study.parameters import Parameters, build_system
+from ddppo.study.points import crowding, points, slow_ranks
+from ddppo.study.runs import PARTS, Origin, Run
+from ddppo.study.simulate import simulate
 
 TRUTH = Parameters(
     acting_s=200e-6,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ddppo.scaling.order_statistics import empirical, lognormal, normal_expected_max
+from ddppo.study.order_statistics import empirical, lognormal, normal_expected_max
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.scaling import published
-from ddppo.scaling.published import PublishedPoint
+from ddppo.study.published import PublishedPoint
 
 DDPPO = PublishedPoint(world_size=128, speedup=107)  # arXiv:1911.00357, abstract
 CONSTANT, LOG, LINEAR = published.GROWTHS

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.recommend import Study, recommend
-from ddppo.scaling.runs import Run
+from ddppo.study.recommend import Study, recommend
+from ddppo.study.runs import Run
 
 
 def run(world_size, fps, rule="strong", seed=0):

@@ -3,10 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddppo.scaling.iteration import Preemption, System, expected
-from ddppo.scaling.order_statistics import lognormal
-from ddppo.scaling.runs import PARTS
-from ddppo.scaling.simulate import simulate, stop_steps
+from ddppo.study.iteration import Preemption, System, expected
+from ddppo.study.order_statistics import lognormal
+from ddppo.study.runs import PARTS
+from ddppo.study.simulate import simulate, stop_steps
 
 QUIET = System(
     world_size=4,

@@ -6,8 +6,8 @@ import pytest
 from scaling_folders import make_run, points
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.accounting import accounts, in_words
-from ddppo.scaling.criteria import (
+from ddppo.study.accounting import accounts, in_words
+from ddppo.study.criteria import (
     FAIL,
     PASS,
     UNCERTAIN,
@@ -16,7 +16,7 @@ from ddppo.scaling.criteria import (
     returns_agree,
     speedup_increases,
 )
-from ddppo.scaling.speedup import study
+from ddppo.study.speedup import study
 
 
 def of(*runs):

@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ddppo import report as door
 from ddppo.errors import ConfigError
-from ddppo.scaling.report import ReportOptions, compute, read
-from ddppo.scaling.report_files import make_report, on_terminal
+from ddppo.study.report import ReportOptions, compute, read
+from ddppo.study.report_files import make_report, on_terminal
 
 PUBLISHED = "W,FPS\n1,34985.84\n2,27694.95\n4,14262.60\n"
 COLUMNS = {"world_size": "W", "fps": "FPS"}

@@ -9,13 +9,13 @@ import pytest
 from scaling_folders import trained, write_run
 
 from ddppo.predict import PredictConfig, predict
-from ddppo.scaling.model import WhatIf
-from ddppo.scaling.report import ReportOptions, compute, read
-from ddppo.scaling.report_files import make_report
-from ddppo.scaling.run_folders import read_run, read_runs
-from ddppo.scaling.speedup import study
-from ddppo.scaling.tables import run_row
-from ddppo.scaling.time_to_target import time_to_target
+from ddppo.study.model import WhatIf
+from ddppo.study.report import ReportOptions, compute, read
+from ddppo.study.report_files import make_report
+from ddppo.study.run_folders import read_run, read_runs
+from ddppo.study.speedup import study
+from ddppo.study.tables import run_row
+from ddppo.study.time_to_target import time_to_target
 
 STEPS = 8 * 128
 

@@ -8,10 +8,10 @@ from scaling_folders import change_summary, write_run
 from ddppo.errors import ConfigError
 from ddppo.run import summary as run_summary
 from ddppo.scaling import metrics_file, run_folders
-from ddppo.scaling.report import ReportOptions
-from ddppo.scaling.report_files import make_report
-from ddppo.scaling.run_folders import read_run, read_runs
-from ddppo.scaling.selection import one_study, studies, with_target
+from ddppo.study.report import ReportOptions
+from ddppo.study.report_files import make_report
+from ddppo.study.run_folders import read_run, read_runs
+from ddppo.study.selection import one_study, studies, with_target
 
 
 def only_left_out(folder):

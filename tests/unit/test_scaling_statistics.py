@@ -4,9 +4,9 @@ import pytest
 from scaling_folders import make_run, points
 
 from ddppo import statistics
-from ddppo.scaling.speedup import study
-from ddppo.scaling.time_to_target import time_to_target
 from ddppo.statistics import bootstrap, estimate, iqm, means, median, medians, ratio
+from ddppo.study.speedup import study
+from ddppo.study.time_to_target import time_to_target
 
 INF = math.inf
 

@@ -16,7 +16,7 @@ from ddppo.run.summary import (
     spread,
     versions,
 )
-from ddppo.scaling.batch import strong
+from ddppo.scaling import strong
 
 
 def config():

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.scaling.fields import (
+from ddppo.study.fields import (
     LARGEST,
     LARGEST_SECONDS,
     SMALLEST,
@@ -21,7 +21,7 @@ from ddppo.scaling.fields import (
     parsed,
     quoted,
 )
-from ddppo.scaling.runs import PARTS, Evaluation
+from ddppo.study.runs import PARTS, Evaluation
 
 _MOST_RETURNS = 2000
 _LONGEST_LINE = 1 << 20  # characters; those of ddppo have a few thousand

@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ddppo.scaling import learning_figures
-from ddppo.scaling.accounting import Account, cause_name
-from ddppo.scaling.figure_style import (
+from ddppo.study.accounting import Account, cause_name
+from ddppo.study.figure_style import (
     BLUE,
     GREEN,
     GREY,
@@ -25,8 +25,8 @@ from ddppo.scaling.figure_style import (
     style,
     workers_axis,
 )
-from ddppo.scaling.runs import PARTS
-from ddppo.scaling.speedup import Study
+from ddppo.study.runs import PARTS
+from ddppo.study.speedup import Study
 
 PART_COLOURS = dict(zip(PARTS, (BLUE, GREEN, ORANGE, VERMILLION, GREY), strict=True))
 PART_LABELS = {

@@ -21,7 +21,7 @@ by up to f. Of the excess x of acting and of learning, what the largest W that w
 import math
 from dataclasses import dataclass
 
-from ddppo.scaling.speedup import Row, Study
+from ddppo.study.speedup import Row, Study
 
 CAUSES = {
     "communication": "communication",

@@ -9,8 +9,8 @@ from typing import Any
 
 from ddppo.config import near
 from ddppo.errors import RunFolderError
-from ddppo.scaling.fields import one_line
-from ddppo.scaling.runs import LeftOut, Reading, Run
+from ddppo.study.fields import one_line
+from ddppo.study.runs import LeftOut, Reading, Run
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
 _FREE = (

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ddppo.errors import RunFolderError
 from ddppo.scaling import comparison, figures, html, outlook, tables
-from ddppo.scaling.figure_style import Plot
-from ddppo.scaling.report import Report, ReportOptions, StudyReport, compute, read
-from ddppo.scaling.run_folders import REPORT_FILE, REPORT_KIND, is_report
+from ddppo.study.figure_style import Plot
+from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
+from ddppo.study.run_folders import REPORT_FILE, REPORT_KIND, is_report
 
 SCHEMA_VERSION = 2
 _LONGEST_NAME = 50  # characters of a folder's name, of up to four bytes each

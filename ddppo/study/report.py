@@ -10,15 +10,15 @@ from omegaconf import MISSING
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.scaling import accounting, criteria, outlook
-from ddppo.scaling.accounting import Account
-from ddppo.scaling.criteria import Criterion
-from ddppo.scaling.foreign import ForeignTable, read_table
-from ddppo.scaling.outlook import Outlook
-from ddppo.scaling.run_folders import read_runs
-from ddppo.scaling.runs import LeftOut, Reading, Run
-from ddppo.scaling.selection import Found, named, studies, with_target
-from ddppo.scaling.speedup import Study
-from ddppo.scaling.speedup import study as compute_study
+from ddppo.study.accounting import Account
+from ddppo.study.criteria import Criterion
+from ddppo.study.foreign import ForeignTable, read_table
+from ddppo.study.outlook import Outlook
+from ddppo.study.run_folders import read_runs
+from ddppo.study.runs import LeftOut, Reading, Run
+from ddppo.study.selection import Found, named, studies, with_target
+from ddppo.study.speedup import Study
+from ddppo.study.speedup import study as compute_study
 
 _SHOWN = 20  # of what is left out, where nothing is left
 
@@ -41,7 +41,7 @@ class ReportOptions:
         meaning="of a table: our columns to its own, {world_size: W, fps: FPS}", factory=dict
     )
     what_if: dict[str, Any] = setting(
-        meaning="changes to predict for, {latency_s: 2e-5, preemption: 0.6}; see ddppo.scaling.model.WhatIf",
+        meaning="changes to predict for, {latency_s: 2e-5, preemption: 0.6}; see ddppo.study.model.WhatIf",
         factory=dict,
     )
     predict_to: int | None = setting(None, "largest W predicted; 4 times the largest measured if null", low=1)

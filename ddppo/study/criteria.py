@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ddppo.scaling.accounting import Account
-from ddppo.scaling.runs import Run
-from ddppo.scaling.speedup import Study
 from ddppo.statistics import bootstrap, means
+from ddppo.study.accounting import Account
+from ddppo.study.runs import Run
+from ddppo.study.speedup import Study
 
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
 # A loss below this is as good as none, and 5 % of it is noise.

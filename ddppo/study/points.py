@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ddppo.scaling import collective_cost
-from ddppo.scaling.collective_cost import Messages
-from ddppo.scaling.runs import SLEEPING_TASK, Run
+from ddppo.study.collective_cost import Messages
+from ddppo.study.runs import SLEEPING_TASK, Run
 
 BLOCK = 5  # iterations; neighbours are not independent
 # As in ddppo/envs/make.py: from here env.backend=auto gives environments processes of their own.

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.scaling import summary_file
-from ddppo.scaling.fields import FieldError, Fields, one_line, parsed, quoted
-from ddppo.scaling.metrics_file import DamagedError, Metrics, rate_bounds, read_metrics, seconds_of, steps_of
-from ddppo.scaling.runs import LeftOut, Reading, Run
-from ddppo.scaling.summary_file import Counts
+from ddppo.study.fields import FieldError, Fields, one_line, parsed, quoted
+from ddppo.study.metrics_file import DamagedError, Metrics, rate_bounds, read_metrics, seconds_of, steps_of
+from ddppo.study.runs import LeftOut, Reading, Run
+from ddppo.study.summary_file import Counts
 
 SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`

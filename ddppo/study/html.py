@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ddppo.scaling.accounting import Account, cause_name
-from ddppo.scaling.criteria import Criterion
-from ddppo.scaling.figure_style import Plot
-from ddppo.scaling.figures import CAUSE_COLOURS
-from ddppo.scaling.runs import LeftOut
-from ddppo.scaling.speedup import STRAGGLER_MATTERS, STRAGGLER_RATIO, Study
-from ddppo.scaling.tables import iqm_table, number, speed_table, time_table, title
+from ddppo.study.accounting import Account, cause_name
+from ddppo.study.criteria import Criterion
+from ddppo.study.figure_style import Plot
+from ddppo.study.figures import CAUSE_COLOURS
+from ddppo.study.runs import LeftOut
+from ddppo.study.speedup import STRAGGLER_MATTERS, STRAGGLER_RATIO, Study
+from ddppo.study.tables import iqm_table, number, speed_table, time_table, title
 
 _CSS = """
 :root { color-scheme: light }

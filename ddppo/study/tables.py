@@ -15,11 +15,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ddppo.scaling.accounting import Account
-from ddppo.scaling.runs import PARTS, Run
-from ddppo.scaling.speedup import Row, Study
-from ddppo.scaling.time_to_target import time_to_target
 from ddppo.statistics import Estimate
+from ddppo.study.accounting import Account
+from ddppo.study.runs import PARTS, Run
+from ddppo.study.speedup import Row, Study
+from ddppo.study.time_to_target import time_to_target
 
 
 def run_row(run: Run) -> dict[str, Any]:

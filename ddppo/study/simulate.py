@@ -11,9 +11,9 @@ from math import ceil
 
 import numpy as np
 
-from ddppo.scaling.iteration import Iteration, Preemption, System
-from ddppo.scaling.order_statistics import lognormal
-from ddppo.scaling.runs import PARTS
+from ddppo.study.iteration import Iteration, Preemption, System
+from ddppo.study.order_statistics import lognormal
+from ddppo.study.runs import PARTS
 
 
 @dataclass(frozen=True, slots=True)

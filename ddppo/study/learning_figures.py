@@ -10,10 +10,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from ddppo.scaling.figure_style import BLUE, GREY, Plot, panel, short, workers_axis
-from ddppo.scaling.runs import Run
-from ddppo.scaling.speedup import Study
-from ddppo.scaling.time_to_target import curve
+from ddppo.study.figure_style import BLUE, GREY, Plot, panel, short, workers_axis
+from ddppo.study.runs import Run
+from ddppo.study.speedup import Study
+from ddppo.study.time_to_target import curve
 
 _STABILITY = {
     "approx_kl": "approx. KL (nats)",

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.runs import PARTS, Run
-from ddppo.scaling.time_to_target import time_to_target
 from ddppo.statistics import Estimate, estimate, ratio, spread
+from ddppo.study.runs import PARTS, Run
+from ddppo.study.time_to_target import time_to_target
 
 STRAGGLER_RATIO = 1.1
 STRAGGLER_MATTERS = 0.01

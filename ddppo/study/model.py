@@ -11,12 +11,11 @@ import numpy as np
 
 from ddppo.config import check_fields, setting
 from ddppo.errors import ConfigError
-from ddppo.scaling import batch, collective_cost
-from ddppo.scaling.batch import BatchShape
-from ddppo.scaling.fitting import fit_parameters
-from ddppo.scaling.iteration import Iteration, Preemption, System, expected
-from ddppo.scaling.parameters import Parameters, build_system, system_of_point
-from ddppo.scaling.points import (
+from ddppo.scaling import BatchShape, batch, collective_cost
+from ddppo.study.fitting import fit_parameters
+from ddppo.study.iteration import Iteration, Preemption, System, expected
+from ddppo.study.parameters import Parameters, build_system, system_of_point
+from ddppo.study.points import (
     BLOCK,
     Point,
     crowding,
@@ -25,8 +24,8 @@ from ddppo.scaling.points import (
     points,
     slow_ranks,
 )
-from ddppo.scaling.runs import PARTS, Run
-from ddppo.scaling.simulate import simulate
+from ddppo.study.runs import PARTS, Run
+from ddppo.study.simulate import simulate
 
 _REPLICATES = 100
 _SIMULATED = 2_000  # iterations times W of a prediction by simulation, at least 20 iterations

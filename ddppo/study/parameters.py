@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from ddppo.scaling.collective_cost import Messages
-from ddppo.scaling.iteration import Preemption, System
-from ddppo.scaling.order_statistics import Noise
-from ddppo.scaling.points import Point
+from ddppo.study.collective_cost import Messages
+from ddppo.study.iteration import Preemption, System
+from ddppo.study.order_statistics import Noise
+from ddppo.study.points import Point
 
 _TIME_SLICE_S = 3e-3  # Linux: base_slice_ns, 3 ms on 8 or more cores, fewer on fewer
 

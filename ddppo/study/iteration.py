@@ -8,8 +8,8 @@ report:   one gather; then rank 0 writes while the others run into the barrier  
 
 from dataclasses import dataclass, field
 
-from ddppo.scaling.order_statistics import Noise, lognormal, normal_expected_max
-from ddppo.scaling.runs import PARTS
+from ddppo.study.order_statistics import Noise, lognormal, normal_expected_max
+from ddppo.study.runs import PARTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ddppo.scaling.fields import LARGEST_SECONDS, MOST_PARAMETERS, MOST_WORKERS, FieldError, Fields
-from ddppo.scaling.runs import SLEEPING_TASK, Origin
+from ddppo.study.fields import LARGEST_SECONDS, MOST_PARAMETERS, MOST_WORKERS, FieldError, Fields
+from ddppo.study.runs import SLEEPING_TASK, Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf, log2
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.columns import aligned
+from ddppo.study.columns import aligned
 
 _MOST_WORKERS = 2**40
 

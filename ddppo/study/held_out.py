@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddppo.scaling.model import FittedModel, fit, tells_times
-from ddppo.scaling.runs import Run
+from ddppo.study.model import FittedModel, fit, tells_times
+from ddppo.study.runs import Run
 
 TOLERANCE = 0.15
 

@@ -10,10 +10,10 @@ from itertools import combinations
 
 import numpy as np
 
-from ddppo.scaling.iteration import expected
-from ddppo.scaling.order_statistics import Noise, empirical, lognormal, normal_expected_max
-from ddppo.scaling.parameters import Parameters, sliced, system_of_point
-from ddppo.scaling.points import Point, of_one_stepping
+from ddppo.study.iteration import expected
+from ddppo.study.order_statistics import Noise, empirical, lognormal, normal_expected_max
+from ddppo.study.parameters import Parameters, sliced, system_of_point
+from ddppo.study.points import Point, of_one_stepping
 
 ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
 _ASSUMED_BANDWIDTHS = (1e8, 1e10)

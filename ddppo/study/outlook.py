@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from ddppo.errors import ConfigError
 from ddppo.options import filled
 from ddppo.scaling import recommend
-from ddppo.scaling.figure_style import BLUE, GREY, VERMILLION, Plot, draw, log_scale, workers_axis
-from ddppo.scaling.held_out import HeldOut, without_the_largest
-from ddppo.scaling.html import embed, number_table, preformatted
-from ddppo.scaling.model import FittedModel, Prediction, WhatIf, fit
-from ddppo.scaling.recommend import Recommendation
-from ddppo.scaling.speedup import Study
-from ddppo.scaling.tables import interval, milliseconds, number
 from ddppo.statistics import Estimate
+from ddppo.study.figure_style import BLUE, GREY, VERMILLION, Plot, draw, log_scale, workers_axis
+from ddppo.study.held_out import HeldOut, without_the_largest
+from ddppo.study.html import embed, number_table, preformatted
+from ddppo.study.model import FittedModel, Prediction, WhatIf, fit
+from ddppo.study.recommend import Recommendation
+from ddppo.study.speedup import Study
+from ddppo.study.tables import interval, milliseconds, number
 
 
 @dataclass(frozen=True, slots=True)

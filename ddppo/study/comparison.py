@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddppo.scaling.figure_style import (
+from ddppo.study.figure_style import (
     BLUE,
     GREEN,
     GREY,
@@ -18,7 +18,7 @@ from ddppo.scaling.figure_style import (
     style,
     workers_axis,
 )
-from ddppo.scaling.speedup import Study
+from ddppo.study.speedup import Study
 
 _COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
 _LINES = {"strong": "-", "weak": "--"}

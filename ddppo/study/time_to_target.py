@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ddppo.scaling.runs import Evaluation, Run
+from ddppo.study.runs import Evaluation, Run
 
 
 def first_reaching(curve: Sequence[Evaluation], target_return: float) -> Evaluation | None:

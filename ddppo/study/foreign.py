@@ -13,7 +13,7 @@ import numpy as np
 
 from ddppo.config import near
 from ddppo.errors import ConfigError
-from ddppo.scaling.fields import (
+from ddppo.study.fields import (
     LARGEST_SECONDS,
     MOST_WORKERS,
     FieldError,
@@ -24,7 +24,7 @@ from ddppo.scaling.fields import (
     parsed,
     quoted,
 )
-from ddppo.scaling.runs import PARTS, LeftOut, Reading, Run
+from ddppo.study.runs import PARTS, LeftOut, Reading, Run
 
 # Our columns, and what each is. A row needs world_size and either fps or env_steps and wall_s.
 COLUMNS = {

@@ -7,9 +7,9 @@ from math import inf, isfinite, isnan
 import numpy as np
 
 from ddppo.errors import ConfigError
-from ddppo.scaling.columns import aligned, whole
-from ddppo.scaling.model import FittedModel
-from ddppo.scaling.runs import Run
+from ddppo.study.columns import aligned, whole
+from ddppo.study.model import FittedModel
+from ddppo.study.runs import Run
 
 
 @dataclass(frozen=True, slots=True)

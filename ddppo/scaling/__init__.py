@@ -1,1 +1,0 @@
-"""How the batch depends on the number of workers."""
