@@ -12,7 +12,7 @@ from typing import Any
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import parse_all
-from ddppo.scaling import published
+from ddppo.study import published
 from ddppo.study.columns import aligned, whole
 from ddppo.study.fields import FieldError, as_number, as_whole
 from ddppo.study.held_out import held_out, measured_fps

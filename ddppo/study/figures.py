@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from ddppo.scaling import learning_figures
+from ddppo.study import learning_figures
 from ddppo.study.accounting import Account, cause_name
 from ddppo.study.figure_style import (
     BLUE,

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ddppo import scaling
 from ddppo.config import check_fields, setting
 from ddppo.errors import ConfigError
-from ddppo.scaling import BatchShape, batch, collective_cost
+from ddppo.scaling import BatchShape
+from ddppo.study import collective_cost
 from ddppo.study.fitting import fit_parameters
 from ddppo.study.iteration import Iteration, Preemption, System, expected
 from ddppo.study.parameters import Parameters, build_system, system_of_point
@@ -191,7 +193,9 @@ class FittedModel:
             "num_minibatches": what_if.num_minibatches or base.run.num_minibatches,
             "num_epochs": what_if.num_epochs or base.run.num_epochs,
         }
-        return batch.strong(**sizes) if rule == "strong" else batch.weak(**sizes, learning_rate_rule="none")
+        return (
+            scaling.strong(**sizes) if rule == "strong" else scaling.weak(**sizes, learning_rate_rule="none")
+        )
 
     def divides(self, world_size: int, what_if: WhatIf | None = None) -> bool:
         """Return whether the batch can be divided among so many ranks."""

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 
 from ddppo.errors import ConfigError
 from ddppo.options import filled
-from ddppo.scaling import recommend
 from ddppo.statistics import Estimate
+from ddppo.study import recommend
 from ddppo.study.figure_style import BLUE, GREY, VERMILLION, Plot, draw, log_scale, workers_axis
 from ddppo.study.held_out import HeldOut, without_the_largest
 from ddppo.study.html import embed, number_table, preformatted

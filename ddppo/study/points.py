@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.scaling import collective_cost
+from ddppo.study import collective_cost
 from ddppo.study.collective_cost import Messages
 from ddppo.study.runs import SLEEPING_TASK, Run
 

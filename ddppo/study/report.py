@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.scaling import accounting, criteria, outlook
+from ddppo.study import accounting, criteria, outlook
 from ddppo.study.accounting import Account
 from ddppo.study.criteria import Criterion
 from ddppo.study.foreign import ForeignTable, read_table

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddppo.errors import RunFolderError
-from ddppo.scaling import comparison, figures, html, outlook, tables
+from ddppo.study import comparison, figures, html, outlook, tables
 from ddppo.study.figure_style import Plot
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
 from ddppo.study.run_folders import REPORT_FILE, REPORT_KIND, is_report

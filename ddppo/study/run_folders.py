@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddppo.scaling import summary_file
+from ddppo.study import summary_file
 from ddppo.study.fields import FieldError, Fields, one_line, parsed, quoted
 from ddppo.study.metrics_file import DamagedError, Metrics, rate_bounds, read_metrics, seconds_of, steps_of
 from ddppo.study.runs import LeftOut, Reading, Run

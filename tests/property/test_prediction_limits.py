@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddppo.scaling import collective_cost
+from ddppo.study import collective_cost
 from ddppo.study.fitting import nnls
 from ddppo.study.iteration import Preemption, System, expected
 from ddppo.study.order_statistics import lognormal

@@ -1,6 +1,6 @@
 import pytest
 
-from ddppo.scaling import collective_cost as cost
+from ddppo.study import collective_cost as cost
 
 ALPHA, BETA = 1e-5, 1e-9  # 10 us, 1 GB/s
 

@@ -3,7 +3,7 @@ from math import inf
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.scaling import published
+from ddppo.study import published
 from ddppo.study.published import PublishedPoint
 
 DDPPO = PublishedPoint(world_size=128, speedup=107)  # arXiv:1911.00357, abstract

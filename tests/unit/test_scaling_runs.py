@@ -7,7 +7,7 @@ from scaling_folders import change_summary, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.run import summary as run_summary
-from ddppo.scaling import metrics_file, run_folders
+from ddppo.study import metrics_file, run_folders
 from ddppo.study.report import ReportOptions
 from ddppo.study.report_files import make_report
 from ddppo.study.run_folders import read_run, read_runs
