@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import Config, conf_dir, in_words, near
 from ddppo.config.help import setting_names
-from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
+from ddppo.errors import ConfigError, EnvRaised, RunFolderError, StorageError, TrainingError
 from ddppo.package import install_command
 from ddppo.run.lock import held
 
@@ -69,6 +69,9 @@ class SweepFolder(Callback):
         except (ConfigError, OmegaConfBaseException) as e:  # which Hydra would only warn of, and go on
             print(f"error: {e if isinstance(e, ConfigError) else composition_message(e)}", file=sys.stderr)
             sys.exit(2)
+        except StorageError as e:
+            print(f"error: {e}", file=sys.stderr)
+            sys.exit(1)
         SweepFolder.path = folder
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, StorageError
 from ddppo.options import parse
 from ddppo.study.report import ReportOptions
 from ddppo.study.report_files import make_report, on_terminal
@@ -13,14 +13,14 @@ _USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=val
 
 @unbroken_streams()
 def main() -> None:
-    """Run the command line; exit code 0 if a report was made, whatever its verdict, or 2 for a mistake."""
+    """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
     try:
         options = parse(ReportOptions, sys.argv[1:], path="path", usage=_USAGE)
         report, folder = make_report(options, _announce)
         print(on_terminal(report, folder, None if sys.stdout.isatty() else 160))
-    except ConfigError as e:
+    except (ConfigError, StorageError) as e:
         print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
 
 
 def _announce(path: str) -> None:

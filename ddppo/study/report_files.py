@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddppo.errors import RunFolderError
+from ddppo.files import stored
 from ddppo.study import comparison, figures, html, outlook, tables
 from ddppo.study.figure_style import Plot
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
@@ -22,7 +23,10 @@ _SHOWN = 6  # of what is left out, on the terminal
 def make_report(
     options: ReportOptions, progress: Callable[[str], None] = lambda path: None
 ) -> tuple[Report, Path]:
-    """Read, compute and write a report; return it and its folder. Raises ConfigError if there is nothing to report."""
+    """Read, compute and write a report; return it and its folder.
+
+    Raises ConfigError if there is nothing to report, StorageError if it cannot be written.
+    """
     path = Path(options.path)
     beside = path / "report" if path.is_dir() else path.with_name(f"{path.stem}_report")
     folder = Path(options.out) if options.out else beside
@@ -134,16 +138,12 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     try:
-        new.mkdir(parents=True)
-    except OSError as e:
-        raise RunFolderError(
-            f"{folder.parent} cannot be written to ({e.strerror}): give another folder by out="
-        ) from e
-    try:
-        yield new
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
+        with stored(folder):
+            new.mkdir(parents=True)
+            yield new
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -1,4 +1,5 @@
 import csv
+import errno
 import json
 import re
 import sys
@@ -9,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ddppo import report as door
 from ddppo.errors import ConfigError
+from ddppo.study import report_files
 from ddppo.study.report import ReportOptions, compute, read
 from ddppo.study.report_files import make_report, on_terminal
 
@@ -420,3 +422,24 @@ def test_nodes_without_a_count_of_machines_are_remarked_on(tmp_path):
         change_summary(folder, derived=json.loads((folder / "summary.json").read_text())["derived"] | derived)
     (remark,) = [r for r in computed(tmp_path).remarks if "nodes" in r]
     assert remark.startswith("W=2 ran on several nodes")
+
+
+def test_a_full_disk_ends_a_report_in_one_sentence_and_leaves_the_earlier_one(tmp_path, monkeypatch, capsys):
+    table = tmp_path / "table.csv"
+    table.write_text("world_size,fps\n1,10\n2,15\n")
+    make_report(options(table))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(report_files, "_write_plots", full)
+    monkeypatch.setattr("sys.argv", ["report.py", str(table)])
+    with pytest.raises(SystemExit) as ended:
+        door.main()
+    assert ended.value.code == 1
+    assert (
+        capsys.readouterr().err
+        == f"error: {tmp_path / 'table_report'} cannot be written: No space left on device\n"
+    )
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
