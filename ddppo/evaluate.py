@@ -58,7 +58,7 @@ def evaluate(options: EvaluateConfig) -> str:
     from ddppo.envs import make_eval_env
     from ddppo.run import checkpoint
     from ddppo.run.evaluation import load_policy, play_episodes
-    from ddppo.run.summary import evaluation_metrics
+    from ddppo.run.records.summary import evaluation_metrics
 
     if options.video and importlib.util.find_spec("imageio") is None:
         raise ConfigError(f"video=true needs packages that are not installed: {install_command('video')}")

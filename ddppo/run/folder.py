@@ -14,8 +14,8 @@ from ddppo.config import Config
 from ddppo.errors import ConfigError
 from ddppo.files import keep_copy, move_aside, remove_leftovers, stored, write_text
 from ddppo.run import checkpoint
-from ddppo.run.summary import SCHEMA_VERSION
-from ddppo.run.writers import drop_after
+from ddppo.run.records.jsonl import drop_after
+from ddppo.run.records.summary import SCHEMA_VERSION
 from ddppo.terminal import warn
 
 

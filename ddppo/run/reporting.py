@@ -9,7 +9,7 @@ from ddppo.collectives import Group
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import STATISTICS, Update
 from ddppo.ppo.rollout import Episode
-from ddppo.run.metrics import IterationReport
+from ddppo.run.records.metrics import IterationReport
 from ddppo.run.timing import LocalTimes, split_waiting
 
 

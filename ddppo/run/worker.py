@@ -48,10 +48,10 @@ from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
 from ddppo.run.evaluation import Policy, Scores, play_episodes
-from ddppo.run.metrics import IterationReport
-from ddppo.run.recorder import NullRecorder, Recorder
+from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.recorder import NullRecorder, Recorder
+from ddppo.run.records.summary import evaluation_metrics
 from ddppo.run.reporting import LocalIteration, Reporter
-from ddppo.run.summary import evaluation_metrics
 from ddppo.run.timing import IterationClock
 from ddppo.seeding import action_noise, derived_seed
 from ddppo.signals import StopRequest, stop_signals_kill

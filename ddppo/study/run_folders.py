@@ -18,7 +18,7 @@ from ddppo.study.metrics_file import DamagedError, Metrics, rate_bounds, read_me
 from ddppo.study.runs import LeftOut, Reading, Run
 from ddppo.study.summary_file import Counts
 
-SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.summary writes
+SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.records.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
 _AGAIN = "run that job again, or remove the folder"
 

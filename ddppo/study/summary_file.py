@@ -9,7 +9,7 @@ from ddppo.study.runs import SLEEPING_TASK, Origin
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many iterations a run had, and what became of those with its last world_size; see ddppo.run.summary."""
+    """How many iterations a run had, and what became of those with its last world_size, as summary.json says."""
 
     world_size: int
     iterations: int

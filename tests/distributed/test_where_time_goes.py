@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from ddppo.run.metrics import METRICS
+from ddppo.run.records.metrics import METRICS
 from tests.support import TINY, door, lines, summary
 
 PARTS = ("time/t_rollout", "time/t_learn", "time/t_sync", "time/t_comm", "time/t_other")

@@ -11,8 +11,9 @@ import pytest
 
 from ddppo import train
 from ddppo.config import load
-from ddppo.run import recorder, sweep
+from ddppo.run import sweep
 from ddppo.run.folder import RunFolder
+from ddppo.run.records import recorder
 from tests.support import CHECKOUT, TINY, door, lines, summary
 
 SMALL = (*TINY, "ppo.total_steps=128", "ppo.rollout_steps=8", "checkpoint.every_steps=64")
@@ -164,7 +165,7 @@ def test_a_display_that_fails_is_switched_off_with_one_warning(trained, tmp_path
     def fail(*args):
         raise fault
 
-    monkeypatch.setattr(f"ddppo.run.display.PlainDisplay.{method}", fail)
+    monkeypatch.setattr(f"ddppo.run.records.display.PlainDisplay.{method}", fail)
     code, stderr = trained(*SMALL, "log.progress=plain", f"hydra.run.dir={tmp_path}")
     assert code == 0
     assert stderr.count("the progress display failed and is switched off") == 1

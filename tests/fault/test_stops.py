@@ -79,7 +79,7 @@ def test_a_signal_in_an_iteration_has_it_finished_and_saved_and_says_how_to_go_o
 
 def test_a_second_sigterm_while_the_summary_is_written_loses_nothing(call, monkeypatch, tmp_path):
     signal_before(monkeypatch, COLLECT, signal.SIGTERM, nth=2)
-    signal_before(monkeypatch, "ddppo.run.recorder.Recorder.close", signal.SIGTERM)
+    signal_before(monkeypatch, "ddppo.run.records.recorder.Recorder.close", signal.SIGTERM)
     assert call(*SMALL, f"hydra.run.dir={tmp_path}")[0] == 143
     assert summary(tmp_path)["status"] == "stopped"
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from ddppo.config import Config, validate
 from ddppo.files import write_json
-from ddppo.run.metrics import IterationReport
-from ddppo.run.summary import SummaryBuilder
-from ddppo.run.writers import JsonlWriter, read_reports
+from ddppo.run.records.jsonl import JsonlWriter, read_reports
+from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.summary import SummaryBuilder
 from ddppo.study.runs import PARTS, Evaluation, Run
 
 CONFIG = {

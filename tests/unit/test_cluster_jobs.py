@@ -17,7 +17,7 @@ from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, EnvConfig, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
-from ddppo.run.summary import SCHEMA_VERSION
+from ddppo.run.records.summary import SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ import pytest
 from rich.console import Console
 
 from ddppo.config import Config, validate
-from ddppo.run.display import NullDisplay, PlainDisplay, RichDisplay, closing, header, make_display
-from ddppo.run.metrics import IterationReport
-from ddppo.run.summary import SummaryBuilder
+from ddppo.run.records.display import NullDisplay, PlainDisplay, RichDisplay, closing, header, make_display
+from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.summary import SummaryBuilder
 
 
 def console(terminal=False):

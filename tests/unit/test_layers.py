@@ -34,9 +34,9 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "study"},
 }
 TABLES_OF_RUN = {
-    "run.metrics",
-    "run.summary",
-    "run.writers",
+    "run.records.metrics",
+    "run.records.summary",
+    "run.records.jsonl",
 }  # formats of a run folder, which study may read
 MODULES = {
     ".".join(path.relative_to(CHECKOUT / "ddppo").with_suffix("").parts).removesuffix(".__init__"): path

@@ -6,7 +6,7 @@ import pytest
 from scaling_folders import change_summary, write_run
 
 from ddppo.errors import ConfigError
-from ddppo.run import summary as run_summary
+from ddppo.run.records import summary as run_summary
 from ddppo.study import metrics_file, run_folders
 from ddppo.study.report import ReportOptions
 from ddppo.study.report_files import make_report

@@ -5,8 +5,8 @@ import pytest
 
 from ddppo.config import Config, validate
 from ddppo.files import write_json
-from ddppo.run.metrics import IterationReport
-from ddppo.run.summary import (
+from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.summary import (
     SummaryBuilder,
     evaluation_metrics,
     git_state,

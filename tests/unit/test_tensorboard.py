@@ -7,8 +7,8 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from ddppo.config import Config
-from ddppo.run.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
-from ddppo.run.tensorboard import LAYOUT, TensorBoardWriter, hyperparameters
+from ddppo.run.records.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
+from ddppo.run.records.tensorboard import LAYOUT, TensorBoardWriter, hyperparameters
 
 
 def config():

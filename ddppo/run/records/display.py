@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddppo.config import Config
-from ddppo.run.metrics import EXCLUSIVE_PARTS, IterationReport
+from ddppo.run.records.metrics import EXCLUSIVE_PARTS, IterationReport
 from ddppo.scaling import BatchShape
 
 Clock = Callable[[], float]  # seconds, monotonic

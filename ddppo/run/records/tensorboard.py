@@ -11,7 +11,7 @@ from typing import Any
 
 from ddppo.config import Config
 from ddppo.files import free_name, replacing
-from ddppo.run.metrics import IterationReport
+from ddppo.run.records.metrics import IterationReport
 from ddppo.terminal import warn
 
 # Page -> chart -> tags. TensorBoard reads the tags as regular expressions that match from the start.

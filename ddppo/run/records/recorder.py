@@ -10,11 +10,11 @@ from typing import Any
 
 from ddppo.config import Config
 from ddppo.files import move_aside, write_json
-from ddppo.run.display import closing, header, make_display
-from ddppo.run.metrics import IterationReport
-from ddppo.run.summary import SummaryBuilder
-from ddppo.run.tensorboard import TensorBoardWriter
-from ddppo.run.writers import JsonlWriter, drop_after, read_reports
+from ddppo.run.records.display import closing, header, make_display
+from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
+from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.summary import SummaryBuilder
+from ddppo.run.records.tensorboard import TensorBoardWriter
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddppo.errors import RunFolderError, StorageError
 from ddppo.files import jsonable, replacing, stored
-from ddppo.run.metrics import PER_RANK_NAMES, IterationReport
+from ddppo.run.records.metrics import PER_RANK_NAMES, IterationReport
 
 _LINE_KEYS = ("iteration", "rank", "env_steps", "wall_s")
 
