@@ -379,7 +379,6 @@ _TOGETHER = (
     "resume={list}",
     "resume={foreign}",
     "resume={damaged} ppo.total_steps=128",
-    "resume={uncheckpointed} ppo.total_steps=128",
     "resume=[{run}]",
     "resume={run} resume={empty}",
     "~ppo",
