@@ -173,11 +173,11 @@ def resume(folder: Path) -> tuple[Path, list[str]]:
 
 
 def sweep(folder: Path) -> tuple[Path, list[str]]:
-    return folder / "sweep" / "seed-0", [
+    return folder / "sweep" / "run_0", [
         "-m",
         *SETTINGS,
         f"sweep={folder / 'sweep'}",
-        "hydra.sweep.subdir=seed-0",
+        "hydra.sweep.subdir=run_${seed}",
     ]
 
 
@@ -210,6 +210,7 @@ def trial(scenario: str, action: str, at: int, folder: Path) -> tuple[list[str],
     log, wrong = folder / "log", []
     code = trained(arguments, log, Injector(folder / run_dir.relative_to(folder).parts[0], at, action))
     count = log.with_suffix(".count")
+    assert code != 2, log.read_text()
     if code == 0 and int(count.read_text()) < at:
         return [], False
     said = log.read_text()
