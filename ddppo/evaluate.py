@@ -12,11 +12,11 @@ from omegaconf import MISSING
 
 from ddppo import config as configuration
 from ddppo.config import setting
-from ddppo.errors import ConfigError, RunFolderError, TrainingError
+from ddppo.errors import ConfigError, RunFolderError
 from ddppo.files import stored
-from ddppo.options import parse
+from ddppo.options import door, parse
 from ddppo.package import install_command
-from ddppo.terminal import unbroken_streams, warn
+from ddppo.terminal import warn
 
 _USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
 
@@ -33,14 +33,10 @@ class EvaluateConfig:
     device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
 
 
-@unbroken_streams()
+@door()
 def main() -> None:
     """Run the command line; exit code 0, 1 (the evaluation failed), or 2 (a mistake in the command)."""
-    try:
-        print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", usage=_USAGE)))
-    except (ConfigError, TrainingError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", usage=_USAGE)))
 
 
 def evaluate(options: EvaluateConfig) -> str:

@@ -11,9 +11,8 @@ from ddppo.cluster import slurm
 from ddppo.cluster.jobs import Book, Job, Status, counts, table, tail
 from ddppo.cluster.watch import watch
 from ddppo.config import setting
-from ddppo.errors import ClusterError, ConfigError, RunFolderError
-from ddppo.options import parse
-from ddppo.terminal import unbroken_streams
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.options import door, parse
 
 _USAGE = """python -m ddppo.jobs <sweep folder> [key=value ...]
 
@@ -31,19 +30,11 @@ class JobsConfig:
     poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
 
 
-@unbroken_streams()
+@door(interrupted="the jobs go on; cancel=true ends them")
 def main() -> None:
     """Run the command line."""
-    try:
-        options = parse(JobsConfig, sys.argv[1:], path="folder", usage=_USAGE)
-        failed = look(options)
-    except (ConfigError, ClusterError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
-    except KeyboardInterrupt:
-        print("\nthe jobs go on; cancel=true ends them", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(1 if failed else 0)
+    options = parse(JobsConfig, sys.argv[1:], path="folder", usage=_USAGE)
+    sys.exit(1 if look(options) else 0)
 
 
 def look(options: JobsConfig) -> bool:

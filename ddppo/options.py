@@ -6,7 +6,8 @@
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,10 +18,25 @@ from omegaconf.errors import OmegaConfBaseException
 from ddppo.config import check_fields, escaped, in_words, near
 from ddppo.config.help import shown_default
 from ddppo.config.integers import is_integer, is_truth, written_out
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, TrainingError
 from ddppo.package import versions
+from ddppo.terminal import unbroken_streams
 
 T = TypeVar("T")
+
+
+@contextmanager
+def door(interrupted: str = "interrupted") -> Iterator[None]:
+    """Run a small door: exit code 2 for a mistake in the command, 1 for a fault, 130 for Ctrl-C, a sentence each."""
+    with unbroken_streams():
+        try:
+            yield
+        except (ConfigError, TrainingError) as e:
+            print(f"error: {e}", file=sys.stderr)
+            sys.exit(2 if isinstance(e, ConfigError) else 1)
+        except KeyboardInterrupt:
+            print(f"\n{interrupted}", file=sys.stderr)
+            sys.exit(130)
 
 
 def parse(section: type[T], arguments: Sequence[str], *, usage: str, path: str | None = None) -> T:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.options import parse_all
+from ddppo.options import door, parse_all
 from ddppo.study import published
 from ddppo.study.columns import aligned, whole
 from ddppo.study.fields import FieldError, as_number, as_whole
@@ -23,7 +23,6 @@ from ddppo.study.runs import PARTS, Run
 from ddppo.study.selection import one_study, with_target
 from ddppo.study.simulate import simulate
 from ddppo.study.speedup import study as compute_study
-from ddppo.terminal import unbroken_streams
 
 _LARGEST = 1024
 _MOST_WORKERS = 10**9
@@ -51,15 +50,11 @@ class PredictConfig:
     published: Any = setting(None, '"{world_size: 128, speedup: 107}": what a published point alone implies')
 
 
-@unbroken_streams()
+@door()
 def main() -> None:
     """Run the command line; exit code 0, or 2 for a mistake in the command."""
-    try:
-        options, what_if = _parsed(sys.argv[1:])
-        print(predict(options, what_if))
-    except ConfigError as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2)
+    options, what_if = _parsed(sys.argv[1:])
+    print(predict(options, what_if))
 
 
 def predict(options: PredictConfig, what_if: WhatIf) -> str:

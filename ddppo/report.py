@@ -2,25 +2,19 @@
 
 import sys
 
-from ddppo.errors import ConfigError, StorageError
-from ddppo.options import parse
+from ddppo.options import door, parse
 from ddppo.study.report import ReportOptions
 from ddppo.study.report_files import make_report, on_terminal
-from ddppo.terminal import unbroken_streams
 
 _USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=value ...]"
 
 
-@unbroken_streams()
+@door()
 def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
-    try:
-        options = parse(ReportOptions, sys.argv[1:], path="path", usage=_USAGE)
-        report, folder = make_report(options, _announce)
-        print(on_terminal(report, folder, None if sys.stdout.isatty() else 160))
-    except (ConfigError, StorageError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    options = parse(ReportOptions, sys.argv[1:], path="path", usage=_USAGE)
+    report, folder = make_report(options, _announce)
+    print(on_terminal(report, folder, None if sys.stdout.isatty() else 160))
 
 
 def _announce(path: str) -> None:

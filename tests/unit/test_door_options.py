@@ -9,8 +9,8 @@ from omegaconf import MISSING
 
 import ddppo
 from ddppo.config import setting
-from ddppo.errors import ConfigError
-from ddppo.options import parse, parse_all
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.options import door, parse, parse_all
 
 USAGE = "python -m ddppo.door <folder> [key=value ...]"
 
@@ -137,3 +137,18 @@ def test_text_is_taken_as_it_stands():
 
     assert parse(Texts, ["job=12_3", "size=1_000"], usage="x") == Texts("12_3", 1000)
     assert parse(Texts, ["job=null"], usage="x") == Texts(None)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError("a mistake"), 2, "error: a mistake\n"),
+        (TrainingError("a fault"), 1, "error: a fault\n"),
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+    ],
+)
+def test_a_door_says_in_a_sentence_what_ended_it(capsys, error, code, said):
+    with pytest.raises(SystemExit) as ended, door():
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err == said
