@@ -198,8 +198,13 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config:
 
 
 def _check(config: Config) -> None:
+    from ddppo.distributed import launcher
     from ddppo.run import start
 
+    # The checks compute, and so does a job of a sweep before one with several ranks.
+    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
+        launcher.prepare(config.dist.world_size)
     if warning := start.check(config, local_world_size=start.local_world_size(config)):
         print(f"warning: {warning}", file=sys.stderr)
 

@@ -1,18 +1,34 @@
-"""Run the doors as a user does: in processes of their own, from the checkout, never longer than a limit."""
+"""Run the doors as a user does: in processes of their own, from the checkout, never longer than a limit.
 
+What `python -m ddppo.<door>` would be forks from a process that has torch already, which saves seconds each; a door can
+tell by its parent only. `Program` is the interpreter started anew.
+"""
+
+import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
+
+from ddppo.forking import ForkServer
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-RANKS = {"ddppo.run.rank", "ddppo.run.worker"}  # started by our launcher, by torchrun
+IMPORTED = (
+    "hydra",
+    "torch.utils.tensorboard",
+    "torch._dynamo",
+    "ddppo.run.worker",
+    "ddppo.run.start",
+    "ddppo.run.sweep",
+)
 TINY = ("eval.final_episodes=0", "log.progress=none", "log.tensorboard=false")  # first: later overrides win
 
 
@@ -38,10 +54,53 @@ def run(command: list[str], run_dir: Path, timeout_s: float = 120, **environ: st
     return Finished(process.returncode, stdout, stderr, run_dir)
 
 
+class Program(list):
+    """A command that is to be a program of its own whatever it is."""
+
+
+class Fork(subprocess.Popen):
+    """What subprocess.Popen makes of `python -m <module> <arguments>`, forked."""
+
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
+        # startupinfo, creationflags, shell, and both ends of three pipes; -1 for what is inherited
+        theirs = (others[3], others[6], others[8])
+        stdio = [fd if fd >= 0 else number for number, fd in enumerate(theirs)]
+        self._fork = warm_server().start(
+            args[2], args[3:], env, title=" ".join(args[1:]), cwd=str(cwd), stdio=stdio
+        )
+        self.pid = self._fork.pid
+        self._child_created = True
+        for fd in theirs:
+            if fd >= 0:
+                os.close(fd)
+
+    def _internal_poll(self, _deadstate=None):
+        if self.returncode is None:
+            self.returncode = self._fork.poll()
+        return self.returncode
+
+    def _wait(self, timeout):
+        self.returncode = self._fork.wait(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+
+@functools.cache
+def warm_server() -> ForkServer:
+    """Return this test process's server of doors; it ends with the tests."""
+    # The door would set this before it imports torch, which reads it then.
+    with chdir(CHECKOUT), mock.patch.dict(os.environ, GOMP_SPINCOUNT="1000"):
+        server = ForkServer.started()
+    server.have_imported(IMPORTED)
+    return server
+
+
 @contextmanager
 def started(command: list[str], **environ: str):
     """Start a command as the leader of a process group of its own; nothing of the group outlives the block."""
-    process = subprocess.Popen(
+    is_door = command[:2] == [sys.executable, "-m"] and command[2].startswith("ddppo.")
+    process = (Fork if is_door and not isinstance(command, Program) else subprocess.Popen)(
         command,
         cwd=CHECKOUT,
         env=os.environ | environ,
@@ -62,29 +121,36 @@ def started(command: list[str], **environ: str):
 
 
 def run_id(process: subprocess.Popen) -> str:
-    """Return what the command lines of a run's ranks hold and no other process's does: its run folder."""
+    """Return what the titles of a run's ranks hold and no other process's does: its run folder."""
     arguments = [a for a in process.args if a.startswith(("hydra.run.dir=", "resume="))]
     return arguments[-1].partition("=")[2] if arguments else f"no folder of process {process.pid}"
 
 
 def descendants(folder: str) -> list[int]:
-    """Return the processes that run a worker on `folder`, whoever their parent is by now."""
+    """Return the processes that are ranks of the run in `folder`, whoever their parent is by now."""
+    return processes(f"ddppo.run.rank {folder} rank ")
+
+
+def processes(title: str) -> list[int]:
+    """Return the processes whose title, as `ps` shows it, begins so."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                arguments = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and title_of(int(entry.name)).startswith(title):
+                    found.append(int(entry.name))
             except OSError:  # it ended meanwhile
                 continue
-            if state != "Z" and RANKS.intersection(arguments) and folder in arguments:
-                found.append(int(entry.name))
     return found
 
 
+def title_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").rstrip()
+
+
 def rank_of(pid: int) -> int:
-    environ = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return next(int(e.removeprefix("RANK=")) for e in environ if e.startswith("RANK="))
+    return int(re.search(r" rank (\d+) of \d+$", title_of(pid))[1])
 
 
 def lines(run_dir: Path, name: str = "metrics.jsonl") -> list[dict]:

@@ -1,25 +1,63 @@
 """Starting ranks on this machine and waiting for them; a run that failed says which rank did."""
 
+import atexit
 import math
 import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch.distributed as dist
 
 from ddppo.collectives import in_words, last_words
 from ddppo.errors import LOST_PEERS, Stopped, TrainingError
+from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.signals import StopRequest
 
 _POLL_S = 0.05
 _PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
 
+# What ranks find imported: themselves, and what torch's optimizers import when first made, which takes as long.
+_IMPORTS = ("ddppo.run.worker", "torch._dynamo")
+_server: ForkServer | None = None
+
+
+def prepare(world_size: int) -> None:
+    """Fork the server of this process's ranks, to be called before anything computes here.
+
+    Where it is too late for that, start_ranks starts a server as a program of its own. For a job of one rank, in a
+    sweep, the server imports nothing.
+    """
+    global _server
+    if _server is None or not _server.is_usable:
+        _keep(ForkServer.forked())
+    if _server is not None and world_size > 1:
+        _have_imported(_server)
+
+
+def _ready_server() -> ForkServer:
+    if _server is None or not _server.is_usable:
+        _keep(ForkServer.started())
+    assert _server is not None
+    _have_imported(_server)
+    return _server
+
+
+def _keep(server: ForkServer | None) -> None:
+    global _server
+    _server = server
+    if server is not None:
+        atexit.register(server.close)
+
+
+def _have_imported(server: ForkServer) -> None:
+    with suppress(ForkServerLost):  # start_ranks finds out
+        server.have_imported(_IMPORTS)
+
 
 def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
-    """Run `world_size` ranks of `python -m ddppo.run.rank <run_dir>` on this machine and wait for them.
+    """Run `world_size` ranks, each what `python -m ddppo.run.rank <run_dir>` is, on this machine and wait for them.
 
     Signals are for this process alone, every rank being a session of its own. One that asks for a stop is passed on as
     SIGUSR2, which ends a rank at once before its loop and has it save inside; its number is returned. Raises
@@ -28,27 +66,40 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
     """
     # Ranks meet here: a store of this process lives as long as the last of them and tells how they ended.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks: list[subprocess.Popen] = []
+    remedy = f"Checkpoints, if any, are in {run_dir}: go on with resume={run_dir}"
     with StopRequest() as stop:
         stop.listen()
+        server = _ready_server()
         try:
-            for rank in range(world_size):
-                variables = torchrun_variables(rank, world_size, store.port)
-                command = [sys.executable, "-m", "ddppo.run.rank", str(run_dir), str(os.getpid())]
-                ranks.append(subprocess.Popen(command, env=os.environ | variables, start_new_session=True))
-            ended = _wait_for_end(ranks, stop)
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+            ended = _wait_for_end(_start(server, run_dir, world_size, store.port), stop)
+        except ForkServerLost as e:
+            raise TrainingError(
+                f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}, and they with "
+                f"it. {remedy}"
+            ) from None
+        except BaseException:
+            server.close()
+            raise
+        if len(ended) < world_size:  # some do not answer
+            server.close()
     if stop.signal is not None and -signal.SIGUSR2 in ended.values():
         raise Stopped(stop.signal)
     if any(ended.get(rank) != 0 for rank in range(world_size)):
-        raise TrainingError(
-            f"{_blame(ended, world_size, store, timeout_s)} Checkpoints, if any, are in {run_dir}: go on with "
-            f"resume={run_dir}"
-        )
+        raise TrainingError(f"{_blame(ended, world_size, store, timeout_s)} {remedy}")
     return stop.signal
+
+
+def _start(server: ForkServer, run_dir: Path, world_size: int, port: int) -> list[ForkedProcess]:
+    ranks = []
+    for rank in range(world_size):
+        environ = os.environ | torchrun_variables(rank, world_size, port)
+        title = f"ddppo.run.rank {run_dir} rank {rank} of {world_size}"
+        try:
+            ranks.append(server.start("ddppo.run.rank", [str(run_dir)], environ, title=title))
+        except OSError as e:
+            server.close()
+            raise TrainingError(f"rank {rank} of {world_size} could not be started: {e.strerror}") from e
+    return ranks
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -63,7 +114,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait_for_end(ranks: list[subprocess.Popen], stop: StopRequest) -> dict[int, int]:
+def _wait_for_end(ranks: list[ForkedProcess], stop: StopRequest) -> dict[int, int]:
     """Pass a request to stop on and return exit codes in the order of their ends.
 
     Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
@@ -91,8 +142,10 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
     """Say which rank failed. One that only lost its peers is not the cause, whenever it ended."""
     for rank, code in ended.items():
         if code not in (0, LOST_PEERS):
-            why = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return f"rank {rank} of {world_size} ended with {why} and the others were stopped; its message is above."
+            return (
+                f"rank {rank} of {world_size} ended with {_how(code)} and the others were stopped; its message is "
+                "above."
+            )
     words = last_words(store, world_size)
     silent = [rank for rank in range(world_size) if rank not in ended and rank not in words]
     if not silent or not words:
@@ -102,3 +155,7 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
         f"{in_words(silent)} of {world_size} did not answer {silence} (limit dist.timeout_s={timeout_s:g}), and all "
         "ranks were stopped."
     )
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

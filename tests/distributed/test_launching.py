@@ -7,7 +7,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from tests.support import TINY, lines, run, summary
+from tests.support import TINY, Program, lines, run, summary
 
 SMALL = [*TINY, "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128", "ppo.num_epochs=2"]
 TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "-m", "ddppo.train"]
@@ -35,7 +35,7 @@ def test_torchrun_and_another_world_size_are_one_error_and_no_run(tmp_path):
 
 def test_a_multirun_is_one_whole_run_per_combination(tmp_path):
     arguments = ["-m", *SMALL, "dist.world_size=1,2", "seed=0,1", f"sweep={tmp_path / 'sweep'}"]
-    result = run([sys.executable, "-m", "ddppo.train", *arguments], tmp_path)
+    result = run(Program([sys.executable, "-m", "ddppo.train", *arguments]), tmp_path)
     assert result.code == 0, result.stderr
     folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     summaries = [summary(path) for path in folders]

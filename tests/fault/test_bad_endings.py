@@ -10,7 +10,17 @@ import time
 import pytest
 import torch
 
-from tests.support import TINY, descendants, door, lines, rank_of, started, summary, wait_until
+from tests.support import (
+    TINY,
+    descendants,
+    door,
+    lines,
+    processes,
+    rank_of,
+    started,
+    summary,
+    wait_until,
+)
 
 TRAIN = [sys.executable, "-m", "ddppo.train", *TINY]
 LONG = ["env=synthetic", "ppo.total_steps=100000000", "ppo.rollout_steps=16", "env.kwargs.step_time_s=0.0005"]
@@ -107,6 +117,36 @@ def test_ranks_end_when_the_parent_is_killed(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         process.wait(timeout=10)
         wait_for_end_of_ranks(run_dir)
+
+
+def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_another(tmp_path):
+    def run_dirs():
+        return sorted(path.parent for path in tmp_path.glob("[!.]*/config.yaml"))
+
+    arguments = [
+        "-m",
+        *SHORT,
+        "ppo.total_steps=512",
+        "dist.world_size=2",
+        "env.kwargs.step_time_s=0.002",
+        "seed=0,1",
+    ]
+    with started([*TRAIN, *arguments, f"sweep={tmp_path}"]) as process:
+        wait_until(lambda: run_dirs() and iterations(run_dirs()[0]), "iteration 1")
+        (first,) = run_dirs()
+        ranks = descendants(str(first))
+        (server,) = processes(f"ddppo.forking for {process.pid}")
+        os.kill(server, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 1
+    said = "the process that the 2 ranks were forked from ended with signal 9, and they with it. Checkpoints, if any, "
+    assert f"{first.name}: {said}are in {first}: go on with resume={first}" in stderr
+    assert f"sweep {tmp_path}: 2 runs, 1 completed, 1 failed" in stderr
+    assert "Traceback" not in stderr
+    assert len(ranks) == 2
+    assert not descendants(str(first))
+    assert summary(run_dirs()[1])["status"] == "completed"
+    wait_until(lambda: not processes(f"ddppo.forking for {process.pid}"), "end of the servers", timeout_s=5)
 
 
 @pytest.mark.parametrize("to_group", [True, False], ids=["terminal", "parent only"])

@@ -162,54 +162,6 @@ def test_a_frozen_rank_is_named_a_few_seconds_after_the_limit(tmp_path):
     wait_for_end_of_ranks(run_dir, timeout_s=5)
 
 
-# -- ranks that still import torch -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def slow_torch(tmp_path):
-    """Return an environment in which `import torch` says so and never ends."""
-    (tmp_path / "torch.py").write_text(
-        f"import pathlib, time\npathlib.Path({str(tmp_path)!r}, 'importing').touch()\ntime.sleep(3600)\n"
-    )
-    return os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{CHECKOUT}"}
-
-
-def rank(folder, parent):
-    return [sys.executable, "-m", "ddppo.run.rank", str(folder), str(parent)]
-
-
-def start_importing(folder, environ):
-    process = subprocess.Popen(rank(folder, os.getpid()), env=environ, stderr=subprocess.PIPE, text=True)
-    wait_until((folder / "importing").exists, "import of torch")
-    return process
-
-
-@pytest.mark.parametrize("number", STOPPING)
-def test_a_rank_that_still_imports_torch_ends_at_once_and_silently(tmp_path, slow_torch, number):
-    with start_importing(tmp_path, slow_torch) as process:
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=10)
-    assert (process.returncode, stderr) == (-number, "")
-
-
-@NEEDS_LINUX
-def test_a_rank_that_still_imports_torch_ends_with_its_parent(tmp_path, slow_torch):
-    arguments = [*rank(tmp_path, "")[:-1]]
-    parent = (
-        f"import os, subprocess, time; subprocess.Popen([*{arguments!r}, str(os.getpid())]); time.sleep(3600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", parent], env=slow_torch) as process:
-        wait_until((tmp_path / "importing").exists, "import of torch")
-        assert len(descendants(str(tmp_path))) == 1
-        process.kill()
-    wait_until(lambda: not descendants(str(tmp_path)), "end of the rank", timeout_s=5)
-
-
-def test_a_rank_whose_parent_is_gone_already_leaves_before_it_imports_torch(tmp_path, slow_torch):
-    assert subprocess.run(rank(tmp_path, os.getppid()), env=slow_torch, timeout=10).returncode == 1
-    assert not (tmp_path / "importing").exists()
-
-
 # -- environment processes ---------------------------------------------------------------------------------------------
 
 HANGING_BATCH = """

@@ -6,12 +6,12 @@ import pytest
 
 from tests.support import CHECKOUT
 
-OF_THE_TRAIN_DOOR = {"arguments", "command_line"}  # for those who start it
 GROUND = {
     "__init__",
     "config",
     "errors",
     "files",
+    "forking",
     "terminal",
     "seeding",
     "signals",
@@ -31,9 +31,8 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "distributed": {"envs", "models", "ppo"},
     "run": {"envs", "models", "ppo", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
-    "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
     "study": set(),  # reads run folders, never the trainer
-    "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "benchmark", "study"},
+    "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "study"},
 }
 TABLES_OF_RUN = {
     "run.records.metrics",
@@ -87,10 +86,7 @@ def test_a_module_imports_only_from_below(module):
     own = layer(module)
     for imported in imports(module):
         other = layer(imported)
-        allowed = other in {"ground", own} | MAY_IMPORT[own] or (
-            (own == "study" and imported in TABLES_OF_RUN)
-            or (own == "benchmark" and imported in OF_THE_TRAIN_DOOR)
-        )
+        allowed = other in {"ground", own} | MAY_IMPORT[own] or (own == "study" and imported in TABLES_OF_RUN)
         assert allowed, f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
 
 
@@ -122,6 +118,7 @@ def test_the_configuration_and_the_door_import_no_torch():
         "signals",
         "run.rank",
         "files",
+        "forking",
         "terminal",
         "scaling",
     ):

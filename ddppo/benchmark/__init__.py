@@ -1,1 +1,0 @@
-"""Speed, measured as a user would see it: runs through the train door, in rounds, beside this machine's limits."""
