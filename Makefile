@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
 
-.PHONY: help train test lint format slurm-up slurm-down clean
+.PHONY: help train test test-all lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -18,7 +18,10 @@ help:  ## list the targets
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
 	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
 
-test: .venv/.installed  ## run every test
+test: .venv/.installed  ## run the tests, all but the slow: minutes
+	$(PY) -m pytest -m "not slow"
+
+test-all: .venv/.installed  ## run every test, as CI does: learning, SLURM sweeps, a fault at every file operation
 	$(PY) -m pytest
 
 lint: .venv/.installed  ## check style and types

@@ -53,6 +53,7 @@ def iterations(run_dir, name="metrics.jsonl"):
     return [line["iteration"] for line in lines(run_dir, name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["start", "resume", "sweep"])
 def test_a_run_completes_after_a_kill_and_after_a_full_disk_at_any_file_operation(tmp_path, scenario):
     command = [sys.executable, "-m", "tests.fault.file_operations", str(tmp_path), scenario, "every=6"]
