@@ -149,6 +149,12 @@ class LogConfig:
     warmup_iterations: int = setting(
         2, "iterations left out of the means and percentiles in summary.json", low=0
     )
+    profile_iterations: int = setting(
+        0,
+        "after warm-up, iterations of rank 0 to trace and then to profile, into the run folder's profile/; 0 is none",
+        low=0,
+        high=1000,
+    )
 
 
 @dataclass(slots=True)

@@ -197,8 +197,9 @@ def _one_paragraph(message: str) -> str:
 
 def _install_hint(env: EnvConfig, error: Exception) -> str:
     entry_point = gym.registry[env.id.rpartition(":")[2]].entry_point
-    if isinstance(entry_point, str) and entry_point.startswith("gymnasium.envs.box2d"):
-        return install_command("box2d")
+    for extra in ("box2d", "mujoco"):
+        if isinstance(entry_point, str) and entry_point.startswith(f"gymnasium.envs.{extra}"):
+            return install_command(extra)
     return str(error)
 
 

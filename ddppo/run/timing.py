@@ -6,8 +6,8 @@ and what remained of the collective was communication. The barrier that follows 
 """
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -31,11 +31,20 @@ class LocalTimes:
 
 
 class IterationClock:
-    """Times consecutive iterations of one rank without gaps; `excluded` sections are on nobody's account."""
+    """Times consecutive iterations of one rank without gaps; `excluded` sections are on nobody's account.
 
-    def __init__(self, group: Group, device: torch.device) -> None:
+    `around` is entered around every phase, with its name: a profiler's.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        device: torch.device,
+        around: Callable[[str], AbstractContextManager] = nullcontext,
+    ) -> None:
         self.group = group
         self._cuda = device if device.type == "cuda" else None
+        self._around = around
         self.elapsed = 0.0
         self._start = time.perf_counter()
         self._phases = {"rollout": 0.0, "learn": 0.0}
@@ -46,7 +55,8 @@ class IterationClock:
         """Book the enclosed time, less its collectives, to `name`: "rollout" or "learn"."""
         first = len(self.group.records)
         start = time.perf_counter()
-        yield
+        with self._around(name):
+            yield
         if self._cuda is not None:
             torch.cuda.synchronize(self._cuda)
         elapsed = time.perf_counter() - start

@@ -48,6 +48,7 @@ from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
 from ddppo.run.evaluation import Policy, Scores, play_episodes
+from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.run.records.summary import evaluation_metrics
@@ -115,6 +116,9 @@ class Worker:
             reward_normalizer=self.reward_normalizer,
         )
         self.reporter = Reporter(group, config.log.episode_window)
+        self.profiler = make_profiler(
+            config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
+        )
         self.clock = IterationClock(group, device)
         self.iteration = 0
         self.env_steps = 0
@@ -150,7 +154,7 @@ class Worker:
             seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.env_indices]
             self.collector.reset(seeds)
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
-            self.clock = IterationClock(self.group, self.device)
+            self.clock = IterationClock(self.group, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
             status = self._loop(recorder, stop)
         except BaseException as e:
@@ -188,7 +192,8 @@ class Worker:
         next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
         next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
         while True:
-            report, stopping = self._iterate(stop)
+            with self.profiler.iteration():
+                report, stopping = self._iterate(stop)
             is_last = self.env_steps >= config.ppo.total_steps
             if is_last and config.eval.final_episodes:
                 report = self._with_evaluation(report, config.eval.final_episodes)

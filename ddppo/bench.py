@@ -1,0 +1,41 @@
+"""The door `python -m ddppo.bench`: how fast, why, how near to the machine's limits, faster than before?
+
+Every run is started through the train door, as a user would.
+"""
+
+import signal
+import sys
+
+from ddppo.benchmark.command import BenchConfig, bench, parted
+from ddppo.errors import ConfigError, Stopped, TrainingError
+from ddppo.options import parse
+from ddppo.signals import stop_signals_raise
+from ddppo.terminal import unbroken_streams
+
+_USAGE = """python -m ddppo.bench [workloads=W1,W2,W4] [world_sizes=1,2] [key=value ...] [settings of ddppo.train ...]
+python -m ddppo.bench env=pendulum env.num_envs=16                 your own settings alone, where they choose a task
+python -m ddppo.bench against=HEAD~1                               this code and a commit's in paired rounds
+python -m ddppo.bench compare=old.json,new.json                    two results that out= wrote; nothing is run
+python -m ddppo.bench compare=old.json workloads=W1 world_sizes=1  measure now, and compare with a result
+python -m ddppo.bench profile=true workloads=W1                    a trace, and a page: where the time goes
+
+Exit code 0, 1 if something is slower than allowed or a run failed, or 2 for a mistake in the command."""
+
+
+@unbroken_streams()
+@stop_signals_raise()
+def main() -> None:
+    """Run the command line."""
+    try:
+        arguments, overrides = parted(sys.argv[1:])
+        sys.exit(1 if bench(parse(BenchConfig, arguments, usage=_USAGE), overrides) else 0)
+    except (ConfigError, TrainingError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    except KeyboardInterrupt as e:
+        print("stopped; nothing was written", file=sys.stderr)
+        sys.exit(128 + (e.number if isinstance(e, Stopped) else signal.SIGINT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""What the bench is asked, and what it does then: measure, compare, profile. Imports no torch."""
+
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddppo.benchmark import text
+from ddppo.benchmark.code import Code, other_code, this_code
+from ddppo.benchmark.comparison import Ratio, check_rounds
+from ddppo.benchmark.one_run import Clock
+from ddppo.benchmark.results import Result, differences, differences_of_files, read
+from ddppo.benchmark.rounds import run_rounds
+from ddppo.benchmark.workloads import (
+    CUSTOM,
+    Configuration,
+    Workload,
+    check_overrides,
+    composed,
+    configurations,
+    fixed,
+    missing_extra,
+)
+from ddppo.config import SECTIONS, Config, near, setting
+from ddppo.config.integers import written_out
+from ddppo.errors import ConfigError
+
+_PAIRED_ROUNDS, _ROUNDS = 7, 3
+_CHOOSE = ("env=", "experiment=")  # settings that say what the work is
+
+
+@dataclass(slots=True)
+class BenchConfig:
+    workloads: Any = setting(None, "fixed workloads of conf/experiment/bench; W1,W2 if null")
+    world_sizes: Any = setting(None, "W to measure; 1,2 if null")
+    rules: Any = setting(None, "scaling rules to measure at W > 1; strong,weak if null")
+    rounds: int | None = setting(
+        None,
+        f"rounds, in each of which everything is run in turn; {_ROUNDS}, or {_PAIRED_ROUNDS} with against",
+        low=1,
+    )
+    seconds: float = setting(5.0, "seconds of training measured in each run", above=0, high=3600)
+    warmup_s: float = setting(1.0, "seconds of training before them", low=0, high=3600)
+    out: str | None = setting(
+        None, "file for the result: .json the whole, .jsonl a line appended per configuration"
+    )
+    compare: Any = setting(None, "old.json,new.json, or old.json alone against what is measured now")
+    against: str | None = setting(
+        None, "a commit, or the folder of another checkout, to run beside this code"
+    )
+    tolerance: float = setting(0.05, "slowdown that compare and against still allow", above=0, high=0.9)
+    profile: bool = setting(
+        False, "write traces and pages of where the time goes instead, into the folder out (outputs/profile)"
+    )
+
+
+def parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return our own options, and settings of the train door. Raises ConfigError for a near miss of one of ours."""
+    names = [item.name for item in fields(BenchConfig)]
+    of_train = {*SECTIONS, "experiment", *(item.name for item in fields(Config))}
+    ours: list[str] = []
+    others: list[str] = []
+    for argument in arguments:
+        key = argument.partition("=")[0]
+        is_ours = argument.startswith("-") or key in names
+        (ours if is_ours else others).append(argument)
+        if not is_ours and "." not in key and key.lstrip("+~") not in of_train and near(key, names):
+            raise ConfigError(f"{argument}: there is no setting {key}{near(key, names)}; --help lists all")
+    return ours, others
+
+
+def bench(options: BenchConfig, overrides: list[str]) -> bool:
+    """Do what the options say and return whether something became slower. Raises ConfigError, TrainingError."""
+    _check(options, overrides)
+    files = _words("compare", options.compare)
+    if len(files) == 2:
+        return _compare_files(options, files[0], files[1])
+    todo = _todo(options, overrides)
+    if options.profile:
+        from ddppo.benchmark.profile import write_profiles
+
+        for page in write_profiles(todo, Path(options.out or "outputs/profile"), _say):
+            print(page)
+        return False
+    return _measure(options, todo, files)
+
+
+def _measure(options: BenchConfig, todo: list[Configuration], files: list[str]) -> bool:
+
+    num_rounds = options.rounds or (_PAIRED_ROUNDS if options.against else _ROUNDS)
+    old = read(files[0]) if files else None
+    if options.against or old:
+        check_rounds(num_rounds, paired=bool(options.against))
+    with ExitStack() as stack:
+        codes = [this_code()]
+        if options.against:
+            codes.append(stack.enter_context(other_code(options.against)))
+        about = _about(options, codes)
+        clock = Clock(options.warmup_s, options.seconds)
+        measurements = run_rounds(todo, codes, num_rounds, clock, _say)
+    result = Result(options.out or "what was measured now", _ended(about), measurements, codes[0].name)
+    for code in codes:
+        print(f"\n{code.name}, commit {code.commit or 'unknown'}{' with changes' if code.dirty else ''}")
+        print(text.table(measurements, code.name))
+    print(f"\nThis machine, lowest to highest of {num_rounds} rounds:\n{text.limits(measurements)}")
+    if options.out:
+        result.write()
+    ratios: dict[str, Ratio] = {}
+    remarks: list[str] = []
+    other = ""
+    if options.against:
+        ratios, other = differences(measurements, codes[0].name, codes[1].name), codes[1].name
+    elif old:
+        (ratios, remarks), other = differences_of_files(result, old), old.path
+    return _judged(options, ratios, remarks, other)
+
+
+def _compare_files(options: BenchConfig, old: str, new: str) -> bool:
+
+    ratios, remarks = differences_of_files(read(new), read(old))
+    return _judged(options, ratios, remarks, old)
+
+
+def _judged(options: BenchConfig, ratios: dict[str, Ratio], remarks: list[str], other: str) -> bool:
+
+    if ratios:
+        print(f"\n{text.verdicts(ratios, options.tolerance, against=other)}")
+    for remark in remarks:
+        print(f"note: {remark}")
+    return any(ratio.verdict(options.tolerance) == "slower" for ratio in ratios.values())
+
+
+def _check(options: BenchConfig, overrides: list[str]) -> None:
+    """Refuse options that exclude one another or have no effect."""
+    modes = [name for name in ("compare", "against", "profile") if getattr(options, name)]
+    if len(modes) > 1:
+        raise ConfigError(
+            f"{' and '.join(f'{name}=' for name in modes)} exclude one another: give one at a time"
+        )
+    files = _words("compare", options.compare)
+    if len(files) > 2:
+        raise ConfigError(f"compare={options.compare}: give one file, or two: compare=old.json,new.json")
+    if len(files) == 2:
+        given = [
+            name for name in ("workloads", "world_sizes", "rules", "rounds", "out") if getattr(options, name)
+        ]
+        if given or overrides:
+            raise ConfigError(
+                f"{given[0] + '=' if given else overrides[0]} has no effect with two files to compare: leave it out"
+            )
+    if options.profile and options.rounds:
+        raise ConfigError(f"rounds={options.rounds} has no effect with profile=true: leave it out")
+    out = options.out
+    if out is not None and not options.profile and Path(out).suffix not in (".json", ".jsonl"):
+        raise ConfigError(f"out={out}: give a file that ends in .json or .jsonl")
+
+
+def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:
+    """Return the configurations to run, each of which the train door would take."""
+
+    check_overrides(overrides)
+    world_sizes, rules = _world_sizes(options.world_sizes), _rules(options.rules)
+    chooses = any(o.startswith(_CHOOSE) for o in overrides)
+    names = _words("workloads", options.workloads)
+    if names and chooses:
+        raise ConfigError(
+            f"workloads={','.join(names)} and {next(o for o in overrides if o.startswith(_CHOOSE))} "
+            "both choose the work: give one of them"
+        )
+    if chooses:
+        workloads = [Workload(CUSTOM, tuple(overrides))]
+    else:
+        workloads = [fixed(name, overrides) for name in names or ("W1", "W2")]
+    skipped = [reason for reason in map(missing_extra, workloads) if reason]
+    for reason in skipped:
+        print(f"note: {reason}", file=sys.stderr)
+    todo = [
+        configured
+        for workload in workloads
+        if not missing_extra(workload)
+        for configured in configurations(workload, world_sizes, rules)
+    ]
+    if not todo:
+        raise ConfigError(f"nothing is left to measure: {'; '.join(skipped)}")
+    for configured in todo:
+        composed(configured.overrides)
+    return todo
+
+
+def _words(name: str, given: Any) -> list[str]:
+    """Return the words of `a,b` or `[a,b]`; none for null."""
+    if given is None:
+        return []
+    items = given if isinstance(given, list) else str(given).split(",")
+    words = [str(item).strip() for item in items]
+    if not words or not all(words):
+        raise ConfigError(f"{name}={given}: give one or several, e.g. {name}=a,b")
+    return list(dict.fromkeys(words))
+
+
+def _world_sizes(given: Any) -> list[int]:
+    words = [written_out(word) for word in _words("world_sizes", given)] or ["1", "2"]
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise ConfigError(f"world_sizes={given}: numbers of workers, e.g. world_sizes=1,2,4")
+    return sorted({int(word) for word in words})
+
+
+def _rules(given: Any) -> list[str]:
+    words = _words("rules", given) or ["strong", "weak"]
+    if unknown := [word for word in words if word not in ("strong", "weak")]:
+        raise ConfigError(f"rules={unknown[0]}: must be one of strong, weak, or both")
+    return words
+
+
+def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
+    from ddppo.run.records.summary import machine, versions
+
+    return {
+        "git_commit": codes[0].commit,
+        "git_dirty": codes[0].dirty,
+        "against": codes[1].commit or codes[1].name if len(codes) > 1 else None,
+        "machine": machine(with_gpu=False),
+        "versions": versions(),
+        "settings": {item.name: getattr(options, item.name) for item in fields(BenchConfig)},
+        "started_at": _now(),
+    }
+
+
+def _ended(about: dict[str, Any]) -> dict[str, Any]:
+    return about | {"finished_at": _now()}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,149 @@
+"""What is measured: the fixed workloads of conf/experiment/bench and their configurations over W. Imports no torch."""
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddppo import config as configuration
+from ddppo.arguments import prepared_arguments
+from ddppo.command_line import composition_message
+from ddppo.config import Config, near
+from ddppo.errors import ConfigError
+from ddppo.package import install_command
+
+CUSTOM = "custom"
+_EXTRAS = {"W4": "mujoco"}  # workload -> the extra it needs, called as the module it brings
+# What would be on the clock, or end a run before its time; in front, so that a user's own word comes last.
+_QUIET = (
+    *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0"),
+    *("log.progress=none", "log.tensorboard=false", "dist.oversubscribe=warn"),
+)
+_FOREVER = "ppo.total_steps=1000000000000"  # a measured run is stopped, by the clock
+_OURS = {
+    "dist.world_size": "use world_sizes=",
+    "scaling": "use rules=",
+    "scaling.rule": "use rules=",
+    "ppo.total_steps": "use seconds=",
+    "hydra.run.dir": "each run has a temporary folder",
+    "resume": "a measured run begins anew",
+    "sweep": "use world_sizes=, or a bench for each value",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A piece of work by the overrides that make it at the train door."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A workload on W ranks under a scaling rule. Under weak scaling its batch is W times the workload's."""
+
+    workload: Workload
+    world_size: int
+    rule: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name} W={self.world_size}{' weak' if self.rule == 'weak' else ''}"
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What `python -m ddppo.train` is given, but for the run's folder."""
+        return (
+            *_QUIET,
+            *self.workload.overrides,
+            *(f"dist.world_size={self.world_size}", f"scaling={self.rule}", _FOREVER),
+        )
+
+
+def fixed_names() -> list[str]:
+    """Return the names of the fixed workloads: W1, W2, ..."""
+    return sorted(path.stem.upper() for path in _presets().glob("*.yaml"))
+
+
+def fixed(name: str, overrides: Sequence[str] = ()) -> Workload:
+    """Return a fixed workload, changed by `overrides`. Raises ConfigError for a name that is none."""
+    names = fixed_names()
+    if name.upper() not in names:
+        raise ConfigError(
+            f"workloads={name}: there are {', '.join(names)}{near(name.upper(), names)}; your own settings alone "
+            "are measured where they choose env= or experiment="
+        )
+    preset: Any = OmegaConf.to_container(OmegaConf.load(_presets() / f"{name.lower()}.yaml"))
+    return Workload(name.upper(), (*as_overrides(preset), *overrides))
+
+
+def missing_extra(workload: Workload) -> str | None:
+    """Return why a fixed workload cannot run here, or None: it needs packages that are not installed."""
+    extra = _EXTRAS.get(workload.name)
+    if extra is None or importlib.util.find_spec(extra) is not None:
+        return None
+    return f"{workload.name} is skipped, it needs {install_command(extra)}"
+
+
+def as_overrides(preset: Mapping[str, Any]) -> list[str]:
+    """Return the overrides that do what a preset of conf/experiment does, also where it does not exist.
+
+    An older commit has no such file, or had another under its name.
+    """
+    chosen = [
+        f"{group.removeprefix('override /')}={option}"
+        for entry in preset.get("defaults", [])
+        for group, option in entry.items()
+    ]
+    return chosen + list(_flattened({k: v for k, v in preset.items() if k != "defaults"}))
+
+
+def _flattened(section: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def configurations(
+    workload: Workload, world_sizes: Sequence[int], rules: Sequence[str]
+) -> list[Configuration]:
+    """Return the workload at each W under each rule; at W = 1 the rules are the same."""
+    return [
+        Configuration(workload, w, rule) for rule in rules for w in world_sizes if w > 1 or rule == rules[0]
+    ]
+
+
+def check_overrides(overrides: Sequence[str]) -> None:
+    """Refuse what the bench itself decides."""
+    for override in overrides:
+        key = override.partition("=")[0].lstrip("+~")
+        if override.startswith("-"):
+            raise ConfigError(f"{override}: options are key=value here, without dashes; --help lists all")
+        if key in _OURS or key.startswith(("hydra.", "hydra/")):
+            raise ConfigError(f"{override} is the bench's to decide: {_OURS.get(key, 'leave it out')}")
+
+
+def composed(overrides: Sequence[str]) -> Config:
+    """Return the configuration that the train door would make of these overrides. Raises ConfigError as it does."""
+    arguments = prepared_arguments(list(overrides))
+    configuration.register()
+    try:
+        with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
+            config = configuration.from_omegaconf(compose("config", arguments))
+    except (HydraException, OmegaConfBaseException) as e:
+        raise ConfigError(composition_message(e)) from e
+    configuration.validate(config)
+    return config
+
+
+def _presets() -> Path:
+    return configuration.conf_dir() / "experiment" / "bench"
