@@ -9,32 +9,20 @@ A forked process is a session of its own and ends with its server, which ends wi
 them outlives a kill -9 of those above. Imports no torch.
 """
 
-import atexit
-import gc
-import json
 import os
-import runpy
 import select
 import signal
 import socket
-import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from setproctitle import setproctitle
-
+from ddppo.fork_server import STDIO, flush, is_open, receive, send, serve
 from ddppo.signals import die_with_parent
-
-_SIZE = struct.Struct("!I")
-_STDIO = (0, 1, 2)
 
 
 class ForkServerLost(Exception):
@@ -92,13 +80,13 @@ class ForkServer:
         What a fork finds locked by a thread stays locked in it for ever.
         """
         ours, theirs = socket.socketpair()
-        _flush()
+        flush()
         parent, pid = os.getpid(), os.fork()
         if pid == 0:
             try:
                 die_with_parent(parent)
                 ours.close()
-                _serve(theirs)
+                serve(theirs)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -115,7 +103,7 @@ class ForkServer:
         """Start the server as a program of its own."""
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
-        command = [sys.executable, "-m", "ddppo.forking", str(theirs.fileno()), str(os.getpid())]
+        command = [sys.executable, "-m", "ddppo.fork_server", str(theirs.fileno()), str(os.getpid())]
         pid = os.posix_spawn(sys.executable, command, os.environ)
         theirs.close()
         return cls(pid, ours)
@@ -131,7 +119,7 @@ class ForkServer:
 
     def start(
         self, module: str, arguments: Sequence[str], environ: Mapping[str, str], *,
-        title: str, cwd: str | None = None, stdio: Sequence[int] = _STDIO,
+        title: str, cwd: str | None = None, stdio: Sequence[int] = STDIO,
     ) -> ForkedProcess:  # fmt: skip
         """Fork a process that does what `python -m <module> <arguments>` does, and appears in `ps` as `title`.
 
@@ -146,7 +134,7 @@ class ForkServer:
         }
         hole = os.open(os.devnull, os.O_RDWR)
         try:
-            self.tell(request, [fd if _is_open(fd) else hole for fd in stdio])
+            self.tell(request, [fd if is_open(fd) else hole for fd in stdio])
         finally:
             os.close(hole)
         while (reply := self.hear(None)) is None or "started" not in reply:
@@ -158,7 +146,7 @@ class ForkServer:
     def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a message. Raises ForkServerLost."""
         try:
-            _send(self._connection, message, fds)
+            send(self._connection, message, fds)
         except OSError:
             self._lost()
 
@@ -167,7 +155,7 @@ class ForkServer:
         if not select.select([self._connection], [], [], timeout_s)[0]:
             return None
         try:
-            message, _ = _receive(self._connection)
+            message, _ = receive(self._connection)
         except OSError:
             message = None
         if message is None:
@@ -223,213 +211,3 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-
-
-def _send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-    content = json.dumps(message).encode()
-    socket.send_fds(connection, [_SIZE.pack(len(content))], fds)
-    connection.sendall(content)
-
-
-def _receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the next message and the files that came with it; None where the other side has ended."""
-    head, fds, _, _ = socket.recv_fds(connection, _SIZE.size, len(_STDIO), socket.MSG_WAITALL)
-    if len(head) < _SIZE.size:
-        return None, []
-    content = bytearray()
-    while len(content) < _SIZE.unpack(head)[0]:
-        part = connection.recv(_SIZE.unpack(head)[0] - len(content))
-        if not part:
-            return None, fds
-        content += part
-    return json.loads(content), list(fds)
-
-
-# -- in the server ---------------------------------------------------------------------------------------------------
-
-
-def _serve(connection: socket.socket) -> NoReturn:
-    """Import and fork what is asked for and tell how it ends, until the other side has ended."""
-    with suppress(PermissionError):  # it is a session's leader already
-        os.setsid()
-    _default_signals()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    setproctitle(f"ddppo.forking for {os.getppid()}")
-    _let_go_of_files(connection.fileno())
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    os.set_blocking(woken, False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    running: set[int] = set()
-    while True:
-        ready, _, _ = select.select([connection.fileno(), woken], [], [])
-        if woken in ready:
-            with suppress(BlockingIOError):
-                os.read(woken, 4096)
-            _tell_ends(connection, running)
-        if connection.fileno() in ready:
-            message, fds = _receive(connection)
-            if message is None:
-                os._exit(0)  # what it forked ends with it
-            if "modules" in message:
-                _import(message["modules"])
-            elif "signal" in message:
-                if message["pid"] in running:
-                    os.kill(message["pid"], message["signal"])
-            else:
-                _fork(connection, message, fds, [woken, wake], running)
-                for fd in fds:
-                    os.close(fd)
-
-
-def _import(modules: Iterable[str]) -> None:
-    for module in modules:
-        with suppress(Exception):  # whoever needs it meets the same, and can say so
-            import_module(module)
-    gc.collect()
-    gc.freeze()  # else the collector would write to, and so copy, what processes share
-
-
-def _tell_ends(connection: socket.socket, running: set[int]) -> None:
-    while running:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        running.remove(pid)
-        _send(connection, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
-
-
-def _fork(
-    connection: socket.socket, request: dict[str, Any], fds: list[int], ours: list[int], running: set[int]
-) -> None:
-    server = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError as e:
-        _send(connection, {"refused": e.errno})
-        return
-    if pid == 0:
-        try:
-            signal.set_wakeup_fd(-1)
-            die_with_parent(server)
-            connection.close()
-            for fd in ours:
-                os.close(fd)
-            _become(request, fds)
-            _run(request["module"])
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    running.add(pid)
-    _send(connection, {"started": pid})
-
-
-def _default_signals() -> None:
-    """Have signals do what they do in a program that just started: what is ignored stays ignored (nohup)."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGCHLD,
-    ):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-
-
-def _let_go_of_files(kept: int) -> None:
-    """Hold none of the other files that were open: locks, pipes whose reader waits for their end, the caller's output.
-
-    Their numbers stay taken, since objects may still close them.
-    """
-    hole = os.open(os.devnull, os.O_RDWR)
-    folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
-    for fd in [int(entry.name) for entry in folder.iterdir()]:
-        if fd not in (kept, hole) and _is_open(fd):
-            os.dup2(hole, fd, inheritable=fd in _STDIO)
-    os.close(hole)
-
-
-def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
-    """Make this fork the program that was asked for, as far as a program can tell."""
-    os.setsid()
-    for fd, its_number in zip(fds, _STDIO, strict=True):
-        os.dup2(fd, its_number)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(request["environ"])
-    setproctitle(request["title"])
-    os.chdir(request["cwd"])
-    _default_signals()
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        stream = _text_stream(number)
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-    sys.argv = [request["module"], *request["arguments"]]
-    tempfile.tempdir = None
-    if numpy_random := sys.modules.get("numpy.random"):  # Python's own does so by itself
-        numpy_random.seed()
-
-
-def _text_stream(number: int) -> Any:
-    like = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
-    encoding = like.encoding if like is not None else "utf-8"
-    errors = like.errors if like is not None else "replace"
-    return open(
-        number, "r" if number == 0 else "w", encoding=encoding, errors=errors,
-        buffering=1 if number == 2 or os.isatty(number) else -1, closefd=False,
-    )  # fmt: skip
-
-
-def _run(module: str) -> NoReturn:
-    """Run a module as the program and end as Python ends one."""
-    code = 0
-    try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    except SystemExit as e:
-        if isinstance(e.code, int) or e.code is None:
-            code = e.code or 0
-        else:
-            print(e.code, file=sys.stderr)
-            code = 1
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        _flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    _flush()
-    os._exit(code & 0xFF)
-
-
-def main() -> None:
-    """Be the server that ForkServer.started starts: `python -m ddppo.forking <socket> <parent>`."""
-    die_with_parent(int(sys.argv[2]))
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
-    _serve(connection)
-
-
-if __name__ == "__main__":
-    main()

@@ -199,6 +199,6 @@ def test_a_server_that_imports_ends_at_once_and_silently(importing, number, capf
 
 
 def test_a_server_whose_owner_is_gone_already_leaves():
-    command = [sys.executable, "-m", "ddppo.forking", "0", str(os.getppid())]
+    command = [sys.executable, "-m", "ddppo.fork_server", "0", str(os.getppid())]
     left = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
     assert (left.returncode, left.stderr) == (1, b"")

@@ -1,0 +1,241 @@
+"""The process that others fork from, and what a fork does to be the program it is asked to be. See ddppo/forking.py.
+
+It computes nothing and starts no thread: what a fork finds locked by a thread stays locked in it for ever. Imports no
+torch by itself.
+"""
+
+import atexit
+import gc
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from setproctitle import setproctitle
+
+from ddppo.signals import die_with_parent
+
+STDIO = (0, 1, 2)
+_SIZE = struct.Struct("!I")
+
+
+def serve(connection: socket.socket) -> NoReturn:
+    """Import and fork what is asked for and tell how it ends, until the other side has ended."""
+    with suppress(PermissionError):  # it is a session's leader already
+        os.setsid()
+    _default_signals()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    setproctitle(f"ddppo.forking for {os.getppid()}")
+    _let_go_of_files(connection.fileno())
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(woken, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    running: set[int] = set()
+    while True:
+        ready, _, _ = select.select([connection.fileno(), woken], [], [])
+        if woken in ready:
+            with suppress(BlockingIOError):
+                os.read(woken, 4096)
+            _tell_ends(connection, running)
+        if connection.fileno() in ready:
+            message, fds = receive(connection)
+            if message is None:
+                os._exit(0)  # what it forked ends with it
+            if "modules" in message:
+                _import(message["modules"])
+            elif "signal" in message:
+                if message["pid"] in running:
+                    os.kill(message["pid"], message["signal"])
+            else:
+                _fork(connection, message, fds, [woken, wake], running)
+                for fd in fds:
+                    os.close(fd)
+
+
+def _import(modules: Iterable[str]) -> None:
+    for module in modules:
+        with suppress(Exception):  # whoever needs it meets the same, and can say so
+            import_module(module)
+    gc.collect()
+    gc.freeze()  # else the collector would write to, and so copy, what processes share
+
+
+def _tell_ends(connection: socket.socket, running: set[int]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        running.remove(pid)
+        send(connection, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _fork(
+    connection: socket.socket, request: dict[str, Any], fds: list[int], ours: list[int], running: set[int]
+) -> None:
+    server = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as e:
+        send(connection, {"refused": e.errno})
+        return
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            die_with_parent(server)
+            connection.close()
+            for fd in ours:
+                os.close(fd)
+            _become(request, fds)
+            _run(request["module"])
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    running.add(pid)
+    send(connection, {"started": pid})
+
+
+def _default_signals() -> None:
+    """Have signals do what they do in a program that just started: what is ignored stays ignored (nohup)."""
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+    ):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _let_go_of_files(kept: int) -> None:
+    """Hold none of the other files that were open: locks, pipes whose reader waits for their end, the caller's output.
+
+    Their numbers stay taken, since objects may still close them.
+    """
+    hole = os.open(os.devnull, os.O_RDWR)
+    folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
+    for fd in [int(entry.name) for entry in folder.iterdir()]:
+        if fd not in (kept, hole) and is_open(fd):
+            os.dup2(hole, fd, inheritable=fd in STDIO)
+    os.close(hole)
+
+
+def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
+    """Make this fork the program that was asked for, as far as a program can tell."""
+    os.setsid()
+    for fd, its_number in zip(fds, STDIO, strict=True):
+        os.dup2(fd, its_number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    setproctitle(request["title"])
+    os.chdir(request["cwd"])
+    _default_signals()
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _text_stream(number)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.argv = [request["module"], *request["arguments"]]
+    tempfile.tempdir = None
+    if numpy_random := sys.modules.get("numpy.random"):  # Python's own does so by itself
+        numpy_random.seed()
+
+
+def _text_stream(number: int) -> Any:
+    like = (sys.__stdin__, sys.__stdout__, sys.__stderr__)[number]
+    encoding = like.encoding if like is not None else "utf-8"
+    errors = like.errors if like is not None else "replace"
+    return open(
+        number, "r" if number == 0 else "w", encoding=encoding, errors=errors,
+        buffering=1 if number == 2 or os.isatty(number) else -1, closefd=False,
+    )  # fmt: skip
+
+
+def _run(module: str) -> NoReturn:
+    """Run a module as the program and end as Python ends one."""
+    code = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as e:
+        if isinstance(e.code, int) or e.code is None:
+            code = e.code or 0
+        else:
+            print(e.code, file=sys.stderr)
+            code = 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    flush()
+    os._exit(code & 0xFF)
+
+
+# -- messages, of both sides ----------------------------------------------------------------------------------------
+
+
+def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    content = json.dumps(message).encode()
+    socket.send_fds(connection, [_SIZE.pack(len(content))], fds)
+    connection.sendall(content)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return the next message and the files that came with it; None where the other side has ended."""
+    head, fds, _, _ = socket.recv_fds(connection, _SIZE.size, len(STDIO), socket.MSG_WAITALL)
+    if len(head) < _SIZE.size:
+        return None, []
+    content = bytearray()
+    while len(content) < _SIZE.unpack(head)[0]:
+        part = connection.recv(_SIZE.unpack(head)[0] - len(content))
+        if not part:
+            return None, fds
+        content += part
+    return json.loads(content), list(fds)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Be the server that ForkServer.started starts: `python -m ddppo.fork_server <socket> <parent>`."""
+    die_with_parent(int(sys.argv[2]))
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    serve(connection)
+
+
+if __name__ == "__main__":
+    main()
