@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from omegaconf import OmegaConf
 
@@ -125,11 +125,19 @@ def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "") -> None:
     journal = sweep_dir / _JOURNAL
     try:
         sweep_dir.mkdir(parents=True, exist_ok=True)
-        with journal.open("ab", buffering=0) as file:
-            file.write(f"{json.dumps(asdict(entry))}\n".encode())
+        with journal.open("ab+", buffering=0) as file:
+            file.write(f"{_after_a_fragment(file)}{json.dumps(asdict(entry))}\n".encode())
     except OSError as e:
         _UNWRITTEN.append((sweep_dir, entry))
         warn(str(StorageError.of(journal, e)))
+
+
+def _after_a_fragment(file: IO[bytes]) -> str:
+    """Return what ends the line that a kill or a full disk has cut short, if the file ends in one."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return ""
+    file.seek(-1, os.SEEK_END)
+    return "" if file.read(1) == b"\n" else "\n"
 
 
 def outcomes(sweep_dir: Path, since: float) -> list[Outcome]:

@@ -245,6 +245,14 @@ def test_a_sweep_goes_on_where_its_journal_cannot_be_written(tmp_path, capsys):
     ]
 
 
+def test_an_outcome_after_a_line_that_was_cut_short_is_read(tmp_path):
+    sweep.note(tmp_path, tmp_path / "a", "completed")
+    journal = tmp_path / "sweep.jsonl"
+    journal.write_bytes(journal.read_bytes() + journal.read_bytes()[:20])
+    sweep.note(tmp_path, tmp_path / "b", "completed")
+    assert [outcome.run for outcome in sweep.outcomes(tmp_path, 0.0)] == ["a", "b"]
+
+
 @pytest.mark.parametrize("where", ["/proc/nowhere", "{tmp}/file/run"])
 def test_a_folder_that_cannot_be_made_is_said_in_one_sentence(trained, tmp_path, where):
     (tmp_path / "file").touch()
