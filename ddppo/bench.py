@@ -3,14 +3,11 @@
 Every run is started through the train door, as a user would.
 """
 
-import signal
 import sys
 
 from ddppo.benchmark.command import BenchConfig, bench, parted
-from ddppo.errors import ConfigError, Stopped, TrainingError
-from ddppo.options import parse
+from ddppo.options import door, parse
 from ddppo.signals import stop_signals_raise
-from ddppo.terminal import unbroken_streams
 
 _USAGE = """python -m ddppo.bench [workloads=W1,W2,W4] [world_sizes=1,2] [key=value ...] [settings of ddppo.train ...]
 python -m ddppo.bench env=pendulum env.num_envs=16                 your own settings alone, where they choose a task
@@ -22,19 +19,12 @@ python -m ddppo.bench profile=true workloads=W1                    a trace, and 
 Exit code 0, 1 if something is slower than allowed or a run failed, or 2 for a mistake in the command."""
 
 
-@unbroken_streams()
+@door("stopped; nothing was written")
 @stop_signals_raise()
 def main() -> None:
-    """Run the command line."""
-    try:
-        arguments, overrides = parted(sys.argv[1:])
-        sys.exit(1 if bench(parse(BenchConfig, arguments, usage=_USAGE), overrides) else 0)
-    except (ConfigError, TrainingError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
-    except KeyboardInterrupt as e:
-        print("stopped; nothing was written", file=sys.stderr)
-        sys.exit(128 + (e.number if isinstance(e, Stopped) else signal.SIGINT))
+    """Run the command line; the exit code is that of the usage."""
+    arguments, overrides = parted(sys.argv[1:])
+    sys.exit(1 if bench(parse(BenchConfig, arguments, usage=_USAGE), overrides) else 0)
 
 
 if __name__ == "__main__":

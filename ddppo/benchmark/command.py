@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,8 @@ class BenchConfig:
     seconds: float = setting(5.0, "seconds of training measured in each run", above=0, high=3600)
     warmup_s: float = setting(1.0, "seconds of training before them", low=0, high=3600)
     out: str | None = setting(
-        None, "file for the result: .json the whole, .jsonl a line appended per configuration"
+        None,
+        "files for the result, e.g. a.json,b.jsonl: .json the whole, .jsonl a line appended per configuration",
     )
     compare: Any = setting(None, "old.json,new.json, or old.json alone against what is measured now")
     against: str | None = setting(
@@ -101,12 +102,12 @@ def _measure(options: BenchConfig, todo: list[Configuration], files: list[str]) 
         clock = Clock(options.warmup_s, options.seconds)
         measurements = run_rounds(todo, codes, num_rounds, clock, _say)
     result = Result(options.out or "what was measured now", _ended(about), measurements, codes[0].name)
+    for path in _words("out", options.out):  # before anything else can fail
+        replace(result, path=path).write()
     for code in codes:
         print(f"\n{code.name}, commit {code.commit or 'unknown'}{' with changes' if code.dirty else ''}")
         print(text.table(measurements, code.name))
     print(f"\nThis machine, lowest to highest of {num_rounds} rounds:\n{text.limits(measurements)}")
-    if options.out:
-        result.write()
     ratios: dict[str, Ratio] = {}
     remarks: list[str] = []
     other = ""
@@ -152,9 +153,9 @@ def _check(options: BenchConfig, overrides: list[str]) -> None:
             )
     if options.profile and options.rounds:
         raise ConfigError(f"rounds={options.rounds} has no effect with profile=true: leave it out")
-    out = options.out
-    if out is not None and not options.profile and Path(out).suffix not in (".json", ".jsonl"):
-        raise ConfigError(f"out={out}: give a file that ends in .json or .jsonl")
+    out = [] if options.profile else _words("out", options.out)
+    if wrong := [path for path in out if Path(path).suffix not in (".json", ".jsonl")]:
+        raise ConfigError(f"out={wrong[0]}: give a file that ends in .json or .jsonl")
 
 
 def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:

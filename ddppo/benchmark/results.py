@@ -140,9 +140,10 @@ def differences_of_files(new: "Result", old: "Result") -> tuple[dict[str, Ratio]
     remarks += [f"{name} is only in {old.path}" for name in theirs if name not in ours]
     if not ratios:
         raise ConfigError(f"{new.path} and {old.path} have no configuration in common")
-    for what in ("machine", "versions"):
-        if new.about.get(what) != old.about.get(what):
-            remarks.append(f"the {what} of the two are not the same: read with care")
+    for what in ("cpu", "cores"):
+        now, then = (of.about.get("machine", {}).get(what) for of in (new, old))
+        if now != then:
+            remarks.append(f"another machine, {what} {now} instead of {then}: read with care")
     return ratios, remarks
 
 
@@ -200,7 +201,11 @@ class Result:
             return
         about = {name: self.about.get(name) for name in ("git_commit", "git_dirty", "started_at", "against")}
         cpu = {name: self.about.get("machine", {}).get(name) for name in ("cpu", "cores")}
-        lines = [json.dumps(about | row | cpu) for row in whole["medians"]]
+        gained = {row["configuration"]: row["S"] for row in whole["speedups"]}
+        lines = [
+            json.dumps(about | row | {"S": gained.get(row["configuration"])} | cpu)
+            for row in whole["medians"]
+        ]
         with stored(path), path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 
 from ddppo import bench
-from ddppo.benchmark.code import other_code, this_code
+from ddppo.benchmark.code import Code, other_code, this_code
 from ddppo.benchmark.command import BenchConfig, parted
 from ddppo.benchmark.command import bench as run_bench
 from ddppo.benchmark.memory import descendants, memory_of
+from ddppo.benchmark.one_run import Clock, measure
 from ddppo.benchmark.workloads import composed, configurations, fixed, fixed_names
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, TrainingError
 from tests.support import CHECKOUT
 
 TINY = ("env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")
@@ -154,8 +155,7 @@ def test_the_memory_of_a_tree_of_processes_holds_that_of_its_children():
 
 
 def test_a_bench_from_end_to_end_measures_and_writes(tmp_path, capsys):
-    """A round of a run of a moment; then a run that its own door refuses."""
-    first, out = tmp_path / "first.json", tmp_path / "history.jsonl"
+    first = tmp_path / "first.json"
     options = {"world_sizes": "1", "seconds": 0.05, "warmup_s": 0.0}
     assert not run_bench(BenchConfig(**options, rounds=1, out=str(first)), [*TINY])
     whole = json.loads(first.read_text())
@@ -169,6 +169,20 @@ def test_a_bench_from_end_to_end_measures_and_writes(tmp_path, capsys):
     assert whole["measurements"][0]["limits"]["collective_us"] > 0
     assert whole["machine"]["cores"] >= 1
     assert "custom W=1" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match=r"env\.kwargs\.nothing"):
-        run_bench(BenchConfig(**options, rounds=1, out=str(out)), [*TINY, "env.kwargs.nothing=1"])
-    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "said"),
+    [
+        ("print('error: a=1 is wrong', file=sys.stderr); sys.exit(2)", ConfigError, "^a=1 is wrong$"),
+        ("print('rank 1 fell', file=sys.stderr); sys.exit(1)", TrainingError, "exit code 1: rank 1 fell"),
+        ("os._exit(3)", TrainingError, "exit code 3: it said nothing"),
+    ],
+)
+def test_what_a_run_says_that_ends_by_itself_is_passed_on(tmp_path, script, error, said):
+    package = tmp_path / "ddppo"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(f"import os, sys\n{script}\n")
+    with pytest.raises(error, match=said):
+        measure(Code("made up", tmp_path), ["a=1"], Clock(0.0, 0.0))

@@ -113,7 +113,7 @@ def test_what_two_files_do_not_share_is_named():
     _, remarks = differences_of_files(new, old)
     assert remarks == [
         "W1 W=2 is only in new.json",
-        "the machine of the two are not the same: read with care",
+        "another machine, cpu b instead of a: read with care",
     ]
     changed = result(*(measured(n, 100.0, overrides=("a=2",)) for n in range(3)), path="changed.json")
     with pytest.raises(ConfigError, match=r"changed\.json and old\.json have no configuration in common"):
@@ -139,6 +139,8 @@ def test_a_history_gets_a_line_per_configuration(tmp_path):
     assert [(line["git_commit"], line["configuration"], line["fps"]) for line in lines] == [
         ("a", "W1 W=1", 100.0), ("a", "W1 W=2", 150.0), ("b", "W1 W=1", 100.0), ("b", "W1 W=2", 150.0),
     ]  # fmt: skip
+    assert lines[0]["S"] is None
+    assert lines[1]["S"]["estimate"] == 1.5
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""Measure ddppo and Stable-Baselines3 on the same CartPole work in the same rounds.
+
+python experiments/speed/compare_peers.py --sb3-python <python with stable-baselines3> [--workload W1] [--rounds 5]
+
+Everything runs in turn, one thing at a time, each in a process of its own. Steps/s are of training after the first two
+iterations; Stable-Baselines3 has torch's default threads, then one, and the faster counts in each round. Writes
+peers_<workload>.json beside this file.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+from pathlib import Path
+
+from ddppo.benchmark.code import this_code
+from ddppo.benchmark.one_run import Clock, measure
+from ddppo.benchmark.workloads import Configuration, composed, fixed
+from ddppo.run.records.summary import machine, versions
+
+HERE = Path(__file__).resolve().parent
+
+SB3 = """
+import sys, time
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+import torch
+env_id, num_envs, rollout_steps, num_epochs, minibatch, threads, seconds = sys.argv[1:]
+num_envs, rollout_steps = int(num_envs), int(rollout_steps)
+if int(threads):
+    torch.set_num_threads(int(threads))
+
+class Clock(BaseCallback):
+    times = []
+    def _on_rollout_start(self):
+        self.times.append(time.perf_counter())
+    def _on_step(self):
+        return len(self.times) < 5 or time.perf_counter() - self.times[2] < float(seconds)
+
+model = PPO("MlpPolicy", make_vec_env(env_id, n_envs=num_envs), n_steps=rollout_steps, batch_size=int(minibatch),
+            n_epochs=int(num_epochs), device="cpu", seed=0)
+model.learn(10**9, callback=Clock())
+times = Clock.times
+print(num_envs * rollout_steps * (len(times) - 3) / (times[-1] - times[2]))
+"""
+
+
+def sb3(python: str, configured: Configuration, threads: int, seconds: float) -> float:
+    """Return steps/s of Stable-Baselines3 on the work of `configured`; threads 0 leaves torch's default."""
+    config = composed(configured.overrides)
+    ppo = config.ppo
+    minibatch = config.env.num_envs * ppo.rollout_steps // ppo.num_minibatches
+    sizes = (
+        config.env.id,
+        config.env.num_envs,
+        ppo.rollout_steps,
+        ppo.num_epochs,
+        minibatch,
+        threads,
+        seconds,
+    )
+    command = [python, "-W", "ignore", "-c", SB3, *map(str, sizes)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sb3-python", required=True)
+    parser.add_argument("--workload", default="W2")
+    parser.add_argument("--world-sizes", default="1,2")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    options = parser.parse_args()
+    workload, clock = fixed(options.workload), Clock(0.5, options.seconds)
+    ours = {w: Configuration(workload, w, "strong") for w in map(int, options.world_sizes.split(","))}
+    native = Configuration(fixed(options.workload, ["env.backend=native"]), 1, "strong")
+    rows = []
+    for _ in range(options.rounds):
+        row = {f"ddppo W={w}": measure(this_code(), each.overrides, clock)["fps"] for w, each in ours.items()}
+        if workload.name in ("W1", "W2"):  # whose task brings a batched implementation
+            row["ddppo W=1 native"] = measure(this_code(), native.overrides, clock)["fps"]
+        for threads, name in ((0, "sb3"), (1, "sb3 one thread")):
+            row[name] = sb3(options.sb3_python, ours[min(ours)], threads, options.seconds)
+        rows.append(row)
+        print({name: round(value) for name, value in row.items()}, flush=True)
+    best = [max(row["sb3"], row["sb3 one thread"]) for row in rows]
+    for name in rows[0]:
+        over = [row[name] / other for row, other in zip(rows, best, strict=True)]
+        fps = statistics.median(row[name] for row in rows)
+        print(
+            f"{name:<18}{fps:10,.0f} steps/s, {statistics.median(over):.2f} of the better SB3 "
+            f"({min(over):.2f} to {max(over):.2f})"
+        )
+    about = {"workload": workload.name, "git_commit": this_code().commit, "git_dirty": this_code().dirty}
+    about |= {"machine": machine(with_gpu=False), "versions": versions(), "seconds": options.seconds}
+    (HERE / f"peers_{workload.name.lower()}.json").write_text(
+        json.dumps(about | {"rows": rows}, indent=2) + "\n"
+    )
+
+
+if __name__ == "__main__":
+    main()
