@@ -20,7 +20,10 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize(("num_nodes", "ranks_per_node"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("num_nodes", "ranks_per_node"),
+    [pytest.param(1, 1, marks=pytest.mark.slow), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)],
+)
 def test_a_job_trains_on_all_its_nodes(jobs, num_nodes, ranks_per_node):
     world_size = num_nodes * ranks_per_node
     layout = RankLayout(world_size, num_nodes, ranks_per_node, cpus_per_rank=1, interface="lo")
@@ -40,6 +43,7 @@ def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
     assert "TrainingError: rank 1 on 127.0.1.2 ended with exit code 1" in job.log
 
 
+@pytest.mark.slow
 def test_a_killed_rank_makes_the_job_failed_within_30_s_and_is_named(jobs):
     job = jobs.submit(
         config(10**6, 4, step_time_s=0.001), RankLayout(4, 2, 2, cpus_per_rank=1, interface="lo")
@@ -51,6 +55,7 @@ def test_a_killed_rank_makes_the_job_failed_within_30_s_and_is_named(jobs):
     assert not job.ranks()
 
 
+@pytest.mark.slow
 def test_scancel_ends_the_ranks_within_seconds_and_the_hold_on_the_folder(jobs):
     job = jobs.submit(
         config(10**6, 2, step_time_s=0.001), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo")
@@ -65,6 +70,7 @@ def test_scancel_ends_the_ranks_within_seconds_and_the_hold_on_the_folder(jobs):
         pass
 
 
+@pytest.mark.slow
 def test_a_driver_knows_whether_its_job_still_runs(jobs, monkeypatch):
     job = jobs.submit(
         config(10**6, 2, step_time_s=0.001), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo")
@@ -87,6 +93,7 @@ def test_a_run_that_is_complete_is_not_run_again(jobs):
     assert contents(first.run_dir) == before
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_checkpoint_begins_anew_and_keeps_what_was(jobs):
     job = jobs.submit(config(30, 2, step_time_s=0.002), RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
     job.wait_for_iteration(3)

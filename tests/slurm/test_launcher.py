@@ -78,6 +78,7 @@ def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder)
     assert book(folder) == submitted
 
 
+@pytest.mark.slow
 def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(folder):
     model = "model.name=mlp,tests.fault.saboteurs:NaNModel"
     done = sweep(folder, "dist.world_size=2", "seed=0,1", model, FAULTY_RANK="1", FAULT_AFTER="0")
@@ -96,6 +97,7 @@ def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(fold
     assert "2 COMPLETED, 2 FAILED" in after.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(folder):
     done = sweep(folder, "dist.world_size=3,1", "seed=0,0")
     assert done.code == 1
@@ -104,6 +106,7 @@ def test_a_run_that_cannot_be_is_not_submitted_and_the_others_are_once_each(fold
     assert summary(folder / next(iter(book(folder))))["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_fill_their_nodes_train_all_the_same_submitted_from_inside_a_job(folder):
     outer = {
         "SLURM_ARRAY_JOB_ID": "7",
@@ -125,6 +128,7 @@ def test_what_sbatch_refuses_is_told_in_its_words(folder):
     assert "sbatch refused the job: invalid partition specified: nowhere" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_left_alone_is_looked_at_taken_up_again_and_cancelled(folder):
     first = sweep(folder, *ENDLESS, "dist.world_size=1,2", "hydra.launcher.wait=false")
     assert first.code == 0, first.stderr
@@ -155,6 +159,7 @@ def test_a_sweep_left_alone_is_looked_at_taken_up_again_and_cancelled(folder):
     assert "2 CANCELLED" in after.stdout
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_is_reported_and_its_run_goes_on_by_the_same_command(folder):
     slow = (
         "dist.world_size=2",

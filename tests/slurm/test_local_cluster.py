@@ -27,6 +27,7 @@ def local(*arguments, **environ):
     return run([sys.executable, "-m", "ddppo.cluster.local", *arguments], Path(), timeout_s=90, **environ)
 
 
+@pytest.mark.slow
 def test_up_says_how_to_use_it_and_down_ends_daemons_and_jobs(cluster, folder):
     up = local("up", "nodes=3", "cpus=2", f"dir={folder}")
     assert up.code == 0, up.stderr

@@ -9,6 +9,7 @@ from ddppo.cluster.driver import RankLayout
 from tests.slurm.jobs import STEPS, config
 from tests.support import wait_until
 
+pytestmark = pytest.mark.slow
 TWO_NODES = RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo")
 ITERATIONS = 40
 
@@ -96,7 +97,6 @@ def test_a_job_whose_nodes_are_wanted_gives_them_up_and_goes_on_later(jobs, noti
     assert_every_iteration_once(job)
 
 
-@pytest.mark.slow
 def test_a_job_whose_time_is_over_goes_on_in_another(jobs):
     # SLURM looks every 30 s, and gives notice if the time would be over before it looks again: after 15 to 45 s.
     job = jobs.submit(slow(10**6), TWO_NODES, time=1, signal_s=15)
