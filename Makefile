@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
 
-.PHONY: help train test test-all lint format slurm-up slurm-down clean
+.PHONY: help train test test-all bench-check lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -23,6 +23,9 @@ test: .venv/.installed  ## run the tests, all but the slow: minutes
 
 test-all: .venv/.installed  ## run every test, as CI does: learning, SLURM sweeps, a fault at every file operation
 	$(PY) -m pytest
+
+bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was, relative to this machine
+	$(PY) -m ddppo.bench compare=experiments/speed/floor.json tolerance=0.3 workloads=W1 world_sizes=1 rounds=5 seconds=2
 
 lint: .venv/.installed  ## check style and types
 	$(PY) -m ruff check .
