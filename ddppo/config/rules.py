@@ -60,8 +60,8 @@ def validate(config: Config) -> BatchShape:
             f"scaling.learning_rate_rule={config.scaling.learning_rate_rule} has no effect with scaling=strong, "
             "where the batch does not grow: use scaling=weak"
         )
-    if dist.backend == "nccl" and config.device == "cpu":
-        raise ConfigError("dist.backend=nccl needs GPUs, but device=cpu: use dist.backend=gloo")
+    if dist.collective == "nccl" and config.device == "cpu":
+        raise ConfigError("dist.collective=nccl needs GPUs, but device=cpu: use dist.collective=shm or gloo")
     shape = batch_shape(config)
     for rank, seconds in config.env.slow_ranks.items():
         if not 0 <= rank < dist.world_size:

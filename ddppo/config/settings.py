@@ -85,14 +85,19 @@ class DistConfig:
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(
         "auto",
-        "ddp (DistributedDataParallel: buckets, overlapped), flat (one all-reduce), auto (flat on a GPU "
-        "or below 1 M parameters, else ddp)",
+        "ddp (DistributedDataParallel: buckets, overlapped), flat (one sum), auto (ddp with dist.collective=gloo "
+        "on CPUs from 1 M parameters, else flat)",
         choices=("auto", "ddp", "flat"),
     )
     bucket_cap_mb: float | None = setting(
         None, "bucket size of grad_sync=ddp in MB (torch's default if null)", above=0
     )
-    backend: str = setting("auto", "NCCL on GPUs, Gloo on CPUs, or by name", choices=("auto", "gloo", "nccl"))
+    collective: str = setting(
+        "auto",
+        "how ranks exchange: shm (shared memory inside a machine, Gloo between machines), gloo or nccl "
+        "(torch.distributed), auto (nccl where every rank has a GPU of its own, else shm)",
+        choices=("auto", "shm", "gloo", "nccl"),
+    )
     check_every: int = setting(
         10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
     )

@@ -47,6 +47,9 @@ def load(path: Path) -> Config:
     if not isinstance(loaded, DictConfig) or not loaded:
         held = "nothing" if not loaded else "a list"
         raise ConfigError(f"{path} is not the configuration of a run: it holds {held}")
+    section = loaded.get("dist")
+    if isinstance(section, DictConfig) and "backend" in section:  # its name before there was shared memory
+        section.setdefault("collective", section.pop("backend"))
     try:
         return from_omegaconf(loaded)
     except ConfigError as e:

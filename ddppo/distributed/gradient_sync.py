@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddppo.collectives import Group, ProcessGroup, Record
+from ddppo.collectives import Group, Record
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
 
@@ -35,7 +35,7 @@ class GradientSync(Protocol):
 
 
 class FlatSync:
-    """One fused all-reduce of the flat gradient after backward. At W = 1 nothing is communicated."""
+    """One sum of the flat gradient after backward. At W = 1 nothing is communicated."""
 
     name = "flat"
 
@@ -66,7 +66,7 @@ class BucketSync:
         self,
         model: nn.Module,
         parameters: FlatParameters,
-        group: ProcessGroup,
+        group: Group,
         *,
         bucket_cap_mb: float | None,
     ) -> None:
@@ -126,11 +126,14 @@ class BucketSync:
 def make_gradient_sync(
     kind: str, model: nn.Module, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
 ) -> GradientSync:
-    """Return the sync that dist.grad_sync names; auto takes flat on a GPU or below a million parameters, else ddp."""
+    """Return the sync that dist.grad_sync names; auto takes ddp for a million parameters on CPUs over Gloo, else flat.
+
+    ddp needs a process group of torch.distributed over all ranks, besides whatever `group` speaks.
+    """
     if kind == "auto":
         # On a GPU the host's stamps of overlapped buckets tell nothing of when the device was done with them.
-        flat = parameters.gradient.numel() < FLAT_BELOW or parameters.gradient.is_cuda
-        kind = "flat" if flat else "ddp"
-    if kind == "flat" or not isinstance(group, ProcessGroup):
+        is_large = parameters.gradient.numel() >= FLAT_BELOW and not parameters.gradient.is_cuda
+        kind = "ddp" if is_large and group.name == "gloo" else "flat"
+    if kind == "flat" or group.world_size == 1:
         return FlatSync(model, parameters, group)
     return BucketSync(model, parameters, group, bucket_cap_mb=bucket_cap_mb)

@@ -1,6 +1,5 @@
 """What a rank needs of its machine: a device, threads, its peers, an end."""
 
-import hashlib
 import os
 import shutil
 import socket
@@ -8,13 +7,13 @@ import sys
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import util as multiprocessing_util
-from pathlib import Path
 from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import Group, ProcessGroup, leave_word
+from ddppo.collectives import Group, compiled, leave_word
+from ddppo.collectives.meeting import Wanted, meet
 from ddppo.config import Config
 from ddppo.errors import CollectiveError, ConfigError
 from ddppo.signals import die_with_parent
@@ -35,18 +34,30 @@ def resolve_device(device: str, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def resolve_backend(backend: str, device: torch.device, local_world_size: int) -> str:
-    """Return nccl where every rank of this machine has a GPU of its own, else gloo.
+def has_own_gpu(device: torch.device, local_world_size: int) -> bool:
+    """Return whether every rank of this machine has a GPU of its own."""
+    return device.type == "cuda" and local_world_size <= torch.cuda.device_count()
 
-    Raises ConfigError where NCCL is asked for and cannot be.
+
+def check_collective(config: Config, device: torch.device, local_world_size: int) -> None:
+    """Raise ConfigError where ranks of this machine cannot use what dist.collective asks for.
+
+    What they load is compiled on the way, if it was not before: once, and not by every rank.
     """
-    own_gpu = device.type == "cuda" and local_world_size <= torch.cuda.device_count()
-    if backend == "nccl" and not own_gpu:
+    kind = config.dist.collective
+    if kind == "nccl" and not has_own_gpu(device, local_world_size):
         raise ConfigError(
-            f"dist.backend=nccl needs a GPU for each of the {local_world_size} ranks of this machine, which has "
-            f"{torch.cuda.device_count()}: use dist.backend=gloo, or fewer ranks"
+            f"dist.collective=nccl needs a GPU for each of the {local_world_size} ranks of this machine, which has "
+            f"{torch.cuda.device_count()}: use dist.collective=shm or gloo, or fewer ranks"
         )
-    return backend if backend != "auto" else ("nccl" if own_gpu else "gloo")
+    if config.dist.world_size > 1 and kind in ("auto", "shm"):
+        try:
+            compiled.prepare()
+        except compiled.NotCompiled as e:
+            if kind == "shm":
+                raise ConfigError(
+                    f"dist.collective=shm needs its compiled part: {e}; install one, or use dist.collective=gloo"
+                ) from e
 
 
 def available_cores() -> int:
@@ -71,15 +82,6 @@ def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
 
 
-def machine_number() -> int:
-    """Return a number of 48 bits that two processes share if they run on one machine, whatever their node's name."""
-    try:
-        identity = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        identity = socket.gethostname()
-    return int(hashlib.blake2b(identity.encode(), digest_size=6).hexdigest(), 16)
-
-
 def loopback_interface() -> str:
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), "lo")
@@ -98,7 +100,7 @@ def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:
 
 
 def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.device]:
-    """Make this process the rank that its environment says it is. At W = 1 there is no process group."""
+    """Make this process the rank that its environment says it is. At W = 1 it is a group of its own."""
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = resolve_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
     torch.set_num_threads(1)  # until the size of the model is known
@@ -110,16 +112,17 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    rank = int(os.environ["RANK"])
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = store or rendezvous_store()
+    wanted = Wanted(
+        config.dist.collective,
+        device,
+        own_gpu=has_own_gpu(device, local_world_size),
+        timeout_s=config.dist.timeout_s,
+        process_group=config.dist.grad_sync == "ddp",
+    )
     try:
-        dist.init_process_group(
-            resolve_backend(config.dist.backend, device, local_world_size),
-            store=store,
-            rank=rank,
-            world_size=int(os.environ["WORLD_SIZE"]),
-            timeout=timedelta(seconds=config.dist.timeout_s),
-        )
+        return meet(store, rank, world_size, wanted), device
     except dist.DistError as e:
         with suppress(dist.DistError):
             leave_word(store, rank, f"for {config.dist.timeout_s:.1f} s, never heard of")
@@ -127,7 +130,6 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
             f"rank {rank} on {socket.gethostname()} did not meet all other ranks within dist.timeout_s="
             f"{config.dist.timeout_s:g}: {e}"
         ) from e
-    return ProcessGroup(device, config.dist.timeout_s), device
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -8,9 +8,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from ddppo import config as configuration
+from ddppo.collectives import compiled
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import FLAT_BELOW
-from ddppo.distributed.launch import available_cores, resolve_backend, resolve_device
+from ddppo.distributed.launch import available_cores, check_collective, resolve_device
 from ddppo.envs import probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model
@@ -63,14 +64,15 @@ def _overlaps_from(config: Config, local_world_size: int | None) -> int | None:
     if config.dist.grad_sync == "ddp":
         return 0
     runs_on_cpu = local_world_size is not None and resolve_device(config.device).type == "cpu"
-    return FLAT_BELOW if runs_on_cpu else None
+    speaks_gloo = config.dist.collective == "gloo" or not compiled.is_available()
+    return FLAT_BELOW if runs_on_cpu and speaks_gloo else None
 
 
 def _check_machine(config: Config, local_world_size: int) -> str | None:
     import torch
 
     device = resolve_device(config.device)
-    resolve_backend(config.dist.backend, device, local_world_size)
+    check_collective(config, device, local_world_size)
     has, noun = available_cores(), "cores"
     if device.type == "cuda":
         has, noun = torch.cuda.device_count(), "GPUs"

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from ddppo import config as configuration
 from ddppo.collectives import Group
+from ddppo.collectives.meeting import machine_number
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.launch import (
@@ -28,7 +29,6 @@ from ddppo.distributed.launch import (
     join,
     launchers_store,
     leave,
-    machine_number,
     threads_per_rank,
 )
 from ddppo.distributed.parameters import FlatParameters
@@ -132,6 +132,7 @@ class Worker:
             "env_backend": backend,
             "num_nodes": -(-group.world_size // local_world_size),
             "num_hosts": group.gather(torch.tensor([machine_number()])).unique().numel(),
+            "collective": group.name,
             "grad_sync": sync.name if group.world_size > 1 else "none",
         }
 

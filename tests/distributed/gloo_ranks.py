@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import ProcessGroup
+from ddppo.collectives.peers import Watch
+from ddppo.collectives.torch_distributed import ProcessGroup
 from ddppo.distributed.launch import loopback_interface
 
 TIMEOUT_S = 300.0
@@ -48,7 +49,8 @@ def _ranks(
             world_size=world_size,
             timeout=timedelta(seconds=TIMEOUT_S),
         )
-        group = ProcessGroup(torch.device("cpu"), TIMEOUT_S)
+        watch = Watch(rank, world_size, dist.HashStore(), TIMEOUT_S)
+        group = ProcessGroup(watch, torch.device("cpu"), clocks_shared=True)
         torch.save(function(group), folder / f"{rank}_of_{world_size}.pt")
         group.barrier()
         group.close()

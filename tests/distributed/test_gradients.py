@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from gloo_ranks import run_ranks
 
-from ddppo import collectives
-from ddppo.collectives import Group
+from ddppo.collectives import Group, torch_distributed
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters
@@ -248,9 +247,12 @@ def everything(group):
     """What one rank does for all tests of this file."""
     splits = SPLITS[group.world_size]
     small = gradients_of(group, "flat", splits)
-    gather_up_to, collectives._GATHER_UP_TO = collectives._GATHER_UP_TO, 0  # as if the model were large
+    gather_up_to, torch_distributed._GATHER_UP_TO = (
+        torch_distributed._GATHER_UP_TO,
+        0,
+    )  # as if the model were large
     large, num_large = counted(lambda: gradients_of(group, "flat", splits))
-    collectives._GATHER_UP_TO = gather_up_to
+    torch_distributed._GATHER_UP_TO = gather_up_to
     ddp, num_ddp = counted(lambda: gradients_of(group, "ddp", splits))
     return {
         "flat": small,

@@ -16,16 +16,17 @@ SIZES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+@pytest.fixture(scope="module", params=["shm", "gloo"])
+def runs(request, tmp_path_factory):
     """Two runs of 12 iterations: rank 1 as fast as rank 0, and 20 ms a step slower."""
-    folder = tmp_path_factory.mktemp("timing")
+    folder, kind = tmp_path_factory.mktemp("timing"), f"dist.collective={request.param}"
     finished = {
-        "even": door(*SIZES, run_dir=folder / "even"),
-        "uneven": door(*SIZES, f"env.slow_ranks={{1: {SLOW_S}}}", run_dir=folder / "uneven"),
+        "even": door(*SIZES, kind, run_dir=folder / "even"),
+        "uneven": door(*SIZES, kind, f"env.slow_ranks={{1: {SLOW_S}}}", run_dir=folder / "uneven"),
     }
     for result in finished.values():
         assert result.code == 0, result.stderr
+        assert summary(result.run_dir)["derived"]["collective"] == request.param
     return {name: result.run_dir for name, result in finished.items()}
 
 

@@ -123,6 +123,7 @@ def test_the_configuration_and_the_door_import_no_torch():
         "errors",
         "signals",
         "run.rank",
+        "collectives.compiled",
         "files",
         "fork_server",
         "forking",

@@ -117,9 +117,9 @@ def assert_one_paragraph(stderr):
         ("scaling.learning_rate_rule=sqrt", ["scaling.learning_rate_rule=sqrt", "no effect", "scaling=weak"]),
         ("target_return=5 eval.final_episodes=0", ["target_return=5", "eval.every_steps"]),
         # the machine
-        ("dist.backend=nccl device=cpu", ["dist.backend=nccl", "dist.backend=gloo"]),
+        ("dist.collective=nccl device=cpu", ["dist.collective=nccl", "dist.collective=shm"]),
         pytest.param("device=cuda", ["device=cuda", "device=cpu"], marks=NEEDS_NO_GPU),
-        pytest.param("dist.backend=nccl", ["dist.backend=nccl", "dist.backend=gloo"], marks=NEEDS_NO_GPU),
+        pytest.param("dist.collective=nccl", ["dist.collective=nccl", "shm or gloo"], marks=NEEDS_NO_GPU),
         ("dist.world_size=4 dist.oversubscribe=refuse", ["dist.world_size=4", "2 cores", "at most 2 ranks"]),
         # sweeps
         ("sweep=somewhere", ["sweep=somewhere", "add -m"]),
@@ -429,3 +429,15 @@ def test_in_a_process_of_its_own_a_mistake_says_the_same(tmp_path):
     assert result.stdout == ""
     assert_one_paragraph(result.stderr)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_from_before_dist_collective_keeps_what_its_dist_backend_said(tmp_path):
+    from ddppo import config as configuration
+    from ddppo.config import Config
+
+    config = Config()
+    config.env.id, config.dist.collective = "CartPole-v1", "gloo"
+    text = configuration.to_yaml(config)
+    assert "  collective: gloo\n" in text
+    (tmp_path / "config.yaml").write_text(text.replace("  collective: gloo\n", "  backend: gloo\n"))
+    assert configuration.load(tmp_path / "config.yaml").dist.collective == "gloo"

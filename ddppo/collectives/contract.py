@@ -1,0 +1,58 @@
+"""What every group of ranks can do, and the group of one rank, for which each operation is the identity."""
+
+from typing import NamedTuple
+
+import torch
+
+
+class Record(NamedTuple):
+    """One collective on this rank: seconds on this machine's monotonic clock.
+
+    `hidden` is communication that ran while this rank computed (overlapped gradient sync), in seconds.
+    """
+
+    start: float
+    end: float
+    is_barrier: bool = False
+    hidden: float = 0.0
+
+
+class Group:
+    """One rank, no communication."""
+
+    name: str = "none"  # of the collective
+    rank: int = 0
+    world_size: int = 1
+    clocks_shared: bool = True
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace `tensor` by its sum over ranks and return it."""
+        return tensor
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Return every rank's `values` (CPU, same shape on all ranks) as `[W, ...]`, on every rank."""
+        return values.unsqueeze(0)
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Replace `tensor` by rank 0's and return it."""
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+
+    def begin(self, iteration: int) -> None:
+        """Say which iteration begins, for the message of a rank that waits in vain."""
+
+    def record(self, record: Record) -> None:
+        """Note a collective that has ended."""
+        self.records.append(record)
+
+    def lost(self, what: str, waited_s: float) -> str:
+        """Return the message of a rank that waited in vain in the collective `what`."""
+        raise AssertionError("one rank waits for nobody")
+
+    def close(self) -> None:
+        """Leave the group."""

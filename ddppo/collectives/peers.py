@@ -1,0 +1,106 @@
+"""A group of several ranks: when all were last heard of, and which of them are silent when a collective fails."""
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ddppo.collectives.contract import Group, Record
+
+# Where ranks that lost their peers leave word in the store.
+_WORD, _NUM_WORDS = "ddppo/word/{}", "ddppo/num_words"
+
+
+class Watch:
+    """When this rank last heard of all the others, who leave word in `store` when they wait in vain."""
+
+    def __init__(self, rank: int, world_size: int, store: dist.Store, timeout_s: float) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self.iteration = 0
+        self.at_loss: list[Callable[[], None]] = []  # tells those who wait for this rank in other ways
+        self._store = shared_by_all(store)
+        self._heard_at = time.perf_counter()
+        self._heard_in = 0
+
+    def heard(self, now: float) -> None:
+        """Note that a collective has ended, which none leaves before all came."""
+        self._heard_at, self._heard_in = now, self.iteration
+
+    def lost(self, what: str, waited_s: float) -> str:
+        """Say who waited where, how long, and which ranks were behind or gone."""
+        silence_s = time.perf_counter() - self._heard_at
+        for tell in self.at_loss:
+            tell()
+        word = f"for {silence_s:.1f} s, last heard of {_when(self._heard_in)}"
+        try:
+            silent = self._leave_word(word)
+            who = f"no word from {in_words(silent)} {word}" if silent else "all others lost theirs too"
+        except (RuntimeError, ValueError) as e:  # the store went with the rank or launcher that held it
+            who = f"nobody knows whom, for the rendezvous store does not answer ({type(e).__name__})"
+        return (
+            f"rank {self.rank} on {socket.gethostname()} lost its peers in a {what} {_when(self.iteration)} after "
+            f"waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}): {who}"
+        )
+
+    def _leave_word(self, word: str) -> list[int]:
+        """Tell the others and the launcher that this rank lives; return the ranks that do not within a second."""
+        self._store.set_timeout(timedelta(seconds=2))
+        leave_word(self._store, self.rank, word)
+        end = time.monotonic() + 1.0
+        while self._store.add(_NUM_WORDS, 0) < self.world_size - 1 and time.monotonic() < end:
+            time.sleep(0.05)
+        return [rank for rank in range(self.world_size) if not self._store.check([_WORD.format(rank)])]
+
+
+class Peers(Group):
+    """A rank among others; `watch` knows its place among all, also where this group holds only some of them."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.rank, self.world_size = watch.rank, watch.world_size
+        self.watch = watch
+
+    def begin(self, iteration: int) -> None:
+        self.watch.iteration = iteration
+
+    def record(self, record: Record) -> None:
+        self.records.append(record)
+        self.watch.heard(record.end)
+
+    def lost(self, what: str, waited_s: float) -> str:
+        return self.watch.lost(what, waited_s)
+
+    def close(self) -> None:
+        if dist.is_initialized():  # by this group, or besides it for dist.grad_sync=ddp
+            dist.destroy_process_group()
+
+
+def shared_by_all(store: dist.Store) -> dist.Store:
+    """Return the store without the prefixes under which one process group alone would read it."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def leave_word(store: dist.Store, rank: int, word: str) -> None:
+    """Tell the other ranks and the launcher for how long this one has not heard of all of them: "for 8.1 s, ..."."""
+    store.set(_WORD.format(rank), word)
+    store.add(_NUM_WORDS, 1)
+
+
+def last_words(store: dist.Store, world_size: int) -> dict[int, str]:
+    """Return the words of the ranks that left one."""
+    words = {rank: _WORD.format(rank) for rank in range(world_size)}
+    return {rank: store.get(word).decode() for rank, word in words.items() if store.check([word])}
+
+
+def in_words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _when(iteration: int) -> str:
+    return f"in iteration {iteration}" if iteration else "before the first iteration"

@@ -1,0 +1,207 @@
+"""Collectives between ranks of one machine, through memory that all of them map. shared_memory.c does the work.
+
+The segment is a memfd: it has no name, so nothing is left of it however its ranks end, and it is no part of /dev/shm,
+which is small in a container.
+"""
+
+import ctypes
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ddppo.collectives.compiled import library
+from ddppo.collectives.contract import Record
+from ddppo.collectives.peers import Peers, Watch
+from ddppo.errors import CollectiveError
+
+# What a rank gives at once; longer tensors take several turns. The segment is 2 (W + 1) of it: 4.7 MB at W = 8.
+_SLOT_BYTES = 256 * 1024
+_SUM, _GATHER, _BROADCAST, _BARRIER = range(4)
+_ADDABLE = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
+_BYTES = 4
+_WAITING, _MISMATCH, _LOST = 1, 2, 3
+# How long who waits keeps its core before it lets others run and, after so many times, sleeps. Short: the rank that it
+# waits for may need this core, always where ranks exceed cores, and where another process has taken one.
+_SPIN_NS = 2_000
+_NUM_YIELDS = 200
+# After it a sleeper looks at every other rank's process; longer where that is many looks of many.
+_NAP_NS = 100_000_000
+_POINTER = (ctypes.c_void_p,)
+_CPU = torch.device("cpu")
+
+
+class _Context(ctypes.Structure):
+    """struct context of shared_memory.c."""
+
+    _fields_ = (
+        ("segment", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("rank", "world_size", "slot_bytes", "spin_ns", "num_yields", "nap_ns")
+        ),
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        *((name, ctypes.c_uint64) for name in ("what", "type", "num_bytes", "offset", "has_arrived")),
+        ("operation", ctypes.c_uint64),
+    )
+
+
+class Process(NamedTuple):
+    """A process of this machine; `started` tells it from a later one with its number."""
+
+    pid: int
+    started: str
+
+
+def this_process() -> Process:
+    return Process(os.getpid(), _state_and_start(os.getpid())[1])
+
+
+def is_alive(process: Process) -> bool:
+    """Return whether a process has not ended yet; one that its parent has not waited for has."""
+    try:
+        state, started = _state_and_start(process.pid)
+    except OSError:
+        return False
+    return state not in "ZX" and started == process.started
+
+
+def _state_and_start(pid: int) -> tuple[str, str]:
+    """Return the third and the 22nd field of /proc/<pid>/stat; the second may hold anything. Raises OSError."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return fields[0], fields[19]
+
+
+class Segment:
+    """Memory that the ranks of a machine share, made by one of them and mapped by all."""
+
+    def __init__(self, file: int, world_size: int) -> None:
+        self.memory = mmap.mmap(file, _segment_bytes(world_size))
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+
+def create_segment(world_size: int) -> int:
+    """Return an open file of the size that ranks share. Raises OSError where memory does not suffice."""
+    file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(
+            file, 0, _segment_bytes(world_size)
+        )  # else a lack would show as SIGBUS in a collective
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def open_segment(pid: int, file: int) -> int:
+    """Open the file that another process of this machine created. Raises OSError."""
+    return os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+
+
+def _segment_bytes(world_size: int) -> int:
+    count = library().segment_bytes
+    count.argtypes, count.restype = [ctypes.c_uint64] * 2, ctypes.c_uint64
+    return count(world_size, _SLOT_BYTES)
+
+
+class SharedMemoryGroup(Peers):
+    """A rank among those that map `segment`: all of a run, or those of one machine. `members` are their processes."""
+
+    name = "shm"
+
+    def __init__(
+        self,
+        watch: Watch,
+        segment: Segment,
+        members: Sequence[Process],
+        *,
+        place: int,
+        crowded: bool,
+        device: torch.device = _CPU,
+    ) -> None:
+        super().__init__(watch)
+        self._size = len(members)
+        self._others = [member for at, member in enumerate(members) if at != place]
+        self._device = device
+        self._segment = segment
+        self._context = _Context(
+            segment=segment.address,
+            rank=place,
+            world_size=self._size,
+            slot_bytes=_SLOT_BYTES,
+            spin_ns=0 if crowded else _SPIN_NS,
+            num_yields=_NUM_YIELDS,
+            nap_ns=min(900_000_000, _NAP_NS * max(1, self._size // 8)),
+        )
+        self._at = ctypes.addressof(self._context)
+        self._begin, self._resume = library().begin, library().resume
+        self._begin.argtypes = (*_POINTER, *[ctypes.c_uint64] * 2, *_POINTER, *_POINTER, ctypes.c_uint64)
+        self._resume.argtypes = _POINTER
+        watch.at_loss.append(self._give_up)
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        start = self._start()
+        local = tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()
+        address = local.data_ptr()
+        status = self._begin(self._at, _SUM, _ADDABLE[local.dtype], address, address, local.nbytes)
+        if status:
+            self._wait(status, "sum", start)
+        if local is not tensor:
+            tensor.copy_(local)
+        self.record(Record(start, time.perf_counter()))
+        return tensor
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        start = self._start()
+        local = values.contiguous()
+        gathered = torch.empty((self._size, *local.shape), dtype=local.dtype)
+        status = self._begin(self._at, _GATHER, _BYTES, local.data_ptr(), gathered.data_ptr(), local.nbytes)
+        if status:
+            self._wait(status, "gather", start)
+        self.record(Record(start, time.perf_counter()))
+        return gathered
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        start = self._start()
+        local = tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()
+        address = local.data_ptr()
+        status = self._begin(self._at, _BROADCAST, _BYTES, address, address, local.nbytes)
+        if status:
+            self._wait(status, "broadcast", start)
+        if local is not tensor:
+            tensor.copy_(local)
+        self.record(Record(start, time.perf_counter()))
+        return tensor
+
+    def barrier(self) -> None:
+        start = self._start()
+        status = self._begin(self._at, _BARRIER, _BYTES, None, None, 0)
+        if status:
+            self._wait(status, "barrier", start)
+        self.record(Record(start, time.perf_counter(), is_barrier=True))
+
+    def _start(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # what was queued before is not communication
+        return time.perf_counter()
+
+    def _give_up(self) -> None:
+        library().give_up(ctypes.c_void_p(self._at))
+
+    def _wait(self, status: int, what: str, start: float) -> None:
+        """Go on with a collective that slept a while, with a look at the others in between."""
+        while status == _WAITING:
+            # Whoever has left in good order came to this collective before: first this look, then the other one.
+            somebody_left = not all(map(is_alive, self._others))
+            waited_s = time.perf_counter() - start
+            status = self._resume(self._at)
+            if status == _WAITING and (somebody_left or waited_s > self.watch.timeout_s):
+                status = _LOST
+        if status == _LOST:
+            raise CollectiveError(self.lost(what, time.perf_counter() - start))
+        assert status != _MISMATCH, f"ranks came to different collectives; rank {self.rank} to a {what}"

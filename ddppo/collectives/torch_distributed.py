@@ -1,0 +1,96 @@
+"""Collectives between ranks anywhere, by torch.distributed: Gloo on CPUs, NCCL on GPUs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from ddppo.collectives.contract import Record
+from ddppo.collectives.peers import Peers, Watch
+from ddppo.errors import CollectiveError
+
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+
+# Bytes over all ranks up to which Gloo gathers and adds instead of all-reducing: one exchange instead of the
+# 2 (W - 1) steps of its ring. Four ranks on two cores, 37 kB each: 1.4 ms instead of 4.7 ms.
+_GATHER_UP_TO = 4 * 2**20
+
+
+class ProcessGroup(Peers):
+    """A rank of an initialised process group of torch.distributed: of all ranks, or of those in `members`."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        device: torch.device,
+        *,
+        clocks_shared: bool,
+        members: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(watch)
+        self.name = dist.get_backend(members)
+        self.device = device
+        self.clocks_shared = clocks_shared
+        self._members = members
+        self._size = dist.get_world_size(members)
+        self._comm_device = device if self.name == "nccl" else torch.device("cpu")
+        self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+
+    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._recorded("sum"):
+            local = tensor.to(self._comm_device)
+            size = local.numel() * local.element_size() * self._size
+            if self._comm_device.type == "cpu" and size <= _GATHER_UP_TO:
+                gathered = self._buffer(local)
+                _all_gather(gathered, local.reshape(1, -1), group=self._members)
+                torch.sum(gathered, dim=0, out=local.view(-1))
+            else:
+                dist.all_reduce(local, group=self._members)
+            if local is not tensor:
+                tensor.copy_(local)
+        return tensor
+
+    def _buffer(self, local: torch.Tensor) -> torch.Tensor:
+        """Return room for every rank's `local` as `[W, numel]`, allocated once per size and type."""
+        key = (local.numel(), local.dtype)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(self._size, local.numel(), dtype=local.dtype)
+        return self._buffers[key]
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        with self._recorded("gather"):
+            local = values.contiguous().to(self._comm_device)
+            gathered = torch.empty((self._size, *local.shape), dtype=local.dtype, device=local.device)
+            _all_gather(gathered, local.unsqueeze(0), group=self._members)
+            return gathered.cpu()
+
+    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+        with self._recorded("broadcast"):
+            local = tensor.to(self._comm_device)
+            dist.broadcast(local, group_src=0, group=self._members)
+            if local is not tensor:
+                tensor.copy_(local)
+        return tensor
+
+    def barrier(self) -> None:
+        with self._recorded("barrier", is_barrier=True):
+            if self._comm_device.type == "cuda":
+                dist.barrier(self._members, device_ids=[self.device.index])
+                torch.cuda.synchronize(self.device)
+            else:
+                dist.barrier(self._members)
+
+    @contextmanager
+    def _recorded(self, what: str, *, is_barrier: bool = False) -> Iterator[None]:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # what was queued before is not communication
+        start = time.perf_counter()
+        try:
+            yield
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except RuntimeError as e:
+            raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
+        self.record(Record(start, time.perf_counter(), is_barrier))

@@ -1,0 +1,234 @@
+"""Collectives through shared memory and over machines, between real processes, to the bit."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from forked_ranks import forked_ranks
+
+from ddppo.collectives import meeting, shared_memory
+from ddppo.errors import CollectiveError, TrainingError
+from tests.support import wait_until
+
+SLOT_FLOATS = shared_memory._SLOT_BYTES // 4
+SIZES = [0, 1, 7, 4095, 9155, 2 * SLOT_FLOATS, 2 * SLOT_FLOATS + 3]
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.int32]
+WORLD_SIZES = [1, 2, 3, 4, 8]
+
+
+def values(rank, size, dtype, step=0):
+    """Numbers whose sum depends on its order, where the type has fractions."""
+    generator = torch.Generator().manual_seed(hash((rank, size, step)))
+    drawn = torch.randn(size, generator=generator, dtype=torch.float64) * 10.0 ** (rank % 5)
+    return (drawn if dtype.is_floating_point else drawn * 1000).to(dtype)
+
+
+def in_order(world_size, size, dtype, step=0):
+    """numpy's ((r0 + r1) + r2) + ..."""
+    total = values(0, size, dtype, step).numpy().copy()
+    for rank in range(1, world_size):
+        total += values(rank, size, dtype, step).numpy()
+    return total
+
+
+def check_all(group):
+    """Return what was wrong, of every operation, type and size."""
+    wrong = []
+    rank, world_size = group.rank, group.world_size
+    for dtype in DTYPES:
+        for size in SIZES:
+            mine = values(rank, size, dtype)
+            if group.sum_(mine.clone()).numpy().tobytes() != in_order(world_size, size, dtype).tobytes():
+                wrong.append(("sum", dtype, size))
+            everyones = torch.stack([values(r, size, dtype) for r in range(world_size)])
+            if not torch.equal(group.gather(mine), everyones):
+                wrong.append(("gather", dtype, size))
+            if not torch.equal(group.broadcast_(mine.clone()), values(0, size, dtype)):
+                wrong.append(("broadcast", dtype, size))
+    flags = group.gather(torch.tensor([rank % 2 == 0, True]))
+    if flags.tolist() != [[r % 2 == 0, True] for r in range(world_size)]:
+        wrong.append("gather of flags")
+    grid = torch.arange(12.0).reshape(3, 4).T  # strides of its own
+    if not torch.equal(group.sum_(grid.clone(memory_format=torch.preserve_format)), grid * world_size):
+        wrong.append("sum of what is not contiguous")
+    if not torch.equal(group.gather(grid), torch.stack([grid] * world_size)):
+        wrong.append("gather of what is not contiguous")
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_operation_type_and_size_is_right_to_the_bit(world_size):
+    with forked_ranks(world_size, check_all) as (_, results):
+        assert results() == [[]] * world_size
+
+
+def check_orders_of_arrival(group):
+    random.seed(group.rank)
+    wrong = 0
+    for step in range(150):
+        if random.random() < 0.3:
+            time.sleep(random.random() * 0.004)
+        size = (1, 9155, 70_000)[step % 3]
+        found = group.sum_(values(group.rank, size, torch.float32, step)).numpy().tobytes()
+        wrong += found != in_order(group.world_size, size, torch.float32, step).tobytes()
+        group.barrier()
+        wrong += group.gather(torch.tensor([step * 10 + group.rank])).flatten().tolist() != [
+            step * 10 + r for r in range(group.world_size)
+        ]
+    return wrong
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_who_comes_first_changes_nothing(world_size):
+    with forked_ranks(world_size, check_orders_of_arrival) as (_, results):
+        assert results() == [0] * world_size
+
+
+def test_the_count_of_operations_may_wrap():
+    def across_the_end(group):
+        before = 2**32 - 3
+        group._context.operation = before
+        if group.rank == 0:
+            segment = (ctypes_view := torch.frombuffer(group._segment.memory, dtype=torch.int64))
+            assert segment is ctypes_view
+            segment[0] = before * group.world_size
+            torch.frombuffer(group._segment.memory, dtype=torch.int32)[64] = before - 2**32
+        return [group.sum_(torch.tensor([float(step + group.rank)])).item() for step in range(6)]
+
+    with forked_ranks(1, across_the_end) as (_, results):
+        assert results() == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]
+
+
+# -- ranks that are lost ---------------------------------------------------------------------------------------------
+
+
+def sums_for_ever(group):
+    group.begin(7)
+    while True:
+        group.sum_(torch.ones(9155))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_killed_rank_is_noticed_within_seconds_and_named(world_size):
+    with forked_ranks(world_size, sums_for_ever, timeout_s=600) as (processes, results):
+        time.sleep(0.3)
+        start = time.monotonic()
+        os.kill(processes[1].pid, signal.SIGKILL)
+        others = [rank for rank in range(world_size) if rank != 1]
+        for error in results(*others):
+            assert isinstance(error, CollectiveError)
+            assert "lost its peers in a sum in iteration 7" in str(error)
+            assert "no word from rank 1 for" in str(error)
+        assert time.monotonic() - start < 4
+
+
+def test_a_frozen_rank_is_given_up_after_the_timeout():
+    with forked_ranks(3, sums_for_ever, timeout_s=1.0) as (processes, results):
+        time.sleep(0.3)
+        os.kill(processes[2].pid, signal.SIGSTOP)
+        start = time.monotonic()
+        for error in results(0, 1):
+            assert isinstance(error, CollectiveError)
+            assert "no word from rank 2 for" in str(error)
+        assert time.monotonic() - start < 6
+
+
+def test_a_rank_that_leaves_in_good_order_after_the_last_collective_is_not_missed():
+    def last(group):
+        for _ in range(200):
+            group.sum_(torch.ones(9155))
+        return group.sum_(torch.ones(1)).item()
+
+    with forked_ranks(4, last) as (_, results):
+        assert results() == [4.0] * 4
+
+
+def test_ranks_at_different_collectives_are_told_so():
+    def different(group):
+        group.sum_(torch.ones(3 + group.rank))
+
+    with forked_ranks(2, different) as (_, results):
+        assert all("different collectives" in str(error) for error in results())
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def holders():
+    """Processes that map or hold open a segment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                files = [os.readlink(file) for file in (entry / "fd").iterdir()]
+                if "/memfd:ddppo" in (entry / "maps").read_text() + " ".join(files):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_nothing_is_left_of_the_memory_even_after_kill_9_of_all():
+    names = set(os.listdir("/dev/shm"))
+    with forked_ranks(3, sums_for_ever) as (processes, _):
+        pids = {process.pid for process in processes}
+        wait_until(lambda: pids <= set(holders()), "segment mapped by all")
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not pids & set(holders()), "end of all")
+    assert set(os.listdir("/dev/shm")) == names
+
+
+def test_a_lack_of_memory_is_said_where_shm_was_asked_for_and_gloo_taken_where_not(monkeypatch, capfd):
+    def full(world_size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(meeting, "create_segment", full)
+    with forked_ranks(2, check_all) as (_, results):
+        for error in results():
+            assert isinstance(error, TrainingError)
+            assert "dist.collective=shm cannot be: [Errno 28] No space left on device (rank 0)" in str(error)
+    with forked_ranks(2, lambda group: group.name, collective="auto") as (_, results):
+        assert results() == ["gloo", "gloo"]
+    assert capfd.readouterr().err.count("warning: dist.collective=auto takes gloo") == 1
+
+
+# -- several machines ------------------------------------------------------------------------------------------------
+
+
+def exact(group):
+    """Sums of whole numbers have no order; the rest is copied."""
+    rank, world_size = group.rank, group.world_size
+    found = {"name": group.name}
+    group.barrier()
+    found["sum"] = group.sum_(torch.arange(100_000, dtype=torch.float64) * (rank + 1)).sum().item()
+    found["gather"] = group.gather(torch.tensor([[rank, rank * rank]])).tolist()
+    found["flags"] = group.gather(torch.tensor([rank == 1])).flatten().tolist()
+    found["broadcast"] = group.broadcast_(torch.full((5,), float(rank + 3))).tolist()
+    found["num_records"] = len(group.records)
+    assert world_size == 5
+    return found
+
+
+@pytest.mark.parametrize("process_group", [False, True])
+@pytest.mark.parametrize("machines", ["aabbb", "abcab", "aaaab"])
+def test_over_several_machines_the_numbers_are_those_of_one(machines, process_group):
+    with forked_ranks(5, exact) as (_, results):
+        flat = results()
+    names = dict(enumerate(machines))
+    with forked_ranks(5, exact, machines=names, process_group=process_group) as (_, results):
+        over_machines = results()
+    assert {found.pop("name") for found in flat} == {"shm"}
+    assert {found.pop("name") for found in over_machines} == {"shm+gloo"}
+    assert over_machines == flat
+
+
+def test_a_rank_killed_on_another_machine_ends_all():
+    with forked_ranks(4, sums_for_ever, machines={0: "a", 1: "a", 2: "b", 3: "b"}) as (processes, results):
+        time.sleep(0.5)
+        os.kill(processes[3].pid, signal.SIGKILL)
+        assert all(isinstance(error, CollectiveError) for error in results(0, 1, 2))
