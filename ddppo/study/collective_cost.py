@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2
 
-# Bytes over all ranks up to which ddppo sums by one gather on Gloo; ddppo/collectives.py has the same number.
+# Bytes over all ranks up to which ddppo sums by one gather on Gloo, as ddppo/collectives/torch_distributed.py has it.
 GATHER_UP_TO = 4 * 2**20
 
 
@@ -24,6 +24,9 @@ class Messages:
 
     def seconds(self, latency_s: float, byte_s: float) -> float:
         return self.num_latencies * latency_s + self.num_bytes * byte_s
+
+    def plus(self, other: "Messages") -> "Messages":
+        return Messages(self.num_latencies + other.num_latencies, self.num_bytes + other.num_bytes)
 
     def times(self, count: float) -> "Messages":
         return Messages(count * self.num_latencies, count * self.num_bytes)
@@ -81,7 +84,22 @@ def halving_doubling(world_size: int, num_bytes: float) -> Messages:
     return Messages(2 * ceil(log2(world_size)), 2 * (world_size - 1) / world_size * num_bytes)
 
 
+def shared_memory(world_size: int, num_bytes: float) -> Messages:
+    """Sum through shared memory: (W - 1) alpha + 3 n beta on cores of their own.
+
+    Ranks count themselves in one after another (`python -m ddppo.collectives 2,4,8 4` shows it). Each copies n bytes
+    in and n out, and adds W parts of its W-th of them. Source: ddppo/collectives/shared_memory.c.
+    """
+    return Messages(world_size - 1, 3 * num_bytes) if world_size > 1 else NOTHING
+
+
+def memory_gather(world_size: int, num_bytes: float) -> Messages:
+    """Gather through shared memory: (W - 1) alpha + (W + 1) n beta, n bytes copied in and W n out."""
+    return Messages(world_size - 1, (world_size + 1) * num_bytes) if world_size > 1 else NOTHING
+
+
 ALGORITHMS: dict[str, Callable[[int, float], Messages]] = {
+    "shared_memory": shared_memory,
     "gather": gather,
     "ring": ring,
     "tree": tree,
@@ -103,9 +121,29 @@ def hierarchical(
     return within, ALGORITHMS[across](num_nodes, num_bytes) if num_nodes > 1 else NOTHING
 
 
-def own_choice(world_size: int, num_bytes: float, *, on_cpu: bool) -> str:
-    """Return the algorithm by which ddppo sums: a gather for small tensors on Gloo, else a ring.
+def own_choice(world_size: int, num_bytes: float, collective: str) -> str:
+    """Return the algorithm by which ddppo sums: on Gloo a gather for small tensors, else a ring.
 
     NCCL may take trees between nodes; ask for algorithm=double_tree to see.
     """
-    return "gather" if on_cpu and world_size * num_bytes <= GATHER_UP_TO else "ring"
+    if collective.startswith("shm"):
+        return "shared_memory"
+    return "gather" if collective == "gloo" and world_size * num_bytes <= GATHER_UP_TO else "ring"
+
+
+def own_sum(world_size: int, num_bytes: float, collective: str, num_hosts: int = 1) -> Messages:
+    """Return the messages of one sum as ddppo does it by `collective`, as summary.json names it.
+
+    shm+gloo: a sum inside each of the hosts, one over their leaders, and a broadcast inside, n bytes copied in and out.
+    """
+    if collective != "shm+gloo" or num_hosts < 2:
+        return ALGORITHMS[own_choice(world_size, num_bytes, collective)](world_size, num_bytes)
+    within = ceil(world_size / num_hosts)
+    across = ALGORITHMS[own_choice(num_hosts, num_bytes, "gloo")](num_hosts, num_bytes)
+    back = Messages(within - 1, 2 * num_bytes if within > 1 else 0)
+    return shared_memory(within, num_bytes).plus(across).plus(back)
+
+
+def own_gather(world_size: int, num_bytes: float, collective: str) -> Messages:
+    """Return the messages of one gather: through memory on one machine, else around Gloo's or NCCL's ring."""
+    return (memory_gather if collective == "shm" else gather)(world_size, num_bytes)

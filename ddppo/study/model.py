@@ -234,12 +234,13 @@ class FittedModel:
         epochs = base.num_epochs if what_if.num_epochs is None else float(what_if.num_epochs)
         num_segments = epochs * shape.num_minibatches
         num_parameters = what_if.num_parameters or base.run.num_parameters
-        one_sum = gradient_messages(base.run, world_size, num_parameters, on_cpu=base.on_cpu)
+        one_sum = gradient_messages(base.run, world_size, num_parameters)
         sum_s = None
         if what_if.algorithm is not None and world_size > 1:
             sum_s = self._sum_s(fitted, world_size, num_parameters * base.bytes_per_parameter, what_if)
             sum_s *= 1 + fitted.comm_crowding * (crowded - 1)
-        small = collective_cost.gather(world_size, base.gathered_bytes(num_segments) / base.num_gathers)
+        num_bytes = base.gathered_bytes(num_segments) / base.num_gathers
+        small = collective_cost.own_gather(world_size, num_bytes, base.collective)
         noise = fitted.noise(shape.local_batch_size)
         if what_if.tail is not None:
             noise = noise.with_cv(noise.cv * what_if.tail)

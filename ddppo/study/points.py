@@ -40,7 +40,7 @@ class Point:
     sums: Messages
     gathers: Messages
     num_gathers: int
-    on_cpu: bool
+    collective: str
 
     @property
     def bytes_per_parameter(self) -> int:
@@ -105,9 +105,9 @@ def _point(run: Run, slow: dict[int, float]) -> Point:
     series["t_rollout"] = rollout.mean(axis=1)
     kwargs = env.get("kwargs") or {}
     sleep = kwargs.get("step_time_s", 0.0) if run.env_id == SLEEPING_TASK else None
-    on_cpu = run.origin.device == "cpu"  # else the name of a GPU
-    one_sum = gradient_messages(run, world_size, run.num_parameters, on_cpu=on_cpu)
-    small = collective_cost.gather(world_size, _gathered_bytes(num_sums, num_gathers) / num_gathers)
+    one_sum = gradient_messages(run, world_size, run.num_parameters)
+    num_bytes = _gathered_bytes(num_sums, num_gathers) / num_gathers
+    small = collective_cost.own_gather(world_size, num_bytes, collective_of(run))
     return Point(
         run=run,
         local_batch_size=local_batch,
@@ -122,7 +122,7 @@ def _point(run: Run, slow: dict[int, float]) -> Point:
         sums=one_sum.times(num_sums),
         gathers=small.times(num_gathers),
         num_gathers=num_gathers,
-        on_cpu=on_cpu,
+        collective=collective_of(run),
     )
 
 
@@ -132,13 +132,21 @@ def of_one_stepping(all_points: Sequence[Point]) -> list[Point]:
     return [p for p in all_points if p.stepping == stepping]
 
 
-def gradient_messages(run: Run, world_size: int, num_parameters: float, *, on_cpu: bool) -> Messages:
+def collective_of(run: Run) -> str:
+    """Return by what its ranks exchanged; a run of one, or from before summary.json said so, stands for its device."""
+    said = run.origin.collective
+    if said not in ("", "none"):
+        return said
+    on_cpu = run.origin.device == "cpu"  # else the name of a GPU
+    return ("shm" if said else "gloo") if on_cpu else "nccl"
+
+
+def gradient_messages(run: Run, world_size: int, num_parameters: float) -> Messages:
     """Return the messages of one gradient sum as ddppo does it."""
     if world_size == 1:
         return collective_cost.NOTHING
     num_bytes = num_parameters * (8 if run.config.get("dtype") == "float64" else 4)
-    algorithm = collective_cost.own_choice(world_size, num_bytes, on_cpu=on_cpu)
-    return collective_cost.ALGORITHMS[algorithm](world_size, num_bytes)
+    return collective_cost.own_sum(world_size, num_bytes, collective_of(run), run.origin.num_hosts)
 
 
 def _gathered_bytes(num_sums: float, num_gathers: int) -> float:

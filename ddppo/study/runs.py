@@ -31,6 +31,7 @@ class Origin:
     hostname: str = ""
     device: str = "cpu"
     env_backend: str = ""
+    collective: str = ""
     threads_per_rank: int = 1
     num_nodes: int = 1
     num_hosts: int = 0

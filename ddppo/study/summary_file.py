@@ -72,6 +72,7 @@ def origin(summary: Fields) -> Origin:
         hostname=summary.section("machine", default={}).text("hostname", default=""),
         device=derived.text("device", default="cpu"),
         env_backend=derived.text("env_backend", default=""),
+        collective=derived.text("collective", default=""),
         threads_per_rank=derived.whole("threads_per_rank", low=1, high=1e6, default=1),
         num_nodes=derived.whole("num_nodes", low=1, high=1e6, default=1),
         num_hosts=derived.whole("num_hosts", high=1e6, default=0),

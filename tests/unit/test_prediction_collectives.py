@@ -38,6 +38,20 @@ def test_one_rank_communicates_nothing(algorithm):
 
 
 def test_small_sums_on_the_cpu_are_gathers_and_others_rings():
-    assert cost.own_choice(4, 40_000, on_cpu=True) == "gather"
-    assert cost.own_choice(128, 40_000, on_cpu=True) == "ring"
-    assert cost.own_choice(4, 40_000, on_cpu=False) == "ring"
+    assert cost.own_choice(4, 40_000, "gloo") == "gather"
+    assert cost.own_choice(128, 40_000, "gloo") == "ring"
+    assert cost.own_choice(4, 40_000, "nccl") == "ring"
+    assert cost.own_choice(4, 40_000, "shm") == "shared_memory"
+
+
+def test_through_memory_bytes_are_copied_in_and_out_and_ranks_count_themselves_in():
+    assert cost.shared_memory(1, 1000) == cost.NOTHING
+    assert cost.shared_memory(4, 1000) == cost.Messages(3, 3000)
+    assert cost.memory_gather(4, 1000) == cost.Messages(3, 5000)
+    assert cost.own_sum(4, 1000, "shm") == cost.Messages(3, 3000)
+
+
+def test_over_hosts_a_sum_is_one_inside_one_between_leaders_and_a_broadcast_inside():
+    inside, between, back = cost.shared_memory(4, 1000), cost.gather(2, 1000), cost.Messages(3, 2000)
+    assert cost.own_sum(8, 1000, "shm+gloo", num_hosts=2) == inside.plus(between).plus(back)
+    assert cost.own_sum(2, 1000, "shm+gloo", num_hosts=2) == between
