@@ -224,7 +224,8 @@ def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
         "against": codes[1].commit or codes[1].name if len(codes) > 1 else None,
         "machine": machine(with_gpu=False),
         "versions": versions(),
-        "settings": {item.name: getattr(options, item.name) for item in fields(BenchConfig)},
+        # Where the figures went says nothing of them.
+        "settings": {f.name: getattr(options, f.name) for f in fields(BenchConfig) if f.name != "out"},
         "started_at": _now(),
     }
 
