@@ -44,7 +44,8 @@ def test_a_task_that_raises_costs_one_sentence_and_its_own_traceback(trained, tm
     ("settings", "said"),
     [
         ("env.backend=sync env.kwargs.fault=leave", "environment 0 of rank 0 raised SystemExit in step 13"),
-        ("env.backend=async env.kwargs.fault=die", "the process of environment 0 of rank 0 (exit code 7)"),
+        # Both die in the same step; named are those that have ended when it is noticed.
+        ("env.backend=async env.kwargs.fault=die", "of rank 0 (exit code 7)"),
         ("env.backend=sync env.kwargs.fault='nan'", "returned nan in the observation of step 13"),
         ("env.backend=sync env.kwargs.fault=reward", "returned -inf as the reward of step 13"),
         ("env.backend=sync env.kwargs.fault=mask", "an action_mask in step 13 that forbids every choice"),
