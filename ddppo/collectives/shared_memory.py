@@ -26,9 +26,10 @@ _ADDABLE = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
 _BYTES = 4
 _WAITING, _MISMATCH, _LOST = 1, 2, 3
 # How long who waits keeps its core before it lets others run and, after so many times, sleeps. Short: the rank that it
-# waits for may need this core, always where ranks exceed cores, and where another process has taken one.
+# waits for may need this core, always where ranks exceed cores, and where another process has taken one. To yield is
+# cheap on a core that nobody else wants, and to be woken is not: some milliseconds of it cover what ranks differ by.
 _SPIN_NS = 2_000
-_NUM_YIELDS = 200
+_NUM_YIELDS, _NUM_YIELDS_CROWDED = 8_000, 200
 # After it a sleeper looks at every other rank's process; longer where that is many looks of many.
 _NAP_NS = 100_000_000
 _POINTER = (ctypes.c_void_p,)
@@ -135,7 +136,7 @@ class SharedMemoryGroup(Peers):
             world_size=self._size,
             slot_bytes=_SLOT_BYTES,
             spin_ns=0 if crowded else _SPIN_NS,
-            num_yields=_NUM_YIELDS,
+            num_yields=_NUM_YIELDS_CROWDED if crowded else _NUM_YIELDS,
             nap_ns=min(900_000_000, _NAP_NS * max(1, self._size // 8)),
         )
         self._at = ctypes.addressof(self._context)
