@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -49,7 +50,18 @@ def prepare() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         return build(cache / name)
     except OSError:  # a home that is read-only, full or absent
-        return build(Path(tempfile.mkdtemp(prefix="ddppo-")) / name)
+        path = _temporary_cache() / name
+        return path if path.is_file() else build(path)
+
+
+def _temporary_cache() -> Path:
+    """Return this user's one folder in the temporary one: runs do not leave one each. Raises NotCompiled, OSError."""
+    folder = Path(tempfile.gettempdir()) / f"ddppo-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise NotCompiled(f"others can write to {folder}: what is loaded from there would be theirs")
+    return folder
 
 
 def is_available() -> bool:

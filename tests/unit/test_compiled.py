@@ -1,5 +1,6 @@
 """The compiled part of the collectives: built once, whole, wherever that is possible."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -42,12 +43,32 @@ def test_many_at_once_leave_one_whole_file(empty_cache):
     assert int(subprocess.check_output([sys.executable, "-c", code])) > 2 * 3 * 64
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(monkeypatch, tmp_path):
+@pytest.fixture
+def no_cache(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     compiled.prepare.cache_clear()
-    assert compiled.prepare().is_file()
+    yield tmp_path / f"ddppo-{os.getuid()}"
     compiled.prepare.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without_and_leaves_one_folder(
+    no_cache, tmp_path, monkeypatch
+):
+    first = compiled.prepare()
+    assert first.is_file()
+    compiled.prepare.cache_clear()
+    monkeypatch.setattr("shutil.which", lambda name: None)  # a second process finds what the first has built
+    assert compiled.prepare() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == [no_cache.name, "file"]
+
+
+def test_nothing_is_loaded_from_a_temporary_folder_that_others_can_write_to(no_cache):
+    no_cache.mkdir()
+    no_cache.chmod(0o777)
+    with pytest.raises(compiled.NotCompiled, match="others can write to"):
+        compiled.prepare()
 
 
 def test_without_a_compiler_shm_is_refused_before_any_process_starts_and_auto_is_not(
