@@ -60,7 +60,8 @@ def test_a_fork_has_its_own_arguments_environment_folder_session_and_files(start
     assert found["read"] == "typed"
     assert stderr == "on stderr\n"
     told = {str(tmp_path / name) for name in ("in", "out", "err")}
-    assert {file for file in found["files"] if not file.startswith("/proc/")} == {*told, os.devnull}
+    files = {file for file in found["files"] if not file.startswith("/proc/")}
+    assert told <= files <= {*told, os.devnull}  # the latter where the server had other files open
 
 
 @pytest.mark.parametrize(
