@@ -140,13 +140,16 @@ def test_a_server_that_is_closed_leaves_nothing(server, start):
 def test_no_server_is_forked_where_threads_run():
     script = """
 import threading
-from ddppo.forking import ForkServer
+import time
+from ddppo.forking import ForkServer, num_threads
 end = threading.Event()
 thread = threading.Thread(target=end.wait)
 thread.start()
 print(ForkServer.forked())
 end.set()
 thread.join()
+while num_threads() > 1:  # join returns a moment before the system's thread is gone
+    time.sleep(.001)
 server = ForkServer.forked()
 print(server.is_usable)
 server.close()
