@@ -18,9 +18,10 @@ from ddppo.config import Config
 from ddppo.errors import CollectiveError, ConfigError
 from ddppo.signals import die_with_parent
 
-# Parameters times samples from which a second thread pays. Forward and backward of two trunks of two layers, 1 and 2
-# threads: 64 units, 256 samples (2.5e6) .46 and .40 ms; 64 units, 2,048 samples (2e7) 3.0 and 1.6 ms.
-_THREADS_PAY_FROM = 10_000_000
+# Parameters times samples of a minibatch from which a second thread pays: operations must last milliseconds, for waking
+# a thread takes tens of us. At 2e7 (64 units, 2,048 samples) two threads need 1.7 times one's time on some machines and
+# .6 times on others; acting, in far smaller operations, loses as much.
+_THREADS_PAY_FROM = 1_000_000_000
 
 
 def resolve_device(device: str, local_rank: int = 0) -> torch.device:
