@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import Config, conf_dir, in_words, near
-from ddppo.config.help import setting_names
+from ddppo.config.help import unknown_setting
 from ddppo.errors import ConfigError, EnvRaised, RunFolderError, StorageError, TrainingError
 from ddppo.package import install_command
 from ddppo.run.lock import held
@@ -148,7 +148,7 @@ def composition_message(error: HydraException | OmegaConfBaseException) -> str:
         return f"{text.removeprefix('Error merging override ')}: {cause}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if found := re.match(r"Could not override '([\w.]+)'", text):
-        return f"there is no setting {found[1]}{near(found[1], setting_names(Config))}; --help lists all"
+        return unknown_setting(found[1], Config)
     if found := re.search(r"Could not (?:find|load|override) '([\w/]+/[\w-]+)'", text):
         return unknown_option(found[1], text)
     details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]

@@ -33,7 +33,10 @@ def latency(world_size: int, num_bytes: float, collective: str) -> float:
         for process in ranks:
             process.start()
         send.close()
-        return receive.recv()
+        found = receive.recv()
+        for process in ranks:  # to the end: a rank that is killed in the last barrier has the others complain
+            process.join(timeout=10)
+        return found
     finally:
         for process in ranks:
             process.kill()

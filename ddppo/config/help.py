@@ -4,6 +4,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from ddppo.config.fields import near
+
 _USAGE = """ddppo: decentralised, synchronous, data-parallel PPO
 
   python -m ddppo.train env=cartpole                                    one process
@@ -26,6 +28,8 @@ _OF_HYDRA = {
         "optuna": "Optuna draws hydra.sweeper.n_trials settings by what `objective` tells it. Needs the extra tune.",
     },
 }
+
+_RENAMED = {"dist.backend": "dist.collective"}
 
 
 def description(path: Path) -> str:
@@ -50,6 +54,13 @@ def help_text(conf: Path, root: type, groups: list[str], launcher: type) -> str:
     lines += ["", "Settings of hydra/launcher=slurm and slurm_local:"]
     lines += _settings(launcher, "hydra.launcher.")
     return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
+
+
+def unknown_setting(key: str, root: type) -> str:
+    """Return that there is no setting of this name, with what it is called now or what is meant, perhaps."""
+    if key in _RENAMED:
+        return f"{key} is called {_RENAMED[key]} now"
+    return f"there is no setting {key}{near(key, setting_names(root))}; --help lists all"
 
 
 def setting_names(section: type, prefix: str = "") -> list[str]:

@@ -8,8 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
-from ddppo.config.fields import near
-from ddppo.config.help import setting_names
+from ddppo.config.help import unknown_setting
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 
@@ -83,7 +82,7 @@ def _all_escaped(value: Any) -> Any:
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "configuration"
     if isinstance(error, ConfigKeyError):
-        return f"there is no setting {key}{near(key, setting_names(Config))}; --help lists all"
+        return unknown_setting(key, Config)
     return f"{key}: {in_words(str(error).splitlines()[0])}"
 
 

@@ -21,6 +21,7 @@ by up to f. Of the excess x of acting and of learning, what the largest W that w
 import math
 from dataclasses import dataclass
 
+from ddppo.study.runs import Run
 from ddppo.study.speedup import Row, Study
 
 CAUSES = {
@@ -203,8 +204,8 @@ def _remedy(cause: str, row: Row, study: Study) -> str:
         updates = run.num_epochs * run.num_minibatches
         each = f" ({updates} gradient exchanges of {run.num_parameters:,} numbers each)" if updates else ""
         return (
-            f"What would help: fewer exchanges per iteration{each} by fewer minibatches or epochs, a larger batch, "
-            "a faster network, or exchanges that overlap with backward (dist.grad_sync=ddp)."
+            f"What would help: {_other_ways(run)}fewer exchanges per iteration{each} by fewer minibatches or epochs, "
+            "or a larger batch."
         )
     if cause in ("waiting", "stragglers"):
         if row.stragglers:
@@ -248,6 +249,16 @@ def _remedy(cause: str, row: Row, study: Study) -> str:
         "The parts of the iteration do not cover its wall-clock time: look for work outside the trainer's clock, or "
         "seeds that differ widely."
     )
+
+
+def _other_ways(run: Run) -> str:
+    """Return what would make an exchange cheaper, as the beginning of a list; "" where nothing is known to."""
+    within = "shared memory between ranks of one machine (dist.collective=shm), "
+    network, overlap = "a faster network, ", "exchanges that overlap with backward (dist.grad_sync=ddp), "
+    by = run.origin.collective
+    if by == "gloo":
+        return within + (network if run.origin.num_hosts > 1 else "")
+    return {"shm": "", "shm+gloo": network}.get(by, network + overlap)
 
 
 def _percent(fraction: float) -> str:

@@ -16,6 +16,7 @@ from ddppo.study.criteria import (
     returns_agree,
     speedup_increases,
 )
+from ddppo.study.runs import Origin
 from ddppo.study.speedup import study
 
 
@@ -182,6 +183,26 @@ def test_the_paragraph_names_the_main_cause_the_rank_and_a_remedy():
     assert "slow ranks' own extra time 25 %" in words
     assert "efficiency 50 %" in words
     assert "What would help" in words
+
+
+@pytest.mark.parametrize(
+    ("collective", "num_hosts", "advised"),
+    [
+        ("gloo", 1, ["dist.collective=shm"]),
+        ("gloo", 2, ["dist.collective=shm", "faster network"]),
+        ("shm", 1, []),
+        ("shm+gloo", 2, ["faster network"]),
+        ("nccl", 1, ["faster network", "dist.grad_sync=ddp"]),
+        ("", 0, ["faster network", "dist.grad_sync=ddp"]),
+    ],
+)
+def test_what_costs_less_to_exchange_depends_on_how_ranks_exchange(collective, num_hosts, advised):
+    base, two = (make_run(w, parts={"t_learn": 1.0, "t_comm": w - 1.0}) for w in (1, 2))
+    words = in_words(of(base, replace(two, origin=Origin(collective=collective, num_hosts=num_hosts))))
+    assert "of the loss at W=2 is communication" in words
+    assert "fewer exchanges per iteration" in words
+    known = ["dist.collective=shm", "faster network", "dist.grad_sync=ddp"]
+    assert [word for word in known if word in words] == advised
 
 
 def test_the_paragraph_says_when_ranks_are_late_in_turn():

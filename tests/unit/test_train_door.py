@@ -66,6 +66,7 @@ def assert_one_paragraph(stderr):
         ("model=mpl", ["model=mpl", "did you mean mlp?"]),
         ("ppo.gama=0.9", ["ppo.gama", "ppo.gamma"]),
         ("gamma=0.9", ["there is no setting gamma"]),
+        ("dist.backend=gloo", ["dist.backend is called dist.collective now"]),
         ("+foo=1", ["foo"]),
         ("env", ["'env'"]),
         ("model.name=mpl", ["model.name=mpl", "mlp"]),
