@@ -1,7 +1,7 @@
 """Run the doors as a user does: in processes of their own, from the checkout, never longer than a limit.
 
 What `python -m ddppo.<door>` would be forks from a process that has torch already, which saves seconds each; a door can
-tell by its parent only. `Program` is the interpreter started anew.
+tell by its parent only. So do torchrun's agent and modules of the tests. `Program` is the interpreter started anew.
 """
 
 import functools
@@ -29,6 +29,7 @@ IMPORTED = (
     "ddppo.run.start",
     "ddppo.run.sweep",
 )
+FORKED = ("ddppo.", "tests.", "torch.distributed.run")
 TINY = ("eval.final_episodes=0", "log.progress=none", "log.tensorboard=false")  # first: later overrides win
 
 
@@ -59,20 +60,18 @@ class Program(list):
 
 
 class Fork(subprocess.Popen):
-    """What subprocess.Popen makes of `python -m <module> <arguments>`, forked."""
+    """What subprocess.Popen makes of `python -m <module> <arguments>`, forked, in a session of its own."""
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
         # startupinfo, creationflags, shell, and both ends of three pipes; -1 for what is inherited
         theirs = (others[3], others[6], others[8])
         stdio = [fd if fd >= 0 else number for number, fd in enumerate(theirs)]
         self._fork = warm_server().start(
-            args[2], args[3:], env, title=" ".join(args[1:]), cwd=str(cwd), stdio=stdio
+            args[2], args[3:], env or os.environ, title=" ".join(args[1:]), cwd=str(cwd), stdio=stdio
         )
         self.pid = self._fork.pid
         self._child_created = True
-        for fd in theirs:
-            if fd >= 0:
-                os.close(fd)
+        self._close_pipe_fds(*others[3:9])
 
     def _internal_poll(self, _deadstate=None):
         if self.returncode is None:
@@ -84,6 +83,12 @@ class Fork(subprocess.Popen):
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
+
+
+def process_of(command: list[str], Popen=subprocess.Popen, **more) -> subprocess.Popen:
+    """Return what subprocess.Popen does, a fork where that may be; tests may put this in its place."""
+    forks = command[:2] == [sys.executable, "-m"] and command[2].startswith(FORKED)
+    return (Fork if forks and not isinstance(command, Program) else Popen)(command, **more)
 
 
 @functools.cache
@@ -99,8 +104,7 @@ def warm_server() -> ForkServer:
 @contextmanager
 def started(command: list[str], **environ: str):
     """Start a command as the leader of a process group of its own; nothing of the group outlives the block."""
-    is_door = command[:2] == [sys.executable, "-m"] and command[2].startswith("ddppo.")
-    process = (Fork if is_door and not isinstance(command, Program) else subprocess.Popen)(
+    process = process_of(
         command,
         cwd=CHECKOUT,
         env=os.environ | environ,

@@ -1,7 +1,6 @@
 """How ranks come to life: in process, by our launcher, by torchrun, job after job."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from omegaconf import OmegaConf
 from tests.support import TINY, Program, lines, run, summary
 
 SMALL = [*TINY, "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128", "ppo.num_epochs=2"]
-TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "-m", "ddppo.train"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "ddppo.train"]
 
 
 def test_under_torchrun_the_ranks_share_one_run(tmp_path):
@@ -51,20 +50,10 @@ def test_a_multirun_is_one_whole_run_per_combination(tmp_path):
     assert hashes[0] != hashes[1]
 
 
-IN_PROCESS = """
-import sys, torch.distributed as dist
-from ddppo import train
-dist.init_process_group = lambda *a, **k: sys.exit("a process group was started")
-train.main()
-assert not dist.is_initialized()
-import multiprocessing
-assert not multiprocessing.active_children()
-"""
-
-
 def test_one_rank_runs_in_process_without_a_process_group(tmp_path):
     run_dir = tmp_path / "run"
-    result = run([sys.executable, "-c", IN_PROCESS, *SMALL, f"hydra.run.dir={run_dir}"], run_dir)
+    alone = [sys.executable, "-m", "tests.distributed.alone"]
+    result = run([*alone, *SMALL, f"hydra.run.dir={run_dir}"], run_dir)
     assert result.code == 0, result.stderr
     assert summary(run_dir)["derived"]["grad_sync"] == "none"
 

@@ -1,7 +1,6 @@
 """Two machines, which one plays: shared memory inside each, Gloo between their leaders, started by two torchruns."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ SIZES = [
     *TINY, "env=cartpole", "dtype=float64", "env.num_envs=8", "ppo.rollout_steps=16", "ppo.num_epochs=2",
     f"ppo.total_steps={ITERATIONS * 128}", "ppo.normalize_obs=true", "dist.check_every=1",
 ]  # fmt: skip
-TORCHRUN = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=2", "--nnodes=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--nnodes=2"]
 
 
 def model(run_dir):

@@ -14,7 +14,7 @@ from ddppo.config import load
 from ddppo.run import sweep
 from ddppo.run.folder import RunFolder
 from ddppo.run.records import recorder
-from tests.support import CHECKOUT, TINY, door, lines, summary
+from tests.support import CHECKOUT, TINY, Fork, door, lines, summary
 
 SMALL = (*TINY, "ppo.total_steps=128", "ppo.rollout_steps=8", "checkpoint.every_steps=64")
 
@@ -198,20 +198,19 @@ def test_a_reader_that_leaves_is_no_fault_of_the_run(tmp_path, progress):
     ]
     read, write = os.pipe()
     os.close(read)  # as `| head -2` once it has its lines
-    result = subprocess.run(
-        command, cwd=CHECKOUT, stdout=write, stderr=subprocess.PIPE, text=True, timeout=100
-    )
-    os.close(write)
-    assert (result.returncode, result.stderr) == (0, "")
+    with Fork(command, cwd=CHECKOUT, stdout=write, stderr=subprocess.PIPE, text=True) as process:
+        os.close(write)
+        _, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr) == (0, "")
     assert summary(tmp_path)["status"] == "completed"
 
 
 def test_a_terminal_that_goes_away_is_no_fault_of_the_run(tmp_path):
     command = [sys.executable, "-m", "ddppo.train", *SMALL, "log.progress=rich", f"hydra.run.dir={tmp_path}"]
     ours, terminal = os.openpty()
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=terminal, stderr=terminal, stdin=terminal) as process:
+    with Fork(command, cwd=CHECKOUT, stdout=terminal, stderr=terminal, stdin=terminal) as process:
         os.close(terminal)
-        os.close(ours)  # without a session of its own the process gets no SIGHUP: as after nohup
+        os.close(ours)  # it is not the process's controlling terminal, so there is no SIGHUP: as after nohup
         assert process.wait(timeout=100) == 0
     assert summary(tmp_path)["status"] == "completed"
 

@@ -15,7 +15,7 @@ from ddppo.benchmark.memory import descendants, memory_of
 from ddppo.benchmark.one_run import Clock, measure
 from ddppo.benchmark.workloads import composed, configurations, fixed, fixed_names
 from ddppo.errors import ConfigError, TrainingError
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, process_of
 
 TINY = ("env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")
 
@@ -154,7 +154,8 @@ def test_the_memory_of_a_tree_of_processes_holds_that_of_its_children():
         process.communicate("\n")
 
 
-def test_a_bench_from_end_to_end_measures_and_writes(tmp_path, capsys):
+def test_a_bench_from_end_to_end_measures_and_writes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", process_of)
     first = tmp_path / "first.json"
     options = {"world_sizes": "1", "seconds": 0.05, "warmup_s": 0.0}
     assert not run_bench(BenchConfig(**options, rounds=1, out=str(first)), [*TINY])
