@@ -70,7 +70,7 @@ class Plot:
             if self.figure.get_layout_engine() is not None:
                 # Laid out once for both formats; without an engine positions stay as they are.
                 self.figure.draw_without_rendering()
-                self.figure.set_layout_engine("none")
+                self.figure.set_layout_engine(None)
             self.figure.savefig(buffer, **options)
         return buffer.getvalue()
 
