@@ -100,11 +100,13 @@ class ForkServer:
 
     @classmethod
     def started(cls) -> "ForkServer":
-        """Start the server as a program of its own."""
+        """Start the server as a program of its own, which finds the modules that this one finds."""
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         command = [sys.executable, "-m", "ddppo.fork_server", str(theirs.fileno()), str(os.getpid())]
-        pid = os.posix_spawn(sys.executable, command, os.environ)
+        paths = (os.environ.get("PYTHONPATH"), *sys.path)
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        pid = os.posix_spawn(sys.executable, command, environ)
         theirs.close()
         return cls(pid, ours)
 

@@ -28,6 +28,10 @@ def validate(config: Config) -> BatchShape:
 
     Raises ConfigError with the value, the rule and the remedy.
     """
+    if config.env.backend == "async":
+        raise ConfigError(
+            "env.backend=async is now pool: fewer processes, which step several environments each"
+        )
     check_fields(config)
     if not config.model.hidden_sizes:
         raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
@@ -76,6 +80,7 @@ def validate(config: Config) -> BatchShape:
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
             "autoreset pseudo-steps: use at least 2, or env.backend=sync"
         )
+    _check_workers(config, shape)
     if shape.batch_size > _LARGEST_BATCH:
         raise ConfigError(
             f"env.num_envs and ppo.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
@@ -94,3 +99,19 @@ def validate(config: Config) -> BatchShape:
             "set eval.every_steps or eval.final_episodes"
         )
     return shape
+
+
+def _check_workers(config: Config, shape: BatchShape) -> None:
+    num_workers = config.env.num_workers
+    if num_workers is None:
+        return
+    if config.env.backend != "pool":
+        raise ConfigError(
+            f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
+            "env.backend=pool, or leave the number out"
+        )
+    if num_workers > shape.local_num_envs:
+        raise ConfigError(
+            f"env.num_workers={num_workers} exceeds the {shape.local_num_envs} environments of a rank: use at most "
+            f"{shape.local_num_envs}"
+        )

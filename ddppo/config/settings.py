@@ -16,9 +16,15 @@ class EnvConfig:
     )
     backend: str = setting(
         "auto",
-        "who steps them: sync (in the rank), async (one process each, shared memory), native (the task's own "
-        "batched implementation; its random stream depends on W), auto (sync or async by measured step time)",
-        choices=("auto", "sync", "async", "native"),
+        "who steps them: sync (in the rank), pool (a few processes, shared memory), native (the task's own "
+        "batched implementation; its random stream depends on W), auto (sync or pool by measured step time)",
+        choices=("auto", "sync", "pool", "native"),
+    )
+    num_workers: int | None = setting(
+        None,
+        "processes of a rank with backend=pool; null takes as many as keep the rank's cores busy: its cores, more "
+        "where environments wait rather than compute",
+        low=1,
     )
     max_episode_steps: int | None = setting(
         None, "truncate episodes here instead of at the task's limit", low=1

@@ -49,6 +49,9 @@ def load(path: Path) -> Config:
     section = loaded.get("dist")
     if isinstance(section, DictConfig) and "backend" in section:  # its name before there was shared memory
         section.setdefault("collective", section.pop("backend"))
+    section = loaded.get("env")
+    if isinstance(section, DictConfig) and section.get("backend") == "async":  # before there were pools
+        section["backend"] = "pool"
     try:
         return from_omegaconf(loaded)
     except ConfigError as e:

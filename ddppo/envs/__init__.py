@@ -1,7 +1,7 @@
 """Environments: the contract (vec_env), batches that keep it, tasks of our own. Knows numpy, not torch."""
 
 from ddppo.envs import synthetic  # noqa: F401 (registers ddppo/Synthetic-v0)
-from ddppo.envs.make import BACKENDS, choose_backend, make_eval_env, make_vec_env
+from ddppo.envs.make import BACKENDS, make_eval_env, make_vec_env, settled
 from ddppo.envs.probe import make_env, probe
 from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, VecEnv
 
@@ -12,9 +12,9 @@ __all__ = [
     "EnvSpec",
     "EnvStep",
     "VecEnv",
-    "choose_backend",
     "make_env",
     "make_eval_env",
     "make_vec_env",
     "probe",
+    "settled",
 ]

@@ -7,30 +7,28 @@ step = envs.step(actions)
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import sample_action
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
+from ddppo.envs.pool.pool import make_pool
 from ddppo.envs.probe import probe
-from ddppo.envs.same_step import make_async, make_sync
-from ddppo.envs.scalar import make_row_env
+from ddppo.envs.same_step import make_sync
+from ddppo.envs.step_cost import choose_num_workers, measure, pool_pays
 from ddppo.envs.vec_env import EnvSpec, EnvStep, VecEnv
+from ddppo.errors import EnvError
 
-BACKENDS: dict[str, Callable[[EnvConfig, EnvSpec, EnvNames, float], VecEnv]] = {
+BACKENDS: dict[str, Callable[..., VecEnv]] = {
     "sync": make_sync,
-    "async": make_async,
+    "pool": make_pool,
     "native": make_native,
 }
-
-# Per environment and step, a process of its own costs about 60 us of pipes and waking. Measured on 2 cores
-# with ddppo/Synthetic-v0, busy, 2 to 32 environments: async lost at 150 us a step, broke even between 200 and
-# 300 us, and took 0.6 to 0.7 of sync's time at 1 ms. More cores move the point down, towards 60 us.
-ASYNC_PAYS_ABOVE_S = 250e-6
 
 
 def make_vec_env(
@@ -42,8 +40,9 @@ def make_vec_env(
     as the batch's own reset and step do.
     """
     spec = probe(env)
-    backend = choose_backend(env, spec, len(env_indices), cores)
-    envs = BACKENDS[backend](env, spec, EnvNames(env_indices, rank), timeout_s)
+    env = settled(env, spec, len(env_indices), cores)
+    make = functools.partial(make_pool, cores=cores) if env.backend == "pool" else BACKENDS[env.backend]
+    envs = make(env, spec, EnvNames(env_indices, rank), timeout_s)
     seconds = env.slow_ranks.get(rank, 0.0)
     return SlowEnvs(envs, seconds) if seconds else envs
 
@@ -54,32 +53,20 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     return CheckedEnvs(make_sync(env, probe(env), EnvNames(range(num_envs), None), 0.0))
 
 
-def choose_backend(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> str:
-    """Return env.backend, or for `auto` the faster of sync and async. The choice changes no number."""
+def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
+    """Return the settings with who steps `num_envs` environments where env.backend=auto; it changes no number.
+
+    That is the faster of sync and pool, by a measured step.
+    """
     if env.backend != "auto":
-        return env.backend
-    if cores < 2 or num_envs < 2:
-        return "sync"
-    return "async" if seconds_per_step(env, spec) > ASYNC_PAYS_ABOVE_S else "sync"
-
-
-def seconds_per_step(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: int = 20) -> float:
-    """Measure one environment with random actions, resets included, over measure_s and min_steps or more."""
-    row_env = make_row_env(env, spec, "an environment that was made to measure a step")
-    try:
-        row_env.action_space.seed(0)
-        row, _ = row_env.reset(seed=0)
-        num_steps = 0
-        start = time.perf_counter()
-        while num_steps < min_steps or time.perf_counter() - start < measure_s:
-            mask = row[spec.obs_size :] if spec.mask_size else None
-            row, _, terminated, truncated, _ = row_env.step(sample_action(row_env.action_space, mask))
-            num_steps += 1
-            if terminated or truncated:
-                row, _ = row_env.reset()
-        return (time.perf_counter() - start) / num_steps
-    finally:
-        row_env.close()
+        return env
+    if num_envs > 1:
+        with suppress(EnvError):  # the environment to be trained in meets the same, and can say so
+            cost = measure(env, spec)
+            num_workers = choose_num_workers(cost, num_envs, cores)
+            if pool_pays(cost, num_envs, num_workers):
+                return dataclasses.replace(env, backend="pool", num_workers=num_workers)
+    return dataclasses.replace(env, backend="sync")
 
 
 class SlowEnvs:

@@ -70,7 +70,7 @@ def probe(env: EnvConfig) -> EnvSpec:
 def make_env(env: EnvConfig, render_mode: str | None = None) -> FlatEnv:
     """Make one environment that speaks the model's language, e.g. to record video with render_mode=rgb_array.
 
-    It encodes observations and decodes actions as the batches of sync and async do. Raises as probe() does.
+    It encodes observations and decodes actions as the batches of sync and pool do. Raises as probe() does.
     """
     spec = probe(dataclasses.replace(env, backend="sync"))
     return FlatEnv(_explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
@@ -142,7 +142,7 @@ def _find_task(env: EnvConfig) -> None:
         )
     if env.backend != "native" and registered.entry_point is None:
         raise ConfigError(
-            f"env.id={env.id} is only a batched implementation (vector_entry_point): env.backend=sync, async and "
+            f"env.id={env.id} is only a batched implementation (vector_entry_point): env.backend=sync, pool and "
             "auto, and evaluation in any case, step single environments: register an entry_point too"
         )
 

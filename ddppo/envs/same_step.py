@@ -1,225 +1,158 @@
-"""Batches of scalar environments, stepped in turn (sync) or by one process each (async).
+"""Batches of scalar environments that reset in the step that ends an episode, whoever steps them: this process
+(sync) or a pool of others.
 
-Both run Gymnasium's vector environments in SAME_STEP mode over `RowEnv`s, so they give the same numbers.
+Both step the same `RowEnv`s by the same code in the same order, so they give the same numbers.
 """
 
-import contextlib
-import functools
-import multiprocessing
-import os
-import signal
-import struct
-import time
-from collections.abc import Callable, Sequence
-from multiprocessing import resource_tracker
-from multiprocessing.connection import wait as wait_for_any
-from socket import SO_RCVTIMEO, SOL_SOCKET, socket
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.vector.async_vector_env import _async_worker
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
-from ddppo.envs.faults import EnvNames, when_reset, when_stepped
+from ddppo.envs.faults import EnvNames
 from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep
-from ddppo.errors import EnvError, EnvWorkerLost
-from ddppo.signals import die_with_parent
-
-_CLOSE_S = 5.0
 
 
 def make_sync(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "SameStepEnvs":
     """Step every environment in this process. There is nothing to wait for, so timeout_s is not used."""
-    makers = _makers(env, spec, names)
-    return SameStepEnvs(
-        SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP), spec, names
-    )
+    envs = make_row_envs(env, spec, [names(i) for i in range(len(names.indices))])
+    return SameStepEnvs(InTurn(envs), spec, names)
 
 
-def make_async(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "SameStepEnvs":
-    """Step every environment in a process of its own; observations come back through shared memory."""
-    return SameStepEnvs(EnvWorkers(_makers(env, spec, names), names, timeout_s), spec, names)
+def make_row_envs(env: EnvConfig, spec: EnvSpec, names: Sequence[str]) -> list[RowEnv]:
+    """Make an environment for every name. Raises EnvError; those made before it are closed then."""
+    made: list[RowEnv] = []
+    try:
+        made.extend(make_row_env(env, spec, name) for name in names)
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+    return made
 
 
-def _makers(env: EnvConfig, spec: EnvSpec, names: EnvNames) -> list[Callable[[], RowEnv]]:
-    return [functools.partial(make_row_env, env, spec, names(i)) for i in range(len(names.indices))]
+class Answers(NamedTuple):
+    """What environments answer to a step, one entry each.
+
+    rows: `[E, row_size]` to act on next. final_rows: `[E, row_size]`, whose entries count where an episode ended.
+    rewards: `[E]` float64. terminated, truncated: `[E]` bool.
+    """
+
+    rows: np.ndarray
+    final_rows: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+    def part(self, of: slice) -> "Answers":
+        return Answers(*(array[of] for array in self))
+
+
+def answer_layout(
+    num_envs: int, row_shape: tuple[int, ...], dtype: np.dtype
+) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Return the shape and type of every array of Answers."""
+    row, flag = ((num_envs, *row_shape), dtype), ((num_envs,), np.dtype(bool))
+    return [row, row, ((num_envs,), np.dtype(np.float64)), flag, flag]
+
+
+class Stepper(Protocol):
+    """Whoever steps E environments and writes into `answers` what they answer."""
+
+    answers: Answers
+    action_space: gym.Space  # of the task
+
+    def reset(self, seeds: Sequence[int]) -> None: ...
+
+    def step(self, actions: np.ndarray) -> None:
+        """Step all with the task's own actions `[E, *action_space.shape]`, which environments may keep or change."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InTurn:
+    """Steps environments of this process one after another.
+
+    `at[0]` tells whoever shares it which of them is running.
+    """
+
+    def __init__(
+        self, envs: list[RowEnv], answers: Answers | None = None, at: np.ndarray | None = None
+    ) -> None:
+        self.envs = envs
+        row_space = envs[0].observation_space
+        assert row_space.shape is not None
+        assert row_space.dtype is not None
+        if answers is None:
+            layout = answer_layout(len(envs), row_space.shape, row_space.dtype)
+            answers = Answers(*(np.zeros(shape, dtype) for shape, dtype in layout))
+        self.answers = answers
+        self.action_space: gym.Space = envs[0].action_space
+        self._at = np.zeros(1, np.int64) if at is None else at
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        for i, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
+            self._at[0] = i
+            self.answers.rows[i] = env.reset(seed=int(seed))[0]  # Gymnasium refuses np.int64
+
+    def step(self, actions: np.ndarray) -> None:
+        rows, final_rows, rewards, terminated, truncated = self.answers
+        for i, env in enumerate(self.envs):
+            self._at[0] = i
+            row, rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+            if terminated[i] or truncated[i]:
+                final_rows[i] = row
+                row = env.reset()[0]
+            rows[i] = row
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
 
 
 class SameStepEnvs:
-    """`VecEnv` over a Gymnasium batch of `RowEnv`s that resets in the step that ends an episode."""
+    """`VecEnv` over a stepper of `RowEnv`s: actions are decoded for it, rows split into observations and masks."""
 
-    def __init__(self, envs: SyncVectorEnv | AsyncVectorEnv, spec: EnvSpec, names: EnvNames) -> None:
+    def __init__(self, stepper: Stepper, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
         self.names = names
-        self.num_envs = envs.num_envs
-        self._envs = envs
-        self._task_action_space: gym.Space = envs.single_action_space
+        self.num_envs = len(names.indices)
+        self._stepper = stepper
+        self._answers = answers = stepper.answers
+        self._obs = answers.rows[:, : spec.obs_size]
         self._valid = np.ones(self.num_envs, bool)
         self._mask = None if spec.mask_size is None else np.ones((self.num_envs, spec.mask_size), bool)
-        dtype = envs.single_observation_space.dtype
         self._none_ended = np.empty(0, np.intp)
-        self._no_final_obs = np.empty((0, spec.obs_size), dtype)
+        self._no_final_obs = np.empty((0, spec.obs_size), answers.rows.dtype)
 
     def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
-        rows, _ = self._envs.reset(seed=[int(seed) for seed in seeds])  # Gymnasium refuses np.int64
-        return self._split(rows)
+        self._stepper.reset(seeds)
+        return self._obs, self._read_mask()
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
-        rows, rewards, terminated, truncated, infos = self._envs.step(
-            decode_actions(self._task_action_space, actions)
-        )
-        obs, mask = self._split(rows)
+        self._stepper.step(decode_actions(self._stepper.action_space, actions))
+        answers = self._answers
         ended, final_obs = self._none_ended, self._no_final_obs
-        if "final_obs" in infos:
-            (ended,) = np.nonzero(terminated | truncated)
-            final_obs = np.stack(infos["final_obs"][ended])[:, : self.spec.obs_size]
-        return EnvStep(obs, rewards, terminated, truncated, self._valid, ended, final_obs, mask)
+        over = answers.terminated | answers.truncated
+        if over.any():
+            (ended,) = over.nonzero()
+            final_obs = answers.final_rows[ended, : self.spec.obs_size]
+        return EnvStep(
+            self._obs, answers.rewards, answers.terminated, answers.truncated, self._valid, ended, final_obs,
+            self._read_mask(),
+        )  # fmt: skip
 
     def close(self) -> None:
-        self._envs.close()
+        self._stepper.close()
 
-    def _split(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        if self._mask is None:
-            return rows, None
-        np.not_equal(rows[:, self.spec.obs_size :], 0, out=self._mask)
-        return rows[:, : self.spec.obs_size], self._mask
-
-
-def _worker(*args: Any) -> None:
-    """Serve one environment. Ctrl-C reaches the whole process group, but what it means the rank decides."""
-    die_with_parent()  # the fork server, which ends with the rank
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    index, _, pipe, parent_pipe, _, errors = args[:6]
-    with contextlib.suppress(BrokenPipeError, EOFError):  # the rank is gone: nobody is left to tell
-        try:
-            _async_worker(*args)
-        except (
-            EnvError
-        ) as e:  # the environment could not be made; later errors Gymnasium's worker sends itself
-            parent_pipe.close()
-            pipe.recv()  # an answer is read only after a question
-            errors.put((index, type(e), e, ""))
-            pipe.send((None, False))
-
-
-def _start_resource_tracker() -> None:
-    """Start the process that looks after multiprocessing's semaphores so that signals to the group do not end it.
-
-    What it is started with blocked stays blocked in it; SIGINT and SIGTERM it ignores by itself.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGUSR2})
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-class EnvWorkers(AsyncVectorEnv):
-    """AsyncVectorEnv that turns a lost, failed or stuck worker into `EnvWorkerLost`, and always closes.
-
-    The workers come from a fork server: they inherit no thread, lock or torch of the rank, and start from a
-    process that has already imported this package.
-    """
-
-    def __init__(self, makers: Sequence[Callable[[], RowEnv]], names: EnvNames, timeout_s: float) -> None:
-        self._names = names
-        self._timeout_s = timeout_s
-        self._num_steps = 0
-        self.processes: list[Any] = []  # until they are started: close() may come before
-        self.parent_pipes: list[Any] = []
-        _start_resource_tracker()
-        multiprocessing.get_context("forkserver").set_forkserver_preload(
-            ["__main__", "ddppo.envs.fork_server"]
-        )
-        try:
-            super().__init__(
-                makers,
-                shared_memory=True,
-                copy=False,
-                context="forkserver",
-                worker=_worker,
-                autoreset_mode=AutoresetMode.SAME_STEP,
-            )
-        except EnvError:
-            self.close()
-            raise
-
-    def reset_wait(self, timeout: float | None = None) -> Any:
-        self._num_steps = 0
-        return self._or_lost(super().reset_wait, timeout)
-
-    def step(self, actions: Any) -> Any:
-        self._num_steps += 1
-        return self._or_lost(super().step, actions)
-
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask every worker to go, wait a few seconds, and kill those that are still there."""
-        for pipe in self.parent_pipes:
-            try:
-                pipe.send(("close", None))
-            except OSError:  # its worker is gone already
-                continue
-        end = time.monotonic() + (0.0 if terminate else _CLOSE_S)
-        for process in self.processes:
-            process.join(max(0.0, end - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-        for pipe in self.parent_pipes:
-            pipe.close()
-
-    def _check_spaces(self) -> None:
-        # The kernel's own receive timeout: polling the pipe before every recv costs microseconds each.
-        interval = struct.pack("ll", int(self._timeout_s), int(self._timeout_s % 1 * 1e6))
-        for pipe in self.parent_pipes:
-            with socket(fileno=os.dup(pipe.fileno())) as end:
-                end.setsockopt(SOL_SOCKET, SO_RCVTIMEO, interval)
-        self._or_lost(super()._check_spaces)
-
-    def _raise_if_errors(self, successes: Any) -> None:
-        """Replaces Gymnasium's, which warns, closes pipes, and raises the exception without its traceback."""
-        num_failed = list(successes).count(False)
-        if not num_failed:
-            return
-        try:
-            failed = [self.error_queue.get(timeout=_CLOSE_S) for _ in range(num_failed)]
-        except (
-            Exception
-        ) as e:  # an exception that cannot be pickled or rebuilt may raise anything, or never come
-            raise EnvWorkerLost(f"{self._whom()}: one raised an exception that cannot be sent: {e!r}") from e
-        index, _, error, trace = min(failed, key=lambda failure: failure[0])  # as if stepped in turn
-        if isinstance(error, EnvError):  # as the environment's own process has put it
-            raise error
-        raise EnvWorkerLost(f"the process of {self._names(index)} raised, {self._when()}\n{trace}")
-
-    def _or_lost(self, call: Callable[..., Any], *args: Any) -> Any:
-        try:
-            return call(*args)
-        except BlockingIOError as e:
-            raise EnvWorkerLost(
-                f"{self._whom()}: no answer within {self._timeout_s:g} s; an environment hangs, or a step "
-                "needs longer"
-            ) from e
-        except (EOFError, ConnectionError) as e:
-            wait_for_any([process.sentinel for process in self.processes], timeout=_CLOSE_S)
-            gone = ", ".join(
-                f"{self._names(i)} (exit code {process.exitcode})"
-                for i, process in enumerate(self.processes)
-                if not process.is_alive()
-            )
-            raise EnvWorkerLost(
-                f"{self._whom()}: the process of {gone or 'one'} ended; a negative exit code is a signal, "
-                "-9 often the kernel's answer to too little memory"
-            ) from e
-
-    def _whom(self) -> str:
-        return f"{self._names.all()}, {self._when()}"
-
-    def _when(self) -> str:
-        return when_stepped(self._num_steps) if self._num_steps else when_reset(0)
+    def _read_mask(self) -> np.ndarray | None:
+        if self._mask is not None:
+            np.not_equal(self._answers.rows[:, self.spec.obs_size :], 0, out=self._mask)
+        return self._mask

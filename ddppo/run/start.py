@@ -23,6 +23,7 @@ from ddppo.run.folder import RunFolder
 _MAY_CHANGE = (
     "ppo.total_steps",
     "env.backend",
+    "env.num_workers",
     "dist.",
     "eval.",
     "checkpoint.",

@@ -32,7 +32,7 @@ from ddppo.distributed.launch import (
     threads_per_rank,
 )
 from ddppo.distributed.parameters import FlatParameters
-from ddppo.envs import choose_backend, make_eval_env, make_vec_env, probe
+from ddppo.envs import make_eval_env, make_vec_env, probe, settled
 from ddppo.errors import (
     LOST_PEERS,
     CollectiveError,
@@ -75,8 +75,7 @@ class Worker:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.spec = spec = probe(config.env)
         cores = cores_per_rank(local_world_size)
-        backend = choose_backend(config.env, spec, shape.local_num_envs, cores)
-        env_config = dataclasses.replace(config.env, backend=backend)
+        env_config = settled(config.env, spec, shape.local_num_envs, cores)
         self.env = make_vec_env(env_config, self.env_indices, group.rank, cores, config.dist.timeout_s)
         self.model = build_model(spec, config.model, config.seed, dtype).to(device)
         self.parameters = FlatParameters(self.model)
@@ -129,7 +128,7 @@ class Worker:
             "num_parameters": num_parameters,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads_per_rank": torch.get_num_threads(),
-            "env_backend": backend,
+            "env_backend": env_config.backend,
             "num_nodes": -(-group.world_size // local_world_size),
             "num_hosts": group.gather(torch.tensor([machine_number()])).unique().numel(),
             "collective": group.name,

@@ -13,7 +13,7 @@ import numpy as np
 from ddppo.study.iteration import expected
 from ddppo.study.order_statistics import Noise, empirical, lognormal, normal_expected_max
 from ddppo.study.parameters import Parameters, sliced, system_of_point
-from ddppo.study.points import Point, of_one_stepping
+from ddppo.study.points import Point, env_processes, of_one_stepping
 
 ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
 _ASSUMED_BANDWIDTHS = (1e8, 1e10)
@@ -68,9 +68,9 @@ def fit_parameters(
             f"rollouts at W={', '.join(map(str, others))} are left out of the fit: their environments were stepped "
             f"otherwise than the {stepping} of the largest W; env.backend={stepping} makes all alike"
         )
-    asleep, parallel = alike[-1].env_asleep, stepping == "async"
+    asleep, processes = alike[-1].env_asleep, env_processes(alike[-1])
     sleep = (alike[-1].env_step_s or 0.0) if asleep else 0.0
-    acting, per_env, computing = fit_rollout(alike, sleep, share, notes, env_parallel=parallel)
+    acting, per_env, computing = fit_rollout(alike, sleep, share, notes, processes=processes)
     minibatch, sample = fit_learning(all_points, share, notes)
     call, latency, byte, comm_crowding = fit_communication(all_points, share, notes)
     variance, common, shape = fit_noise(all_points, notes)
@@ -84,7 +84,7 @@ def fit_parameters(
         computing=computing,
         env_sleep_s=sleep,
         env_step_s=alike[-1].env_step_s,
-        env_parallel=parallel,
+        env_processes=processes,
         minibatch_s=minibatch,
         sample_s=sample,
         call_s=call,
@@ -103,7 +103,7 @@ def fit_parameters(
 
 
 def fit_rollout(
-    alike: Sequence[Point], sleep_s: float, share: Share, notes: list[str], *, env_parallel: bool
+    alike: Sequence[Point], sleep_s: float, share: Share, notes: list[str], *, processes: float
 ) -> tuple[float, float, float]:
     """Return (a, b, computing) of a vectorised step that works a + b E; Parameters.step_s adds sleep and cores.
 
@@ -114,7 +114,7 @@ def fit_rollout(
     sigma = np.array([p.spread["t_rollout"] / p.run.rollout_steps for p in alike])
     envs = np.array([p.local_num_envs for p in alike])
     crowded = np.array([p.crowding for p in alike])
-    sleep = np.full(len(alike), sleep_s) if env_parallel else sleep_s * envs
+    sleep = sleep_s * np.maximum(1.0, envs / processes)
     bound = (crowded > 1.0) & (sleep == 0.0)
     split = None if identified([np.ones(len(y)), envs]) else share()
     if split is not None:

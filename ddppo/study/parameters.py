@@ -15,7 +15,7 @@ class Parameters:
     """What an iteration's parts cost, in seconds. docs/prediction.md has the formulas.
 
     acting_s, per_env_s: a vectorised step works acting_s + per_env_s * E, of which the share `computing` needs a core;
-    env_sleep_s: and sleeps so long per environment (in turn, or all at once if env_parallel). minibatch_s, sample_s:
+    env_sleep_s: and sleeps so long per environment, env_processes of them at once. minibatch_s, sample_s:
     a minibatch of n local samples takes minibatch_s + sample_s * n. call_s, latency_s, byte_s: a collective takes
     call_s + alpha-beta; comm_crowding, in 0 to 1: see `fit_communication`. jitter_s: waiting at a collective / E[max
     of W standard normals]. noise_variance: cv^2 of a rank's rollout is the first + the second / local batch size.
@@ -26,7 +26,7 @@ class Parameters:
     computing: float
     env_sleep_s: float
     env_step_s: float | None
-    env_parallel: bool
+    env_processes: float
     minibatch_s: float
     sample_s: float
     call_s: float
@@ -52,7 +52,7 @@ class Parameters:
         Asymptotic bounds of a closed queueing network: Lazowska et al. 1984, Quantitative System Performance, ch. 5.
         """
         work = self.acting_s + self.per_env_s * local_num_envs
-        sleep = self.env_sleep_s * (1.0 if self.env_parallel else local_num_envs)
+        sleep = self.env_sleep_s * max(1.0, local_num_envs / self.env_processes)
         return max(work + sleep, crowded * self.computing * work)
 
 

@@ -1,5 +1,6 @@
 """From runs to what the fit takes from them: means, their errors, and the messages of an iteration's collectives."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from ddppo.study.collective_cost import Messages
 from ddppo.study.runs import SLEEPING_TASK, Run
 
 BLOCK = 5  # iterations; neighbours are not independent
-# As in ddppo/envs/make.py: from here env.backend=auto gives environments processes of their own.
 
 
 def crowding(num_ranks: float, cores: float) -> float:
@@ -132,6 +132,13 @@ def of_one_stepping(all_points: Sequence[Point]) -> list[Point]:
     return [p for p in all_points if p.stepping == stepping]
 
 
+def env_processes(point: Point) -> float:
+    """Return how many environments of a rank sleep at once: as many as a pool has processes, by default one each."""
+    if point.stepping not in ("pool", "async"):  # async, one process each, was before there were pools
+        return 1.0
+    return float(_section(point.run, "env").get("num_workers") or math.inf)
+
+
 def collective_of(run: Run) -> str:
     """Return by what its ranks exchanged; a run of one, or from before summary.json said so, stands for its device."""
     said = run.origin.collective
@@ -160,7 +167,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
 
 
 def _stepping(run: Run) -> str:
-    """Return who stepped the environments: "sync", "async" or "native"."""
+    """Return who stepped the environments, e.g. "sync"."""
     return run.origin.env_backend or str(_section(run, "env").get("backend", "sync"))
 
 

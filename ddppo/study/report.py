@@ -167,7 +167,7 @@ def _remarks(study: Study) -> list[str]:
     if len({run.origin.env_backend for run in study.runs}) > 1:
         remarks.append(
             "env.backend=auto stepped environments in processes of their own at some W, where workers had cores to "
-            "spare, and not at others: set env.backend=sync (or async) to compare like with like."
+            "spare, and not at others: set env.backend=sync (or pool) to compare like with like."
         )
     return remarks
 

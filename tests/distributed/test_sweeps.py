@@ -242,7 +242,7 @@ def test_optuna_without_a_trial_that_worked_says_why_and_no_more(tmp_path):
 @NEEDS_TUNE
 def test_joblib_runs_seeds_side_by_side_and_tells_the_same_at_the_end(tmp_path):
     arguments = [
-        *SMALL, "env.backend=async", "seed=0,1", "dist.world_size=1,3", "hydra/launcher=joblib",
+        *SMALL, "env.backend=pool", "seed=0,1", "dist.world_size=1,3", "hydra/launcher=joblib",
         "hydra.launcher.n_jobs=2", f"sweep={tmp_path}",
     ]  # fmt: skip
     result = run([*TRAIN, *arguments], tmp_path)

@@ -25,7 +25,7 @@ def trained(monkeypatch, capsys, tmp_path):
     return call_door
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["sync", "pool"])
 def test_a_task_that_raises_costs_one_sentence_and_its_own_traceback(trained, tmp_path, backend):
     code, stderr = trained("env.kwargs.fault=raise", f"env.backend={backend}", "ppo.total_steps=64")
     assert code == 1
@@ -44,8 +44,7 @@ def test_a_task_that_raises_costs_one_sentence_and_its_own_traceback(trained, tm
     ("settings", "said"),
     [
         ("env.backend=sync env.kwargs.fault=leave", "environment 0 of rank 0 raised SystemExit in step 13"),
-        # Both die in the same step; named are those that have ended when it is noticed.
-        ("env.backend=async env.kwargs.fault=die", "of rank 0 (exit code 7)"),
+        ("env.backend=pool env.kwargs.fault=die", "of rank 0 ended (exit code 7)"),
         ("env.backend=sync env.kwargs.fault='nan'", "returned nan in the observation of step 13"),
         ("env.backend=sync env.kwargs.fault=reward", "returned -inf as the reward of step 13"),
         ("env.backend=sync env.kwargs.fault=mask", "an action_mask in step 13 that forbids every choice"),

@@ -123,8 +123,8 @@ def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
 @pytest.mark.parametrize(
     ("arguments", "number", "to_group"),
     [
-        (("dist.world_size=2", "env.backend=async"), signal.SIGTERM, False),
-        (("env.backend=async",), signal.SIGHUP, True),
+        (("dist.world_size=2", "env.backend=pool"), signal.SIGTERM, False),
+        (("env.backend=pool",), signal.SIGHUP, True),
     ],
     ids=["docker stop", "closed terminal"],
 )
@@ -165,15 +165,15 @@ def test_a_frozen_rank_is_named_a_few_seconds_after_the_limit(tmp_path):
 # -- environment processes ---------------------------------------------------------------------------------------------
 
 HANGING_BATCH = """
+import os
 import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
-if __name__ == "__main__":
-    task = EnvConfig(id="tests.fault.saboteurs:Hangs-v0", backend="async")
-    envs = make_vec_env(task, range(2), rank=0, cores=2)
-    envs.reset([0, 1])
-    print(*(process.pid for process in envs._envs.processes), flush=True)
-    envs.step(np.zeros(2, int))
+task = EnvConfig("tests.fault.saboteurs:Hangs-v0", backend="pool", num_workers=2, kwargs={"owner": os.getpid()})
+envs = make_vec_env(task, range(2), rank=0, cores=2)
+envs.reset([0, 1])
+print(*(worker.process.pid for worker in envs._stepper.workers), flush=True)
+envs.step(np.zeros(2, int))
 """
 
 

@@ -41,14 +41,14 @@ def test_an_environments_stream_does_not_depend_on_how_indices_are_split_among_r
         np.testing.assert_array_equal(whole, np.concatenate(split))
 
 
-def test_sync_and_async_are_interchangeable_to_the_bit():
+def test_sync_and_pool_are_interchangeable_to_the_bit():
     actions = np.random.default_rng(0).uniform(-4, 4, (NUM_STEPS, 2, 1)).astype(np.float32)
     runs = [
         play(EnvConfig(id="Pendulum-v1", backend=backend, max_episode_steps=11), range(2), actions)
-        for backend in ("sync", "async")
+        for backend in ("sync", "pool")
     ]
-    for sync, asynchronous in zip(*runs, strict=True):
-        np.testing.assert_array_equal(sync, asynchronous)
+    for sync, pool in zip(*runs, strict=True):
+        np.testing.assert_array_equal(sync, pool)
 
 
 finite = st.floats(-1e6, 1e6, width=32)

@@ -278,7 +278,7 @@ def played():
     return play
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["sync", "async", "native"])
+BACKENDS = pytest.mark.parametrize("backend", ["sync", "pool", "native"])
 
 
 @BACKENDS

@@ -34,7 +34,7 @@ def saved(job):
 
 def test_a_job_told_to_stop_saves_queues_again_and_goes_on(jobs):
     run = slow()
-    run = replace(run, env=replace(run.env, backend="async"))  # environments' processes get the signal too
+    run = replace(run, env=replace(run.env, backend="pool"))  # environments' processes get the signal too
     job = jobs.submit(run, TWO_NODES)
     job.wait_for_iteration(3)
     for _ in range(2):  # what works once must work again

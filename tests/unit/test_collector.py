@@ -168,7 +168,7 @@ def test_actions_are_drawn_from_the_noise_of_their_own_step_and_environment():
 def test_a_box_action_is_stored_as_drawn_though_the_task_gets_it_clipped():
     env = make_vec_env(EnvConfig(id="Pendulum-v1", backend="sync"), range(1), rank=0, cores=1)
     sent = []
-    task = env._envs.envs[0].unwrapped
+    task = env._stepper.envs[0].unwrapped
     step = task.step
     task.step = lambda action: sent.append(float(action[0])) or step(action)
     model = build_model(env.spec, ModelConfig(), 0, torch.float32)

@@ -1,7 +1,4 @@
-import os
-import signal
 import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -9,9 +6,8 @@ import pytest
 from test_envs_tasks import task
 
 from ddppo.config import EnvConfig
-from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe
-from ddppo.envs.make import choose_backend, seconds_per_step
-from ddppo.errors import EnvRaised, EnvWorkerLost
+from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe, settled
+from ddppo.envs.step_cost import StepCost, choose_num_workers, measure, pool_pays
 
 SHORT = {"id": "CartPole-v1", "max_episode_steps": 15}
 
@@ -30,7 +26,7 @@ def batch():
         envs.close()
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["sync", "pool"])
 def test_a_batch_gives_bit_for_bit_what_its_scalar_environments_give(batch, backend):
     seeds = [3, 1, 4]
     envs = batch(EnvConfig(backend=backend, **SHORT), 3)
@@ -68,7 +64,7 @@ def test_a_batch_gives_bit_for_bit_what_its_scalar_environments_give(batch, back
     assert min(num_ended.values()) > 5, num_ended
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["sync", "pool"])
 def test_a_final_observation_survives_a_task_that_writes_its_reset_into_the_same_buffer(batch, backend):
     envs = batch(task("Counting", backend=backend), 2)
     envs.reset([0, 1])
@@ -92,7 +88,7 @@ def masks_of(envs):
 FIRST, SECOND, THIRD, ALL = [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["sync", "pool"])
 def test_masks_from_infos_belong_to_the_observation_to_act_on_next(batch, backend):
     envs = batch(task("Mask", backend=backend), 2)
     assert masks_of(envs) == [
@@ -104,7 +100,7 @@ def test_masks_from_infos_belong_to_the_observation_to_act_on_next(batch, backen
     ]  # no mask after 2 steps; the last is the reset's
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
+@pytest.mark.parametrize("backend", ["sync", "pool"])
 def test_masks_are_taken_out_of_dict_observations(batch, backend):
     envs = batch(task("Mask", backend=backend, kwargs={"where": "dict"}), 2)
     assert envs.spec.obs_size == 1
@@ -132,7 +128,7 @@ def test_a_scalar_environment_hands_its_mask_over_in_the_info():
 
 def test_measuring_a_step_plays_only_allowed_actions():
     env = task("Mask", kwargs={"where": "dict"})
-    assert 0 < seconds_per_step(env, probe(env), measure_s=0.001) < 0.1
+    assert 0 < measure(env, probe(env), measure_s=0.001).total_s < 0.1
 
 
 def test_native_flags_the_step_after_an_end_as_no_transition(batch):
@@ -188,14 +184,39 @@ def test_native_next_step_tasks_act_on_the_final_observation_once(batch):
     assert envs.step(np.zeros(1, np.int64)).valid.tolist() == [False]
 
 
-def test_auto_takes_processes_only_for_costly_steps_and_more_than_one_core():
-    slow = EnvConfig(id="ddppo/Synthetic-v0", kwargs={"step_time_s": 0.002})
-    quick = EnvConfig(id="ddppo/Synthetic-v0")
-    spec = probe(slow)
-    assert choose_backend(slow, spec, num_envs=8, cores=2) == "async"
-    assert choose_backend(slow, spec, num_envs=8, cores=1) == "sync"
-    assert choose_backend(slow, spec, num_envs=1, cores=2) == "sync"
-    assert choose_backend(quick, spec, num_envs=8, cores=2) == "sync"
+def synthetic(**kwargs):
+    return EnvConfig(id="ddppo/Synthetic-v0", kwargs=kwargs)
+
+
+def test_auto_takes_processes_only_where_they_save_more_than_they_cost():
+    def chosen(env, num_envs, cores):
+        env = settled(env, probe(env), num_envs, cores)
+        return env.backend, env.num_workers
+
+    slow = synthetic(step_time_s=0.002, busy=True)
+    assert chosen(slow, num_envs=8, cores=2) == ("pool", 2)
+    assert chosen(slow, num_envs=8, cores=1) == ("sync", None)
+    assert chosen(slow, num_envs=1, cores=2) == ("sync", None)
+    assert chosen(synthetic(), num_envs=2, cores=2) == ("sync", None)
+
+
+def test_environments_that_sleep_get_a_process_each_be_there_one_core_only():
+    env = synthetic(step_time_s=0.02)
+    settled_env = settled(env, probe(env), 8, 1)
+    assert (settled_env.backend, settled_env.num_workers) == ("pool", 8)
+
+
+def test_a_pool_has_as_many_processes_as_keep_the_cores_busy():
+    half_asleep = StepCost(total_s=0.002, busy_s=0.001)
+    assert choose_num_workers(half_asleep, num_envs=100, cores=2) == 4
+    assert choose_num_workers(half_asleep, num_envs=3, cores=2) == 3
+    computing = StepCost(total_s=0.001, busy_s=0.00102)
+    assert choose_num_workers(computing, num_envs=100, cores=2) == 2
+    assert choose_num_workers(computing, num_envs=1, cores=2) == 1
+    asleep = StepCost(total_s=0.001, busy_s=0.0)
+    assert choose_num_workers(asleep, num_envs=100, cores=2) == 100
+    assert pool_pays(computing, num_envs=100, num_workers=2)
+    assert not pool_pays(computing, num_envs=100, num_workers=1)
 
 
 def test_a_slow_rank_takes_longer_for_every_step_and_no_other_rank_does(batch):
@@ -209,71 +230,3 @@ def test_a_slow_rank_takes_longer_for_every_step_and_no_other_rank_does(batch):
         seconds[name] = time.perf_counter() - start
         assert isinstance(step, EnvStep)
     assert seconds["slow"] >= 0.05 > max(seconds["fast"], seconds["eval"])
-
-
-def step_often(envs):
-    for _ in range(100):
-        envs.step(np.zeros(2, np.int64))
-
-
-def run_into_fault(envs):
-    envs.reset([0, 1])
-    step_often(envs)
-
-
-def test_an_environment_process_that_dies_is_named_with_its_exit_code():
-    envs = make_vec_env(
-        task("Faulty", backend="async", kwargs={"fault": "exit"}), range(6, 8), rank=3, cores=2
-    )
-    with pytest.raises(
-        EnvWorkerLost,
-        match=r"environments 6 to 7 of rank 3, in step 2: .*environment 7 of rank 3 \(exit code 7\)",
-    ):
-        run_into_fault(envs)
-    envs.close()
-
-
-def test_an_environment_process_that_is_killed_does_not_hang_its_rank():
-    envs = make_vec_env(EnvConfig(backend="async", **SHORT), range(2), rank=0, cores=2)
-    envs.reset([0, 1])
-    os.kill(envs._envs.processes[0].pid, signal.SIGKILL)
-    with pytest.raises(EnvWorkerLost, match=r"environment 0 of rank 0 \(exit code -9\)"):
-        step_often(envs)
-    envs.close()
-
-
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_an_exception_in_an_environment_is_told_with_its_rank_its_step_and_its_own_traceback(backend):
-    envs = make_vec_env(
-        task("Faulty", backend=backend, kwargs={"fault": "raise"}), range(6, 8), rank=3, cores=2
-    )
-    with pytest.raises(EnvRaised) as caught:
-        run_into_fault(envs)
-    envs.close()
-    said, heading, *frames, error = str(caught.value).splitlines()
-    assert said == "environment 7 of rank 3 raised ArithmeticError in step 2: the wheel came off"
-    assert heading == "Traceback (most recent call last):"
-    assert error == "ArithmeticError: the wheel came off"
-    assert ["test_envs_tasks.py" in line for line in frames if line.startswith("  File ")] == [True]
-
-
-def test_an_environment_process_that_hangs_is_given_up_and_killed(monkeypatch):
-    monkeypatch.setattr("ddppo.envs.same_step._CLOSE_S", 0.5)
-    env = task("Faulty", backend="async", kwargs={"fault": "hang"})
-    envs = make_vec_env(env, range(2), rank=0, cores=2, timeout_s=1.0)
-    with pytest.raises(EnvWorkerLost, match=r"no answer within 1 s"):
-        run_into_fault(envs)
-    envs.close()
-    assert all(process.exitcode is not None for process in envs._envs.processes)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
-def test_environment_processes_leave_signals_to_their_group_to_the_rank(batch, number):
-    envs = batch(EnvConfig(backend="async", **SHORT), 2)
-    envs.reset([0, 1])
-    fork_server = int(
-        Path(f"/proc/{envs._envs.processes[0].pid}/stat").read_text().rpartition(")")[2].split()[1]
-    )
-    for pid in (fork_server, *(process.pid for process in envs._envs.processes)):
-        os.kill(pid, number)
-    step_often(envs)

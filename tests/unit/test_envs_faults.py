@@ -1,5 +1,7 @@
 """What environments do wrong is told by environment and step, whoever steps them."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +61,7 @@ def collect(made, rollouts=3):
 
 @pytest.mark.parametrize(
     ("fault", "backend"),
-    [*((fault, "sync") for fault in SEEN), *((fault, "async") for fault in ("raise", "leave", "shape"))],
+    [*((fault, "sync") for fault in SEEN), *((fault, "pool") for fault in ("raise", "leave", "shape"))],
 )
 def test_training_names_the_environment_its_rank_and_the_step_whichever_rollout_it_was_in(fault, backend):
     with pytest.raises(EnvError) as caught:
@@ -94,7 +96,7 @@ def test_a_batch_of_its_own_is_told_of_as_a_whole_unless_one_environment_is_to_b
 
 def test_an_environment_that_can_no_longer_be_made_in_its_process_says_why():
     with pytest.raises(EnvRaised) as caught:
-        make_vec_env(wrong("make", "async"), range(4, 6), rank=1, cores=2)
+        make_vec_env(wrong("make", "pool", owner=os.getpid()), range(4, 6), rank=1, cores=2)
     assert str(caught.value).startswith(
         "environment 4 of rank 1 raised OSError when it was made: the port is taken\n"
     )

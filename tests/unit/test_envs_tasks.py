@@ -178,6 +178,29 @@ class FaultyEnv(CountingEnv):
         return super().step(action)
 
 
+class KeepingEnv(CountingEnv):
+    """Observes the action of the step before, which it kept as it was given."""
+
+    action_space = Box(-9, 9, (1,), np.float32)
+    kept = np.zeros(1, np.float32)
+
+    def step(self, action):
+        before, self.kept = self.kept, action
+        return before.copy(), 0.0, False, False, {}
+
+
+class ClosingEnv(CountingEnv):
+    """Leaves a file in `folder` when it is closed."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def close(self):
+        with open(os.path.join(self.folder, f"{os.getpid()}-{id(self)}"), "x"):
+            pass
+
+
 class RefusingEnv(CountingEnv):
     def __init__(self):
         raise ValueError("no licence")
@@ -228,7 +251,9 @@ class NativeImageless(NativeCountingEnv):
         self.single_observation_space = Discrete(3)
 
 
-for environment in (CountingEnv, EchoEnv, ObserveEnv, MaskEnv, FaultyEnv, RefusingEnv, NeedyEnv):
+for environment in (
+    CountingEnv, EchoEnv, ObserveEnv, MaskEnv, FaultyEnv, KeepingEnv, ClosingEnv, RefusingEnv, NeedyEnv
+):  # fmt: skip
     gym.register(f"test/{environment.__name__.removesuffix('Env')}-v0", entry_point=environment)
 gym.register("test/Native-v0", vector_entry_point=NativeCountingEnv)
 gym.register("test/NativeDiscrete-v0", vector_entry_point=NativeImageless)

@@ -22,7 +22,7 @@ TRUTH = Parameters(
     computing=1.0,
     env_sleep_s=0.0,
     env_step_s=None,
-    env_parallel=False,
+    env_processes=1.0,
     minibatch_s=500e-6,
     sample_s=5e-6,
     call_s=20e-6,
@@ -188,7 +188,7 @@ def test_rollouts_stepped_otherwise_are_left_out_and_named():
     runs = [
         replace(run, origin=Origin(env_backend="sync")) for run in make_runs((2, 4), env={"backend": "auto"})
     ]
-    alone = replace(make_run(world_size=1, env={"backend": "auto"}), origin=Origin(env_backend="async"))
+    alone = replace(make_run(world_size=1, env={"backend": "auto"}), origin=Origin(env_backend="pool"))
     model = fit([alone, *runs], replicates=2)
     assert any("rollouts at W=1 are left out" in n for n in model.notes)
     assert set(model.misfit) == {2, 4}

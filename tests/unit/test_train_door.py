@@ -111,8 +111,14 @@ def assert_one_paragraph(stderr):
         ("ppo.num_minibatches=65", ["ppo.num_minibatches=65", "8 envs * 8 steps = 64"]),
         ("distributed=single dist.world_size=2", ["dist.world_size=2", "use distributed=ddp"]),
         ("env.slow_ranks={2:0.1} dist.world_size=2", ["env.slow_ranks", "rank 2", "0 to 1"]),
+        (
+            "env.num_workers=5 env.backend=pool dist.world_size=2",
+            ["env.num_workers=5", "4 environments of a rank"],
+        ),
+        ("env.backend=async", ["env.backend=async is now pool"]),
         ("env.slow_ranks={0:-1}", ["env.slow_ranks", "at least 0"]),
         # settings without effect
+        ("env.num_workers=2 env.backend=sync", ["env.num_workers=2", "no effect", "env.backend=pool"]),
         ("dist.bucket_cap_mb=5", ["dist.bucket_cap_mb=5", "no effect", "dist.grad_sync=ddp"]),
         ("ppo.adaptive_kl=0.1", ["ppo.adaptive_kl=0.1", "no effect", "ppo.lr_schedule=adaptive"]),
         ("scaling.learning_rate_rule=sqrt", ["scaling.learning_rate_rule=sqrt", "no effect", "scaling=weak"]),
@@ -442,3 +448,11 @@ def test_a_run_from_before_dist_collective_keeps_what_its_dist_backend_said(tmp_
     assert "  collective: gloo\n" in text
     (tmp_path / "config.yaml").write_text(text.replace("  collective: gloo\n", "  backend: gloo\n"))
     assert configuration.load(tmp_path / "config.yaml").dist.collective == "gloo"
+
+
+def test_a_run_from_before_there_were_pools_goes_on_with_one(tmp_path):
+    config = configuration.Config()
+    config.env.id, config.env.backend = "CartPole-v1", "pool"
+    text = configuration.to_yaml(config)
+    (tmp_path / "config.yaml").write_text(text.replace("  backend: pool\n", "  backend: async\n"))
+    assert configuration.load(tmp_path / "config.yaml") == config
