@@ -7,6 +7,6 @@ all ranks into waiting and communication.
 """
 
 from ddppo.collectives.contract import Group, Record
-from ddppo.collectives.peers import in_words, last_words, leave_word
+from ddppo.collectives.peers import have_met, in_words, last_words, leave_word, note_met
 
-__all__ = ["Group", "Record", "in_words", "last_words", "leave_word"]
+__all__ = ["Group", "Record", "have_met", "in_words", "last_words", "leave_word", "note_met"]

@@ -11,6 +11,7 @@ from ddppo.collectives.contract import Group, Record
 
 # Where ranks that lost their peers leave word in the store.
 _WORD, _NUM_WORDS = "ddppo/word/{}", "ddppo/num_words"
+_NUM_MET = "ddppo/num_met"
 
 
 class Watch:
@@ -84,6 +85,16 @@ def shared_by_all(store: dist.Store) -> dist.Store:
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
+
+
+def note_met(store: dist.Store) -> None:
+    """Tell the launcher that this rank has met all the others, and from now on notices the end of any."""
+    store.add(_NUM_MET, 1)
+
+
+def have_met(store: dist.Store, world_size: int) -> bool:
+    """Return whether all ranks have said so."""
+    return store.add(_NUM_MET, 0) >= world_size
 
 
 def leave_word(store: dist.Store, rank: int, word: str) -> None:

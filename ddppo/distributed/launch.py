@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import Group, compiled, leave_word
+from ddppo.collectives import Group, compiled, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.config import Config
 from ddppo.errors import CollectiveError, ConfigError
@@ -123,7 +123,7 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
         process_group=config.dist.grad_sync == "ddp",
     )
     try:
-        return meet(store, rank, world_size, wanted), device
+        group = meet(store, rank, world_size, wanted)
     except dist.DistError as e:
         with suppress(dist.DistError):
             leave_word(store, rank, f"for {config.dist.timeout_s:.1f} s, never heard of")
@@ -131,6 +131,8 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
             f"rank {rank} on {socket.gethostname()} did not meet all other ranks within dist.timeout_s="
             f"{config.dist.timeout_s:g}: {e}"
         ) from e
+    note_met(store)
+    return group, device
 
 
 def leave(exit_code: int) -> NoReturn:

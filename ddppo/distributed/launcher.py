@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ddppo.collectives import in_words, last_words
+from ddppo.collectives import have_met, in_words, last_words
 from ddppo.errors import LOST_PEERS, Stopped, TrainingError
 from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.signals import StopRequest
@@ -71,7 +71,7 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
         stop.listen()
         server = _ready_server()
         try:
-            ended = _wait_for_end(_start(server, run_dir, world_size, store.port), stop)
+            ended = _wait_for_end(_start(server, run_dir, world_size, store.port), stop, store)
         except ForkServerLost as e:
             raise TrainingError(
                 f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}, and they with "
@@ -114,7 +114,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait_for_end(ranks: list[ForkedProcess], stop: StopRequest) -> dict[int, int]:
+def _wait_for_end(ranks: list[ForkedProcess], stop: StopRequest, store: dist.Store) -> dict[int, int]:
     """Pass a request to stop on and return exit codes in the order of their ends.
 
     Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
@@ -132,10 +132,19 @@ def _wait_for_end(ranks: list[ForkedProcess], stop: StopRequest) -> dict[int, in
             if rank not in ended and (code := process.poll()) is not None:
                 ended[rank] = code
                 if code != 0:
-                    has_nothing_to_save = stop.requested and code == -signal.SIGUSR2
-                    patience_s = 0.0 if has_nothing_to_save else _PATIENCE_S
+                    patience_s = _patience_s(
+                        code, stopping=stop.requested, all_met=have_met(store, len(ranks))
+                    )
                     give_up = min(give_up, time.monotonic() + patience_s)
     return ended
+
+
+def _patience_s(code: int, *, stopping: bool, all_met: bool) -> float:
+    """Return how long the others have to notice that a rank ended with `code`, to say so and to close their files."""
+    if stopping and code == -signal.SIGUSR2:
+        return 0.0  # there is nothing to save yet
+    # Who still waits to meet a rank that is gone would do so until dist.timeout_s, and has nothing to close.
+    return _PATIENCE_S if all_met or code == LOST_PEERS else 0.0
 
 
 def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> str:

@@ -29,12 +29,17 @@ def title(pid: int) -> str:
 
 
 def role(pid: int) -> str:
-    """Return what a process of a run is: rank 0, rank 1, ..., server (which ranks fork from), door, or else other."""
+    """Return what a process of a run is: rank 0, rank 1, ..., server (which ranks fork from), door, or else other.
+
+    In a rank's pool there are environments, and the pool that they fork from.
+    """
     name = title(pid)
     if found := re.search(r"^ddppo\.run\.rank .* (rank \d+) of \d+$", name):
         return found[1]
-    if name.startswith("ddppo.forking for "):
-        return "server"
+    if found := re.search(r"^ddppo\.forking for (\d+)$", name):
+        return "server" if role(int(found[1])) == "door" else "pool"
+    if name.startswith("ddppo environment"):
+        return "environments"
     return "door" if " -m ddppo.train " in name else "other"
 
 
