@@ -6,7 +6,7 @@ import socket
 import sys
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import util as multiprocessing_util
+from multiprocessing import current_process
 from typing import NoReturn
 
 import torch
@@ -141,8 +141,10 @@ def leave(exit_code: int) -> NoReturn:
     After a fault they may wait for a peer that is gone. After success a thread of Gloo may still free its last tensor,
     ask for the interpreter lock while Python shuts down, and abort the process (seen once in ten runs at W = 4).
     """
-    with suppress(OSError):  # where a fork server of environments listens: a destructor would remove it
-        shutil.rmtree(multiprocessing_util.get_temp_dir())
+    # Where multiprocessing's servers listen, if a task has any: a destructor would remove it. get_temp_dir() would make
+    # it first, for a killed process to leave behind.
+    if temporary := getattr(current_process(), "_config", {}).get("tempdir"):
+        shutil.rmtree(temporary, ignore_errors=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
