@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -106,16 +107,29 @@ def test_the_count_of_operations_may_wrap():
 # -- ranks that are lost ---------------------------------------------------------------------------------------------
 
 
-def sums_for_ever(group):
-    group.begin(7)
-    while True:
+class SumsForEver:
+    """What ranks do until they are ended; counts those that have begun."""
+
+    def __init__(self):
+        self.begun = get_context("fork").Value("i", 0)
+
+    def __call__(self, group):
+        group.begin(7)
         group.sum_(torch.ones(9155))
+        with self.begun.get_lock():
+            self.begun.value += 1
+        while True:
+            group.sum_(torch.ones(9155))
+
+    def wait_for(self, world_size):
+        wait_until(lambda: self.begun.value == world_size, "first sum of all ranks")
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_killed_rank_is_noticed_within_seconds_and_named(world_size):
-    with forked_ranks(world_size, sums_for_ever, timeout_s=600) as (processes, results):
-        time.sleep(0.3)
+    sums = SumsForEver()
+    with forked_ranks(world_size, sums, timeout_s=600) as (processes, results):
+        sums.wait_for(world_size)
         start = time.monotonic()
         os.kill(processes[1].pid, signal.SIGKILL)
         others = [rank for rank in range(world_size) if rank != 1]
@@ -127,8 +141,9 @@ def test_a_killed_rank_is_noticed_within_seconds_and_named(world_size):
 
 
 def test_a_frozen_rank_is_given_up_after_the_timeout():
-    with forked_ranks(3, sums_for_ever, timeout_s=1.0) as (processes, results):
-        time.sleep(0.3)
+    sums = SumsForEver()
+    with forked_ranks(3, sums, timeout_s=1.0) as (processes, results):
+        sums.wait_for(3)
         os.kill(processes[2].pid, signal.SIGSTOP)
         start = time.monotonic()
         for error in results(0, 1):
@@ -174,7 +189,7 @@ def holders():
 
 def test_nothing_is_left_of_the_memory_even_after_kill_9_of_all():
     names = set(os.listdir("/dev/shm"))
-    with forked_ranks(3, sums_for_ever) as (processes, _):
+    with forked_ranks(3, SumsForEver()) as (processes, _):
         pids = {process.pid for process in processes}
         wait_until(lambda: pids <= set(holders()), "segment mapped by all")
         for pid in pids:
@@ -228,7 +243,8 @@ def test_over_several_machines_the_numbers_are_those_of_one(machines, process_gr
 
 
 def test_a_rank_killed_on_another_machine_ends_all():
-    with forked_ranks(4, sums_for_ever, machines={0: "a", 1: "a", 2: "b", 3: "b"}) as (processes, results):
-        time.sleep(0.5)
+    sums = SumsForEver()
+    with forked_ranks(4, sums, machines={0: "a", 1: "a", 2: "b", 3: "b"}) as (processes, results):
+        sums.wait_for(4)
         os.kill(processes[3].pid, signal.SIGKILL)
         assert all(isinstance(error, CollectiveError) for error in results(0, 1, 2))
