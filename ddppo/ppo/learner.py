@@ -4,21 +4,20 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
-from ddppo.models import action_distribution
-from ddppo.ppo import losses
 from ddppo.ppo.minibatches import local_minibatches
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
+from ddppo.ppo.step import BETAS, STATISTICS, EagerStep, NotFinite, Step
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec
 
-STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 _ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the target: rsl_rl's rule
 
 
@@ -61,10 +60,9 @@ class Batch:
         """Return views of the samples in `order` `[E * T]`, cut at `bounds`; valid until the next call."""
         for name, x in self._fields.items():
             torch.index_select(x, 0, order, out=self._shuffled[name])
-        return [
-            {name: x[start:end] for name, x in self._shuffled.items()}
-            for start, end in itertools.pairwise(bounds)
-        ]
+        sizes = [end - start for start, end in itertools.pairwise(bounds)]
+        columns = [x.split(sizes) for x in self._shuffled.values()]
+        return [dict(zip(self._shuffled, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 class Learner:
@@ -93,8 +91,6 @@ class Learner:
         self.shape = shape
         self.action = action
         self.parameters = parameters
-        self.forward = forward
-        self.backward_ = backward_
         self.gather = gather
         self.rank = rank
         self.seed = seed
@@ -102,7 +98,10 @@ class Learner:
         self.reward_normalizer = reward_normalizer
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
         self.optimizer = torch.optim.Adam(
-            [parameters], lr=self.learning_rate, eps=config.adam_eps, fused=True
+            [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
+        )
+        self.step: Step = EagerStep(
+            config, action, parameters, self.optimizer, forward=forward, backward_=backward_
         )
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
@@ -110,7 +109,13 @@ class Learner:
 
         Raises NonFiniteError on all ranks alike, before the optimizer moves, if a loss or gradient is not finite.
         """
-        config = self.config
+        try:
+            return self._update(rollout, iteration, progress)
+        except NotFinite as e:
+            self._stop(e.loss, iteration)
+
+    def _update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
+        config, step = self.config, self.step
         if config.lr_schedule == "linear":
             self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
         advantages = self._advantages(rollout)
@@ -121,9 +126,8 @@ class Learner:
         ]
         counts, explained_variance, advantages = self._agree(rollout, advantages, returns, plan)
         batch = Batch(rollout, advantages, returns)
-        sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=advantages.device)
-        norms: list[float] = []
-        num_samples = 0
+        step.begin(self.learning_rate)
+        sums, num_steps, num_samples = step.sums, 0, 0
         epoch_kl = math.nan
         for (order, bounds), epoch_counts in zip(plan, counts, strict=True):
             before = sums[STATISTICS.index("approx_kl")].clone()
@@ -131,7 +135,8 @@ class Learner:
             for minibatch, count in zip(minibatches, epoch_counts, strict=True):
                 if count == 0:  # only autoreset pseudo-steps, on all ranks
                     continue
-                norms.append(self._step(minibatch, count, sums, iteration))
+                step.take(minibatch, count)
+                num_steps += 1
             epoch_count = sum(epoch_counts)
             num_samples += epoch_count
             if config.target_kl is not None or config.lr_schedule == "adaptive":
@@ -139,12 +144,13 @@ class Learner:
                 epoch_kl = self.gather(local_kl.reshape(1).cpu()).sum().item() / epoch_count
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
+        norms = step.end()
         update = Update(
-            local_sums=sums.cpu(),
+            local_sums=sums.cpu().clone(),
             num_samples=num_samples,
-            steps=len(norms),
+            steps=num_steps,
             epochs=num_samples // sum(counts[0]),
-            grad_norm=sum(norms) / len(norms),
+            grad_norm=norms / num_steps,
             learning_rate=self.learning_rate,
             explained_variance=explained_variance,
         )
@@ -202,52 +208,9 @@ class Learner:
             advantages = (advantages - mean) / (std + 1e-8)
         return counts, explained, advantages
 
-    def _step(
-        self, minibatch: dict[str, torch.Tensor], count: int, sums: torch.Tensor, iteration: int
-    ) -> float:
-        """Take one optimizer step on a minibatch of `count` samples over all ranks; return the gradient norm."""
-        config = self.config
-        params, values = self.forward(minibatch["obs"])
-        policy = action_distribution(self.action, params, minibatch.get("mask"))
-        log_ratio = policy.log_prob(minibatch["actions"]) - minibatch["logprobs"]
-        entropy = policy.entropy()
-        policy_loss = losses.clipped_surrogate_loss(
-            log_ratio, minibatch["advantages"], clip_coef=config.clip_coef
-        )
-        value_loss = losses.value_loss(
-            values, minibatch["values"], minibatch["returns"], clip_value_coef=config.clip_value_coef
-        )
-        weights = minibatch["weights"]
-        per_sample = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-        loss = torch.dot(weights, per_sample) / count
-        # A loss that is not finite poisons the gradient, whose sum then is not finite on any rank: all ranks see it.
-        poison = torch.where(loss.detach().isfinite(), 1.0, math.nan)
-        self.backward_(loss * poison)
-        gradient = self.parameters.grad
-        assert gradient is not None
-        norm = gradient.norm().item()
-        if not math.isfinite(norm):
-            self._stop(loss, iteration)
-        if norm > config.max_grad_norm:
-            gradient.mul_(config.max_grad_norm / (norm + 1e-6))
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate
-        self.optimizer.step()
-        with torch.no_grad():
-            statistics = torch.stack(
-                [
-                    policy_loss,
-                    value_loss,
-                    entropy,
-                    losses.approx_kl(log_ratio),
-                    losses.is_clipped(log_ratio, clip_coef=config.clip_coef).to(weights.dtype),
-                    losses.is_outlier(log_ratio).to(weights.dtype),
-                ]
-            )
-            sums += statistics @ weights
-        return norm
-
-    def _stop(self, loss: torch.Tensor, iteration: int) -> None:
-        losses_by_rank = self.gather(loss.detach().double().reshape(1).cpu()).flatten().tolist()
+    def _stop(self, local_loss: float, iteration: int) -> NoReturn:
+        local = torch.tensor([local_loss], dtype=torch.float64)
+        losses_by_rank = self.gather(local).flatten().tolist()
         bad = [rank for rank, value in enumerate(losses_by_rank) if not math.isfinite(value)]
         where = f"the loss of rank {', '.join(map(str, bad))}" if bad else "the gradient, though no loss,"
         raise NonFiniteError(

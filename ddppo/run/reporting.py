@@ -7,8 +7,9 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.errors import ReplicaMismatchError
-from ddppo.ppo.learner import STATISTICS, Update
+from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import Episode
+from ddppo.ppo.step import STATISTICS
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.timing import LocalTimes, split_waiting
 

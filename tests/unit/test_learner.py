@@ -9,9 +9,10 @@ from ddppo.config import PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import NonFiniteError
-from ddppo.ppo.learner import STATISTICS, Learner
+from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
+from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec
 

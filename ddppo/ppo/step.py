@@ -1,0 +1,154 @@
+"""One step on one minibatch: loss, gradient, its sum over ranks, clipping, Adam. This one is eager; see compiled_step.py.
+
+The arithmetic of the loss and of Adam stands here once for both, in functions of tensors alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ddppo.config import PPOConfig
+from ddppo.models import action_distribution
+from ddppo.ppo import losses
+from ddppo.spaces import ActionSpec
+
+STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
+BETAS = (0.9, 0.999)  # Adam's
+NORM_EPS = 1e-6  # below which a gradient is not scaled up (torch.nn.utils.clip_grad_norm_)
+
+
+class NotFinite(Exception):
+    """The gradient over all ranks is not finite, which all ranks see; `loss` is this rank's."""
+
+    def __init__(self, loss: float) -> None:
+        super().__init__(loss)
+        self.loss = loss
+
+
+class Coefficients(NamedTuple):
+    """Those of the loss: numbers, or tensors of no dimension."""
+
+    clip: float | torch.Tensor
+    value: float | torch.Tensor
+    entropy: float | torch.Tensor
+    clip_value: float | torch.Tensor | None
+
+    @classmethod
+    def of(cls, config: PPOConfig) -> "Coefficients":
+        return cls(config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef)
+
+
+class Step(Protocol):
+    """What the learner calls for every minibatch, between `begin` and `end` of an iteration.
+
+    sums: this rank's sums of STATISTICS since `begin`, float64.
+    """
+
+    sums: torch.Tensor
+
+    def begin(self, learning_rate: float) -> None:
+        """Start an iteration: sums are zero."""
+        ...
+
+    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+        """Move the parameters by the gradient of a minibatch of `count` samples over all ranks.
+
+        From the first gradient on that is not finite, parameters and moments stay as they were. Raises NotFinite, here
+        or in `end`.
+        """
+        ...
+
+    def end(self) -> float:
+        """Return the sum of the gradients' norms before clipping. Raises NotFinite."""
+        ...
+
+
+def losses_and_statistics(
+    params: torch.Tensor,
+    values: torch.Tensor,
+    minibatch: Mapping[str, torch.Tensor],
+    action: ActionSpec,
+    coefficients: Coefficients,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    """Return the loss per sample `[n]` of a model's outputs, the log ratio, and policy loss, value loss and entropy."""
+    policy = action_distribution(action, params, minibatch.get("mask"))
+    log_ratio = policy.log_prob(minibatch["actions"]) - minibatch["logprobs"]
+    entropy = policy.entropy()
+    policy_loss = losses.clipped_surrogate_loss(
+        log_ratio, minibatch["advantages"], clip_coef=coefficients.clip
+    )
+    value_loss = losses.value_loss(
+        values, minibatch["values"], minibatch["returns"], clip_value_coef=coefficients.clip_value
+    )
+    per_sample = policy_loss + coefficients.value * value_loss - coefficients.entropy * entropy
+    return per_sample, log_ratio, [policy_loss, value_loss, entropy]
+
+
+def statistics_of_ratio(log_ratio: torch.Tensor, clip: float | torch.Tensor) -> list[torch.Tensor]:
+    """Return approx_kl, clip_fraction and ratio_outliers per sample `[n]`."""
+    dtype = log_ratio.dtype
+    return [
+        losses.approx_kl(log_ratio),
+        losses.is_clipped(log_ratio, clip_coef=clip).to(dtype),
+        losses.is_outlier(log_ratio).to(dtype),
+    ]
+
+
+def poison(loss: torch.Tensor) -> torch.Tensor:
+    """Return 1, or NaN where the loss is not finite: times the loss, no rank's gradient sum is finite then."""
+    return torch.where(loss.detach().isfinite(), 1.0, math.nan)
+
+
+class EagerStep:
+    """Every operation by itself, as torch comes to it."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        action: ActionSpec,
+        parameters: torch.nn.Parameter,
+        optimizer: torch.optim.Adam,
+        *,
+        forward: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        backward_: Callable[[torch.Tensor], None],
+    ) -> None:
+        self.action = action
+        self.parameters = parameters
+        self.optimizer = optimizer
+        self.forward = forward
+        self.backward_ = backward_
+        self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=parameters.device)
+        self._coefficients = Coefficients.of(config)
+        self._max_norm = config.max_grad_norm
+        self._norms = 0.0
+
+    def begin(self, learning_rate: float) -> None:
+        self.sums.zero_()
+        self._norms = 0.0
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+
+    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+        params, values = self.forward(minibatch["obs"])
+        weights = minibatch["weights"]
+        per_sample, log_ratio, parts = losses_and_statistics(
+            params, values, minibatch, self.action, self._coefficients
+        )
+        loss = torch.dot(weights, per_sample) / count
+        self.backward_(loss * poison(loss))
+        gradient = self.parameters.grad
+        assert gradient is not None
+        norm = gradient.norm().item()
+        if not math.isfinite(norm):
+            raise NotFinite(loss.item())
+        if norm > self._max_norm:
+            gradient.mul_(self._max_norm / (norm + NORM_EPS))
+        self.optimizer.step()
+        self._norms += norm
+        with torch.no_grad():
+            statistics = torch.stack([*parts, *statistics_of_ratio(log_ratio, self._coefficients.clip)])
+            self.sums += statistics @ weights
+
+    def end(self) -> float:
+        return self._norms
