@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shared_memory.c")
@@ -42,7 +43,7 @@ def prepare() -> Path:
     if sys.platform != "linux":
         raise NotCompiled(f"futexes are Linux's, and this is {sys.platform}")
     name = file_name()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddppo"
+    cache = _home_cache()
     for folder in (SOURCE.parent, cache):
         if (folder / name).is_file():
             return folder / name
@@ -52,6 +53,18 @@ def prepare() -> Path:
     except OSError:  # a home that is read-only, full or absent
         path = _temporary_cache() / name
         return path if path.is_file() else build(path)
+
+
+def cache_folder() -> Path:
+    """Return this user's folder for what was compiled, which can be written. Raises NotCompiled, OSError."""
+    cache = _home_cache()
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+    return cache if os.access(cache, os.W_OK) else _temporary_cache()
+
+
+def _home_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddppo"
 
 
 def _temporary_cache() -> Path:

@@ -66,6 +66,11 @@ def validate(config: Config) -> BatchShape:
         )
     if dist.collective == "nccl" and config.device == "cpu":
         raise ConfigError("dist.collective=nccl needs GPUs, but device=cpu: use dist.collective=shm or gloo")
+    if config.compile == "on" and dist.grad_sync == "ddp" and dist.world_size > 1:
+        raise ConfigError(
+            "compile=on with dist.grad_sync=ddp: DistributedDataParallel sums gradients inside backward, which is not "
+            "compiled; use dist.grad_sync=flat, or compile=auto"
+        )
     shape = batch_shape(config)
     for rank, seconds in config.env.slow_ranks.items():
         if not 0 <= rank < dist.world_size:

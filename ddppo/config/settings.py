@@ -220,6 +220,12 @@ class Config:
     seed: int = setting(0, "root of every random stream", low=0)
     device: str = setting("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
+    compile: str = setting(
+        "auto",
+        "the learner's step compiled by torch: on (before the first iteration), off, auto (in the background if the "
+        "run is long enough; at once if an earlier run did)",
+        choices=("auto", "on", "off"),
+    )
     target_return: float | None = setting(
         None, "evaluation return whose first reaching gives time-to-target and steps-to-target"
     )

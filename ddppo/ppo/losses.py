@@ -4,7 +4,7 @@ import torch
 
 
 def clipped_surrogate_loss(
-    log_ratio: torch.Tensor, advantages: torch.Tensor, *, clip_coef: float | torch.Tensor
+    log_ratio: torch.Tensor, advantages: torch.Tensor, *, clip_coef: float
 ) -> torch.Tensor:
     """Return -min(r A, clip(r, 1 - eps, 1 + eps) A) per sample `[B]`, r = exp(log_ratio).
 
@@ -16,7 +16,7 @@ def clipped_surrogate_loss(
 
 
 def value_loss(
-    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, *, clip_value_coef: float | torch.Tensor | None
+    values: torch.Tensor, old_values: torch.Tensor, returns: torch.Tensor, *, clip_value_coef: float | None
 ) -> torch.Tensor:
     """Return (V - R)^2 / 2 per sample `[B]`, or the larger of it and its value with V kept near old_values.
 
@@ -38,7 +38,7 @@ def approx_kl(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def is_clipped(log_ratio: torch.Tensor, *, clip_coef: float | torch.Tensor) -> torch.Tensor:
+def is_clipped(log_ratio: torch.Tensor, *, clip_coef: float) -> torch.Tensor:
     """Return per sample `[B]` bool whether |r - 1| > eps."""
     return log_ratio.expm1().abs() > clip_coef
 

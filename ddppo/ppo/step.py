@@ -1,6 +1,6 @@
-"""One step on one minibatch: loss, gradient, its sum over ranks, clipping, Adam. This one is eager; see compiled_step.py.
+"""The step on one minibatch: loss, gradient, its sum over ranks, clipping, Adam; eager here, else compiled_step.py.
 
-The arithmetic of the loss and of Adam stands here once for both, in functions of tensors alone.
+The arithmetic of the loss stands here once for both, in functions of tensors alone.
 """
 
 import math
@@ -28,12 +28,12 @@ class NotFinite(Exception):
 
 
 class Coefficients(NamedTuple):
-    """Those of the loss: numbers, or tensors of no dimension."""
+    """Those of the loss: numbers, or where it is compiled, tensors of no dimension in their place."""
 
-    clip: float | torch.Tensor
-    value: float | torch.Tensor
-    entropy: float | torch.Tensor
-    clip_value: float | torch.Tensor | None
+    clip: float
+    value: float
+    entropy: float
+    clip_value: float | None
 
     @classmethod
     def of(cls, config: PPOConfig) -> "Coefficients":
@@ -86,7 +86,7 @@ def losses_and_statistics(
     return per_sample, log_ratio, [policy_loss, value_loss, entropy]
 
 
-def statistics_of_ratio(log_ratio: torch.Tensor, clip: float | torch.Tensor) -> list[torch.Tensor]:
+def statistics_of_ratio(log_ratio: torch.Tensor, clip: float) -> list[torch.Tensor]:
     """Return approx_kl, clip_fraction and ratio_outliers per sample `[n]`."""
     dtype = log_ratio.dtype
     return [

@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,7 +25,15 @@ class LocalIteration:
     num_steps: int
     episodes: list[Episode]
     stop_requested: bool
+    step_ready: bool
     params_hash: int
+
+
+class Agreed(NamedTuple):
+    """What the ranks decide on together: whether any asks to stop, whether all can take the compiled step."""
+
+    stopping: bool
+    step_ready: bool
 
 
 class Reporter:
@@ -36,8 +45,8 @@ class Reporter:
 
     def exchange(
         self, local: LocalIteration, *, env_steps_before: int, wall_s: float
-    ) -> tuple[IterationReport, bool]:
-        """Return the report of the iteration and whether any rank asks to stop, the same on all ranks.
+    ) -> tuple[IterationReport, Agreed]:
+        """Return the report of the iteration and what the ranks agreed on, the same on all ranks.
 
         Raises ReplicaMismatchError on all ranks if parameters differ.
         """
@@ -50,12 +59,13 @@ class Reporter:
             local.num_steps,
             len(local.episodes),
             local.stop_requested,
+            local.step_ready,
             local.params_hash,
         ]
         head = torch.tensor([float(x) for x in row], dtype=torch.float64)
         rows = self.group.gather(torch.cat([head, update.local_sums, times.stamps.flatten()]))
         heads, sums, stamps = rows.split([len(head), len(STATISTICS), times.stamps.numel()], dim=1)
-        t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, hashes = heads.T
+        t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, ready, hashes = heads.T
         _check_replicas(hashes, local.iteration)
         t_sync, t_comm = split_waiting(stamps.reshape(len(rows), -1, 2), times.is_barrier)
         self._share_episodes(local.episodes, int(num_episodes.max()))
@@ -95,7 +105,7 @@ class Reporter:
             rank_metrics=tuple({name: c[rank] for name, c in columns.items()} for rank in range(len(rows))),
             global_metrics=metrics,
         )
-        return report, bool(stops.any())
+        return report, Agreed(bool(stops.any()), bool(ready.all()))
 
     def _share_episodes(self, episodes: list[Episode], most: int) -> None:
         """Add all ranks' finished episodes to the window, in an order that does not depend on W."""

@@ -29,6 +29,7 @@ _MAY_CHANGE = (
     "checkpoint.",
     "log.",
     "device",
+    "compile",
     "target_return",
 )
 

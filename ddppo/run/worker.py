@@ -44,9 +44,11 @@ from ddppo.errors import (
 from ddppo.files import move_aside
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
+from ddppo.ppo.compiled_step import CompiledStep
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
+from ddppo.run.compilation import Compilation
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import IterationReport
@@ -119,6 +121,8 @@ class Worker:
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
         )
         self.clock = IterationClock(group, device)
+        self.compilation: Compilation | None = None
+        self.compiled_from: int | None = None  # the first iteration whose steps were compiled
         self.iteration = 0
         self.env_steps = 0
         self.wall_before = 0.0
@@ -134,6 +138,7 @@ class Worker:
             "collective": group.name,
             "grad_sync": sync.name if group.world_size > 1 else "none",
         }
+        self.sync_name = sync.name
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -149,6 +154,7 @@ class Worker:
     def _run(self, stop: StopRequest) -> None:
         recorder: Recorder | NullRecorder = NullRecorder()
         try:
+            self._begin_compilation()
             if self.group.rank == 0:
                 recorder = self._recorder()
             seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.env_indices]
@@ -167,6 +173,37 @@ class Worker:
             raise
         self._close(recorder, status)
 
+    def _begin_compilation(self) -> None:
+        config, learner = self.config, self.learner
+
+        def make_step(folder: Path) -> CompiledStep:
+            return CompiledStep(
+                folder, config.ppo, self.model, learner.parameters, learner.optimizer, self.group.sum_
+            )
+
+        iterations = -(-(config.ppo.total_steps - self.env_steps) // self.shape.batch_size)
+        self.compilation = Compilation(
+            config,
+            self.spec,
+            self.model,
+            self.group,
+            sync_name=self.sync_name,
+            num_steps=iterations * self.shape.num_epochs * self.shape.num_minibatches,
+            goes_on=self.compiled_from is not None,
+            make_step=make_step,
+        )
+        is_ready = self.compilation.begin()
+        self._switch(self.iteration + 1, compiled=is_ready)
+        self.derived["step"] = "compiled" if is_ready else "eager"
+
+    def _switch(self, iteration: int, *, compiled: bool) -> None:
+        """Take the compiled step from `iteration` on, or the eager one."""
+        if not compiled:
+            self.compiled_from = None
+        elif self.compilation is not None and self.compilation.step is not None:
+            self.learner.step = self.compilation.step
+            self.compiled_from = self.compiled_from or iteration
+
     def _recorder(self) -> Recorder:
         position = {"iteration": self.iteration, "env_steps": self.env_steps}
         return Recorder(
@@ -175,8 +212,16 @@ class Worker:
 
     def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
         try:
-            recorder.close(status, params_hash=self.parameters.digest(), best=self.best, target=self.target)
+            recorder.close(
+                status,
+                params_hash=self.parameters.digest(),
+                compiled_from=self.compiled_from,
+                best=self.best,
+                target=self.target,
+            )
         finally:
+            if self.compilation is not None:
+                self.compilation.close()
             self.env.close()
 
     def _loop(self, recorder: Recorder | NullRecorder, stop: StopRequest) -> str:
@@ -234,13 +279,16 @@ class Worker:
             num_steps=int(rollout.valid.sum()),
             episodes=episodes,
             stop_requested=stop.requested,
+            step_ready=self.compilation is not None and self.compilation.is_ready(),
             params_hash=int(self.parameters.digest()[:12], 16) if compare else 0,  # 48 bits: exact in float64
         )
-        report, stopping = self.reporter.exchange(
+        report, agreed = self.reporter.exchange(
             local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed
         )
+        if agreed.step_ready and self.compiled_from is None:
+            self._switch(iteration + 1, compiled=True)
         self.iteration, self.env_steps = iteration, report.env_steps
-        return report, stopping
+        return report, agreed.stopping
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -298,6 +346,7 @@ class Worker:
             "model": self.model.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
             "learning_rate": self.learner.learning_rate,
+            "compiled_from": self.compiled_from,
             "window": [list(episode) for episode in self.reporter.window],
             "best": self.best,
             "target": self.target,
@@ -315,6 +364,7 @@ class Worker:
         self.learner.learning_rate = state["learning_rate"]
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]
+        self.compiled_from = state.get("compiled_from")
         self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
         self.best, self.target = state["best"], state["target"]
         self._check_best()

@@ -29,8 +29,9 @@ class NullRecorder:
         pass
 
     def close(
-        self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]
-    ) -> None:
+        self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
+        target: dict[str, float],
+    ) -> None:  # fmt: skip
         pass
 
 
@@ -108,8 +109,9 @@ class Recorder:
         self.final_eval = scores or None
 
     def close(
-        self, status: str, *, params_hash: str, best: dict[str, float], target: dict[str, float]
-    ) -> None:
+        self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
+        target: dict[str, float],
+    ) -> None:  # fmt: skip
         """Write summary.json and close the files; status is completed, stopped or failed. Raises StorageError.
 
         `best` are the best evaluation's scores, `target` when target_return was reached; empty where there is none.
@@ -123,6 +125,7 @@ class Recorder:
         summary = self.summary.build(
             status=status,
             params_hash=params_hash,
+            compiled_from=compiled_from,
             final_eval=self.final_eval,
             best_eval=best or None,
             target=reached,

@@ -91,6 +91,7 @@ class SummaryBuilder:
         *,
         status: str,
         params_hash: str | None = None,
+        compiled_from: int | None = None,
         final_eval: Mapping[str, Any] | None = None,
         best_eval: Mapping[str, Any] | None = None,
         target: Mapping[str, Any] | None = None,
@@ -110,6 +111,7 @@ class SummaryBuilder:
             "wall_s": last.wall_s if last else 0.0,
             "fps": measured.fps,
             "params_hash": params_hash,
+            "compiled_from": compiled_from,
             "warmup": {
                 "iterations": self._num_warmup,
                 "left_out": 0 if all_warm else self._warmup.count,

@@ -1,0 +1,225 @@
+"""The process that compiles a step: `python -m ddppo.ppo.compile_step`, told on stdin what and whereto.
+
+It takes tens of seconds of one core, which it leaves to whoever else wants it, and ends with who started it. What it
+cannot compile it says in one line on stdout. The first line of stdin is a JSON object, the rest never comes: its end is
+that of the other side.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from ddppo.models import ActorCritic, build_model
+from ddppo.ppo.compiled_step import LIBRARIES, Recipe, example, is_made
+from ddppo.ppo.step import BETAS, NORM_EPS, Coefficients, losses_and_statistics, poison, statistics_of_ratio
+from ddppo.spaces import ActionSpec
+from ddppo.tracebacks import in_one_line
+
+_EXAMPLE_ROWS = 64
+_MAX_ROWS = 2**31
+_FIELDS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
+_STATE = 7  # tensors before the minibatch's: parameters to count
+
+
+class CannotCompile(Exception):
+    """The model does what a compiled step cannot repeat; says what."""
+
+
+# -- the two functions -----------------------------------------------------------------------------------------------
+
+
+def gradient_function(
+    model: ActorCritic, action: ActionSpec, num_fields: int, *, clips_value: bool
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return the function of flat parameters and a minibatch that leaves the gradient, and adds to the statistics."""
+    named = list(model.named_parameters())
+    sizes = [p.numel() for _, p in named]
+    buffers = [name for name, _ in model.named_buffers()]
+
+    def gradient_(
+        parameters: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, last_loss: torch.Tensor,
+        norms: torch.Tensor, constants: torch.Tensor, count: torch.Tensor, *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor]:  # fmt: skip
+        minibatch = dict(zip(_FIELDS, inputs[:num_fields], strict=False))
+        clip, value, entropy, clip_value = cast("list[float]", constants[:4].to(parameters.dtype).unbind())
+        coefficients = Coefficients(clip, value, entropy, clip_value if clips_value else None)
+        vector = parameters.detach().requires_grad_()
+        state = {
+            name: (x if p.requires_grad else x.detach()).view(p.shape)
+            for (name, p), x in zip(named, vector.split(sizes), strict=True)
+        }
+        state |= dict(zip(buffers, inputs[num_fields:], strict=True))
+        params, values = functional_call(model, state, (minibatch["obs"],))
+        per_sample, log_ratio, parts = losses_and_statistics(params, values, minibatch, action, coefficients)
+        weights = minibatch["weights"]
+        loss = torch.dot(weights, per_sample) / count.to(parameters.dtype)
+        (found,) = torch.autograd.grad(loss * poison(loss), vector)
+        with torch.no_grad():
+            statistics = [*parts, *statistics_of_ratio(log_ratio, clip)]
+            sums += torch.stack([(x.detach() * weights).sum().double() for x in statistics])
+            last_loss.copy_(torch.where(norms.isfinite(), loss.detach().double(), last_loss))
+            gradient.copy_(found)
+        return (last_loss.clone(),)
+
+    return gradient_
+
+
+def optimize_(
+    parameters: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor, mean: torch.Tensor,
+    square: torch.Tensor, norms: torch.Tensor, learning_rate: torch.Tensor, constants: torch.Tensor,
+) -> tuple[torch.Tensor]:  # fmt: skip
+    """Clip the gradient, move by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1) and add to the sum of norms.
+
+    Nothing moves from the first norm on that is not finite: the sum is not finite either then.
+    """
+    dtype, (beta1, beta2) = parameters.dtype, BETAS
+    max_norm, eps = constants[4:].unbind()
+    norm = gradient.norm()
+    norms += norm.double()
+    moves = norms.isfinite()
+    gradient.mul_(torch.where(norm > max_norm, max_norm / (norm.double() + NORM_EPS), 1.0).to(dtype))
+    new_mean = beta1 * mean + (1 - beta1) * gradient
+    new_square = beta2 * square + (1 - beta2) * gradient * gradient
+    step += moves.to(step.dtype)
+    t = step.double()
+    rate = (learning_rate / (1 - beta1**t)).to(dtype)
+    scale = (1 / (1 - beta2**t).sqrt()).to(dtype)
+    moved = parameters - rate * new_mean / (new_square.sqrt() * scale + eps.to(dtype))
+    parameters.copy_(torch.where(moves, moved, parameters))
+    mean.copy_(torch.where(moves, new_mean, mean))
+    square.copy_(torch.where(moves, new_square, square))
+    return (norm.clone(),)
+
+
+# -- compiling -------------------------------------------------------------------------------------------------------
+
+
+def compile_step(recipe: Recipe, folder: Path) -> None:
+    """Make the libraries in `folder`. Raises CannotCompile, or what torch raises."""
+    dtype, device = getattr(torch, recipe.dtype), torch.device(recipe.device)
+    model = build_model(recipe.spec, recipe.model, 0, dtype).to(device)
+    minibatch = example(recipe.spec, model, _EXAMPLE_ROWS, torch.Generator().manual_seed(0))
+    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+    def scalar(x: float = 1.0) -> torch.Tensor:
+        return torch.full((), x, dtype=torch.float64, device=device)
+
+    def vector(n: int) -> torch.Tensor:
+        return torch.full((n,), 0.5, dtype=torch.float64, device=device)
+
+    gradient_ = gradient_function(model, recipe.spec.action, len(minibatch), clips_value=recipe.clips_value)
+    buffers = [x for _, x in model.named_buffers()]
+    of_gradient = (
+        flat,
+        flat.clone(),
+        vector(6),
+        scalar(),
+        scalar(),
+        vector(6),
+        scalar(),
+        *minibatch.values(),
+        *buffers,
+    )
+    of_optimizer = (
+        flat, flat.clone(), torch.zeros((), device=device), flat.clone(), flat.clone(), scalar(), scalar(), vector(6)
+    )  # fmt: skip
+    rows = range(_STATE, _STATE + len(minibatch))
+    _compile(
+        gradient_, of_gradient, rows, folder / "gradient.so", may_change=range(1, 4), threads=recipe.threads
+    )
+    _compile(
+        optimize_,
+        of_optimizer,
+        range(0),
+        folder / "optimizer.so",
+        may_change=range(6),
+        threads=recipe.threads,
+    )
+
+
+def _compile(
+    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], rows: range, library: Path, *,
+    may_change: range, threads: int,
+) -> None:  # fmt: skip
+    """Compile a function. Inputs in `rows` may have any number of rows, those in `may_change` may change."""
+    from torch._inductor import aot_compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced = make_fx(function, tracing_mode="symbolic")(*inputs)
+    for node in traced.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise CannotCompile(f"it draws random numbers ({node.target})")
+    n = torch.export.Dim("n", min=2, max=_MAX_ROWS)
+    shapes = tuple({0: n} if i in rows else {} for i in range(len(inputs)))
+    program = torch.export.export(_Traced(traced), inputs, dynamic_shapes=(shapes,), strict=False)
+    names = [spec.arg.name for spec in program.graph_signature.input_specs]
+    changed = [names.index(name) for name in program.graph_signature.user_inputs_to_mutate.values()]
+    if any(i not in may_change for i in changed):
+        raise CannotCompile("its forward changes its buffers")
+    module = program.module(check_guards=False)
+    options = {"aot_inductor.output_path": str(library), "cpp.threads": threads}
+    aot_compile(module, inputs, options=options)
+
+
+class _Traced(nn.Module):
+    def __init__(self, graph: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.graph(*inputs)
+
+
+# -- the process -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Compile what stdin asks for, unless somebody did meanwhile."""
+    os.nice(19)
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_the_other_side, daemon=True).start()
+    folder = Path(request["folder"])
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one compiles, whoever else waits finds it made
+        if is_made(folder):
+            return
+        unfinished = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        shutil.rmtree(unfinished, ignore_errors=True)  # of one that was killed
+        try:
+            made, temporary = unfinished / "made", unfinished / "tmp"
+            made.mkdir(parents=True)
+            temporary.mkdir()
+            os.environ["TMPDIR"] = str(temporary)  # of compilers that may be killed
+            torch.set_num_threads(1)
+            compile_step(Recipe.from_json(request["recipe"]), made)
+            assert is_made(made), LIBRARIES
+            for path in [*made.glob("*.cpp"), *made.glob("*.json")]:
+                path.unlink()
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)
+        except Exception as e:  # torch raises many kinds, and a user's model may raise any
+            print(e if isinstance(e, CannotCompile) else in_one_line(e)[:300])
+            sys.exit(1)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _end_with_the_other_side() -> NoReturn:
+    sys.stdin.read()
+    os.killpg(0, signal.SIGKILL)  # compilers too: the process is a session's leader
+    raise AssertionError("killed")
+
+
+if __name__ == "__main__":
+    main()

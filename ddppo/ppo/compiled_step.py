@@ -1,0 +1,247 @@
+"""The step compiled ahead of time into two libraries: one for the gradient, one for clipping and Adam.
+
+Between them is the sum over ranks. Shapes of minibatches are free, so one pair serves every number of ranks, batch size
+and coefficient; compile_step.py makes it, in a process of its own. Loading it takes a millisecond and imports nothing.
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddppo.config import ModelConfig, PPOConfig
+from ddppo.models import ActorCritic, action_distribution, num_noise
+from ddppo.ppo.step import STATISTICS, Coefficients, NotFinite, losses_and_statistics, poison
+from ddppo.spaces import ActionSpec, EnvSpec
+
+LIBRARIES = ("gradient", "optimizer")
+_SOURCES = ("step.py", "losses.py", "compile_step.py", "compiled_step.py", "../models/distributions.py")
+_TRIED_ROWS = 11
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the libraries are made from, besides the model's and their own source."""
+
+    spec: EnvSpec
+    model: ModelConfig
+    dtype: str
+    clips_value: bool
+    device: str = "cpu"
+    threads: int = 1
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Recipe":
+        fields = json.loads(text)
+        spec = fields.pop("spec")
+        action = ActionSpec(spec["action"]["kind"], tuple(spec["action"]["sizes"]))
+        return cls(
+            spec=EnvSpec(spec["obs_size"], action, spec["mask_size"]),
+            model=ModelConfig(**fields.pop("model")),
+            **fields,
+        )
+
+    def key(self, model: ActorCritic) -> str:
+        """Return a name for the libraries, which is another whenever they would be."""
+        here = Path(__file__).parent
+        kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+        files = {here / name for name in _SOURCES}
+        for kind in kinds:
+            with suppress(TypeError):  # built in, or without a file
+                files.add(Path(inspect.getsourcefile(kind) or __file__))
+        sources = [path.read_bytes() for path in sorted(files)]
+        built = [f"{name} {tuple(p.shape)}" for name, p in model.named_parameters()]
+        parts = [self.to_json(), torch.__version__, _machine(), *built]
+        return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *sources])).hexdigest()[:16]
+
+
+def _machine() -> str:
+    """Return what machine code depends on: a home folder may serve machines of several kinds."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    gpu = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return f"{torch.backends.cpu.get_cpu_capability()} {flags} {gpu}"
+
+
+def is_made(folder: Path) -> bool:
+    return all((folder / f"{name}.so").is_file() for name in LIBRARIES)
+
+
+def example(
+    spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Return a minibatch of random numbers, of the types and in the order that the learner's have."""
+    p = next(model.parameters())
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(num_rows, *shape, dtype=p.dtype, generator=generator)
+
+    mask = None if spec.mask_size is None else torch.ones(num_rows, spec.mask_size, dtype=torch.bool)
+    obs = random(spec.obs_size)
+    with torch.no_grad():
+        params, values = (x.cpu() for x in model(obs.to(p.device)))
+        policy = action_distribution(spec.action, params, mask)
+        actions = policy.sample(random(num_noise(spec.action)))
+        logprobs = policy.log_prob(actions)
+    minibatch = {
+        "obs": obs,
+        "actions": actions,
+        "logprobs": logprobs + 0.4 * (random() - 0.5),  # ratios on both sides of the clip
+        "values": values,
+        "advantages": random() - 0.5,
+        "returns": values + random(),
+        "weights": torch.ones(num_rows, dtype=p.dtype),
+    }
+    if mask is not None:
+        minibatch["mask"] = mask
+    return {name: x.to(p.device) for name, x in minibatch.items()}
+
+
+def constants(config: PPOConfig, device: torch.device) -> torch.Tensor:
+    """Return what the libraries read of the configuration, `[6]` in float64."""
+    values = [
+        config.clip_coef,
+        config.value_coef,
+        config.entropy_coef,
+        config.clip_value_coef or math.inf,
+        config.max_grad_norm,
+        config.adam_eps,
+    ]
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+class CompiledStep:
+    """Takes the step by the libraries in `folder`. sum_: replaces the gradient by its sum over ranks.
+
+    Raises RuntimeError where they cannot be loaded here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: PPOConfig,
+        model: ActorCritic,
+        parameters: torch.nn.Parameter,
+        optimizer: torch.optim.Adam,
+        sum_: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        device = parameters.device
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._sum_ = sum_
+        self._gradient_of, self._optimize = (_load(folder / f"{name}.so", device) for name in LIBRARIES)
+        self._model_buffers = [x for _, x in model.named_buffers()]
+        self._constants = constants(config, device)
+        self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=device)
+        self._norms = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._counts: dict[int, torch.Tensor] = {}
+        self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._moments: list[torch.Tensor] = []
+
+    def begin(self, learning_rate: float) -> None:
+        self._forget()
+        self._learning_rate.fill_(learning_rate)
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        state = self._optimizer.state[self._parameters]
+        if not state:  # as Adam itself begins
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self._parameters.device)
+            state["exp_avg"] = torch.zeros_like(self._parameters.data)
+            state["exp_avg_sq"] = torch.zeros_like(self._parameters.data)
+        self._moments = [state["step"], state["exp_avg"], state["exp_avg_sq"]]
+
+    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+        gradient = self._gradient_(minibatch, count)
+        self._sum_(gradient)
+        self._optimize.run(
+            [
+                self._parameters.data,
+                gradient,
+                *self._moments,
+                self._norms,
+                self._learning_rate,
+                self._constants,
+            ]
+        )
+
+    def end(self) -> float:
+        norms = self._norms.item()
+        if not math.isfinite(norms):
+            raise NotFinite(self._loss.item())
+        return norms
+
+    def _forget(self) -> None:
+        self.sums.zero_()
+        self._norms.zero_()
+
+    def _gradient_(self, minibatch: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
+        """Leave this rank's gradient in the parameters' and return it."""
+        gradient = self._parameters.grad
+        assert gradient is not None
+        fields = list(minibatch.values())
+        if len(fields[0]) < 2:  # no shape of its own is compiled for one row
+            fields = _two_rows(minibatch)
+        if count not in self._counts:
+            self._counts[count] = torch.tensor(float(count), dtype=torch.float64, device=gradient.device)
+        self._gradient_of.run(
+            [self._parameters.data, gradient, self.sums, self._loss, self._norms, self._constants,
+             self._counts[count], *fields, *self._model_buffers]
+        )  # fmt: skip
+        return gradient
+
+    def worst_error(self, spec: EnvSpec, model: ActorCritic, config: PPOConfig) -> float:
+        """Return how far a gradient of this is from autograd's, relative to the longest component; nothing moves."""
+        self._forget()
+        minibatch = example(spec, model, _TRIED_ROWS, torch.Generator().manual_seed(0))
+        gradient = self._gradient_(minibatch, _TRIED_ROWS)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        params, values = model(minibatch["obs"])
+        per_sample, *_ = losses_and_statistics(
+            params, values, minibatch, spec.action, Coefficients.of(config)
+        )
+        loss = per_sample.mean()
+        found = torch.autograd.grad(loss * poison(loss), parameters, materialize_grads=True)
+        expected = iter(found)
+        whole = [next(expected) if p.requires_grad else torch.zeros_like(p) for p in model.parameters()]
+        flat = torch.cat([g.reshape(-1) for g in whole])
+        return ((gradient - flat).abs().max() / flat.abs().max()).item()
+
+    def agrees(self, spec: EnvSpec, model: ActorCritic, config: PPOConfig) -> bool:
+        """Return whether the compiled gradient is autograd's, up to rounding."""
+        return self.worst_error(spec, model, config) <= _TOLERANCE[self._parameters.dtype]
+
+
+def _load(library: Path, device: torch.device) -> Any:
+    if device.type == "cuda":
+        return torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), 1, str(device), str(library.parent))
+    return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+
+
+def _two_rows(minibatch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return a minibatch of none or one row with rows of weight 0 added."""
+    rows = []
+    for name, x in minibatch.items():
+        padding = x.new_zeros((2, *x.shape[1:])) if len(x) == 0 or name == "weights" else torch.cat([x, x])
+        padding[: len(x)] = x
+        rows.append(padding)
+    return rows
+
+
+def remove(folder: Path) -> None:
+    """Remove libraries that do not compute what they should."""
+    shutil.rmtree(folder, ignore_errors=True)

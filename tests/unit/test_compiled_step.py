@@ -1,0 +1,232 @@
+"""The compiled step's own arithmetic, run by torch as it stands: compiling it is for tests/golden, which is slow."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddppo.collectives import Group
+from ddppo.config import ModelConfig, PPOConfig
+from ddppo.distributed.gradient_sync import FlatSync
+from ddppo.distributed.parameters import FlatParameters
+from ddppo.errors import NonFiniteError
+from ddppo.models import ActorCritic, action_distribution, build_model, num_noise
+from ddppo.ppo import compiled_step
+from ddppo.ppo.compile_step import gradient_function, optimize_
+from ddppo.ppo.compiled_step import CompiledStep, Recipe, example
+from ddppo.ppo.learner import Learner
+from ddppo.ppo.rollout import Rollout
+from ddppo.scaling import BatchShape
+from ddppo.spaces import ActionSpec, EnvSpec
+
+ACTIONS = [
+    ActionSpec("discrete", (3,)),
+    ActionSpec("multi_discrete", (2, 3)),
+    ActionSpec("multi_binary", (3,)),
+    ActionSpec("box", (2,)),
+]
+STEPS, ENVS = 5, 3
+
+
+class Uncompiled:
+    """Stands for a library: the function it would be made from."""
+
+    def __init__(self, function):
+        self.run = lambda inputs: function(*inputs)
+
+
+def made(spec, config, *, compiled, monkeypatch, model_config=None, dtype=torch.float64):
+    model_config = model_config or ModelConfig(hidden_sizes=[8])
+    model = build_model(spec, model_config, 0, dtype)
+    parameters, group = FlatParameters(model), Group()
+    sync = FlatSync(model, parameters, group)
+    learner = Learner(
+        config,
+        BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs),
+        spec.action,
+        parameters.vector,
+        forward=sync.forward,
+        backward_=sync.backward_,
+        gather=group.gather,
+        rank=0,
+        seed=0,
+        obs_normalizer=None,
+        reward_normalizer=None,
+    )
+    if compiled:
+        num_fields = 7 if spec.mask_size is None else 8
+        functions = {
+            "gradient.so": gradient_function(
+                model, spec.action, num_fields, clips_value=config.clip_value_coef is not None
+            ),
+            "optimizer.so": optimize_,
+        }
+        monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
+        learner.step = CompiledStep(
+            Path("nowhere"), config, model, parameters.vector, learner.optimizer, group.sum_
+        )
+    return learner, model
+
+
+def rollout(spec, model, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape):
+        return torch.rand(STEPS, ENVS, *shape, generator=generator, dtype=dtype)
+
+    mask = None
+    if spec.mask_size is not None:
+        mask = random(spec.mask_size) < 0.5
+        mask[..., 0] = True
+    obs = random(spec.obs_size)
+    with torch.no_grad():
+        params, values = model(obs)
+        policy = action_distribution(spec.action, params, mask)
+        actions = policy.sample(random(num_noise(spec.action)))
+        logprobs = policy.log_prob(actions)
+    never = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    return Rollout(
+        obs=obs,
+        actions=actions,
+        logprobs=logprobs + 0.3 * random() - 0.1,
+        values=values,
+        next_values=values,
+        rewards=random(),
+        terminated=never,
+        truncated=never,
+        valid=random() < 0.8,
+        episode_start=never,
+        action_mask=mask,
+        raw_obs=obs,
+    )
+
+
+def both(spec, monkeypatch, model_config=None, iterations=2, **settings):
+    """The updates of an eager and of a compiled learner on the same rollouts, and where each has come to."""
+    config = PPOConfig(**{"num_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-2, **settings})
+    found = []
+    for compiled in (False, True):
+        learner, model = made(
+            spec, config, compiled=compiled, monkeypatch=monkeypatch, model_config=model_config
+        )
+        samples = rollout(spec, model)
+        updates = [learner.update(samples, k, 0.0) for k in range(1, iterations + 1)]
+        state = learner.optimizer.state[learner.parameters]
+        found.append((updates, learner.parameters.detach(), state, learner.learning_rate))
+    return found
+
+
+def assert_equal(found):
+    (eager, parameters, state, rate), (compiled, its_parameters, its_state, its_rate) = found
+    torch.testing.assert_close(its_parameters, parameters, rtol=1e-9, atol=1e-9)
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(its_state[name], state[name], rtol=1e-9, atol=1e-9)
+    for one, other in zip(eager, compiled, strict=True):
+        torch.testing.assert_close(other.local_sums, one.local_sums, rtol=1e-9, atol=1e-9)
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-9)
+        assert (other.num_samples, other.steps, other.epochs) == (one.num_samples, one.steps, one.epochs)
+    assert its_rate == rate
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
+def test_it_does_what_the_eager_step_does_for_every_kind_of_action(action, monkeypatch):
+    assert_equal(both(EnvSpec(4, action), monkeypatch, entropy_coef=0.01, max_grad_norm=0.3))
+
+
+@pytest.mark.parametrize("action", ACTIONS[:2], ids=lambda action: action.kind)
+def test_it_does_so_under_action_masks(action, monkeypatch):
+    assert_equal(both(EnvSpec(4, action, mask_size=sum(action.sizes)), monkeypatch, entropy_coef=0.01))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip_value_coef": 0.1, "value_coef": 0.7, "clip_coef": 0.1},
+        {"lr_schedule": "adaptive", "adaptive_kl": 0.001},
+        {"target_kl": 1e-9, "num_epochs": 5},
+        {"max_grad_norm": 1e-3, "adam_eps": 1e-3},
+        {"num_minibatches": 13},  # minibatches of one sample
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_it_does_so_under_every_setting_of_the_loss(settings, monkeypatch):
+    assert_equal(both(EnvSpec(4, ACTIONS[0]), monkeypatch, **settings))
+
+
+def test_it_does_so_for_a_shared_trunk(monkeypatch):
+    assert_equal(
+        both(EnvSpec(4, ACTIONS[3]), monkeypatch, ModelConfig(hidden_sizes=[8, 8], shared_trunk=True))
+    )
+
+
+class Own(ActorCritic):
+    """A model with a buffer and a parameter that does not learn."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.frozen = nn.Linear(spec.obs_size, 4)
+        self.frozen.requires_grad_(False)
+        self.head = nn.Linear(4, 4)
+        self.register_buffer("shift", torch.full((4,), 0.5))
+
+    def forward(self, obs):
+        out = self.head(self.frozen(obs) + self.shift)
+        return out[..., :3], out[..., 3]
+
+    def action_params(self, obs):
+        return self(obs)[0]
+
+    def value(self, obs):
+        return self(obs)[1]
+
+
+def test_it_does_so_for_a_model_with_buffers_and_parameters_that_do_not_learn(monkeypatch):
+    found = both(EnvSpec(4, ACTIONS[0]), monkeypatch, ModelConfig(name=f"{__name__}:Own"))
+    assert_equal(found)
+
+
+def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
+    spec = EnvSpec(4, ACTIONS[0])
+    learner, model = made(spec, PPOConfig(), compiled=True, monkeypatch=monkeypatch)
+    learner.step.begin(1e-3)
+    learner.step.take(example(spec, model, 0, torch.Generator()), count=3)
+    assert not learner.parameters.grad.any()
+    assert not learner.step.sums.any()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, monkeypatch):
+    spec = EnvSpec(4, ACTIONS[0])
+    config = PPOConfig(num_epochs=3, num_minibatches=2)
+    learner, model = made(spec, config, compiled=True, monkeypatch=monkeypatch)
+    samples = rollout(spec, model)
+    learner.update(samples, 1, 0.0)
+    before = learner.parameters.detach().clone()
+    samples.rewards[0, 0] = bad
+    samples.valid[0, 0] = True
+    with pytest.raises(NonFiniteError, match=r"^the loss of rank 0 is not finite in iteration 2; .*\[nan\]"):
+        learner.update(samples, 2, 0.0)
+    assert torch.equal(learner.parameters, before)
+    assert learner.optimizer.state[learner.parameters]["step"] == 6
+
+
+def test_its_gradient_is_tried_against_autograds_and_nothing_moves(monkeypatch):
+    spec, config = EnvSpec(4, ACTIONS[3]), PPOConfig(clip_value_coef=0.2)
+    learner, model = made(spec, config, compiled=True, monkeypatch=monkeypatch)
+    before = learner.parameters.detach().clone()
+    assert learner.step.agrees(spec, model, config)
+    assert not learner.step.agrees(spec, model, PPOConfig(clip_value_coef=0.2, value_coef=0.6))
+    assert torch.equal(learner.parameters, before)
+    assert not learner.optimizer.state
+
+
+def test_what_it_is_made_from_survives_a_process_and_names_its_libraries():
+    spec = EnvSpec(4, ACTIONS[1], mask_size=5)
+    recipe = Recipe(spec, ModelConfig(hidden_sizes=[8]), "float32", clips_value=False)
+    assert Recipe.from_json(recipe.to_json()) == recipe
+    model = build_model(spec, recipe.model, 0, torch.float32)
+    assert recipe.key(model) == Recipe.from_json(recipe.to_json()).key(model)
+    other = Recipe(spec, ModelConfig(hidden_sizes=[8]), "float32", clips_value=True)
+    assert other.key(model) != recipe.key(model)
