@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -168,7 +169,11 @@ def _compile(
     if any(i not in may_change for i in changed):
         raise CannotCompile("its forward changes its buffers")
     module = program.module(check_guards=False)
-    options = {"aot_inductor.output_path": str(library), "cpp.threads": threads}
+    options = {
+        "aot_inductor.output_path": str(library),
+        "aot_inductor.precompile_headers": False,  # they stay in the temporary folder, wherever the cache is
+        "cpp.threads": threads,
+    }
     aot_compile(module, inputs, options=options)
 
 
@@ -200,7 +205,7 @@ def main() -> None:
             made, temporary = unfinished / "made", unfinished / "tmp"
             made.mkdir(parents=True)
             temporary.mkdir()
-            os.environ["TMPDIR"] = str(temporary)  # of compilers that may be killed
+            os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)  # of compilers that may be killed
             torch.set_num_threads(1)
             compile_step(Recipe.from_json(request["recipe"]), made)
             assert is_made(made), LIBRARIES
