@@ -1,6 +1,6 @@
 """The process that compiles a step: `python -m ddppo.ppo.compile_step`, told on stdin what and whereto.
 
-It takes tens of seconds of one core, which it leaves to whoever else wants it, and ends with who started it. What it
+It takes tens of seconds of one core, as nicely as it is told to be, and ends with who started it. What it
 cannot compile it says in one line on stdout. The first line of stdin is a JSON object, the rest never comes: its end is
 that of the other side.
 """
@@ -154,20 +154,15 @@ def _compile(
     may_change: range, threads: int,
 ) -> None:  # fmt: skip
     """Compile a function. Inputs in `rows` may have any number of rows, those in `may_change` may change."""
-    from torch._inductor import aot_compile
     from torch.fx.experimental.proxy_tensor import make_fx
 
     traced = make_fx(function, tracing_mode="symbolic")(*inputs)
-    for node in traced.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            raise CannotCompile(f"it draws random numbers ({node.target})")
+    _check(traced.graph, may_change)
     n = torch.export.Dim("n", min=2, max=_MAX_ROWS)
     shapes = tuple({0: n} if i in rows else {} for i in range(len(inputs)))
     program = torch.export.export(_Traced(traced), inputs, dynamic_shapes=(shapes,), strict=False)
-    names = [spec.arg.name for spec in program.graph_signature.input_specs]
-    changed = [names.index(name) for name in program.graph_signature.user_inputs_to_mutate.values()]
-    if any(i not in may_change for i in changed):
-        raise CannotCompile("its forward changes its buffers")
+    from torch._inductor import aot_compile
+
     module = program.module(check_guards=False)
     options = {
         "aot_inductor.output_path": str(library),
@@ -175,6 +170,28 @@ def _compile(
         "cpp.threads": threads,
     }
     aot_compile(module, inputs, options=options)
+
+
+def _check(graph: torch.fx.Graph, may_change: range) -> None:
+    """Raise CannotCompile where a graph draws random numbers or changes inputs that are not in `may_change`."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise CannotCompile(f"it draws random numbers ({node.target})")
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                changed = _viewed(given)
+                if changed in inputs and inputs.index(changed) not in may_change:
+                    raise CannotCompile("its forward changes its buffers")
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node whose storage a view of a view shares."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.arguments[0].alias_info:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
 
 
 class _Traced(nn.Module):
@@ -191,8 +208,8 @@ class _Traced(nn.Module):
 
 def main() -> None:
     """Compile what stdin asks for, unless somebody did meanwhile."""
-    os.nice(19)
     request = json.loads(sys.stdin.readline())
+    os.nice(request["nice"])
     threading.Thread(target=_end_with_the_other_side, daemon=True).start()
     folder = Path(request["folder"])
     with folder.with_suffix(".lock").open("w") as lock:

@@ -31,7 +31,7 @@ from ddppo.terminal import warn
 # Of compile=auto. A step of a small model takes .15 ms compiled and .6 ms eager; compiling takes 30 to 60 s of a core.
 _PAYS_FROM_STEPS = 100_000
 _USED_FROM_STEPS = (
-    1_000  # if it is compiled already: short runs keep their bits whatever others left in the cache
+    1_000  # where it is there already; shorter runs keep their bits, whatever others left in the cache
 )
 _POLL_S = 0.1
 
@@ -59,11 +59,11 @@ class Compilation:
         self._gave_up, self._must = True, False
         if config.compile == "off":
             return
-        if sync_name == "ddp":
-            self._give_up("dist.grad_sync=ddp works inside backward")
-            return
         self._must = config.compile == "on" or goes_on
         if not self._must and num_steps < _USED_FROM_STEPS:
+            return
+        if sync_name == "ddp":
+            self._give_up("dist.grad_sync=ddp sums inside backward")
             return
         self._pays = self._must or num_steps >= _PAYS_FROM_STEPS
         p = next(model.parameters())
@@ -107,11 +107,14 @@ class Compilation:
 
     def close(self) -> None:
         """End what still compiles."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is None:
+            return
+        if is_unfinished := self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            assert self._folder is not None
+        with suppress(OSError), self._process:  # which closes its pipes and waits for it
+            pass
+        if is_unfinished and self._folder is not None:
             shutil.rmtree(_unfinished(self._folder), ignore_errors=True)
 
     def _load(self, folder: Path) -> None:
@@ -141,7 +144,7 @@ class Compilation:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert self._process.stdin is not None
-        request = {"folder": str(folder), "recipe": self._recipe.to_json()}
+        request = {"folder": str(folder), "recipe": self._recipe.to_json(), "nice": 0 if self._must else 19}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()  # and stays open: its end tells the process that this one has ended
 

@@ -14,7 +14,7 @@ from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise
 from ddppo.ppo import compiled_step
-from ddppo.ppo.compile_step import gradient_function, optimize_
+from ddppo.ppo.compile_step import CannotCompile, compile_step, gradient_function, optimize_
 from ddppo.ppo.compiled_step import CompiledStep, Recipe, example
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.rollout import Rollout
@@ -220,6 +220,30 @@ def test_its_gradient_is_tried_against_autograds_and_nothing_moves(monkeypatch):
     assert not learner.step.agrees(spec, model, PPOConfig(clip_value_coef=0.2, value_coef=0.6))
     assert torch.equal(learner.parameters, before)
     assert not learner.optimizer.state
+
+
+class Counting(Own):
+    """A model that changes its buffer whenever it is called."""
+
+    def forward(self, obs):
+        self.shift.add_(1.0)
+        return super().forward(obs)
+
+
+class Branching(Own):
+    """A model whose course depends on what it sees."""
+
+    def forward(self, obs):
+        return super().forward(obs if obs.sum() > 0 else -obs)
+
+
+@pytest.mark.parametrize(("name", "error"), [("Counting", CannotCompile), ("Branching", Exception)])
+def test_a_model_that_a_compiled_step_cannot_repeat_is_refused(name, error, tmp_path):
+    recipe = Recipe(
+        EnvSpec(4, ACTIONS[0]), ModelConfig(name=f"{__name__}:{name}"), "float32", clips_value=False
+    )
+    with pytest.raises(error, match="changes its buffers" if error is CannotCompile else "data-dependent"):
+        compile_step(recipe, tmp_path)
 
 
 def test_what_it_is_made_from_survives_a_process_and_names_its_libraries():

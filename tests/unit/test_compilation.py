@@ -1,0 +1,116 @@
+"""When a run takes the compiled step: in the same iteration on all ranks, recorded, and on from there when resumed."""
+
+import shutil
+
+import pytest
+import torch
+
+from ddppo import config as configuration
+from ddppo.collectives import Group
+from ddppo.config import Config
+from ddppo.distributed.launch import resolve_device
+from ddppo.models.actor_critic import MLP
+from ddppo.ppo import compiled_step
+from ddppo.ppo.compile_step import gradient_function, optimize_
+from ddppo.run import checkpoint, compilation
+from ddppo.run.worker import Worker
+from tests.support import summary
+from tests.unit.test_compiled_step import Uncompiled
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def settings(**changed):
+    config = Config()
+    config.env.id, config.env.num_envs, config.env.backend = "CartPole-v1", 4, "sync"
+    config.ppo.total_steps, config.ppo.rollout_steps = 4 * 8 * 5, 8
+    config.log.progress, config.log.tensorboard, config.eval.final_episodes = "none", False, 0
+    for name, value in changed.items():
+        setattr(config, name, value)
+    return config
+
+
+def train(config, run_dir, monkeypatch, *, made_at=None, state=None):
+    """Train in this process; the libraries are there from the `made_at`-th look on, those of rank and iteration."""
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
+    worker = Worker(config, run_dir, Group(), resolve_device("cpu"))
+    if state is not None:
+        worker.restore(state)
+    functions = {
+        "gradient.so": gradient_function(worker.model, worker.spec.action, 7, clips_value=False),
+        "optimizer.so": optimize_,
+    }
+    looks = iter(range(1, 100))
+    monkeypatch.setattr(compilation, "is_made", lambda folder: made_at is not None and next(looks) >= made_at)
+    monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
+    worker.run()
+    return summary(run_dir), checkpoint.load(checkpoint.last(run_dir / "checkpoints"))
+
+
+def test_it_takes_over_in_the_iteration_after_it_is_there_and_a_resumed_run_goes_on_with_it(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(compilation, "_USED_FROM_STEPS", 1)
+    found, state = train(settings(), tmp_path / "run", monkeypatch, made_at=5)
+    assert (found["compiled_from"], found["derived"]["step"]) == (4, "eager")
+    assert state["compiled_from"] == 4
+    longer = settings()
+    longer.ppo.total_steps *= 2
+    found, state = train(longer, tmp_path / "run", monkeypatch, made_at=1, state=state)
+    assert (found["compiled_from"], found["derived"]["step"]) == (4, "compiled")
+
+
+def test_a_short_run_and_one_with_compile_off_look_for_nothing(tmp_path, monkeypatch):
+    for name, config in {"short": settings(), "off": settings(compile="off")}.items():
+        found, state = train(config, tmp_path / name, monkeypatch, made_at=1)
+        assert found["compiled_from"] is state["compiled_from"] is None
+    assert not (tmp_path / "cache" / "ddppo").exists()
+
+
+def test_without_a_compiler_one_line_says_so_and_the_eager_step_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    found, _ = train(settings(compile="on"), tmp_path / "run", monkeypatch)
+    assert (found["status"], found["compiled_from"]) == ("completed", None)
+    said = capsys.readouterr().err
+    assert (
+        said
+        == "warning: compile=on: the step stays eager: there is no C++ compiler (g++, or what CXX names)\n"
+    )
+
+
+def test_libraries_that_do_not_load_are_removed_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    worker = Worker(settings(compile="on"), tmp_path, Group(), resolve_device("cpu"))
+    folders = set()
+
+    def made(path):
+        folders.add(path)
+        path.mkdir(parents=True, exist_ok=True)
+        for name in compiled_step.LIBRARIES:
+            (path / f"{name}.so").write_text("not a library")
+        return True
+
+    monkeypatch.setattr(compilation, "is_made", made)
+    worker.run()
+    assert "was removed, and the next run compiles anew" in capsys.readouterr().err
+    assert [folder.exists() for folder in folders] == [False]
+    assert summary(tmp_path)["compiled_from"] is None
+
+
+class Random(MLP):
+    """A model whose results depend on chance."""
+
+    def forward(self, obs):
+        return super().forward(torch.dropout(obs, 0.5, train=True))
+
+
+def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path, monkeypatch, capsys):
+    config = settings(compile="on")
+    config.model.name = "tests.unit.test_compilation:Random"
+    worker = Worker(config, tmp_path, Group(), resolve_device("cpu"))
+    worker.run()
+    assert "the step stays eager: it draws random numbers" in capsys.readouterr().err
+    assert summary(tmp_path)["compiled_from"] is None
