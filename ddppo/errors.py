@@ -58,6 +58,10 @@ class EnvOutputError(EnvError):
     """An environment returned what its space does not describe, or what nothing can be learned from."""
 
 
+class EnvStateError(EnvError):
+    """An environment that cannot hand over its state."""
+
+
 class EnvWorkerLost(EnvError):
     """A process that steps an environment died or hangs."""
 

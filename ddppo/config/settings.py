@@ -16,9 +16,10 @@ class EnvConfig:
     )
     backend: str = setting(
         "auto",
-        "who steps them: sync (in the rank), pool (a few processes, shared memory), native (the task's own "
-        "batched implementation; its random stream depends on W), auto (sync or pool by measured step time)",
-        choices=("auto", "sync", "pool", "native"),
+        "who steps them: batched (all at once in the rank: classic control and synthetic, the numbers of sync), sync "
+        "(in turn in the rank), pool (a few processes, shared memory), native (the task's own batched implementation; "
+        "its random stream depends on W), auto (batched, or sync or pool by measured step time)",
+        choices=("auto", "batched", "sync", "pool", "native"),
     )
     num_workers: int | None = setting(
         None,

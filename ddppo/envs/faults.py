@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.envs.codec import WrongOutput
-from ddppo.errors import EnvError, EnvOutputError, EnvRaised
+from ddppo.errors import EnvError, EnvOutputError, EnvRaised, EnvStateError
 from ddppo.spaces import ActionSpec
 from ddppo.tracebacks import own_traceback
 
@@ -42,6 +42,13 @@ def when_stepped(step: int) -> str:
 
 def when_reset(step: int) -> str:
     return f"in the reset after step {step}" if step else "in its first reset"
+
+
+def no_state(names: EnvNames) -> EnvStateError:
+    """Return what to raise where a backend does not know all that its task remembers."""
+    return EnvStateError(
+        f"{names(0)} cannot hand over its state: only a task that is stepped by env.backend=batched can"
+    )
 
 
 def explained(name: str, when: str, error: BaseException) -> EnvError:

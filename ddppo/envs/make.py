@@ -11,10 +11,12 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.envs.batched import make_batched, why_not_batched
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
 from ddppo.envs.pool.pool import make_pool
@@ -25,6 +27,7 @@ from ddppo.envs.vec_env import EnvSpec, EnvStep, VecEnv
 from ddppo.errors import EnvError
 
 BACKENDS: dict[str, Callable[..., VecEnv]] = {
+    "batched": make_batched,
     "sync": make_sync,
     "pool": make_pool,
     "native": make_native,
@@ -50,16 +53,20 @@ def make_vec_env(
 def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     """Make a batch for evaluation: stepped and checked in this process, a stream per environment, never slowed."""
     env = dataclasses.replace(env, backend="sync", slow_ranks={})
-    return CheckedEnvs(make_sync(env, probe(env), EnvNames(range(num_envs), None), 0.0))
+    spec, names = probe(env), EnvNames(range(num_envs), None)
+    backend = "sync" if why_not_batched(env) else "batched"
+    return CheckedEnvs(BACKENDS[backend](env, spec, names, 0.0))
 
 
 def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
     """Return the settings with who steps `num_envs` environments where env.backend=auto; it changes no number.
 
-    That is the faster of sync and pool, by a measured step.
+    That is batched where the task can be, else the faster of sync and pool, by a measured step.
     """
     if env.backend != "auto":
         return env
+    if why_not_batched(env) is None:
+        return dataclasses.replace(env, backend="batched")
     if num_envs > 1:
         with suppress(EnvError):  # the environment to be trained in meets the same, and can say so
             cost = measure(env, spec)
@@ -85,6 +92,12 @@ class SlowEnvs:
     def step(self, actions: np.ndarray) -> EnvStep:
         time.sleep(self._seconds)
         return self._envs.step(actions)
+
+    def state(self) -> dict[str, Any]:
+        return self._envs.state()
+
+    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        return self._envs.restore(state)
 
     def close(self) -> None:
         self._envs.close()
@@ -112,6 +125,12 @@ class CheckedEnvs:
         ends = [(0, step.ended, step.final_obs)] if len(step.ended) else []
         self._check(step.obs, step.rewards, ends, step.action_mask)
         return step
+
+    def state(self) -> dict[str, Any]:
+        return self._envs.state()
+
+    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        return self._envs.restore(state)
 
     def close(self) -> None:
         self._envs.close()

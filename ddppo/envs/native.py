@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import MASK, WrongOutput, action_spec, checked_mask_size, decode_actions, obs_dtype
-from ddppo.envs.faults import EnvNames, explained, when_reset, when_stepped
+from ddppo.envs.faults import EnvNames, explained, no_state, when_reset, when_stepped
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 from ddppo.errors import ConfigError
 
@@ -138,6 +138,12 @@ class NativeEnvs:
             final_obs=final_obs.reshape(ended.size, self.spec.obs_size),
             action_mask=self._mask(infos),
         )
+
+    def state(self) -> dict[str, Any]:
+        raise no_state(self.names)
+
+    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        raise no_state(self.names)
 
     def close(self) -> None:
         self._envs.close()

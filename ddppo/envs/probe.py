@@ -14,6 +14,7 @@ from gymnasium.spaces import Dict
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.config import EnvConfig, near
+from ddppo.envs.batched import why_not_batched
 from ddppo.envs.codec import (
     MASK,
     RowEncoder,
@@ -140,6 +141,8 @@ def _find_task(env: EnvConfig) -> None:
             f"env.backend=native: {env.id} brings no batched implementation (vector_entry_point): "
             "use env.backend=sync"
         )
+    if env.backend == "batched" and (why := why_not_batched(env)):
+        raise ConfigError(f"env.backend=batched: {env.id} is not stepped as a batch: {why}")
     if env.backend != "native" and registered.entry_point is None:
         raise ConfigError(
             f"env.id={env.id} is only a batched implementation (vector_entry_point): env.backend=sync, pool and "

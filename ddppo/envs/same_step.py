@@ -5,14 +5,14 @@ Both step the same `RowEnv`s by the same code in the same order, so they give th
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
-from ddppo.envs.faults import EnvNames
+from ddppo.envs.faults import EnvNames, no_state
 from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 
@@ -148,6 +148,12 @@ class SameStepEnvs:
             self._obs, answers.rewards, answers.terminated, answers.truncated, self._valid, ended, final_obs,
             self._read_mask(),
         )  # fmt: skip
+
+    def state(self) -> dict[str, Any]:
+        raise no_state(self.names)
+
+    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        raise no_state(self.names)
 
     def close(self) -> None:
         self._stepper.close()

@@ -1,13 +1,13 @@
 """The contract between a batch of environments and whoever acts in it. Knows numpy, not torch.
 
-Every backend (sync, pool, native) hides its autoreset mode behind the same three facts per step: the
+Every backend (batched, sync, pool, native) hides its autoreset mode behind the same three facts per step: the
 observation to act on next, the true final observation of every episode that ended, and which rows were real
 transitions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -57,6 +57,17 @@ class VecEnv(Protocol):
 
     def step(self, actions: np.ndarray) -> EnvStep:
         """Step all with actions `[E, *spec.action.shape]` as the model produced them (not yet clipped)."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return all that decides what follows, in plain Python values.
+
+        Raises EnvStateError, which names the environment, where that cannot be had exactly.
+        """
+        ...
+
+    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        """Go on exactly where a batch of this task and size was when it gave `state`; return obs and mask as reset."""
         ...
 
     def close(self) -> None: ...

@@ -197,7 +197,7 @@ def test_auto_takes_processes_only_where_they_save_more_than_they_cost():
     assert chosen(slow, num_envs=8, cores=2) == ("pool", 2)
     assert chosen(slow, num_envs=8, cores=1) == ("sync", None)
     assert chosen(slow, num_envs=1, cores=2) == ("sync", None)
-    assert chosen(synthetic(), num_envs=2, cores=2) == ("sync", None)
+    assert chosen(task("Counting"), num_envs=2, cores=2) == ("sync", None)
 
 
 def test_environments_that_sleep_get_a_process_each_be_there_one_core_only():
