@@ -11,8 +11,9 @@ from ddppo.envs.codec import sample_action
 from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec
 
-# Asking the processes of a pool, waking them, and waking the rank again: seconds per step of the batch.
-_POOL_S = 150e-6
+# Asking the processes of a pool and answering the rank: seconds per step of the batch. Measured by
+# experiments/env_backends: 20 us where all have the cores to themselves, 100 us where each has to be woken.
+_POOL_S = 75e-6
 _COMPUTES_ABOVE = 0.9  # of its step; the rest is noise
 
 

@@ -45,13 +45,17 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the memory of a pool follows from: its environments and processes, and the task's rows and actions."""
+    """What the memory of a pool follows from: its environments and processes, and the task's rows and actions.
+
+    num_yields: see `receive_byte`.
+    """
 
     num_envs: int
     num_workers: int
     row_size: int
     row_dtype: np.dtype
     action_space: gym.Space
+    num_yields: int
 
 
 class Memory:
@@ -102,6 +106,20 @@ def _num_bytes(layout: Sequence[tuple[tuple[int, ...], np.dtype]]) -> int:
 
 def _in_lines(num_bytes: int) -> int:
     return -(-num_bytes // _LINE) * _LINE
+
+
+def receive_byte(line: socket.socket, num_yields: int) -> bytes:
+    """Return the next byte, b"" at the end of the line; whoever waits yields its core so often before it sleeps.
+
+    To be woken takes tens of us, to yield one that nobody else wants about one. Raises BlockingIOError after the line's
+    own timeout.
+    """
+    for _ in range(num_yields):
+        try:
+            return line.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            os.sched_yield()
+    return line.recv(1)
 
 
 def tell(line: socket.socket, what: Any, files: Sequence[int] = ()) -> None:

@@ -17,7 +17,19 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames, when_reset, when_stepped
-from ddppo.envs.pool.line import DONE, RESET, STEP, Memory, Shape, Task, ToMeasure, create, hear, tell
+from ddppo.envs.pool.line import (
+    DONE,
+    RESET,
+    STEP,
+    Memory,
+    Shape,
+    Task,
+    ToMeasure,
+    create,
+    hear,
+    receive_byte,
+    tell,
+)
 from ddppo.envs.same_step import Answers, SameStepEnvs
 from ddppo.envs.step_cost import choose_num_workers
 from ddppo.envs.vec_env import EnvSpec
@@ -26,6 +38,7 @@ from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
 
 _CLOSE_S = 5.0  # for environments to close
 _MEASURE_S = 10.0  # for an environment to be made and stepped a few times
+_NUM_YIELDS = 500  # before who waits sleeps: longer than a rank acts; none where processes exceed cores
 _LOOK_S = 1.0  # between two looks at a worker that does not answer
 # fork_server comes last: until then a signal ends the server, which has nothing to lose.
 _IMPORTS = ("ddppo.envs.pool.pool", "ddppo.envs.pool.fork_server")
@@ -66,12 +79,15 @@ class Pool:
         self._timeout_s = timeout_s
         self._num_steps = 0
         self._when = "when they were made"
+        self._num_yields = 0
         self._memory: Memory | None = None
         self.workers: list[Worker] = []
         self.server = ForkServer.forked() or ForkServer.started()
         try:
             self.server.have_imported(_IMPORTS)
-            self._start(env, spec, env.num_workers or self._fitting_num_workers(env, spec, cores))
+            num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
+            self._num_yields = _NUM_YIELDS if num_workers <= cores else 0
+            self._start(env, spec, num_workers)
         except ForkServerLost as e:
             self.close()
             raise self._lost_server(e) from None
@@ -106,7 +122,7 @@ class Pool:
         self._wait_for_all()
         spaces = [hear(worker.line)[0] for worker in self.workers]
         (row_size,), row_dtype, self.action_space = spaces[0]
-        shape = Shape(num_envs, num_workers, row_size, row_dtype, self.action_space)
+        shape = Shape(num_envs, num_workers, row_size, row_dtype, self.action_space, self._num_yields)
         file = create(shape)
         try:
             self._memory = Memory(file, shape)
@@ -155,7 +171,7 @@ class Pool:
     def _answer(self, worker: Worker, end: float) -> bytes:
         while True:
             try:
-                answer = worker.line.recv(1)
+                answer = receive_byte(worker.line, self._num_yields)
             except BlockingIOError:
                 # A program that an environment has started may hold the line's other end open: look at the process.
                 if self._code(worker, 0.0) is not None:

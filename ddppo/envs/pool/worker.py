@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
-from ddppo.envs.pool.line import DONE, FAILED, RESET, Memory, ToMeasure, framed, hear
+from ddppo.envs.pool.line import DONE, FAILED, RESET, Memory, ToMeasure, framed, hear, receive_byte
 from ddppo.envs.same_step import InTurn, make_row_envs
 from ddppo.envs.step_cost import measure
 from ddppo.errors import EnvError
@@ -51,7 +51,7 @@ def _serve(line: socket.socket) -> None:
         os.close(file)
         stepper = InTurn(envs, memory.answers.part(part), memory.at[worker])
         seeds, actions = memory.seeds[part], memory.actions[part]
-        while what := line.recv(1):
+        while what := receive_byte(line, shape.num_yields):
             try:
                 if what == RESET:
                     stepper.reset(seeds)
