@@ -195,7 +195,8 @@ def test_nothing_is_left_of_the_memory_even_after_kill_9_of_all():
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not pids & set(holders()), "end of all")
-    assert set(os.listdir("/dev/shm")) == names
+    # Other programs of this machine may have files there that come and go.
+    wait_until(lambda: set(os.listdir("/dev/shm")) <= names, "end of what is new in /dev/shm")
 
 
 def test_a_lack_of_memory_is_said_where_shm_was_asked_for_and_gloo_taken_where_not(monkeypatch, capfd):
