@@ -44,9 +44,10 @@ def check_fields(section: Any, prefix: str = "") -> None:
         if value is None or not rule:
             continue
         if rule["choices"] and value not in rule["choices"]:
-            raise ConfigError(
-                f"{key}={value}: must be one of {', '.join(rule['choices'])}{near(str(value), rule['choices'])}"
-            )
+            hint = near(str(value), rule["choices"])
+            if "on" in rule["choices"] and str(value) in ("True", "False"):  # what YAML makes of on and off
+                hint = ' (in a YAML file, quote it: "on", "off")'
+            raise ConfigError(f"{key}={value}: must be one of {', '.join(rule['choices'])}{hint}")
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         if not math.isfinite(value):
