@@ -3,7 +3,9 @@
 import abc
 import importlib
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config import ModelConfig
@@ -70,10 +72,10 @@ class MLP(ActorCritic):
         return self._head(hidden), self.value_head(value_hidden).squeeze(-1)
 
     def action_params(self, obs: torch.Tensor) -> torch.Tensor:
-        return self._head(self.policy_trunk(obs))
+        return self._head(_hidden(self.policy_trunk, obs))
 
     def value(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.value_head(self.value_trunk(obs)).squeeze(-1)
+        return self.value_head(_hidden(self.value_trunk, obs)).squeeze(-1)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         out = self.policy_head(hidden)
@@ -86,6 +88,22 @@ def _hidden_layers(inputs: int, config: ModelConfig) -> nn.Sequential:
         layers += [_linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[config.activation]()]
         inputs = outputs
     return nn.Sequential(*layers)
+
+
+def _hidden(layers: nn.Sequential, obs: torch.Tensor) -> torch.Tensor:
+    """Return layers(obs). In inference mode on a CPU, tanh is NumPy's: 10 times as fast as torch's."""
+    if not (torch.is_inference_mode_enabled() and obs.device.type == "cpu"):
+        return layers(obs)
+    hidden = obs
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            hidden = F.linear(hidden, layer.weight, layer.bias)
+        elif isinstance(layer, nn.Tanh):
+            array = hidden.numpy()
+            np.tanh(array, out=array)
+        else:
+            hidden = layer(hidden)
+    return hidden
 
 
 def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:

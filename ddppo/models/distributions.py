@@ -5,8 +5,10 @@ stream alone, not on the batch it is computed in. Shapes: `...` is any batch sha
 """
 
 import math
+from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -17,7 +19,10 @@ class ActionDistribution(Protocol):
     """pi(. | obs) for a batch of observations."""
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        """Return actions `[..., *action.shape]` from noise `[..., num_noise]` (see `num_noise` for its law)."""
+        """Return actions `[..., *action.shape]` from noise `[..., num_noise]` (see `num_noise` for its law).
+
+        Noise and actions are on the CPU, where environments are; NumPy draws choices in half of torch's time.
+        """
         ...
 
     def mode(self) -> torch.Tensor:
@@ -66,18 +71,24 @@ class Categorical:
     def __init__(self, logits: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         if mask is not None:
             logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
-        self.log_probs = F.log_softmax(logits, dim=-1)
+        self.logits = logits
+
+    @cached_property
+    def log_probs(self) -> torch.Tensor:
+        return F.log_softmax(self.logits, dim=-1)
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
         """Inverse of the cumulative distribution at noise `[..., 1]`."""
-        cumulative = self.log_probs.exp().cumsum(dim=-1)
-        # Scaled by the last entry, which rounding leaves just off 1, and kept below it: no forbidden choice is drawn.
-        below_one = 1.0 - torch.finfo(noise.dtype).eps
-        threshold = noise.clamp(max=below_one) * cumulative[..., -1:]
-        return (cumulative <= threshold).sum(dim=-1)
+        logits, uniform = self.logits.numpy(force=True), noise.numpy()
+        cumulative = np.exp(logits - np.maximum.reduce(logits, axis=-1, keepdims=True))
+        np.add.accumulate(cumulative, axis=-1, out=cumulative)
+        # Scaled by the last entry, and kept below it: neither rounding nor noise near 1 draws a forbidden choice.
+        below_one = 1.0 - np.finfo(uniform.dtype).eps
+        threshold = np.minimum(uniform, below_one) * cumulative[..., -1:]
+        return torch.from_numpy(np.asarray(np.add.reduce(cumulative <= threshold, axis=-1, dtype=np.int64)))
 
     def mode(self) -> torch.Tensor:
-        return self.log_probs.argmax(dim=-1)
+        return self.logits.argmax(dim=-1)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
         return self.log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
@@ -117,7 +128,7 @@ class Bernoulli:
         self.logits = logits
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        return (noise < self.logits.sigmoid()).long()
+        return (noise < self.logits.sigmoid().cpu()).long()
 
     def mode(self) -> torch.Tensor:
         return (self.logits > 0).long()
@@ -139,7 +150,7 @@ class Gaussian:
         self.log_std = log_std
 
     def sample(self, noise: torch.Tensor) -> torch.Tensor:
-        return self.mean + self.log_std.exp() * noise
+        return self.mean.cpu() + self.log_std.exp().cpu() * noise
 
     def mode(self) -> torch.Tensor:
         return self.mean

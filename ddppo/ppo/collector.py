@@ -5,7 +5,7 @@ import torch
 
 from ddppo.envs.faults import check_finite, check_masks
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models import ActorCritic, action_distribution
+from ddppo.models import ActorCritic, action_distribution, num_action_params
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
 
@@ -47,15 +47,23 @@ class Collector:
         if normalizer is None and device.type == "cpu":
             self.obs = self.raw_obs
         self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
+        self._acted = self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
+        self._actions = self._acted.numpy()
+        self._params = buffer(num_action_params(spec.action))
         self.logprobs = buffer()
         # Written by numpy on the CPU, one row a step, and moved once per rollout.
         self.rewards = np.zeros((steps, envs))
         self.flags = np.zeros((4, steps, envs), dtype=bool)  # terminated, truncated, valid, episode_start
+        self._flag_rows = [tuple(self.flags[:3, t]) for t in range(steps)]
         self.masks = None
         if spec.mask_size is not None:
             self.masks = torch.ones(steps + 1, envs, spec.mask_size, dtype=torch.bool)
-        self._starts = np.ones(envs, dtype=bool)
-        self._returns = np.zeros(envs)
+        # One row of each, made once: a view of a tensor costs a microsecond.
+        self._obs_rows, self._param_rows = self.obs.unbind(), self._params.unbind()
+        self._mask_rows = self.masks.unbind() if self.masks is not None else None
+        self._raw_obs = self.raw_obs.numpy()
+        self._starts = np.ones(envs, dtype=bool)  # of episodes, in row 0
+        self._returns = np.zeros(envs)  # of the episodes under way, before row 0
         self._lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
@@ -79,44 +87,33 @@ class Collector:
         # Not at the end of the last call: the rollout it returned shares these rows.
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, self.raw_obs[-1].numpy(), masks)  # normalised anew: the moments have moved since
-        episodes: list[Episode] = []
         ends: list[tuple[int, np.ndarray, np.ndarray]] = []
-        step_noise = torch.from_numpy(noise).to(self.logprobs)
         self._num_acted = 0
         try:
-            for t in range(self.rollout_steps):
-                self._step(t, step_noise[t], episodes, ends)
+            for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
+                self._step(t, step_noise, ends)
                 self._num_acted = t + 1
         except Exception:  # of a model or task that met what another step should not have returned
             self._check(ends)
             raise
         self._check(ends)
         self._num_steps += self.rollout_steps
-        return self._finish(ends), episodes
+        return self._finish(ends), self._count(ends)
 
-    def _step(
-        self,
-        t: int,
-        noise: torch.Tensor,
-        episodes: list[Episode],
-        ends: list[tuple[int, np.ndarray, np.ndarray]],
-    ) -> None:
+    def _step(self, t: int, noise: torch.Tensor, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
         """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
-        terminated, truncated, valid, episode_start = self.flags
-        mask = self.masks[t].to(self.device) if self.masks is not None else None
-        params = self.model.action_params(self.obs[t])
-        policy = action_distribution(self.env.spec.action, params, mask)
-        actions = policy.sample(noise)
-        self.actions[t] = actions
-        self.logprobs[t] = policy.log_prob(actions)
-        step = self.env.step(actions.cpu().numpy())
+        mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
+        params = self.model.action_params(self._obs_rows[t])
+        self._param_rows[t].copy_(params)
+        actions = action_distribution(self.env.spec.action, params, mask).sample(noise).numpy()
+        self._actions[t] = actions
+        step = self.env.step(actions)
         self._receive(t + 1, step.obs, step.action_mask)
         self.rewards[t] = step.rewards
-        terminated[t], truncated[t], valid[t] = step.terminated, step.truncated, step.valid
-        episode_start[t] = self._starts & step.valid
+        terminated, truncated, valid = self._flag_rows[t]
+        terminated[:], truncated[:], valid[:] = step.terminated, step.truncated, step.valid
         if len(step.ended):
             ends.append((t, step.ended.copy(), step.final_obs.copy()))
-        self._count(t, step.rewards, step.valid, step.ended, episodes)
 
     def _check(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
         """Check what the steps taken returned: once for all of them, for it would cost much at each."""
@@ -132,32 +129,48 @@ class Collector:
             check_masks(names, self._num_steps, self.masks[:rows].numpy(), acted_on, self.env.spec.action)
 
     def _receive(self, row: int, obs: np.ndarray, mask: np.ndarray | None) -> None:
-        self.raw_obs[row].copy_(torch.from_numpy(obs))
+        self._raw_obs[row] = obs
         if self.normalizer is not None:
-            self.normalizer(self.raw_obs[row].to(self.device), out=self.obs[row])
+            self.normalizer(self.raw_obs[row].to(self.device), out=self._obs_rows[row])
         elif self.obs is not self.raw_obs:
-            self.obs[row].copy_(self.raw_obs[row])
-        if self.masks is not None:
+            self._obs_rows[row].copy_(self.raw_obs[row])
+        if self._mask_rows is not None:
             assert mask is not None, "spec.mask_size is set, so every step carries a mask"
-            self.masks[row].copy_(torch.from_numpy(mask))
+            self._mask_rows[row].copy_(torch.from_numpy(mask))
 
-    def _count(
-        self, t: int, rewards: np.ndarray, valid: np.ndarray, ended: np.ndarray, episodes: list[Episode]
-    ) -> None:
-        self._returns += rewards * valid
-        self._lengths += valid
-        # An episode's first row is the one after its end, or after the pseudo-step that reset it.
-        self._starts = ~valid
-        for i in ended:
-            episodes.append(
-                Episode(t, self.first_env + int(i), float(self._returns[i]), int(self._lengths[i]))
-            )
-            self._returns[i] = 0.0
-            self._lengths[i] = 0
-            self._starts[i] = True
+    def _count(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> list[Episode]:
+        """Return the episodes that ended in this rollout, and keep count of those under way."""
+        valid = self.flags[2]
+        rewards = np.where(valid, self.rewards, 0.0)
+        first_rows = np.zeros(self.env.num_envs, dtype=np.int64)  # of the episodes under way
+        episodes: list[Episode] = []
+        for t, ended, _ in ends:
+            for i in ended.tolist():
+                rows = slice(first_rows[i], t + 1)
+                episode_return = float(self._returns[i] + rewards[rows, i].sum())
+                length = int(self._lengths[i] + valid[rows, i].sum())
+                episodes.append(Episode(t, self.first_env + i, episode_return, length))
+                self._returns[i], self._lengths[i], first_rows[i] = 0.0, 0, t + 1
+        is_under_way = np.arange(self.rollout_steps)[:, None] >= first_rows
+        self._returns += (rewards * is_under_way).sum(axis=0)
+        self._lengths += (valid & is_under_way).sum(axis=0)
+        return episodes
 
     def _finish(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
-        """Compute values and freeze the rollout."""
+        """Compute log-probabilities from the parameters acted with, and values; freeze the rollout."""
+        if self.actions is not self._acted:
+            self.actions.copy_(self._acted)
+        masks = self.masks[:-1].to(self.device) if self.masks is not None else None
+        self.logprobs.copy_(
+            action_distribution(self.env.spec.action, self._params, masks).log_prob(self.actions)
+        )
+        # An episode's first row is the one after its end, or after the pseudo-step that reset it.
+        terminated, truncated, valid, episode_start = self.flags
+        starts = terminated | truncated | ~valid
+        episode_start[0] = self._starts
+        episode_start[1:] = starts[:-1]
+        episode_start &= valid
+        self._starts = starts[-1]
         values = self._values(self.obs)
         next_values = values[1:].clone()
         if ends:
@@ -167,7 +180,7 @@ class Collector:
             if self.normalizer is not None:
                 final_obs = self.normalizer(final_obs)
             next_values[steps.to(self.device), envs.to(self.device)] = self._values(final_obs)
-        terminated, truncated, valid, episode_start = torch.from_numpy(self.flags).to(self.device)
+        flags = torch.from_numpy(self.flags).to(self.device)
         return Rollout(
             obs=self.obs[:-1],
             actions=self.actions,
@@ -175,11 +188,11 @@ class Collector:
             values=values[:-1],
             next_values=next_values,
             rewards=torch.from_numpy(self.rewards).to(self.logprobs),
-            terminated=terminated,
-            truncated=truncated,
-            valid=valid,
-            episode_start=episode_start,
-            action_mask=self.masks[:-1].to(self.device) if self.masks is not None else None,
+            terminated=flags[0],
+            truncated=flags[1],
+            valid=flags[2],
+            episode_start=flags[3],
+            action_mask=masks,
             raw_obs=self.raw_obs[:-1],
         )
 
