@@ -40,18 +40,18 @@ def role(pid: int) -> str:
         return "server" if role(int(found[1])) == "door" else "pool"
     if name.startswith("ddppo environment"):
         return "environments"
-    return "door" if " -m ddppo.train " in name else "other"
+    return "door" if "-m ddppo.train " in name else "other"
 
 
 def living() -> list[int]:
-    """Return what descends from this process and has not ended."""
-    found = []
+    """Return what descends from this process and has not ended, but for a server of doors."""
+    found, doors = [], f"ddppo.forking for {os.getpid()}"
     for pid in descendants(os.getpid()):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
             continue
-        if state not in "ZX":
+        if state not in "ZX" and title(pid) != doors:
             found.append(pid)
     return found
 
