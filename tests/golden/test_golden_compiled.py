@@ -53,8 +53,8 @@ def test_what_compiles_ends_with_its_rank_however_that_ends_and_leaves_nothing_e
     elsewhere.mkdir()
     command = [
         sys.executable, "-m", "ddppo.train", *TINY, "env=cartpole", *SETTINGS, "compile=on", "model.hidden_sizes=[5]",
-        f"hydra.run.dir={tmp_path / 'run'}",
     ]  # fmt: skip
+    killed, again = (f"hydra.run.dir={tmp_path / name}" for name in ("killed", "again"))
 
     def compilers():
         """Processes that work for this cache, by their environment."""
@@ -71,11 +71,12 @@ def test_what_compiles_ends_with_its_rank_however_that_ends_and_leaves_nothing_e
             assert time.monotonic() < end
             time.sleep(0.05)
 
-    with started(command, XDG_CACHE_HOME=str(cache), TMPDIR=str(elsewhere)) as process:
+    with started([*command, killed], XDG_CACHE_HOME=str(cache), TMPDIR=str(elsewhere)) as process:
         wait_until(lambda: len(compilers()) > 1)  # it and a C++ compiler
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not compilers())
     assert list(elsewhere.iterdir()) == []
-    result = run(command, tmp_path / "run", timeout_s=600, XDG_CACHE_HOME=str(cache), TMPDIR=str(elsewhere))
+    environ = {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(elsewhere)}
+    result = run([*command, again], tmp_path / "again", timeout_s=600, **environ)
     assert result.code == 0, result.stderr
     assert not list(cache.rglob("*.unfinished"))
