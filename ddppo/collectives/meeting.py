@@ -132,7 +132,7 @@ def _share_memory(
         segment,
         members,
         place=here.index(rank),
-        crowded=len(here) > len(cores),
+        ranks_per_core=len(here) / len(cores),
         device=wanted.device,
     )
     if wanted.process_group:
