@@ -14,6 +14,7 @@ GROUND = {
     "files",
     "fork_server",
     "forking",
+    "native",
     "terminal",
     "seeding",
     "signals",

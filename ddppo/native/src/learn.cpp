@@ -1,0 +1,176 @@
+// The learner's step on a minibatch: gradient, clipping, Adam; and acting. What Python calls.
+#include <cstdio>
+#include <limits>
+
+#include "losses.hpp"
+
+namespace ddppo {
+
+struct Columns {  // of a batch, as Python hands them over
+  const void *obs, *actions, *logprobs, *values, *advantages, *returns, *weights, *mask;
+};
+
+struct Optimizer {  // torch's Adam's state, and what an iteration adds up
+  float* step;
+  void *mean, *square;
+  double *norms, *sums, *loss;
+  const Coefficients* coefficients;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual void refresh() = 0;
+  virtual void policy_rows(const void* obs, long n, void* params) = 0;
+  virtual void value_rows(const void* obs, long n, void* values) = 0;
+  virtual void gradient(
+      const Columns& columns, const int64_t* order, long n, double count, const Optimizer& optimizer) = 0;
+  virtual void optimize(double learning_rate, const Optimizer& optimizer) = 0;
+};
+
+template <class Real>
+class TypedEngine final : public Engine {
+ public:
+  TypedEngine(
+      const Shape& shape, const Actions& actions, const std::vector<long>& offsets, Real* parameters, Real* gradient,
+      long num_parameters)
+      : actions_(actions), network_(shape, offsets, parameters), parameters_(parameters), gradient_(gradient),
+        num_parameters_(num_parameters) {}
+
+  void refresh() override { network_.refresh(); }
+
+  void policy_rows(const void* obs, long n, void* params) override {
+    network_.policy_rows(static_cast<const Real*>(obs), n, static_cast<Real*>(params));
+  }
+
+  void value_rows(const void* obs, long n, void* values) override {
+    network_.value_rows(static_cast<const Real*>(obs), n, static_cast<Real*>(values));
+  }
+
+  void gradient(
+      const Columns& c, const int64_t* order, long n, double count, const Optimizer& optimizer) override {
+    const Batch<Real> batch{
+        static_cast<const Real*>(c.obs), c.actions, static_cast<const Real*>(c.logprobs),
+        static_cast<const Real*>(c.values), static_cast<const Real*>(c.advantages),
+        static_cast<const Real*>(c.returns), static_cast<const Real*>(c.weights),
+        static_cast<const uint8_t*>(c.mask), order};
+    PPOLoss<Real> loss(actions_, batch, *optimizer.coefficients, count, network_.log_std());
+    network_.refresh();
+    network_.accumulate(
+        batch.obs, order, n,
+        [&](long first, long rows, const Real* params, const Real* values, Real* dparams, Real* dvalues, Real* dlog_std) {
+          loss.block(
+              first, rows, params, network_.params_width(), values, network_.values_width(), dparams, dvalues, dlog_std);
+        });
+    network_.write_gradient(gradient_);
+    for (int s = 0; s < kNumStatistics; s++) optimizer.sums[s] += loss.sums[s];
+    if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss.loss;
+    if (!std::isfinite(loss.loss))  // of one rank: then no rank's sum is finite
+      std::fill_n(gradient_, num_parameters_, std::numeric_limits<Real>::quiet_NaN());
+  }
+
+  // Clip the gradient, move by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1) and add to the sum of norms.
+  // Nothing moves from the first norm on that is not finite: the sum is not finite either then.
+  void optimize(double learning_rate, const Optimizer& o) override {
+    const Coefficients& c = *o.coefficients;
+    const double norm = length();
+    *o.norms += norm;
+    if (!std::isfinite(*o.norms)) return;
+    const Real scale = norm > c.max_norm ? Real(c.max_norm / (norm + 1e-6)) : Real(1);
+    *o.step += 1;
+    const double t = *o.step;
+    const Real rate = Real(learning_rate / (1 - std::pow(0.9, t)));
+    const Real root = Real(1 / std::sqrt(1 - std::pow(0.999, t)));
+    const Real eps = Real(c.adam_eps), b1 = Real(0.9), b2 = Real(0.999), d1 = Real(1 - 0.9), d2 = Real(1 - 0.999);
+    Real* __restrict mean = static_cast<Real*>(o.mean);
+    Real* __restrict square = static_cast<Real*>(o.square);
+    Real* __restrict parameters = parameters_;
+    Real* __restrict gradient = gradient_;
+    for (long i = 0; i < num_parameters_; i++) {
+      const Real g = gradient[i] * scale;
+      gradient[i] = g;
+      mean[i] = b1 * mean[i] + d1 * g;
+      square[i] = b2 * square[i] + d2 * g * g;
+      parameters[i] -= rate * mean[i] / (std::sqrt(square[i]) * root + eps);
+    }
+  }
+
+ private:
+  double length() const {
+    double sums[8] = {};
+    long i = 0;
+    for (; i + 8 <= num_parameters_; i += 8)
+      for (int j = 0; j < 8; j++) sums[j] += double(gradient_[i + j]) * double(gradient_[i + j]);
+    for (; i < num_parameters_; i++) sums[0] += double(gradient_[i]) * double(gradient_[i]);
+    double sum = 0;
+    for (double part : sums) sum += part;
+    return std::sqrt(sum);
+  }
+
+  const Actions actions_;
+  Network<Real> network_;
+  Real *parameters_, *gradient_;
+  const long num_parameters_;
+};
+
+}  // namespace ddppo
+
+using namespace ddppo;
+
+extern "C" {
+
+// description: is_double, activation, shared_trunk, kind of action, obs_size, num_hidden, hidden..., num_sizes, sizes...,
+// num_offsets, offsets..., num_parameters.
+void* network_create(const int64_t* description, void* parameters, void* gradient) {
+  const int64_t* at = description;
+  const bool is_double = *at++;
+  Shape shape;
+  Actions actions;
+  shape.activation = static_cast<Activation>(*at++);
+  shape.shared_trunk = *at++;
+  actions.kind = static_cast<ActionKind>(*at++);
+  shape.is_box = actions.kind == kBox;
+  shape.obs_size = *at++;
+  auto list = [&at](std::vector<long>& values) {
+    const int64_t n = *at++;
+    values.assign(at, at + n);
+    at += n;
+  };
+  list(shape.hidden);
+  list(actions.sizes);
+  const bool sums = actions.kind == kDiscrete || actions.kind == kMultiDiscrete;
+  actions.num_params = 0;
+  for (long size : actions.sizes) actions.num_params = sums ? actions.num_params + size : size;
+  shape.num_outputs = actions.num_params;
+  std::vector<long> offsets;
+  list(offsets);
+  const long num_parameters = *at++;
+  if (is_double)
+    return new TypedEngine<double>(
+        shape, actions, offsets, static_cast<double*>(parameters), static_cast<double*>(gradient), num_parameters);
+  return new TypedEngine<float>(
+      shape, actions, offsets, static_cast<float*>(parameters), static_cast<float*>(gradient), num_parameters);
+}
+
+void network_free(void* network) { delete static_cast<Engine*>(network); }
+
+void network_refresh(void* network) { static_cast<Engine*>(network)->refresh(); }
+
+void network_policy(void* network, const void* obs, int64_t n, void* params) {
+  static_cast<Engine*>(network)->policy_rows(obs, n, params);
+}
+
+void network_values(void* network, const void* obs, int64_t n, void* values) {
+  static_cast<Engine*>(network)->value_rows(obs, n, values);
+}
+
+void network_gradient(
+    void* network, const Columns* columns, const int64_t* order, int64_t n, double count, const Optimizer* optimizer) {
+  static_cast<Engine*>(network)->gradient(*columns, order, n, count, *optimizer);
+}
+
+void network_optimize(void* network, double learning_rate, const Optimizer* optimizer) {
+  static_cast<Engine*>(network)->optimize(learning_rate, *optimizer);
+}
+
+}  // extern "C"

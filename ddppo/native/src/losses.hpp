@@ -1,0 +1,280 @@
+// PPO's loss of ddppo/ppo/losses.py and its gradient by what the network puts out; rows by SIMD lanes.
+#pragma once
+
+#include "mlp.hpp"
+
+namespace ddppo {
+
+enum ActionKind { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };
+
+// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: as STATISTICS in ddppo/ppo/step.py.
+constexpr int kNumStatistics = 6;
+
+struct Coefficients {  // in the order of constants() in ddppo/ppo/compiled_step.py
+  double clip, value, entropy, clip_value, max_norm, adam_eps;
+};
+
+struct Actions {
+  ActionKind kind;
+  std::vector<long> sizes;  // choices of each component, bits, or dimensions
+  long num_params;          // of the policy's head
+};
+
+// Samples `[n, ...]` as the collector left them; row r of a minibatch is sample order[r], or r without an order.
+template <class Real>
+struct Batch {
+  const Real* obs;
+  const void* actions;  // int64, or Real of a box
+  const Real *logprobs, *values, *advantages, *returns, *weights;
+  const uint8_t* mask;  // [n, num_params], or null
+  const int64_t* order;
+};
+
+inline Simd<double>::V exp_of(Simd<double>::V x) {
+  return each<double>(x, [](double v) { return std::exp(v); });
+}
+
+// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, by Taylor's series to r^7; 0 and infinity where float32 ends.
+inline Simd<float>::V exp_of(Simd<float>::V x) {
+  typedef int32_t Int __attribute__((vector_size(kVectorBytes)));
+  using F = Simd<float>::V;
+  const F low = Simd<float>::all(-87.0f), high = Simd<float>::all(88.7f);
+  F bounded = x < low ? low : x;
+  bounded = bounded > high ? high : bounded;
+  const F magic = Simd<float>::all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to an integer
+  const F n = (bounded * 1.44269504088896341f + magic) - magic;
+  const F r = (bounded - n * 0.693145751953125f) - n * 1.42860677e-06f;
+  F p = r * (1.0f / 5040) + (1.0f / 720);
+  p = p * r + (1.0f / 120);
+  p = p * r + (1.0f / 24);
+  p = p * r + (1.0f / 6);
+  p = p * r + 0.5f;
+  p = p * r + 1.0f;
+  p = p * r + 1.0f;
+  const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
+  F scale;
+  std::memcpy(&scale, &exponent, sizeof scale);
+  const F result = p * scale;
+  const F ended = x < low ? F{} : result;
+  return x > high ? Simd<float>::all(__builtin_inff()) : ended;
+}
+
+// (exp(x) - 1) - x without cancellation, given exp(x).
+inline Simd<double>::V exp_minus_line(Simd<double>::V x, Simd<double>::V) {
+  return each<double>(x, [](double v) { return std::expm1(v) - v; });
+}
+
+inline Simd<float>::V exp_minus_line(Simd<float>::V x, Simd<float>::V exp_x) {
+  using F = Simd<float>::V;
+  F p = x * (1.0f / 40320) + (1.0f / 5040);
+  p = p * x + (1.0f / 720);
+  p = p * x + (1.0f / 120);
+  p = p * x + (1.0f / 24);
+  p = p * x + (1.0f / 6);
+  p = p * x + 0.5f;
+  const F size = x < F{} ? -x : x;
+  return size < 0.5f ? x * x * p : (exp_x - 1.0f) - x;
+}
+
+template <class Real>
+class PPOLoss {
+  using S = Simd<Real>;
+  static constexpr int kLanes = S::lanes;
+  static constexpr Real kHalfLog2Pi = Real(0.91893853320467274178);
+
+ public:
+  PPOLoss(const Actions& actions, const Batch<Real>& batch, const Coefficients& c, double count, const Real* log_std)
+      : actions_(actions), batch_(batch), c_(c), per_count_(Real(1.0 / count)), log_std_(log_std),
+        params_(actions.num_params), slopes_(actions.num_params), odds_(actions.num_params) {
+    if (actions.kind == kBox)
+      for (long j = 0; j < actions.num_params; j++) odds_[j] = S::all(std::exp(-log_std[j]));
+  }
+
+  double sums[kNumStatistics] = {};
+  double loss = 0;  // weighted, over count
+
+  // Rows [first, first + rows) of the minibatch; outputs `params` are params_width wide, values values_width.
+  void block(
+      long first, long rows, const Real* params, long params_width, const Real* values, long values_width,
+      Real* dparams, Real* dvalues, Real* dlog_std) {
+    V<Real> block_sums[kNumStatistics] = {};
+    V<Real> block_loss{};
+    for (long r0 = 0; r0 < rows; r0 += kLanes) {
+      const int k = static_cast<int>(std::min<long>(kLanes, rows - r0));
+      for (int i = 0; i < kLanes; i++) {
+        const long r = r0 + std::min(i, k - 1);
+        source_[i] = batch_.order ? batch_.order[first + r] : first + r;
+        for (long j = 0; j < actions_.num_params; j++) params_[j][i] = params[r * params_width + j];
+      }
+      V<Real> weight{}, value{};
+      for (int i = 0; i < k; i++) {
+        weight[i] = batch_.weights[source_[i]];
+        value[i] = values[(r0 + i) * values_width];
+      }
+      const V<Real> logprobs = gathered(batch_.logprobs), advantages = gathered(batch_.advantages);
+      V<Real> log_ratio{}, entropy{};
+      evaluate(log_ratio, entropy);
+      log_ratio -= logprobs;
+
+      const V<Real> ratio = exp_of(log_ratio);
+      const Real low = Real(1 - c_.clip), high = Real(1 + c_.clip);
+      V<Real> clipped = ratio < low ? S::all(low) : ratio;
+      clipped = clipped > high ? S::all(high) : clipped;
+      const V<Real> plain = ratio * advantages, bounded = clipped * advantages;
+      const V<Real> is_bounded = bounded < plain ? S::all(1) : V<Real>{};
+      const V<Real> policy_loss = bounded < plain ? -bounded : -plain;
+      const V<Real> share = weight * per_count_;
+      const V<Real> dlogp = -plain * (S::all(1) - is_bounded) * share;
+      const V<Real> dentropy = Real(-c_.entropy) * share;
+      const V<Real> value_loss = value_part(value, share, k, dvalues + r0 * values_width, values_width);
+      descend(dlogp, dentropy, r0, k, dparams, params_width, dlog_std);
+
+      block_loss += (policy_loss + Real(c_.value) * value_loss - Real(c_.entropy) * entropy) * share;
+      const V<Real> kl = exp_minus_line(log_ratio, ratio);
+      const V<Real> off = kl + log_ratio, size = off < V<Real>{} ? -off : off;
+      const V<Real> distance = log_ratio < V<Real>{} ? -log_ratio : log_ratio;
+      block_sums[0] += weight * policy_loss;
+      block_sums[1] += weight * value_loss;
+      block_sums[2] += weight * entropy;
+      block_sums[3] += weight * kl;
+      block_sums[4] += size > Real(c_.clip) ? weight : V<Real>{};
+      block_sums[5] += distance > Real(0.6931471805599453) ? weight : V<Real>{};
+    }
+    for (int i = 0; i < kLanes; i++) {
+      for (int s = 0; s < kNumStatistics; s++) sums[s] += block_sums[s][i];
+      loss += block_loss[i];
+    }
+  }
+
+ private:
+  V<Real> gathered(const Real* column) const {
+    V<Real> x;
+    for (int i = 0; i < kLanes; i++) x[i] = column[source_[i]];
+    return x;
+  }
+
+  // Value loss of k rows; leaves its gradient.
+  V<Real> value_part(V<Real> value, V<Real> share, int k, Real* dvalues, long width) const {
+    const V<Real> returns = gathered(batch_.returns);
+    V<Real> error = value - returns;
+    V<Real> squared = error * error;
+    if (std::isfinite(c_.clip_value)) {
+      const V<Real> old = gathered(batch_.values), bound = S::all(Real(c_.clip_value));
+      V<Real> moved = value - old;
+      const V<Real> is_inside = (moved >= -bound) & (moved <= bound) ? S::all(1) : V<Real>{};
+      moved = moved > bound ? bound : moved;
+      moved = moved < -bound ? -bound : moved;
+      const V<Real> clipped_error = old + moved - returns, clipped_squared = clipped_error * clipped_error;
+      error = clipped_squared > squared ? clipped_error * is_inside : error;
+      squared = clipped_squared > squared ? clipped_squared : squared;
+    }
+    const V<Real> slope = error * share * Real(c_.value);
+    for (int i = 0; i < k; i++) dvalues[i * width] = slope[i];
+    return Real(0.5) * squared;
+  }
+
+  // log pi(action) and entropy of the lanes' rows; keeps in slopes_ and odds_ what descend needs.
+  void evaluate(V<Real>& logp, V<Real>& entropy) {
+    const auto* choices = static_cast<const int64_t*>(batch_.actions);
+    const long num_components = static_cast<long>(actions_.sizes.size());
+    switch (actions_.kind) {
+      case kDiscrete:
+      case kMultiDiscrete: {
+        long offset = 0;
+        for (long component = 0; component < num_components; component++) {
+          for (int i = 0; i < kLanes; i++) chosen_[i] = choices[source_[i] * num_components + component];
+          categorical(offset, actions_.sizes[component], logp, entropy);
+          offset += actions_.sizes[component];
+        }
+        break;
+      }
+      case kMultiBinary:
+        for (long j = 0; j < actions_.num_params; j++) {
+          const V<Real> logit = params_[j], size = logit < V<Real>{} ? -logit : logit;
+          const V<Real> small = exp_of(-size);  // no overflow
+          const V<Real> softplus_of_minus_size = each<Real>(small, [](Real e) { return std::log1p(e); });
+          const V<Real> odds = (logit < V<Real>{} ? small : S::all(1)) / (S::all(1) + small);
+          V<Real> bit;
+          for (int i = 0; i < kLanes; i++) bit[i] = Real(choices[source_[i] * actions_.num_params + j] > 0);
+          const V<Real> softplus = (logit > V<Real>{} ? logit : V<Real>{}) + softplus_of_minus_size;
+          logp += bit * logit - softplus;
+          entropy += softplus - logit * odds;
+          slopes_[j] = bit - odds;
+          odds_[j] = -logit * odds * (S::all(1) - odds);
+        }
+        break;
+      case kBox: {
+        const auto* taken = static_cast<const Real*>(batch_.actions);
+        for (long j = 0; j < actions_.num_params; j++) {
+          V<Real> action;
+          for (int i = 0; i < kLanes; i++) action[i] = taken[source_[i] * actions_.num_params + j];
+          const V<Real> z = (action - params_[j]) * odds_[j];
+          logp += Real(-0.5) * z * z - log_std_[j] - kHalfLog2Pi;
+          entropy += S::all(log_std_[j] + Real(0.5) + kHalfLog2Pi);
+          slopes_[j] = z;
+        }
+        break;
+      }
+    }
+  }
+
+  // Softmax over params_[offset, offset + n); forbidden choices have probability 0 and no gradient.
+  void categorical(long offset, long n, V<Real>& logp, V<Real>& entropy) {
+    V<Real>* logits = params_.data() + offset;
+    if (batch_.mask)
+      for (long j = 0; j < n; j++)
+        for (int i = 0; i < kLanes; i++)
+          if (!batch_.mask[source_[i] * actions_.num_params + offset + j])
+            logits[j][i] = std::numeric_limits<Real>::lowest();
+    V<Real> largest = logits[0];
+    for (long j = 1; j < n; j++) largest = logits[j] > largest ? logits[j] : largest;
+    V<Real> total{};
+    for (long j = 0; j < n; j++) {
+      odds_[offset + j] = exp_of(logits[j] - largest);
+      total += odds_[offset + j];
+    }
+    const V<Real> log_total = each<Real>(total, [](Real x) { return std::log(x); });
+    V<Real> taken{}, own_entropy{};
+    for (long j = 0; j < n; j++) {
+      const V<Real> log_odds = (logits[j] - largest) - log_total, odds = odds_[offset + j] / total;
+      V<Real> is_chosen;
+      for (int i = 0; i < kLanes; i++) is_chosen[i] = Real(chosen_[i] == j);
+      taken = is_chosen > V<Real>{} ? log_odds : taken;
+      own_entropy -= odds > V<Real>{} ? odds * log_odds : odds;
+      slopes_[offset + j] = is_chosen - odds;
+      odds_[offset + j] = odds;
+      logits[j] = log_odds;
+    }
+    for (long j = 0; j < n; j++) {  // the slope of the entropy takes the place of the probability
+      const V<Real> odds = odds_[offset + j];
+      odds_[offset + j] = odds > V<Real>{} ? -odds * (logits[j] + own_entropy) : odds;
+    }
+    logp += taken;
+    entropy += own_entropy;
+  }
+
+  void descend(V<Real> dlogp, V<Real> dentropy, long r0, int k, Real* dparams, long width, Real* dlog_std) const {
+    for (long j = 0; j < actions_.num_params; j++) {
+      V<Real> slope;
+      if (actions_.kind == kBox) {
+        const V<Real> z = slopes_[j];
+        slope = dlogp * z * odds_[j];
+        const V<Real> of_log_std = dlogp * (z * z - Real(1)) + dentropy;
+        for (int i = 0; i < k; i++) dlog_std[j] += of_log_std[i];
+      } else {
+        slope = dlogp * slopes_[j] + dentropy * odds_[j];
+      }
+      for (int i = 0; i < k; i++) dparams[(r0 + i) * width + j] = slope[i];
+    }
+  }
+
+  const Actions& actions_;
+  const Batch<Real>& batch_;
+  const Coefficients c_;
+  const Real per_count_;
+  const Real* log_std_;
+  int64_t source_[kLanes], chosen_[kLanes];
+  std::vector<V<Real>> params_, slopes_, odds_;  // [num_params] of the lanes' rows
+};
+
+}  // namespace ddppo

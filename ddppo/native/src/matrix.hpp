@@ -1,0 +1,134 @@
+// Products of small matrices, and the functions of each entry that follow them, in SIMD registers.
+//
+// Every entry of a product is one chain of fused multiply-adds over k = 0, 1, ..., whatever the tile that holds it. So
+// a row of activations does not depend on the rows computed beside it, nor on their number.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+namespace ddppo {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers accumulate
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32, kTileRows = 6, kTileVectors = 2;  // 12 of 16
+#else
+constexpr int kVectorBytes = 16, kTileRows = 4, kTileVectors = 2;
+#endif
+
+template <class Real>
+struct Simd {
+  typedef Real V __attribute__((vector_size(kVectorBytes)));
+  typedef Real Unaligned __attribute__((vector_size(kVectorBytes), aligned(sizeof(Real)), may_alias));
+  static constexpr int lanes = kVectorBytes / sizeof(Real);
+
+  static V load(const Real* p) { return *reinterpret_cast<const Unaligned*>(p); }
+  static void store(Real* p, V x) { *reinterpret_cast<Unaligned*>(p) = x; }
+  static V all(Real x) { return x - V{}; }
+};
+
+template <class Real>
+constexpr int padded(int n) {
+  constexpr int lanes = Simd<Real>::lanes;
+  return (n + lanes - 1) / lanes * lanes;
+}
+
+// Numbers aligned to a vector, zero at first.
+template <class Real>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(std::size_t size) : size_(size) {
+    data_ = static_cast<Real*>(::operator new(size * sizeof(Real) + kVectorBytes, std::align_val_t(64)));
+    std::memset(data_, 0, size * sizeof(Real) + kVectorBytes);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~Buffer() { ::operator delete(data_, std::align_val_t(64)); }
+  Real* get() const { return data_; }
+  std::size_t size() const { return size_; }
+  void zero() { std::memset(data_, 0, size_ * sizeof(Real)); }
+
+ private:
+  Real* data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+// A matrix as a product reads it: entry (m, k) at data[m * row + k * column].
+template <class Real>
+struct Left {
+  const Real* data;
+  long row, column;
+};
+
+// Entry (k, n): columns in panels of a tile's width, `panel` apart; rows of a panel `row` apart.
+template <class Real>
+struct Right {
+  const Real* data;
+  long row, panel;
+};
+
+template <class Real>
+constexpr int kPanel = kTileVectors * Simd<Real>::lanes;
+
+// A row-major matrix of n columns (a multiple of a vector), as the right factor.
+template <class Real>
+Right<Real> rows_of(const Real* data, long n) {
+  return {data, n, kPanel<Real>};
+}
+
+template <int M, int N, class Real, class Finish>
+inline void tile(Left<Real> a, const Real* b, long b_row, long depth, Finish&& finish, long m0, long n0) {
+  using S = Simd<Real>;
+  typename S::V sum[M][N];
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++) sum[m][n] = finish.start(m0 + m, n0 + n * S::lanes);
+  const Real* left = a.data + m0 * a.row;
+  for (long k = 0; k < depth; k++) {
+    typename S::V right[N];
+    for (int n = 0; n < N; n++) right[n] = S::load(b + k * b_row + n * S::lanes);
+    for (int m = 0; m < M; m++) {
+      const Real x = left[m * a.row + k * a.column];
+      for (int n = 0; n < N; n++) sum[m][n] += x * right[n];
+    }
+  }
+  for (int m = 0; m < M; m++)
+    for (int n = 0; n < N; n++) finish.end(m0 + m, n0 + n * S::lanes, sum[m][n]);
+}
+
+template <int N, class Real, class Finish>
+inline void panel_product(
+    Left<Real> a, const Real* b, long b_row, long m_end, long depth, Finish&& finish, long n0) {
+  long m = 0;
+  for (; m + kTileRows <= m_end; m += kTileRows) tile<kTileRows, N>(a, b, b_row, depth, finish, m, n0);
+  for (; m + 2 <= m_end; m += 2) tile<2, N>(a, b, b_row, depth, finish, m, n0);
+  if (m < m_end) tile<1, N>(a, b, b_row, depth, finish, m, n0);
+}
+
+// The product of a [m, depth] and b [depth, n], n a multiple of a vector. finish.start(row, column) is what a vector of
+// sums begins with, finish.end(row, column, sums) takes it.
+template <class Real, class Finish>
+void product(Left<Real> a, Right<Real> b, long m, long n, long depth, Finish&& finish) {
+  for (long n0 = 0, p = 0; n0 < n; n0 += kPanel<Real>, p++) {
+    const Real* panel = b.data + p * b.panel;
+    switch ((n - n0) / Simd<Real>::lanes) {
+      case 1: panel_product<1>(a, panel, b.row, m, depth, finish, n0); break;
+#if defined(__AVX512F__)
+      case 2: panel_product<2>(a, panel, b.row, m, depth, finish, n0); break;
+      case 3: panel_product<3>(a, panel, b.row, m, depth, finish, n0); break;
+#endif
+      default: panel_product<kTileVectors>(a, panel, b.row, m, depth, finish, n0); break;
+    }
+  }
+}
+
+}  // namespace ddppo

@@ -1,0 +1,322 @@
+// The actor-critic of ddppo/models/actor_critic.py: separate or shared hidden layers, two linear heads.
+//
+// Rows are computed in blocks that stay in the cache from the observation to the gradient. Weights are read from one
+// flat vector, as torch keeps them [out, in], and packed for the products once per change of theirs (`refresh`).
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "activations.hpp"
+#include "matrix.hpp"
+
+namespace ddppo {
+
+constexpr long kBlockRows = 96;
+
+template <class Real>
+using V = typename Simd<Real>::V;
+
+// What a product starts from and becomes ---------------------------------------------------------------------------
+
+template <class Real>
+struct Activated {  // out = f(bias + product)
+  Activation kind;
+  const Real* bias;
+  Real* out;
+  long width;
+  V<Real> start(long, long n) const { return Simd<Real>::load(bias + n); }
+  void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, activate<Real>(kind, x)); }
+};
+
+template <class Real>
+struct Affine {  // out = bias + product
+  const Real* bias;
+  Real* out;
+  long width;
+  V<Real> start(long, long n) const { return Simd<Real>::load(bias + n); }
+  void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, x); }
+};
+
+template <class Real>
+struct Added {  // out += product
+  Real* out;
+  long width;
+  V<Real> start(long m, long n) const { return Simd<Real>::load(out + m * width + n); }
+  void end(long m, long n, V<Real> x) const { Simd<Real>::store(out + m * width + n, x); }
+};
+
+template <class Real>
+struct Descended {  // out = product * f'(y), added to what is there if `adds`
+  Activation kind;
+  const Real* y;
+  Real* out;
+  long width;
+  bool adds;
+  V<Real> start(long, long) const { return V<Real>{}; }
+  void end(long m, long n, V<Real> x) const {
+    const long at = m * width + n;
+    x *= derivative<Real>(kind, Simd<Real>::load(y + at));
+    Simd<Real>::store(out + at, adds ? Simd<Real>::load(out + at) + x : x);
+  }
+};
+
+// One linear layer -------------------------------------------------------------------------------------------------
+
+template <class Real>
+class Linear {
+ public:
+  Linear(const Real* weight, const Real* bias, long inputs, long outputs)
+      : in(inputs), out(outputs), in_width(padded<Real>(inputs)), out_width(padded<Real>(outputs)),
+        weight_(weight), bias_source_(bias), bias_(out_width), forward_(panels(out_width) * in * kPanel<Real>),
+        backward_(panels(in_width) * out * kPanel<Real>),
+        // The gradient of weights is kept [in, out] where that wastes less of a vector than [out, in].
+        transposed_(in * out_width < out * in_width), gradient_(transposed_ ? in * out_width : out * in_width),
+        bias_gradient_(out_width) {}
+
+  void refresh() {
+    std::copy_n(bias_source_, out, bias_.get());
+    for (long o = 0; o < out; o++) {
+      Real* column = forward_.get() + (o / kPanel<Real>) * in * kPanel<Real> + o % kPanel<Real>;
+      const Real* row = weight_ + o * in;
+      for (long i = 0; i < in; i++) column[i * kPanel<Real>] = row[i];
+      for (long i0 = 0, p = 0; i0 < in; i0 += kPanel<Real>, p++)
+        std::copy_n(row + i0, std::min<long>(kPanel<Real>, in - i0), backward_.get() + (p * out + o) * kPanel<Real>);
+    }
+  }
+
+  template <class Finish>
+  void forward(const Real* x, long rows, Finish&& finish) const {
+    product<Real>({x, in_width, 1}, {forward_.get(), kPanel<Real>, in * kPanel<Real>}, rows, out_width, in, finish);
+  }
+
+  // The gradient of the inputs, from that of the outputs dz [rows, out_width].
+  template <class Finish>
+  void backward(const Real* dz, long rows, Finish&& finish) const {
+    product<Real>({dz, out_width, 1}, {backward_.get(), kPanel<Real>, out * kPanel<Real>}, rows, in_width, out, finish);
+  }
+
+  void zero_gradient() {
+    gradient_.zero();
+    bias_gradient_.zero();
+  }
+
+  // Add the gradient of weights and biases that follows from rows of inputs x and of dz.
+  void accumulate(const Real* x, const Real* dz, long rows) {
+    if (transposed_)
+      product<Real>({x, 1, in_width}, rows_of(dz, out_width), in, out_width, rows, Added<Real>{gradient_.get(), out_width});
+    else
+      product<Real>({dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows, Added<Real>{gradient_.get(), in_width});
+    for (long n = 0; n < out_width; n += Simd<Real>::lanes) {
+      V<Real> sum = Simd<Real>::load(bias_gradient_.get() + n);
+      for (long r = 0; r < rows; r++) sum += Simd<Real>::load(dz + r * out_width + n);
+      Simd<Real>::store(bias_gradient_.get() + n, sum);
+    }
+  }
+
+  void write_gradient(Real* weight, Real* bias) const {
+    for (long o = 0; o < out; o++)
+      for (long i = 0; i < in; i++)
+        weight[o * in + i] = transposed_ ? gradient_.get()[i * out_width + o] : gradient_.get()[o * in_width + i];
+    std::copy_n(bias_gradient_.get(), out, bias);
+  }
+
+  const Real* bias() const { return bias_.get(); }
+
+  const long in, out, in_width, out_width;
+
+ private:
+  static long panels(long width) { return (width + kPanel<Real> - 1) / kPanel<Real>; }
+
+  const Real *weight_, *bias_source_;
+  Buffer<Real> bias_, forward_, backward_;
+  const bool transposed_;
+  Buffer<Real> gradient_, bias_gradient_;
+};
+
+// Hidden layers ----------------------------------------------------------------------------------------------------
+
+template <class Real>
+struct Trunk {
+  std::vector<Linear<Real>> layers;
+  std::vector<Buffer<Real>> outputs, slopes;  // of the rows in work: values, and gradients before the nonlinearity
+
+  void allocate() {
+    for (const auto& layer : layers) {
+      outputs.emplace_back(kBlockRows * layer.out_width);
+      slopes.emplace_back(kBlockRows * layer.out_width);
+    }
+  }
+
+  const Real* forward(Activation kind, const Real* x, long rows) {
+    for (std::size_t l = 0; l < layers.size(); l++) {
+      layers[l].forward(x, rows, Activated<Real>{kind, layers[l].bias(), outputs[l].get(), layers[l].out_width});
+      x = outputs[l].get();
+    }
+    return x;
+  }
+
+  // slopes.back() is that of the last layer; go on to the first.
+  void backward(Activation kind, const Real* x, long rows) {
+    for (std::size_t l = layers.size(); l-- > 0;) {
+      const Real* dz = slopes[l].get();
+      layers[l].accumulate(l ? outputs[l - 1].get() : x, dz, rows);
+      if (l)
+        layers[l].backward(
+            dz, rows,
+            Descended<Real>{kind, outputs[l - 1].get(), slopes[l - 1].get(), layers[l - 1].out_width, false});
+    }
+  }
+};
+
+// The network ------------------------------------------------------------------------------------------------------
+
+struct Shape {
+  Activation activation;
+  bool shared_trunk, is_box;
+  long obs_size, num_outputs;  // of the policy head
+  std::vector<long> hidden;
+};
+
+template <class Real>
+class Network {
+ public:
+  // offsets: where in the flat vector the weight and bias stand of every layer of the policy's trunk, of the value's
+  // unless it is shared, of the policy's head and the value's; at last log_std, if actions are a box.
+  Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
+      : shape(shape), offsets_(offsets), parameters_(parameters), x_(kBlockRows * padded<Real>(shape.obs_size)) {
+    std::size_t at = 0;
+    auto linear = [&](long in, long out) {
+      Linear<Real> layer(parameters + offsets[at], parameters + offsets[at + 1], in, out);
+      at += 2;
+      return layer;
+    };
+    for (int t = 0; t < num_trunks(); t++) {
+      long in = shape.obs_size;
+      for (long out : shape.hidden) {
+        trunks_[t].layers.push_back(linear(in, out));
+        in = out;
+      }
+      trunks_[t].allocate();
+    }
+    policy_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), shape.num_outputs));
+    value_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), 1));
+    if (shape.is_box) log_std_ = parameters + offsets[at];
+    params_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
+    values_ = Buffer<Real>(kBlockRows * value_head_->out_width);
+    dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
+    dvalues_ = Buffer<Real>(kBlockRows * value_head_->out_width);
+    dlog_std_ = Buffer<Real>(shape.num_outputs);
+  }
+
+  const Shape shape;
+
+  long num_params() const { return shape.num_outputs * (shape.is_box ? 2 : 1); }
+  const Real* log_std() const { return log_std_; }
+
+  // Pack the weights as they are now; before any of the following, whenever they changed.
+  void refresh() {
+    for_each_layer([](Linear<Real>& layer) { layer.refresh(); });
+  }
+
+  // Action parameters [n, num_params] of observations [n, obs_size].
+  void policy_rows(const Real* obs, long n, Real* params) {
+    for (long r0 = 0; r0 < n; r0 += kBlockRows) {
+      const long rows = std::min(kBlockRows, n - r0);
+      load(obs + r0 * shape.obs_size, nullptr, 0, rows);
+      forward_policy(rows);
+      for (long r = 0; r < rows; r++) {
+        Real* row = params + (r0 + r) * num_params();
+        std::copy_n(params_.get() + r * policy_head_->out_width, shape.num_outputs, row);
+        if (shape.is_box) std::copy_n(log_std_, shape.num_outputs, row + shape.num_outputs);
+      }
+    }
+  }
+
+  // Values [n] of observations [n, obs_size].
+  void value_rows(const Real* obs, long n, Real* values) {
+    for (long r0 = 0; r0 < n; r0 += kBlockRows) {
+      const long rows = std::min(kBlockRows, n - r0);
+      load(obs + r0 * shape.obs_size, nullptr, 0, rows);
+      head(*value_head_, trunks_[num_trunks() - 1].forward(shape.activation, x_.get(), rows), rows, values_.get());
+      for (long r = 0; r < rows; r++) values[r0 + r] = values_.get()[r * value_head_->out_width];
+    }
+  }
+
+  // The gradient of a sum over rows. `loss(first, rows, params, values, dparams, dvalues, dlog_std)` is handed blocks of
+  // outputs, rows as wide as params_width and values_width, and leaves their gradients, adding that of log_std.
+  // order: which of the observations the rows are, or null for the first n.
+  template <class Loss>
+  void accumulate(const Real* obs, const int64_t* order, long n, Loss&& loss) {
+    for_each_layer([](Linear<Real>& layer) { layer.zero_gradient(); });
+    dlog_std_.zero();
+    for (long r0 = 0; r0 < n; r0 += kBlockRows) {
+      const long rows = std::min(kBlockRows, n - r0);
+      load(obs, order, r0, rows);
+      const Real* hidden = forward_policy(rows);
+      const Real* value_hidden =
+          shape.shared_trunk ? hidden : trunks_[1].forward(shape.activation, x_.get(), rows);
+      head(*value_head_, value_hidden, rows, values_.get());
+      loss(r0, rows, params_.get(), values_.get(), dparams_.get(), dvalues_.get(), dlog_std_.get());
+      descend(*policy_head_, trunks_[0], dparams_.get(), rows, false);
+      descend(*value_head_, trunks_[num_trunks() - 1], dvalues_.get(), rows, shape.shared_trunk);
+      for (int t = 0; t < num_trunks(); t++) trunks_[t].backward(shape.activation, x_.get(), rows);
+    }
+  }
+
+  long params_width() const { return policy_head_->out_width; }
+  long values_width() const { return value_head_->out_width; }
+
+  // Write what accumulate found into a flat vector as the parameters'.
+  void write_gradient(Real* gradient) {
+    std::size_t at = 0;
+    for_each_layer([&](Linear<Real>& layer) {
+      layer.write_gradient(gradient + offsets_[at], gradient + offsets_[at + 1]);
+      at += 2;
+    });
+    if (shape.is_box) std::copy_n(dlog_std_.get(), shape.num_outputs, gradient + offsets_[at]);
+  }
+
+ private:
+  int num_trunks() const { return shape.shared_trunk ? 1 : 2; }
+
+  template <class F>
+  void for_each_layer(F&& f) {
+    for (int t = 0; t < num_trunks(); t++)
+      for (auto& layer : trunks_[t].layers) f(layer);
+    f(*policy_head_);
+    f(*value_head_);
+  }
+
+  void load(const Real* obs, const int64_t* order, long first, long rows) {
+    const long size = shape.obs_size, width = padded<Real>(size);
+    for (long r = 0; r < rows; r++)
+      std::copy_n(obs + (order ? order[first + r] : r + first) * size, size, x_.get() + r * width);
+  }
+
+  void head(const Linear<Real>& layer, const Real* hidden, long rows, Real* out) {
+    layer.forward(hidden, rows, Affine<Real>{layer.bias(), out, layer.out_width});
+  }
+
+  const Real* forward_policy(long rows) {
+    const Real* hidden = trunks_[0].forward(shape.activation, x_.get(), rows);
+    head(*policy_head_, hidden, rows, params_.get());
+    return hidden;
+  }
+
+  void descend(Linear<Real>& layer, Trunk<Real>& trunk, const Real* dz, long rows, bool adds) {
+    const Real* hidden = trunk.outputs.back().get();
+    layer.accumulate(hidden, dz, rows);
+    layer.backward(dz, rows, Descended<Real>{shape.activation, hidden, trunk.slopes.back().get(), layer.in_width, adds});
+  }
+
+  std::vector<long> offsets_;
+  const Real* parameters_;
+  const Real* log_std_ = nullptr;
+  Trunk<Real> trunks_[2];
+  std::unique_ptr<Linear<Real>> policy_head_, value_head_;
+  Buffer<Real> x_, params_, values_, dparams_, dvalues_, dlog_std_;
+};
+
+}  // namespace ddppo
