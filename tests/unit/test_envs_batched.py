@@ -1,4 +1,4 @@
-"""Batched tasks against Gymnasium's own, to the bit: observations, rewards, ends, final observations and resets."""
+"""Batched tasks, in C++ and NumPy, against Gymnasium's own, to the bit: all that a step and a reset return."""
 
 import dataclasses
 import json
@@ -9,10 +9,12 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
-from ddppo.envs.batched import BATCHED_IDS
+from ddppo.envs.batched import BATCHED_IDS, classic, native_tasks
 from ddppo.envs.batched.batch import BatchedEnvs
+from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.make import settled
 from ddppo.errors import ConfigError, EnvRaised, EnvStateError
+from ddppo.native import why_not
 
 # Settings, and how often an action is drawn anew: held actions swing a task up, and reach its limits and its goal.
 PLAYED = {
@@ -30,6 +32,25 @@ PLAYED = {
     "synthetic, cut": (EnvConfig(id="ddppo/Synthetic-v0", max_episode_steps=5), 1),
 }
 NUM_ENVS = 20
+
+
+@pytest.fixture(params=["C++", "NumPy"])
+def stepped_by(request, monkeypatch):
+    """Have tasks stepped by one or the other."""
+    if request.param == "NumPy":
+        without_compiler(monkeypatch)
+    else:
+        library_or_skip()
+    return request.param
+
+
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(native_tasks, "_functions", lambda: None)
+
+
+def library_or_skip():
+    if reason := why_not():
+        pytest.skip(reason)
 
 
 def batch(env, num_envs=NUM_ENVS, backend="batched", first=0):
@@ -67,7 +88,7 @@ def assert_equal_to_scalar_environments(env, held, steps):
 
 @pytest.mark.parametrize("name", PLAYED)
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
-def test_a_batched_task_equals_its_scalar_environments_to_the_bit(name):
+def test_a_batched_task_equals_its_scalar_environments_to_the_bit(name, stepped_by):
     env, held = PLAYED[name]
     assert_equal_to_scalar_environments(env, held, 1000)
 
@@ -75,7 +96,7 @@ def test_a_batched_task_equals_its_scalar_environments_to_the_bit(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYED)
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
-def test_a_batched_task_equals_its_scalar_environments_over_a_million_steps(name):
+def test_a_batched_task_equals_its_scalar_environments_over_a_million_steps(name, stepped_by):
     env, held = PLAYED[name]
     assert_equal_to_scalar_environments(env, held, 1_000_000 // NUM_ENVS)
 
@@ -138,6 +159,7 @@ def test_a_task_that_was_registered_anew_under_a_known_id_is_not_taken_for_gymna
     assert settled(env, probe(env), num_envs=8, cores=1).backend == "sync"
 
 
+@pytest.mark.usefixtures("stepped_by")
 def test_an_action_that_the_task_does_not_have_is_told_with_its_step():
     envs = batch(EnvConfig(id="CartPole-v1"), 2)
     envs.reset([0, 1])
@@ -146,6 +168,7 @@ def test_an_action_that_the_task_does_not_have_is_told_with_its_step():
         envs.step(np.array([0, 2]))
 
 
+@pytest.mark.usefixtures("stepped_by")
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "MountainCarContinuous-v0"])
 def test_an_action_that_is_no_number_comes_back_as_observation_and_reward(env_id):
     results = []
@@ -161,7 +184,7 @@ def test_an_action_that_is_no_number_comes_back_as_observation_and_reward(env_id
 
 @pytest.mark.parametrize("name", PLAYED)
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
-def test_a_restored_batch_goes_on_to_the_bit(name):
+def test_a_restored_batch_goes_on_to_the_bit(name, stepped_by):
     env, held = PLAYED[name]
     envs = batch(env)
     envs.reset(range(NUM_ENVS))
@@ -176,6 +199,33 @@ def test_a_restored_batch_goes_on_to_the_bit(name):
         step, again = envs.step(action), other.step(action)
         for field in ("obs", "rewards", "terminated", "truncated", "ended", "final_obs"):
             assert getattr(step, field).tobytes() == getattr(again, field).tobytes(), field
+
+
+def test_a_state_does_not_depend_on_whether_cpp_or_numpy_stepped(monkeypatch):
+    library_or_skip()
+    env, held = PLAYED["cartpole"]
+    native = batch(env)
+    without_compiler(monkeypatch)
+    numpy = batch(env)
+    assert isinstance(native, NativeEnvs)
+    assert not isinstance(numpy, NativeEnvs)
+    for envs in (native, numpy):
+        envs.reset(range(NUM_ENVS))
+    for k, action in enumerate(drawn_actions(native.spec.action, 90, held, np.random.default_rng(5))):
+        for envs in (native, numpy):
+            envs.step(action)
+        if k == 45:
+            assert native.state() == numpy.state()
+            native.restore(numpy.state())
+    assert native.state() == numpy.state()
+
+
+def test_where_numpys_functions_are_not_libms_numpy_steps(monkeypatch):
+    library_or_skip()
+    env, _ = PLAYED["pendulum"]
+    monkeypatch.setattr(native_tasks, "_agreed", {})
+    monkeypatch.setattr(classic, "sin", lambda x: np.nextafter(np.sin(x), 2.0))
+    assert not isinstance(batch(env), NativeEnvs)
 
 
 @pytest.mark.parametrize("backend", ["sync", "pool", "native"])

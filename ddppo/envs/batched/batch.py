@@ -1,10 +1,10 @@
-"""Tasks that are stepped as one batch in NumPy, and still equal their scalar environments to the bit.
+"""A batch of environments that are stepped by NumPy, and still equal their scalar ones to the bit.
 
 Environment i keeps a generator of its own, seeded as Gymnasium's reset(seed=...) seeds it and drawn from in the same
 order. So its episodes are those of env.backend=sync and do not depend on which environments are in the batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,61 +12,9 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.utils.seeding import np_random
 
-from ddppo.config import EnvConfig
-from ddppo.envs.batched import classic, synthetic
 from ddppo.envs.batched.dynamics import Dynamics
 from ddppo.envs.faults import EnvNames, explained, when_stepped
-from ddppo.envs.scalar import make_task
 from ddppo.envs.vec_env import EnvSpec, EnvStep
-
-_CLASSIC = "gymnasium.envs.classic_control"
-# By what Gymnasium makes of an id: a user may register an id of Gymnasium's anew.
-DYNAMICS: dict[str, Callable[..., Dynamics]] = {
-    f"{_CLASSIC}.cartpole:CartPoleEnv": classic.CartPole,
-    f"{_CLASSIC}.acrobot:AcrobotEnv": classic.Acrobot,
-    f"{_CLASSIC}.pendulum:PendulumEnv": classic.Pendulum,
-    f"{_CLASSIC}.mountain_car:MountainCarEnv": classic.MountainCar,
-    f"{_CLASSIC}.continuous_mountain_car:Continuous_MountainCarEnv": classic.ContinuousMountainCar,
-    "ddppo.envs.synthetic:SyntheticEnv": synthetic.Synthetic,
-}
-BATCHED_IDS = (
-    "CartPole-v0",
-    "CartPole-v1",
-    "Acrobot-v1",
-    "Pendulum-v1",
-    "MountainCar-v0",
-    "MountainCarContinuous-v0",
-    "ddppo/Synthetic-v0",
-)
-_COSTS = ("step_time_s", "reset_time_s")
-
-
-def why_not_batched(env: EnvConfig) -> str | None:
-    """Return why the task cannot be stepped as a batch, and what can; None where it can."""
-    registered = gym.registry[env.id.rpartition(":")[2]]
-    ours = registered.entry_point in DYNAMICS and not registered.kwargs and not registered.additional_wrappers
-    if not ours:
-        return f"only {', '.join(BATCHED_IDS)} are: use env.backend=auto"
-    for name in _COSTS:
-        if env.kwargs.get(name):
-            return (
-                f"with env.kwargs.{name}={env.kwargs[name]} every environment takes that long by itself: "
-                "use env.backend=auto"
-            )
-    return None
-
-
-def make_batched(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "BatchedEnvs":
-    """Step all environments at once in this process. There is nothing to wait for, so timeout_s is not used."""
-    registered = gym.registry[env.id.rpartition(":")[2]]
-    assert isinstance(registered.entry_point, str), registered
-    dynamics = DYNAMICS[registered.entry_point](len(names.indices), **env.kwargs)
-    limits = (env.max_episode_steps or registered.max_episode_steps, dynamics.max_episode_steps)
-    task = make_task(env)
-    try:
-        return BatchedEnvs(dynamics, task.action_space, spec, names, min(filter(None, limits), default=None))
-    finally:
-        task.close()
 
 
 class BatchedEnvs:
@@ -94,8 +42,8 @@ class BatchedEnvs:
 
     def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
-        self._dynamics.generators = [np_random(int(seed))[0] for seed in seeds]
         self._num_steps = 0
+        self._take_generators([np_random(int(seed))[0] for seed in seeds])
         for i in range(self.num_envs):
             self._reset(i)
         return self._obs, None
@@ -134,16 +82,20 @@ class BatchedEnvs:
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
-        self._dynamics.state = np.reshape(state["dynamics"], self._dynamics.state.shape)
+        self._dynamics.state[:] = np.reshape(state["dynamics"], self._dynamics.state.shape)
         self._obs[:] = state["obs"]
         self._num_steps = state["num_steps"]
-        self._last_steps = np.array(state["steps_left"], np.int64) + self._num_steps
-        self._dynamics.generators = []
+        self._last_steps[:] = np.array(state["steps_left"], np.int64) + self._num_steps
+        generators = []
         for generator_state in state["generators"]:
             generator = np.random.Generator(np.random.PCG64())
             generator.bit_generator.state = generator_state
-            self._dynamics.generators.append(generator)
+            generators.append(generator)
+        self._take_generators(generators)
         return self._obs, None
+
+    def _take_generators(self, generators: list[np.random.Generator]) -> None:
+        self._dynamics.generators = generators
 
     def _reset(self, i: int) -> None:
         self._obs[i] = self._dynamics.reset(i)

@@ -1,0 +1,204 @@
+"""The classic tasks stepped in C++ (ddppo/native/src/tasks.cpp), all environments of a batch in one call.
+
+Arrays are NumPy's, and C++ is told where they are. So a batch's state is the same whoever steps it.
+"""
+
+import ctypes
+import functools
+import logging
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from ddppo.envs.batched import classic
+from ddppo.envs.batched.batch import BatchedEnvs
+from ddppo.envs.batched.dynamics import Dynamics
+from ddppo.envs.faults import EnvNames
+from ddppo.envs.vec_env import EnvSpec, EnvStep
+
+_logger = logging.getLogger(__name__)
+
+
+class NativeTask(NamedTuple):
+    """A task in C++: its dynamics in NumPy, and the one setting it has (or none), with its default."""
+
+    dynamics: type[Dynamics]
+    setting: str
+    default: float
+
+
+TASKS = (  # in the order of kTasks in tasks.cpp
+    NativeTask(classic.CartPole, "sutton_barto_reward", 0.0),
+    NativeTask(classic.Acrobot, "", 0.0),
+    NativeTask(classic.Pendulum, "g", 10.0),
+    NativeTask(classic.MountainCar, "goal_velocity", 0.0),
+    NativeTask(classic.ContinuousMountainCar, "goal_velocity", 0.0),
+)
+_CHECKED_ENVS, _CHECKED_SCALES = 128, (0.1, 1.0, 3.0, 100.0)
+_WORD = 2**64 - 1
+_agreed: dict[tuple[NativeTask, float], bool] = {}
+
+
+class Batch(ctypes.Structure):
+    """`Batch` of tasks.hpp."""
+
+    _fields_ = [
+        ("task", ctypes.c_int64),
+        ("num_envs", ctypes.c_int64),
+        ("obs_size", ctypes.c_int64),
+        ("num_steps", ctypes.c_int64),
+        ("max_episode_steps", ctypes.c_int64),
+        ("setting", ctypes.c_double),
+        ("state", ctypes.c_void_p),
+        ("obs", ctypes.c_void_p),
+        ("rewards", ctypes.c_void_p),
+        ("terminated", ctypes.c_void_p),
+        ("truncated", ctypes.c_void_p),
+        ("last_steps", ctypes.c_void_p),
+        ("ended", ctypes.c_void_p),
+        ("final_obs", ctypes.c_void_p),
+        ("actions", ctypes.c_void_p),
+        ("generators", ctypes.c_void_p),
+    ]
+
+
+class NativeEnvs(BatchedEnvs):
+    """A batch stepped in C++, `setting` being the task's one."""
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        setting: float,
+        space: gym.Space,
+        spec: EnvSpec,
+        names: EnvNames,
+        max_episode_steps: int | None,
+    ) -> None:
+        super().__init__(dynamics, space, spec, names, max_episode_steps)
+        functions = _functions()
+        assert functions is not None, "make_fastest asks for it"
+        self._step_all, self._reset_one = functions
+        envs = self.num_envs
+        self._rewards = np.zeros(envs)
+        self._terminated, self._truncated = np.zeros((2, envs), bool)
+        self._ended = np.zeros(envs, np.int64)
+        self._final_obs = np.zeros_like(self._obs)
+        is_box = spec.action.kind == "box"
+        self._actions = np.zeros((envs, *spec.action.shape), np.float32 if is_box else np.int64)
+        self._generators = np.zeros((envs, 4), np.uint64)  # their states and increments, high words first
+        self.batch = Batch(
+            task=[task.dynamics for task in TASKS].index(type(dynamics)),
+            num_envs=envs,
+            obs_size=spec.obs_size,
+            max_episode_steps=self._max_episode_steps,
+            setting=setting,
+            state=dynamics.state.ctypes.data,
+            obs=self._obs.ctypes.data,
+            rewards=self._rewards.ctypes.data,
+            terminated=self._terminated.ctypes.data,
+            truncated=self._truncated.ctypes.data,
+            last_steps=self._last_steps.ctypes.data,
+            ended=self._ended.ctypes.data,
+            final_obs=self._final_obs.ctypes.data,
+            actions=self._actions.ctypes.data,
+            generators=self._generators.ctypes.data,
+        )
+        self._address = ctypes.addressof(self.batch)
+
+    def _step(self, actions: np.ndarray) -> EnvStep:
+        self._actions[...] = actions  # rounded before they are clipped: the bounds are float32
+        self.batch.num_steps = self._num_steps
+        num_ended = self._step_all(self._address)
+        if num_ended < 0:
+            raise no_such_action(self._actions, num_ended)
+        ended, final_obs = self._ended[:num_ended], self._final_obs[:num_ended]
+        return EnvStep(
+            self._obs, self._rewards, self._terminated, self._truncated, self._valid, ended, final_obs, None
+        )
+
+    def state(self) -> dict[str, Any]:
+        for generator, words in zip(self._dynamics.generators, self._generators.tolist(), strict=True):
+            numbers = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3]}
+            generator.bit_generator.state = {**generator.bit_generator.state, "state": numbers}
+        return super().state()
+
+    def _take_generators(self, generators: list[np.random.Generator]) -> None:
+        super()._take_generators(generators)
+        for words, generator in zip(self._generators, generators, strict=True):
+            state = generator.bit_generator.state["state"]
+            words[:] = [state[name] >> shift & _WORD for name in ("state", "inc") for shift in (64, 0)]
+
+    def _reset(self, i: int) -> None:
+        self.batch.num_steps = self._num_steps
+        self._reset_one(self._address, i)
+
+
+def no_such_action(actions: np.ndarray, result: int) -> IndexError:
+    """Return what to raise where `result` of tasks_step says that an environment has no such action."""
+    i = -1 - result
+    return IndexError(f"its environment {i}, counted from 0, has no action {actions[i]}")
+
+
+def make_fastest(
+    kwargs: dict[str, Any],
+    dynamics: Dynamics,
+    space: gym.Space,
+    spec: EnvSpec,
+    names: EnvNames,
+    max_episode_steps: int | None,
+) -> BatchedEnvs:
+    """Return the batch in C++ where that is compiled and gives the bits that NumPy gives, else in NumPy."""
+    task = next((task for task in TASKS if task.dynamics is type(dynamics)), None)
+    if task is not None and _functions() is not None:
+        setting = float(kwargs.get(task.setting, task.default))
+        if _agrees(task, setting, kwargs, space, spec):
+            return NativeEnvs(dynamics, setting, space, spec, names, max_episode_steps)
+        _logger.debug("%s is stepped by NumPy, whose functions are not libm's", task.dynamics.__name__)
+    return BatchedEnvs(dynamics, space, spec, names, max_episode_steps)
+
+
+def _agrees(
+    task: NativeTask, setting: float, kwargs: dict[str, Any], space: gym.Space, spec: EnvSpec
+) -> bool:
+    """Whether C++ moves random states and resets as NumPy does, whose functions may be code of its own."""
+    key = (task, setting)
+    if key not in _agreed:
+        names = EnvNames(range(_CHECKED_ENVS), None)
+        native = NativeEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
+        numpy = BatchedEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), space, spec, names, 9)
+        _agreed[key] = _step_alike(native, numpy)
+    return _agreed[key]
+
+
+def _step_alike(native: NativeEnvs, numpy: BatchedEnvs) -> bool:
+    rng, both, action = np.random.default_rng(0), (native, numpy), native.spec.action
+    seeds, shape = range(native.num_envs), (native.num_envs, *action.shape)
+    is_equal = np.array_equal(native.reset(seeds)[0], numpy.reset(seeds)[0])
+    for scale in _CHECKED_SCALES:
+        state = rng.uniform(-scale, scale, native._dynamics.state.shape)
+        drawn = rng.integers(0, action.sizes[0], shape) if action.kind == "discrete" else None
+        actions = rng.standard_normal(shape, np.float32) if drawn is None else drawn
+        for envs in both:
+            envs._dynamics.state[:] = state
+        steps = [envs.step(actions) for envs in both]
+        is_equal &= all(
+            np.array_equal(getattr(steps[0], name), getattr(steps[1], name))
+            for name in ("obs", "rewards", "terminated", "truncated", "ended", "final_obs")
+        )
+    return is_equal and native.state() == numpy.state()
+
+
+@functools.cache
+def _functions() -> tuple[Any, Any] | None:
+    """Return tasks_step and tasks_reset, or None where they cannot be compiled."""
+    from ddppo.native.library import NotCompiled, library  # which brings torch: probing a task does without
+
+    try:
+        compiled = library()
+    except NotCompiled as e:
+        _logger.debug("tasks are stepped by NumPy: %s", e)
+        return None
+    compiled.tasks_step.argtypes, compiled.tasks_step.restype = [ctypes.c_void_p], ctypes.c_int64
+    compiled.tasks_reset.argtypes, compiled.tasks_reset.restype = [ctypes.c_void_p, ctypes.c_int64], None
+    return compiled.tasks_step, compiled.tasks_reset
