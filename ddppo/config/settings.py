@@ -223,9 +223,10 @@ class Config:
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
     compile: str = setting(
         "auto",
-        "the learner's step compiled by torch: on (before the first iteration), off, auto (in the background if the "
-        "run is long enough; at once if an earlier run did)",
-        choices=("auto", "on", "off"),
+        "the learner's step in machine code: auto (ddppo's own for model=mlp on CPUs, for others torch's compiler, "
+        "in the background if the run is long or at once if an earlier one did), on (any model before the first "
+        "iteration), torch (as on, always by torch's compiler), off",
+        choices=("auto", "on", "torch", "off"),
     )
     target_return: float | None = setting(
         None, "evaluation return whose first reaching gives time-to-target and steps-to-target"

@@ -1,10 +1,11 @@
 """Actor-critics and action distributions."""
 
-from ddppo.models.actor_critic import MODELS, ActorCritic, build_model
+from ddppo.models.actor_critic import MLP, MODELS, ActorCritic, build_model
 from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 
 __all__ = [
+    "MLP",
     "MODELS",
     "ActionDistribution",
     "ActorCritic",

@@ -56,7 +56,8 @@ class MLP(ActorCritic):
         super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
-        outputs = num_action_params(spec.action)
+        self.activation = config.activation
+        self.num_action_params = outputs = num_action_params(spec.action)
         self.policy_trunk = _hidden_layers(spec.obs_size, config)
         self.value_trunk = self.policy_trunk if config.shared_trunk else _hidden_layers(spec.obs_size, config)
         self.policy_head = _linear(

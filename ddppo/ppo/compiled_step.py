@@ -19,7 +19,17 @@ import torch
 
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.models import ActorCritic, action_distribution, num_noise
-from ddppo.ppo.step import STATISTICS, Coefficients, NotFinite, losses_and_statistics, poison
+from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.step import (
+    STATISTICS,
+    ByMinibatch,
+    Coefficients,
+    NotFinite,
+    adam_state,
+    constants,
+    losses_and_statistics,
+    poison,
+)
 from ddppo.spaces import ActionSpec, EnvSpec
 
 LIBRARIES = ("gradient", "optimizer")
@@ -112,20 +122,7 @@ def example(
     return {name: x.to(p.device) for name, x in minibatch.items()}
 
 
-def constants(config: PPOConfig, device: torch.device) -> torch.Tensor:
-    """Return what the libraries read of the configuration, `[6]` in float64."""
-    values = [
-        config.clip_coef,
-        config.value_coef,
-        config.entropy_coef,
-        config.clip_value_coef or math.inf,
-        config.max_grad_norm,
-        config.adam_eps,
-    ]
-    return torch.tensor(values, dtype=torch.float64, device=device)
-
-
-class CompiledStep:
+class CompiledStep(ByMinibatch):
     """Takes the step by the libraries in `folder`. sum_: replaces the gradient by its sum over ranks.
 
     Raises RuntimeError where they cannot be loaded here.
@@ -158,12 +155,7 @@ class CompiledStep:
         self._forget()
         self._learning_rate.fill_(learning_rate)
         self._optimizer.param_groups[0]["lr"] = learning_rate
-        state = self._optimizer.state[self._parameters]
-        if not state:  # as Adam itself begins
-            state["step"] = torch.zeros((), dtype=torch.float32, device=self._parameters.device)
-            state["exp_avg"] = torch.zeros_like(self._parameters.data)
-            state["exp_avg_sq"] = torch.zeros_like(self._parameters.data)
-        self._moments = [state["step"], state["exp_avg"], state["exp_avg_sq"]]
+        self._moments = adam_state(self._optimizer, self._parameters)
 
     def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
         gradient = self._gradient_(minibatch, count)
@@ -204,26 +196,32 @@ class CompiledStep:
         )  # fmt: skip
         return gradient
 
-    def worst_error(self, spec: EnvSpec, model: ActorCritic, config: PPOConfig) -> float:
-        """Return how far a gradient of this is from autograd's, relative to the longest component; nothing moves."""
+    def gradient(self, minibatch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
         self._forget()
-        minibatch = example(spec, model, _TRIED_ROWS, torch.Generator().manual_seed(0))
-        gradient = self._gradient_(minibatch, _TRIED_ROWS)
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        params, values = model(minibatch["obs"])
-        per_sample, *_ = losses_and_statistics(
-            params, values, minibatch, spec.action, Coefficients.of(config)
-        )
-        loss = per_sample.mean()
-        found = torch.autograd.grad(loss * poison(loss), parameters, materialize_grads=True)
-        expected = iter(found)
-        whole = [next(expected) if p.requires_grad else torch.zeros_like(p) for p in model.parameters()]
-        flat = torch.cat([g.reshape(-1) for g in whole])
-        return ((gradient - flat).abs().max() / flat.abs().max()).item()
+        return self._gradient_(minibatch, len(minibatch["weights"]))
 
-    def agrees(self, spec: EnvSpec, model: ActorCritic, config: PPOConfig) -> bool:
-        """Return whether the compiled gradient is autograd's, up to rounding."""
-        return self.worst_error(spec, model, config) <= _TOLERANCE[self._parameters.dtype]
+
+def worst_error(
+    step: "CompiledStep | NativeStep", spec: EnvSpec, model: ActorCritic, config: PPOConfig
+) -> float:
+    """Return how far a gradient of `step` is from autograd's, relative to the longest component; nothing moves."""
+    minibatch = example(spec, model, _TRIED_ROWS, torch.Generator().manual_seed(0))
+    gradient = step.gradient(minibatch)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    params, values = model(minibatch["obs"])
+    per_sample, *_ = losses_and_statistics(params, values, minibatch, spec.action, Coefficients.of(config))
+    loss = per_sample.mean()
+    found = torch.autograd.grad(loss * poison(loss), parameters, materialize_grads=True)
+    expected = iter(found)
+    whole = [next(expected) if p.requires_grad else torch.zeros_like(p) for p in model.parameters()]
+    flat = torch.cat([g.reshape(-1) for g in whole])
+    return ((gradient - flat).abs().max() / flat.abs().max()).item()
+
+
+def agrees(step: "CompiledStep | NativeStep", spec: EnvSpec, model: ActorCritic, config: PPOConfig) -> bool:
+    """Return whether the gradient of `step` is autograd's, up to rounding."""
+    return worst_error(step, spec, model, config) <= _TOLERANCE[next(model.parameters()).dtype]
 
 
 def _load(library: Path, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
-from ddppo.ppo.minibatches import local_minibatches
+from ddppo.ppo.minibatches import Batch, local_minibatches
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
@@ -36,33 +36,6 @@ class Update:
     grad_norm: float
     learning_rate: float
     explained_variance: float
-
-
-class Batch:
-    """A rollout flattened to samples `[E * T, ...]`, gathered into minibatch order once per epoch."""
-
-    def __init__(self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor) -> None:
-        fields = {
-            "obs": rollout.obs,
-            "actions": rollout.actions,
-            "logprobs": rollout.logprobs,
-            "values": rollout.values,
-            "advantages": advantages,
-            "returns": returns,
-            "weights": rollout.valid.to(advantages.dtype),
-        }
-        if rollout.action_mask is not None:
-            fields["mask"] = rollout.action_mask
-        self._fields = {name: x.flatten(0, 1) for name, x in fields.items()}
-        self._shuffled = {name: torch.empty_like(x) for name, x in self._fields.items()}
-
-    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[dict[str, torch.Tensor]]:
-        """Return views of the samples in `order` `[E * T]`, cut at `bounds`; valid until the next call."""
-        for name, x in self._fields.items():
-            torch.index_select(x, 0, order, out=self._shuffled[name])
-        sizes = [end - start for start, end in itertools.pairwise(bounds)]
-        columns = [x.split(sizes) for x in self._shuffled.values()]
-        return [dict(zip(self._shuffled, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 class Learner:
@@ -131,12 +104,8 @@ class Learner:
         epoch_kl = math.nan
         for (order, bounds), epoch_counts in zip(plan, counts, strict=True):
             before = sums[STATISTICS.index("approx_kl")].clone()
-            minibatches = batch.minibatches(torch.from_numpy(order).to(advantages.device), bounds)
-            for minibatch, count in zip(minibatches, epoch_counts, strict=True):
-                if count == 0:  # only autoreset pseudo-steps, on all ranks
-                    continue
-                step.take(minibatch, count)
-                num_steps += 1
+            step.epoch(batch, torch.from_numpy(order).to(advantages.device), bounds, epoch_counts)
+            num_steps += sum(count > 0 for count in epoch_counts)
             epoch_count = sum(epoch_counts)
             num_samples += epoch_count
             if config.target_kl is not None or config.lr_schedule == "adaptive":

@@ -1,7 +1,11 @@
 """Minibatches drawn from a permutation that every rank derives for itself."""
 
-import numpy as np
+import itertools
 
+import numpy as np
+import torch
+
+from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
 
@@ -29,3 +33,32 @@ def local_minibatches(
     local = steps[is_local] * shape.local_num_envs + local_envs[is_local]
     num_local_before = np.concatenate([[0], np.cumsum(is_local)])
     return local, [int(num_local_before[b]) for b in bounds]
+
+
+class Batch:
+    """A rollout flattened to samples: `fields` `[E * T, ...]` by their names in a minibatch."""
+
+    def __init__(self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor) -> None:
+        fields = {
+            "obs": rollout.obs,
+            "actions": rollout.actions,
+            "logprobs": rollout.logprobs,
+            "values": rollout.values,
+            "advantages": advantages,
+            "returns": returns,
+            "weights": rollout.valid.to(advantages.dtype),
+        }
+        if rollout.action_mask is not None:
+            fields["mask"] = rollout.action_mask
+        self.fields = {name: x.flatten(0, 1) for name, x in fields.items()}
+        self._shuffled: dict[str, torch.Tensor] = {}
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[dict[str, torch.Tensor]]:
+        """Return views of the samples in `order` `[E * T]`, cut at `bounds`; valid until the next call."""
+        if not self._shuffled:
+            self._shuffled = {name: torch.empty_like(x) for name, x in self.fields.items()}
+        for name, x in self.fields.items():
+            torch.index_select(x, 0, order, out=self._shuffled[name])
+        sizes = [end - start for start, end in itertools.pairwise(bounds)]
+        columns = [x.split(sizes) for x in self._shuffled.values()]
+        return [dict(zip(self._shuffled, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -12,6 +12,7 @@ import torch
 from ddppo.config import PPOConfig
 from ddppo.models import action_distribution
 from ddppo.ppo import losses
+from ddppo.ppo.minibatches import Batch
 from ddppo.spaces import ActionSpec
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
@@ -41,7 +42,7 @@ class Coefficients(NamedTuple):
 
 
 class Step(Protocol):
-    """What the learner calls for every minibatch, between `begin` and `end` of an iteration.
+    """What the learner calls for every epoch, between `begin` and `end` of an iteration.
 
     sums: this rank's sums of STATISTICS since `begin`, float64.
     """
@@ -52,9 +53,10 @@ class Step(Protocol):
         """Start an iteration: sums are zero."""
         ...
 
-    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
-        """Move the parameters by the gradient of a minibatch of `count` samples over all ranks.
+    def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
+        """Move the parameters by the gradient of every minibatch: samples in `order` `[E * T]`, cut at `bounds`.
 
+        counts are the minibatches' samples over all ranks; one of 0, only pseudo-steps on all of them, is passed over.
         From the first gradient on that is not finite, parameters and moments stay as they were. Raises NotFinite, here
         or in `end`.
         """
@@ -63,6 +65,29 @@ class Step(Protocol):
     def end(self) -> float:
         """Return the sum of the gradients' norms before clipping. Raises NotFinite."""
         ...
+
+
+def constants(config: PPOConfig, device: torch.device) -> torch.Tensor:
+    """Return what a step in machine code reads of the configuration, `[6]` in float64."""
+    values = [
+        config.clip_coef,
+        config.value_coef,
+        config.entropy_coef,
+        config.clip_value_coef or math.inf,
+        config.max_grad_norm,
+        config.adam_eps,
+    ]
+    return torch.tensor(values, dtype=torch.float64, device=device)
+
+
+def adam_state(optimizer: torch.optim.Adam, parameters: torch.nn.Parameter) -> list[torch.Tensor]:
+    """Return the number of steps and the two moments, zeros at first, as Adam itself begins."""
+    state = optimizer.state[parameters]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameters.device)
+        state["exp_avg"] = torch.zeros_like(parameters.data)
+        state["exp_avg_sq"] = torch.zeros_like(parameters.data)
+    return [state["step"], state["exp_avg"], state["exp_avg_sq"]]
 
 
 def losses_and_statistics(
@@ -101,7 +126,20 @@ def poison(loss: torch.Tensor) -> torch.Tensor:
     return torch.where(loss.detach().isfinite(), 1.0, math.nan)
 
 
-class EagerStep:
+class ByMinibatch:
+    """An epoch gathered into its order, and taken a minibatch at a time."""
+
+    def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
+        for minibatch, count in zip(batch.minibatches(order, bounds), counts, strict=True):
+            if count > 0:
+                self.take(minibatch, count)
+
+    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+        """Move the parameters by the gradient of a minibatch of `count` samples over all ranks."""
+        raise NotImplementedError
+
+
+class EagerStep(ByMinibatch):
     """Every operation by itself, as torch comes to it."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""When a run takes the compiled step: who compiles it, and when all ranks are ready for it.
+"""When a run takes a step in machine code: ours from the first iteration, or torch's once it is compiled for all ranks.
 
 compilation = Compilation(...)
 compilation.begin()                 # from the cache if it is there; else one process of this machine makes it
@@ -24,7 +24,9 @@ from ddppo.collectives import Group
 from ddppo.collectives.compiled import NotCompiled, cache_folder
 from ddppo.config import Config
 from ddppo.models import ActorCritic
-from ddppo.ppo.compiled_step import CompiledStep, Recipe, is_made, remove
+from ddppo.ppo.compiled_step import CompiledStep, Recipe, agrees, is_made, remove
+from ddppo.ppo.native_network import why_not_native
+from ddppo.ppo.native_step import NativeStep
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 
@@ -37,29 +39,31 @@ _POLL_S = 0.1
 
 
 class Compilation:
-    """What one rank knows of the compiled step, which `make_step` loads from a folder.
+    """What one rank knows of the step in machine code; `make_step` loads the one that torch compiled from a folder.
 
-    num_steps: optimizer steps that the run has left. goes_on: it was resumed and took compiled steps before.
+    num_steps: optimizer steps that the run has left. goes_on: it was resumed and took such steps before.
     """
 
     def __init__(
         self, config: Config, spec: EnvSpec, model: ActorCritic, group: Group, *, sync_name: str, num_steps: int,
-        goes_on: bool, make_step: Callable[[Path], CompiledStep],
+        goes_on: bool, make_native: Callable[[], NativeStep], make_step: Callable[[Path], CompiledStep],
     ) -> None:  # fmt: skip
-        self.step: CompiledStep | None = None
+        self.step: NativeStep | CompiledStep | None = None
         self._config = config
         self._spec = spec
         self._model = model
         self._group = group
+        self._make_native = make_native
         self._make_step = make_step
         self._says = group.rank == 0
         self._compiles = int(os.environ.get("LOCAL_RANK", "0")) == 0
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
         self._gave_up, self._must = True, False
+        self._is_native = config.compile in ("auto", "on") and self._can_be_native(sync_name)
         if config.compile == "off":
             return
-        self._must = config.compile == "on" or goes_on
+        self._must = config.compile != "auto" or goes_on
         if not self._must and num_steps < _USED_FROM_STEPS:
             return
         if sync_name == "ddp":
@@ -82,6 +86,8 @@ class Compilation:
 
         Every rank calls it before its first iteration. Returns whether all ranks are ready.
         """
+        if self._config.compile in ("auto", "on") and self._begin_native():
+            return True
         if self._folder is not None and not is_made(self._folder) and self._compiles and self._pays:
             self._start(self._folder)
         while True:
@@ -90,6 +96,21 @@ class Compilation:
             if ready.all() or gave_up.any() or not self._must:
                 return bool(ready.all())
             time.sleep(_POLL_S)
+
+    def _can_be_native(self, sync_name: str) -> bool:
+        if (
+            sync_name == "ddp" or torch.get_num_threads() > 1
+        ):  # which sums inside backward; for which it has no use
+            return False
+        return why_not_native(self._model, next(self._model.parameters()).device) is None
+
+    def _begin_native(self) -> bool:
+        """Take our own step if every rank can."""
+        step = self._make_native() if self._is_native else None
+        is_ready = step is not None and agrees(step, self._spec, self._model, self._config.ppo)
+        if self._group.gather(torch.tensor([is_ready], dtype=torch.float64)).all():
+            self.step = step
+        return self.step is not None
 
     def is_ready(self) -> bool:
         """Return whether this rank can take the compiled step, which then is `step`; loads it once it is there."""
@@ -120,7 +141,7 @@ class Compilation:
     def _load(self, folder: Path) -> None:
         try:
             step = self._make_step(folder)
-            if step.agrees(self._spec, self._model, self._config.ppo):
+            if agrees(step, self._spec, self._model, self._config.ppo):
                 self.step = step
                 return
             reason = "its gradient is not the eager step's"

@@ -42,10 +42,12 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.files import move_aside
-from ddppo.models import build_model, num_noise
+from ddppo.models import MLP, build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.compiled_step import CompiledStep
 from ddppo.ppo.learner import Learner
+from ddppo.ppo.native_network import NativeNetwork
+from ddppo.ppo.native_step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation
@@ -176,6 +178,12 @@ class Worker:
     def _begin_compilation(self) -> None:
         config, learner = self.config, self.learner
 
+        def make_native() -> NativeStep:
+            assert isinstance(self.model, MLP)
+            network = NativeNetwork(self.model, self.spec, learner.parameters)
+            sum_ = self.group.sum_ if self.group.world_size > 1 else None
+            return NativeStep(network, config.ppo, learner.optimizer, sum_)
+
         def make_step(folder: Path) -> CompiledStep:
             return CompiledStep(
                 folder, config.ppo, self.model, learner.parameters, learner.optimizer, self.group.sum_
@@ -190,11 +198,13 @@ class Worker:
             sync_name=self.sync_name,
             num_steps=iterations * self.shape.num_epochs * self.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
+            make_native=make_native,
             make_step=make_step,
         )
         is_ready = self.compilation.begin()
         self._switch(self.iteration + 1, compiled=is_ready)
-        self.derived["step"] = "compiled" if is_ready else "eager"
+        is_native = isinstance(self.compilation.step, NativeStep)
+        self.derived["step"] = "native" if is_native else "compiled" if is_ready else "eager"
 
     def _switch(self, iteration: int, *, compiled: bool) -> None:
         """Take the compiled step from `iteration` on, or the eager one."""

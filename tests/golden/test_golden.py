@@ -11,11 +11,13 @@ import pytest
 from tests.golden.recipe import FOLDER, TASKS, measure
 
 
-@pytest.mark.parametrize("backend", ["batched", "sync"])
+@pytest.mark.parametrize(
+    ("backend", "compile_"), [("batched", "auto"), ("sync", "auto"), ("batched", "off"), ("sync", "off")]
+)
 @pytest.mark.parametrize("task", TASKS)
-def test_a_short_run_still_gives_the_numbers_that_were_kept(task, backend, tmp_path):
+def test_a_short_run_still_gives_the_numbers_that_were_kept(task, backend, compile_, tmp_path):
     kept = json.loads((FOLDER / f"{task}.json").read_text())
-    found = measure(task, tmp_path / "run", f"env.backend={backend}")
+    found = measure(task, tmp_path / "run", f"env.backend={backend}", f"compile={compile_}")
     assert len(found) == len(kept) == 5
     for k, (expected, numbers) in enumerate(zip(kept, found, strict=True), start=1):
         assert numbers == pytest.approx(expected, rel=1e-6, abs=1e-6), f"iteration {k}"

@@ -26,14 +26,14 @@ def cache(tmp_path_factory):
 @pytest.mark.parametrize("task", ["cartpole", "pendulum"])
 def test_a_short_run_compiled_gives_the_numbers_that_were_kept(task, tmp_path, cache):
     kept = json.loads((FOLDER / f"{task}.json").read_text())
-    found = measure(task, tmp_path / "run", "compile=on", XDG_CACHE_HOME=str(cache))
+    found = measure(task, tmp_path / "run", "compile=torch", XDG_CACHE_HOME=str(cache))
     assert summary(tmp_path / "run")["compiled_from"] == 1
     for k, (expected, numbers) in enumerate(zip(kept, found, strict=True), start=1):
         assert numbers == pytest.approx(expected, rel=1e-6, abs=1e-6), f"iteration {k}"
 
 
 def test_any_number_of_ranks_loads_what_one_compiled_and_learns_the_same(tmp_path, cache):
-    settings = ("compile=on", "dist.check_every=1")
+    settings = ("compile=torch", "dist.check_every=1")
     measure("cartpole", tmp_path / "first", *settings, XDG_CACHE_HOME=str(cache))
     libraries = {path: path.stat().st_mtime_ns for path in cache.rglob("step-*/*.so")}
     parameters = {}
@@ -52,7 +52,8 @@ def test_what_compiles_ends_with_its_rank_however_that_ends_and_leaves_nothing_e
     cache, elsewhere = tmp_path / "cache", tmp_path / "tmp"
     elsewhere.mkdir()
     command = [
-        sys.executable, "-m", "ddppo.train", *TINY, "env=cartpole", *SETTINGS, "compile=on", "model.hidden_sizes=[5]",
+        sys.executable, "-m", "ddppo.train", *TINY, "env=cartpole", *SETTINGS, "compile=torch",
+        "model.hidden_sizes=[5]",
     ]  # fmt: skip
     killed, again = (f"hydra.run.dir={tmp_path / name}" for name in ("killed", "again"))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ddppo import config as configuration
+from ddppo import native
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
@@ -23,8 +24,13 @@ def no_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+class Own(MLP):
+    """A model of a user's own, which torch's compiler has to compile."""
+
+
 def settings(**changed):
     config = Config()
+    config.model.name = f"{__name__}:Own"
     config.env.id, config.env.num_envs, config.env.backend = "CartPole-v1", 4, "sync"
     config.ppo.total_steps, config.ppo.rollout_steps = 4 * 8 * 5, 8
     config.log.progress, config.log.tensorboard, config.eval.final_episodes = "none", False, 0
@@ -64,6 +70,28 @@ def test_it_takes_over_in_the_iteration_after_it_is_there_and_a_resumed_run_goes
     assert (found["compiled_from"], found["derived"]["step"]) == (4, "compiled")
 
 
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+def test_ddppos_own_model_takes_the_native_step_from_its_first_iteration_also_when_resumed(
+    tmp_path, monkeypatch
+):
+    config = settings()
+    config.model.name = "mlp"
+    found, state = train(config, tmp_path / "run", monkeypatch)
+    assert (found["compiled_from"], found["derived"]["step"]) == (1, "native")
+    config.ppo.total_steps *= 2
+    found, _ = train(config, tmp_path / "run", monkeypatch, state=state)
+    assert (found["compiled_from"], found["derived"]["step"]) == (1, "native")
+
+
+@pytest.mark.parametrize("instead", ["compile=off", "threads"])
+def test_it_does_not_with_compile_off_or_several_threads(instead, tmp_path, monkeypatch):
+    config = settings(compile="off" if instead == "compile=off" else "auto")
+    config.model.name = "mlp"
+    config.dist.threads_per_rank = 2 if instead == "threads" else None
+    found, _ = train(config, tmp_path / "run", monkeypatch)
+    assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
+
+
 def test_a_short_run_and_one_with_compile_off_look_for_nothing(tmp_path, monkeypatch):
     for name, config in {"short": settings(), "off": settings(compile="off")}.items():
         found, state = train(config, tmp_path / name, monkeypatch, made_at=1)
@@ -73,17 +101,17 @@ def test_a_short_run_and_one_with_compile_off_look_for_nothing(tmp_path, monkeyp
 
 def test_without_a_compiler_one_line_says_so_and_the_eager_step_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    found, _ = train(settings(compile="on"), tmp_path / "run", monkeypatch)
+    found, _ = train(settings(compile="torch"), tmp_path / "run", monkeypatch)
     assert (found["status"], found["compiled_from"]) == ("completed", None)
     said = capsys.readouterr().err
     assert (
         said
-        == "warning: compile=on: the step stays eager: there is no C++ compiler (g++, or what CXX names)\n"
+        == "warning: compile=torch: the step stays eager: there is no C++ compiler (g++, or what CXX names)\n"
     )
 
 
 def test_libraries_that_do_not_load_are_removed_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
-    worker = Worker(settings(compile="on"), tmp_path, Group(), resolve_device("cpu"))
+    worker = Worker(settings(compile="torch"), tmp_path, Group(), resolve_device("cpu"))
     folders = set()
 
     def made(path):
@@ -108,7 +136,7 @@ class Random(MLP):
 
 
 def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path, monkeypatch, capsys):
-    config = settings(compile="on")
+    config = settings(compile="torch")
     config.model.name = "tests.unit.test_compilation:Random"
     worker = Worker(config, tmp_path, Group(), resolve_device("cpu"))
     worker.run()

@@ -1,4 +1,7 @@
-"""The compiled step's own arithmetic, run by torch as it stands: compiling it is for tests/golden, which is slow."""
+"""The steps in machine code do what the eager one does: ours, and the functions that torch compiles, run as they stand.
+
+Compiling these is for tests/golden, which is slow.
+"""
 
 import math
 from pathlib import Path
@@ -7,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from ddppo import native
 from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
@@ -15,8 +19,10 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise
 from ddppo.ppo import compiled_step
 from ddppo.ppo.compile_step import CannotCompile, compile_step, gradient_function, optimize_
-from ddppo.ppo.compiled_step import CompiledStep, Recipe, example
+from ddppo.ppo.compiled_step import CompiledStep, Recipe, agrees, example
 from ddppo.ppo.learner import Learner
+from ddppo.ppo.native_network import NativeNetwork
+from ddppo.ppo.native_step import NativeStep
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, EnvSpec
@@ -37,7 +43,14 @@ class Uncompiled:
         self.run = lambda inputs: function(*inputs)
 
 
-def made(spec, config, *, compiled, monkeypatch, model_config=None, dtype=torch.float64):
+@pytest.fixture(params=["native", "torch"])
+def kind(request):
+    if request.param == "native" and (why := native.why_not()):
+        pytest.skip(why)
+    return request.param
+
+
+def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.float64):
     model_config = model_config or ModelConfig(hidden_sizes=[8])
     model = build_model(spec, model_config, 0, dtype)
     parameters, group = FlatParameters(model), Group()
@@ -55,7 +68,10 @@ def made(spec, config, *, compiled, monkeypatch, model_config=None, dtype=torch.
         obs_normalizer=None,
         reward_normalizer=None,
     )
-    if compiled:
+    if kind == "native":
+        network = NativeNetwork(model, spec, parameters.vector)
+        learner.step = NativeStep(network, config, learner.optimizer, None)
+    if kind == "torch":
         num_fields = 7 if spec.mask_size is None else 8
         functions = {
             "gradient.so": gradient_function(
@@ -103,14 +119,12 @@ def rollout(spec, model, dtype=torch.float64):
     )
 
 
-def both(spec, monkeypatch, model_config=None, iterations=2, **settings):
-    """The updates of an eager and of a compiled learner on the same rollouts, and where each has come to."""
+def both(spec, kind, monkeypatch, model_config=None, iterations=2, **settings):
+    """The updates of an eager learner and of one of another kind on the same rollouts, and where each has come to."""
     config = PPOConfig(**{"num_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-2, **settings})
     found = []
-    for compiled in (False, True):
-        learner, model = made(
-            spec, config, compiled=compiled, monkeypatch=monkeypatch, model_config=model_config
-        )
+    for which in ("eager", kind):
+        learner, model = made(spec, config, kind=which, monkeypatch=monkeypatch, model_config=model_config)
         samples = rollout(spec, model)
         updates = [learner.update(samples, k, 0.0) for k in range(1, iterations + 1)]
         state = learner.optimizer.state[learner.parameters]
@@ -131,13 +145,13 @@ def assert_equal(found):
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
-def test_it_does_what_the_eager_step_does_for_every_kind_of_action(action, monkeypatch):
-    assert_equal(both(EnvSpec(4, action), monkeypatch, entropy_coef=0.01, max_grad_norm=0.3))
+def test_it_does_what_the_eager_step_does_for_every_kind_of_action(action, kind, monkeypatch):
+    assert_equal(both(EnvSpec(4, action), kind, monkeypatch, entropy_coef=0.01, max_grad_norm=0.3))
 
 
 @pytest.mark.parametrize("action", ACTIONS[:2], ids=lambda action: action.kind)
-def test_it_does_so_under_action_masks(action, monkeypatch):
-    assert_equal(both(EnvSpec(4, action, mask_size=sum(action.sizes)), monkeypatch, entropy_coef=0.01))
+def test_it_does_so_under_action_masks(action, kind, monkeypatch):
+    assert_equal(both(EnvSpec(4, action, mask_size=sum(action.sizes)), kind, monkeypatch, entropy_coef=0.01))
 
 
 @pytest.mark.parametrize(
@@ -151,13 +165,13 @@ def test_it_does_so_under_action_masks(action, monkeypatch):
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_it_does_so_under_every_setting_of_the_loss(settings, monkeypatch):
-    assert_equal(both(EnvSpec(4, ACTIONS[0]), monkeypatch, **settings))
+def test_it_does_so_under_every_setting_of_the_loss(settings, kind, monkeypatch):
+    assert_equal(both(EnvSpec(4, ACTIONS[0]), kind, monkeypatch, **settings))
 
 
-def test_it_does_so_for_a_shared_trunk(monkeypatch):
+def test_it_does_so_for_a_shared_trunk(kind, monkeypatch):
     assert_equal(
-        both(EnvSpec(4, ACTIONS[3]), monkeypatch, ModelConfig(hidden_sizes=[8, 8], shared_trunk=True))
+        both(EnvSpec(4, ACTIONS[3]), kind, monkeypatch, ModelConfig(hidden_sizes=[8, 8], shared_trunk=True))
     )
 
 
@@ -183,13 +197,13 @@ class Own(ActorCritic):
 
 
 def test_it_does_so_for_a_model_with_buffers_and_parameters_that_do_not_learn(monkeypatch):
-    found = both(EnvSpec(4, ACTIONS[0]), monkeypatch, ModelConfig(name=f"{__name__}:Own"))
+    found = both(EnvSpec(4, ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=f"{__name__}:Own"))
     assert_equal(found)
 
 
 def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
     spec = EnvSpec(4, ACTIONS[0])
-    learner, model = made(spec, PPOConfig(), compiled=True, monkeypatch=monkeypatch)
+    learner, model = made(spec, PPOConfig(), kind="torch", monkeypatch=monkeypatch)
     learner.step.begin(1e-3)
     learner.step.take(example(spec, model, 0, torch.Generator()), count=3)
     assert not learner.parameters.grad.any()
@@ -197,10 +211,10 @@ def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, monkeypatch):
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, kind, monkeypatch):
     spec = EnvSpec(4, ACTIONS[0])
     config = PPOConfig(num_epochs=3, num_minibatches=2)
-    learner, model = made(spec, config, compiled=True, monkeypatch=monkeypatch)
+    learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
     samples = rollout(spec, model)
     learner.update(samples, 1, 0.0)
     before = learner.parameters.detach().clone()
@@ -212,12 +226,12 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, monkeyp
     assert learner.optimizer.state[learner.parameters]["step"] == 6
 
 
-def test_its_gradient_is_tried_against_autograds_and_nothing_moves(monkeypatch):
+def test_its_gradient_is_tried_against_autograds_and_nothing_moves(kind, monkeypatch):
     spec, config = EnvSpec(4, ACTIONS[3]), PPOConfig(clip_value_coef=0.2)
-    learner, model = made(spec, config, compiled=True, monkeypatch=monkeypatch)
+    learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
     before = learner.parameters.detach().clone()
-    assert learner.step.agrees(spec, model, config)
-    assert not learner.step.agrees(spec, model, PPOConfig(clip_value_coef=0.2, value_coef=0.6))
+    assert agrees(learner.step, spec, model, config)
+    assert not agrees(learner.step, spec, model, PPOConfig(clip_value_coef=0.2, value_coef=0.6))
     assert torch.equal(learner.parameters, before)
     assert not learner.optimizer.state
 

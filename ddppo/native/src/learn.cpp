@@ -169,8 +169,21 @@ void network_gradient(
   static_cast<Engine*>(network)->gradient(*columns, order, n, count, *optimizer);
 }
 
-void network_optimize(void* network, double learning_rate, const Optimizer* optimizer) {
-  static_cast<Engine*>(network)->optimize(learning_rate, *optimizer);
+// One step for every minibatch m, samples order[bounds[m]] to order[bounds[m + 1]], that holds counts[m] samples over all
+// ranks; none where that is 0, which all ranks see. sum replaces the gradient by its sum over ranks; null for one rank.
+// Returns what sum returned that was not 0, at once, or 0.
+int network_epoch(
+    void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, const double* counts,
+    int64_t num_minibatches, double learning_rate, const Optimizer* optimizer, int (*sum)()) {
+  auto* engine = static_cast<Engine*>(network);
+  for (int64_t m = 0; m < num_minibatches; m++) {
+    if (counts[m] == 0) continue;
+    engine->gradient(*columns, order + bounds[m], bounds[m + 1] - bounds[m], counts[m], *optimizer);
+    if (sum)
+      if (const int status = sum()) return status;
+    engine->optimize(learning_rate, *optimizer);
+  }
+  return 0;
 }
 
 }  // extern "C"

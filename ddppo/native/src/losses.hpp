@@ -222,10 +222,7 @@ class PPOLoss {
   void categorical(long offset, long n, V<Real>& logp, V<Real>& entropy) {
     V<Real>* logits = params_.data() + offset;
     if (batch_.mask)
-      for (long j = 0; j < n; j++)
-        for (int i = 0; i < kLanes; i++)
-          if (!batch_.mask[source_[i] * actions_.num_params + offset + j])
-            logits[j][i] = std::numeric_limits<Real>::lowest();
+      for_each_forbidden(offset, n, [this](long j, int i) { params_[j][i] = std::numeric_limits<Real>::lowest(); });
     V<Real> largest = logits[0];
     for (long j = 1; j < n; j++) largest = logits[j] > largest ? logits[j] : largest;
     V<Real> total{};
@@ -249,8 +246,17 @@ class PPOLoss {
       const V<Real> odds = odds_[offset + j];
       odds_[offset + j] = odds > V<Real>{} ? -odds * (logits[j] + own_entropy) : odds;
     }
+    if (batch_.mask)  // where nothing is allowed, all are alike, and none moves
+      for_each_forbidden(offset, n, [this](long j, int i) { slopes_[j][i] = odds_[j][i] = 0; });
     logp += taken;
     entropy += own_entropy;
+  }
+
+  template <class F>
+  void for_each_forbidden(long offset, long n, F&& f) {
+    for (long j = offset; j < offset + n; j++)
+      for (int i = 0; i < kLanes; i++)
+        if (!batch_.mask[source_[i] * actions_.num_params + j]) f(j, i);
   }
 
   void descend(V<Real> dlogp, V<Real> dentropy, long r0, int k, Real* dparams, long width, Real* dlog_std) const {

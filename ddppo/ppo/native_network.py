@@ -1,0 +1,107 @@
+"""The MLP in C++ (ddppo/native/src/mlp.hpp): its policy and values for acting, its gradient for learning."""
+
+import ctypes
+import weakref
+
+import numpy as np
+import torch
+
+from ddppo import native
+from ddppo.models import MLP, ActorCritic
+from ddppo.spaces import ActionSpec, EnvSpec
+
+_ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
+_KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
+_POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+SUM = ctypes.CFUNCTYPE(ctypes.c_int)
+
+
+def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
+    """Return why the network cannot be computed in C++ here, in half a sentence, or None; compiles the library."""
+    if type(model) is not MLP:
+        return f"{type(model).__name__} is not ddppo's MLP"
+    if model.activation not in _ACTIVATIONS:
+        return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
+    if device.type != "cpu":
+        return f"it computes on CPUs, and device is {device.type}"
+    return native.why_not()
+
+
+class NativeNetwork:
+    """Reads the parameters from the flat vector `[num_parameters]` and leaves gradients in that of its `.grad`.
+
+    Every row is computed by itself: it does not depend on which rows, and how many, are computed with it.
+    """
+
+    def __init__(self, model: MLP, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
+        assert parameters.grad is not None
+        self.parameters = parameters
+        self.spec = spec
+        self.num_params = model.num_action_params
+        self._library = library()
+        description = np.array(_description(model, spec), np.int64)
+        address = parameters.grad.data_ptr()
+        self.handle: int = self._library.network_create(
+            description.ctypes.data, parameters.data.data_ptr(), address
+        )
+        weakref.finalize(self, self._library.network_free, self.handle)
+
+    def refresh(self) -> None:
+        """Take over the parameters as they are now, for `policy` and `values`."""
+        self._library.network_refresh(self.handle)
+
+    def policy(self, obs: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Leave action parameters `[n, P]` of obs `[n, obs_size]` in `out` and return it; all contiguous."""
+        self._library.network_policy(self.handle, obs.data_ptr(), len(obs), out.data_ptr())
+        return out
+
+    def values(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return the values `[...]` of obs `[..., obs_size]`."""
+        rows = obs.contiguous()
+        out = rows.new_empty(rows.shape[:-1])
+        self._library.network_values(self.handle, rows.data_ptr(), out.numel(), out.data_ptr())
+        return out
+
+
+def library() -> ctypes.CDLL:
+    """Return the library with its functions' types declared. Raises NotCompiled."""
+    found = native.library()
+    if found.network_create.argtypes is None:
+        found.network_create.argtypes, found.network_create.restype = (_POINTER,) * 3, _POINTER
+        found.network_free.argtypes = found.network_refresh.argtypes = (_POINTER,)
+        found.network_policy.argtypes = found.network_values.argtypes = (_POINTER, _POINTER, _INT, _POINTER)
+        found.network_gradient.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _DOUBLE, _POINTER)
+        found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, _POINTER, SUM)
+        found.network_epoch.restype = ctypes.c_int
+    return found
+
+
+def _description(model: MLP, spec: EnvSpec) -> list[int]:
+    """Return the network's shape and places of its parameters, as network_create in src/learn.cpp reads them."""
+    offsets, offset = {}, 0
+    for name, p in model.named_parameters():
+        offsets[name] = offset
+        offset += p.numel()
+    layers = []
+    for trunk in ("policy_trunk",) if model.shared_trunk else ("policy_trunk", "value_trunk"):
+        linear = [
+            name for name, m in getattr(model, trunk).named_children() if isinstance(m, torch.nn.Linear)
+        ]
+        layers += [f"{trunk}.{name}" for name in linear]
+    layers += ["policy_head", "value_head"]
+    places = [offsets[f"{layer}.{part}"] for layer in layers for part in ("weight", "bias")]
+    if model.is_box:
+        places.append(offsets["log_std"])
+    hidden = [m.out_features for m in model.policy_trunk if isinstance(m, torch.nn.Linear)]
+    action: ActionSpec = spec.action
+    return [
+        next(model.parameters()).dtype == torch.float64,
+        _ACTIVATIONS.index(model.activation),
+        model.shared_trunk,
+        _KINDS.index(action.kind),
+        spec.obs_size,
+        *(len(hidden), *hidden),
+        *(len(action.sizes), *action.sizes),
+        *(len(places), *places),
+        offset,
+    ]

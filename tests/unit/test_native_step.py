@@ -1,0 +1,125 @@
+"""What is special of the step and network in C++; that it does what the eager step does is in test_compiled_step.py."""
+
+import pytest
+import torch
+
+from ddppo import native
+from ddppo.config import ModelConfig, PPOConfig
+from ddppo.distributed.parameters import FlatParameters
+from ddppo.models import build_model
+from ddppo.ppo.compiled_step import example, worst_error
+from ddppo.ppo.minibatches import Batch
+from ddppo.ppo.native_network import NativeNetwork, why_not_native
+from ddppo.ppo.native_step import NativeStep
+from ddppo.spaces import ActionSpec, EnvSpec
+from tests.unit.test_compiled_step import ENVS, STEPS, assert_equal, both, made, rollout
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+DISCRETE, BOX = ActionSpec("discrete", (3,)), ActionSpec("box", (2,))
+
+
+def network_of(spec, config, dtype=torch.float32):
+    model = build_model(spec, config, 0, dtype)
+    parameters = FlatParameters(model)
+    return model, NativeNetwork(model, spec, parameters.vector), parameters
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu"])
+def test_every_activation_that_it_knows_is_torchs(activation, monkeypatch):
+    assert_equal(both(EnvSpec(4, DISCRETE), "native", monkeypatch, ModelConfig(activation=activation)))
+
+
+@pytest.mark.parametrize("hidden_sizes", [[1], [70, 33], [130, 9, 20]])
+@pytest.mark.parametrize("obs_size", [1, 17, 65])
+def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
+    assert_equal(both(EnvSpec(obs_size, BOX), "native", monkeypatch, ModelConfig(hidden_sizes=hidden_sizes)))
+
+
+@pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda action: action.kind)
+def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
+    spec, config = EnvSpec(17, action), ModelConfig(hidden_sizes=[64, 64])
+    model, network, parameters = network_of(spec, config)
+    step = NativeStep(network, PPOConfig(), torch.optim.Adam([parameters.vector]), None)
+    assert worst_error(step, spec, model, PPOConfig()) < 2e-6
+
+
+def test_policy_and_values_are_the_models():
+    spec = EnvSpec(5, BOX)
+    model, network, _ = network_of(spec, ModelConfig(log_std_init=-0.5), torch.float64)
+    obs = torch.rand(7, 3, 5, dtype=torch.float64)
+    network.refresh()
+    params = network.policy(obs.reshape(-1, 5), torch.empty(21, 4, dtype=torch.float64))
+    torch.testing.assert_close(
+        params, model.action_params(obs.reshape(-1, 5)).detach(), rtol=1e-12, atol=1e-12
+    )
+    torch.testing.assert_close(network.values(obs), model.value(obs).detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit():
+    spec = EnvSpec(4, DISCRETE)
+    _, network, _ = network_of(spec, ModelConfig(hidden_sizes=[64, 64]))
+    obs = torch.randn(1000, 4)
+    network.refresh()
+    whole, values = network.policy(obs, torch.empty(1000, 3)), network.values(obs)
+    for start, end in ((0, 1), (1, 8), (8, 105), (105, 1000)):
+        part = obs[start:end].clone()
+        assert torch.equal(network.policy(part, torch.empty(end - start, 3)), whole[start:end])
+        assert torch.equal(network.values(part), values[start:end])
+
+
+def test_values_saturate_and_extreme_logits_give_no_nan():
+    spec = EnvSpec(4, DISCRETE)
+    model, network, parameters = network_of(spec, ModelConfig(hidden_sizes=[8]))
+    with torch.no_grad():
+        parameters.vector.mul_(300)
+    step = NativeStep(network, PPOConfig(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), None)
+    minibatch = example(spec, model, 50, torch.Generator().manual_seed(0))
+    minibatch["obs"] *= 1e4
+    assert step.gradient(minibatch).isfinite().all()
+
+
+def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch):
+    spec = EnvSpec(4, DISCRETE)
+    learner, model = made(spec, PPOConfig(num_minibatches=3), kind="eager", monkeypatch=monkeypatch)
+    calls = []
+
+    def sum_(gradient):
+        calls.append(gradient)
+        if len(calls) == 2:
+            raise ConnectionError("a peer is gone")
+
+    network = NativeNetwork(model, spec, learner.parameters)
+    learner.step = NativeStep(network, learner.config, learner.optimizer, sum_)
+    with pytest.raises(ConnectionError, match="a peer is gone"):
+        learner.update(rollout(spec, model), 1, 0.0)
+    assert len(calls) == 2
+    assert learner.optimizer.state[learner.parameters]["step"] == 1
+
+
+def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_should(monkeypatch):
+    spec = EnvSpec(4, DISCRETE)
+    learner, model = made(spec, PPOConfig(), kind="native", monkeypatch=monkeypatch)
+    samples = rollout(spec, model)
+    batch = Batch(samples, samples.values, samples.values)
+    order = torch.arange(STEPS * ENVS)
+    learner.step.begin(1e-3)
+    before = learner.parameters.detach().clone()
+    learner.step.epoch(batch, order, [0, 0], [0])
+    assert learner.optimizer.state[learner.parameters]["step"] == 0
+    learner.step.epoch(batch, order, [0, 0], [3])  # other ranks had three
+    assert learner.optimizer.state[learner.parameters]["step"] == 1
+    assert torch.equal(learner.parameters, before)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (ModelConfig(activation="gelu"), "activation=gelu"),
+        (ModelConfig(name="tests.unit.test_compiled_step:Own"), "Own"),
+    ],
+)
+def test_what_it_cannot_compute_is_named(config, why):
+    model = build_model(EnvSpec(4, DISCRETE), config, 0, torch.float32)
+    assert why in why_not_native(model, torch.device("cpu"))
+    plain = build_model(EnvSpec(4, DISCRETE), ModelConfig(), 0, torch.float32)
+    assert "CPU" in why_not_native(plain, torch.device("cuda"))
