@@ -3,9 +3,12 @@
 import numpy as np
 import torch
 
+from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import check_finite, check_masks
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, action_distribution, num_action_params
+from ddppo.ppo.native_network import NativeNetwork
+from ddppo.ppo.native_rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
 
@@ -49,7 +52,7 @@ class Collector:
         self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
         self._acted = self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
         self._actions = self._acted.numpy()
-        self._params = buffer(num_action_params(spec.action))
+        self.params = buffer(num_action_params(spec.action))
         self.logprobs = buffer()
         # Written by numpy on the CPU, one row a step, and moved once per rollout.
         self.rewards = np.zeros((steps, envs))
@@ -59,14 +62,22 @@ class Collector:
         if spec.mask_size is not None:
             self.masks = torch.ones(steps + 1, envs, spec.mask_size, dtype=torch.bool)
         # One row of each, made once: a view of a tensor costs a microsecond.
-        self._obs_rows, self._param_rows = self.obs.unbind(), self._params.unbind()
+        self._obs_rows, self._param_rows = self.obs.unbind(), self.params.unbind()
         self._mask_rows = self.masks.unbind() if self.masks is not None else None
         self._raw_obs = self.raw_obs.numpy()
-        self._starts = np.ones(envs, dtype=bool)  # of episodes, in row 0
-        self._returns = np.zeros(envs)  # of the episodes under way, before row 0
-        self._lengths = np.zeros(envs, dtype=np.int64)
+        self.starts = np.ones(envs, dtype=bool)  # of episodes, in row 0
+        self.returns = np.zeros(envs)  # of the episodes under way, before row 0
+        self.lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
+        self._network: NativeNetwork | None = None
+        self._native_rollout: NativeRollout | None = None
+
+    def act_by(self, network: NativeNetwork) -> None:
+        """Compute the model in C++ from the next rollout on, and where tasks are stepped there too, the rollout."""
+        self._network = network
+        if isinstance(self.env, NativeEnvs):
+            self._native_rollout = NativeRollout(self, self.env, network)
 
     def reset(self, seeds: list[int]) -> None:
         """Start every environment anew from its own seed."""
@@ -74,9 +85,9 @@ class Collector:
         self._num_steps = 0
         check_finite(self.env.names, 0, obs[None], np.zeros((1, len(obs))), [])
         self._receive(self.rollout_steps, obs, mask)
-        self._starts[:] = True
-        self._returns[:] = 0
-        self._lengths[:] = 0
+        self.starts[:] = True
+        self.returns[:] = 0
+        self.lengths[:] = 0
 
     @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
@@ -84,6 +95,10 @@ class Collector:
 
         Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
         """
+        if self._native_rollout is not None:
+            return self._native_rollout.record(noise)
+        if self._network is not None:
+            self._network.refresh()
         # Not at the end of the last call: the rollout it returned shares these rows.
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, self.raw_obs[-1].numpy(), masks)  # normalised anew: the moments have moved since
@@ -103,8 +118,11 @@ class Collector:
     def _step(self, t: int, noise: torch.Tensor, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
         """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
         mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
-        params = self.model.action_params(self._obs_rows[t])
-        self._param_rows[t].copy_(params)
+        params = self._param_rows[t]
+        if self._network is not None:
+            self._network.policy(self._obs_rows[t], out=params)
+        else:
+            params.copy_(self.model.action_params(self._obs_rows[t]))
         actions = action_distribution(self.env.spec.action, params, mask).sample(noise).numpy()
         self._actions[t] = actions
         step = self.env.step(actions)
@@ -147,13 +165,13 @@ class Collector:
         for t, ended, _ in ends:
             for i in ended.tolist():
                 rows = slice(first_rows[i], t + 1)
-                episode_return = float(self._returns[i] + rewards[rows, i].sum())
-                length = int(self._lengths[i] + valid[rows, i].sum())
+                episode_return = float(self.returns[i] + rewards[rows, i].sum())
+                length = int(self.lengths[i] + valid[rows, i].sum())
                 episodes.append(Episode(t, self.first_env + i, episode_return, length))
-                self._returns[i], self._lengths[i], first_rows[i] = 0.0, 0, t + 1
+                self.returns[i], self.lengths[i], first_rows[i] = 0.0, 0, t + 1
         is_under_way = np.arange(self.rollout_steps)[:, None] >= first_rows
-        self._returns += (rewards * is_under_way).sum(axis=0)
-        self._lengths += (valid & is_under_way).sum(axis=0)
+        self.returns += (rewards * is_under_way).sum(axis=0)
+        self.lengths += (valid & is_under_way).sum(axis=0)
         return episodes
 
     def _finish(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
@@ -162,15 +180,15 @@ class Collector:
             self.actions.copy_(self._acted)
         masks = self.masks[:-1].to(self.device) if self.masks is not None else None
         self.logprobs.copy_(
-            action_distribution(self.env.spec.action, self._params, masks).log_prob(self.actions)
+            action_distribution(self.env.spec.action, self.params, masks).log_prob(self.actions)
         )
         # An episode's first row is the one after its end, or after the pseudo-step that reset it.
         terminated, truncated, valid, episode_start = self.flags
         starts = terminated | truncated | ~valid
-        episode_start[0] = self._starts
+        episode_start[0] = self.starts
         episode_start[1:] = starts[:-1]
         episode_start &= valid
-        self._starts = starts[-1]
+        self.starts[:] = starts[-1]
         values = self._values(self.obs)
         next_values = values[1:].clone()
         if ends:
@@ -197,6 +215,8 @@ class Collector:
         )
 
     def _values(self, obs: torch.Tensor) -> torch.Tensor:
+        if self._network is not None:
+            return self._network.values(obs)
         rows = obs.reshape(-1, obs.shape[-1])
         parts = [self.model.value(chunk) for chunk in rows.split(_VALUE_CHUNK)]
         return torch.cat(parts).reshape(obs.shape[:-1])

@@ -26,7 +26,7 @@ class NativeStep:
     ) -> None:
         device = torch.device("cpu")
         self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64)
-        self._network = network
+        self.network = network
         self._optimizer = optimizer
         self._norms = torch.zeros((), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
@@ -43,7 +43,7 @@ class NativeStep:
         self._norms.zero_()
         self._learning_rate = learning_rate
         self._optimizer.param_groups[0]["lr"] = learning_rate
-        for place, x in enumerate(adam_state(self._optimizer, self._network.parameters)):
+        for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
 
     def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
@@ -51,7 +51,7 @@ class NativeStep:
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)
         failed = library().network_epoch(
-            self._network.handle, addresses, order.data_ptr(), ends, divisors, num_minibatches,
+            self.network.handle, addresses, order.data_ptr(), ends, divisors, num_minibatches,
             self._learning_rate, self._addresses, self._sum,
         )  # fmt: skip
         del columns
@@ -70,15 +70,15 @@ class NativeStep:
         """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
         rows = len(minibatch["weights"])
         columns, addresses = _addresses(minibatch)
-        library().network_gradient(self._network.handle, addresses, None, rows, float(rows), self._addresses)
+        library().network_gradient(self.network.handle, addresses, None, rows, float(rows), self._addresses)
         del columns
-        gradient = self._network.parameters.grad
+        gradient = self.network.parameters.grad
         assert gradient is not None
         return gradient
 
     def _sum_gradient(self) -> int:
         """Sum over ranks; called from C++, where no exception may pass."""
-        gradient = self._network.parameters.grad
+        gradient = self.network.parameters.grad
         assert gradient is not None
         assert self._sum_ is not None
         try:

@@ -203,8 +203,12 @@ class Worker:
         )
         is_ready = self.compilation.begin()
         self._switch(self.iteration + 1, compiled=is_ready)
-        is_native = isinstance(self.compilation.step, NativeStep)
-        self.derived["step"] = "native" if is_native else "compiled" if is_ready else "eager"
+        step = self.compilation.step
+        if isinstance(step, NativeStep):
+            self.collector.act_by(step.network)
+        self.derived["step"] = (
+            "native" if isinstance(step, NativeStep) else "compiled" if is_ready else "eager"
+        )
 
     def _switch(self, iteration: int, *, compiled: bool) -> None:
         """Take the compiled step from `iteration` on, or the eager one."""

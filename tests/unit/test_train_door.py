@@ -150,7 +150,7 @@ def assert_one_paragraph(stderr):
         # sections and their groups
         ("dist=ddp", ["dist=ddp", "use distributed=ddp"]),
         ("log=none", ["log=none", "log.progress"]),
-        ("compile=true", ["compile=True", "must be one of auto, on, off", "quote it"]),
+        ("compile=true", ["compile=True", "must be one of auto, on, torch, off", "quote it"]),
         ("env=schema", ["env=schema", "must be one of", "cartpole"]),
         ("~ppo.gamma", ["~ppo.gamma", "leave it out"]),
         # flags

@@ -40,8 +40,8 @@ _WORD = 2**64 - 1
 _agreed: dict[tuple[NativeTask, float], bool] = {}
 
 
-class Batch(ctypes.Structure):
-    """`Batch` of tasks.hpp."""
+class TaskBatch(ctypes.Structure):
+    """`TaskBatch` of tasks.hpp."""
 
     _fields_ = [
         ("task", ctypes.c_int64),
@@ -75,6 +75,7 @@ class NativeEnvs(BatchedEnvs):
         names: EnvNames,
         max_episode_steps: int | None,
     ) -> None:
+        self.batch = TaskBatch()
         super().__init__(dynamics, space, spec, names, max_episode_steps)
         functions = _functions()
         assert functions is not None, "make_fastest asks for it"
@@ -87,7 +88,8 @@ class NativeEnvs(BatchedEnvs):
         is_box = spec.action.kind == "box"
         self._actions = np.zeros((envs, *spec.action.shape), np.float32 if is_box else np.int64)
         self._generators = np.zeros((envs, 4), np.uint64)  # their states and increments, high words first
-        self.batch = Batch(
+        self.batch = TaskBatch(
+            num_steps=0,
             task=[task.dynamics for task in TASKS].index(type(dynamics)),
             num_envs=envs,
             obs_size=spec.obs_size,
@@ -106,12 +108,20 @@ class NativeEnvs(BatchedEnvs):
         )
         self._address = ctypes.addressof(self.batch)
 
+    @property
+    def _num_steps(self) -> int:
+        return self.batch.num_steps
+
+    @_num_steps.setter
+    def _num_steps(self, num_steps: int) -> None:
+        self.batch.num_steps = num_steps
+
     def _step(self, actions: np.ndarray) -> EnvStep:
         self._actions[...] = actions  # rounded before they are clipped: the bounds are float32
-        self.batch.num_steps = self._num_steps
         num_ended = self._step_all(self._address)
         if num_ended < 0:
-            raise no_such_action(self._actions, num_ended)
+            i = -1 - num_ended
+            raise IndexError(f"its environment {i}, counted from 0, has no action {self._actions[i]}")
         ended, final_obs = self._ended[:num_ended], self._final_obs[:num_ended]
         return EnvStep(
             self._obs, self._rewards, self._terminated, self._truncated, self._valid, ended, final_obs, None
@@ -130,14 +140,7 @@ class NativeEnvs(BatchedEnvs):
             words[:] = [state[name] >> shift & _WORD for name in ("state", "inc") for shift in (64, 0)]
 
     def _reset(self, i: int) -> None:
-        self.batch.num_steps = self._num_steps
         self._reset_one(self._address, i)
-
-
-def no_such_action(actions: np.ndarray, result: int) -> IndexError:
-    """Return what to raise where `result` of tasks_step says that an environment has no such action."""
-    i = -1 - result
-    return IndexError(f"its environment {i}, counted from 0, has no action {actions[i]}")
 
 
 def make_fastest(

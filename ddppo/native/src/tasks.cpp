@@ -55,13 +55,13 @@ float numpy_sin(float x) {
   return std::fma(sum * square, x, x);
 }
 
-int64_t choice(const Batch& b, long i) { return static_cast<const int64_t*>(b.actions)[i]; }
-float force_of(const Batch& b, long i) { return static_cast<const float*>(b.actions)[i]; }
+int64_t choice(const TaskBatch& b, long i) { return static_cast<const int64_t*>(b.actions)[i]; }
+float force_of(const TaskBatch& b, long i) { return static_cast<const float*>(b.actions)[i]; }
 
 struct CartPole {
   static constexpr int kObs = 4, kActions = 2;
 
-  static void reset(Batch& b, long i, float* obs) {
+  static void reset(TaskBatch& b, long i, float* obs) {
     const long n = b.num_envs;
     double drawn[4];
     for (double& value : drawn) value = uniform(b.generators[i], -0.05, 0.05);
@@ -69,7 +69,7 @@ struct CartPole {
     for (int k = 0; k < 4; k++) obs[k] = drawn[k];
   }
 
-  static bool step(Batch& b, long i, float* obs) {
+  static bool step(TaskBatch& b, long i, float* obs) {
     const long n = b.num_envs;
     double &x = b.state[i], &theta = b.state[n + i], &x_dot = b.state[2 * n + i], &theta_dot = b.state[3 * n + i];
     const double force = choice(b, i) ? 10.0 : -10.0, total_mass = 0.1 + 1.0, polemass_length = 0.1 * 0.5;
@@ -92,7 +92,7 @@ struct CartPole {
 struct Acrobot {
   static constexpr int kObs = 6, kActions = 3;
 
-  static void reset(Batch& b, long i, float* obs) {
+  static void reset(TaskBatch& b, long i, float* obs) {
     float drawn[4];
     for (int k = 0; k < 4; k++) {
       drawn[k] = uniform(b.generators[i], -0.1, 0.1);
@@ -116,7 +116,7 @@ struct Acrobot {
     out[0] = dtheta1, out[1] = dtheta2, out[2] = -(d2 * ddtheta2 + phi1) / d1, out[3] = ddtheta2;
   }
 
-  static bool step(Batch& b, long i, float* obs) {
+  static bool step(TaskBatch& b, long i, float* obs) {
     const long n = b.num_envs;
     const double torque = choice(b, i) - 1.0, dt = 0.2, weights[3] = {dt / 2.0, dt / 2.0, dt};
     double state[4], moved[4], k[4][4];
@@ -147,13 +147,13 @@ struct Pendulum {
   static constexpr int kObs = 3, kActions = 0;
   static constexpr float kBound = 2.0f;
 
-  static void reset(Batch& b, long i, float* obs) {
+  static void reset(TaskBatch& b, long i, float* obs) {
     const double theta = b.state[i] = uniform(b.generators[i], -kPi, kPi);
     const double speed = b.state[b.num_envs + i] = uniform(b.generators[i], -1.0, 1.0);
     obs[0] = std::cos(theta), obs[1] = std::sin(theta), obs[2] = speed;
   }
 
-  static bool step(Batch& b, long i, float* obs) {
+  static bool step(TaskBatch& b, long i, float* obs) {
     double &theta = b.state[i], &speed = b.state[b.num_envs + i];
     const float torque = clipped(force_of(b, i), -kBound, kBound);  // what comes of it alone is float32
     double angle = std::fmod(theta + kPi, 2 * kPi);              // Python's modulo is of the divisor's sign
@@ -172,12 +172,12 @@ struct Pendulum {
 struct MountainCar {
   static constexpr int kObs = 2, kActions = 3;
 
-  static void reset(Batch& b, long i, float* obs) {
+  static void reset(TaskBatch& b, long i, float* obs) {
     obs[0] = b.state[i] = uniform(b.generators[i], -0.6, -0.4);
     obs[1] = b.state[b.num_envs + i] = 0.0;
   }
 
-  static bool step(Batch& b, long i, float* obs) {
+  static bool step(TaskBatch& b, long i, float* obs) {
     double &position = b.state[i], &velocity = b.state[b.num_envs + i];
     velocity += (choice(b, i) - 1) * 0.001 + std::cos(3 * position) * -0.0025;
     velocity = clipped(velocity, -0.07, 0.07);
@@ -193,13 +193,13 @@ struct ContinuousMountainCar {
   static constexpr int kObs = 2, kActions = 0;
   static constexpr float kBound = 1.0f;
 
-  static void reset(Batch& b, long i, float* obs) {
+  static void reset(TaskBatch& b, long i, float* obs) {
     obs[0] = b.state[i] = uniform(b.generators[i], -0.6, -0.4);
     obs[1] = b.state[b.num_envs + i] = 0.0;
     b.state[2 * b.num_envs + i] = 1.0;  // just reset: the first step alone is computed in float64
   }
 
-  static bool step(Batch& b, long i, float* obs) {
+  static bool step(TaskBatch& b, long i, float* obs) {
     const long n = b.num_envs;
     const float force = clipped(force_of(b, i), -kBound, kBound);
     const bool reached =
@@ -210,7 +210,7 @@ struct ContinuousMountainCar {
   }
 
   template <class Real>
-  static bool move(Batch& b, long i, float force, float* obs) {
+  static bool move(TaskBatch& b, long i, float force, float* obs) {
     Real position = b.state[i], velocity = b.state[b.num_envs + i];
     const double slope = 0.0025 * std::cos(static_cast<double>(3 * position));
     velocity = clipped(velocity + (force * 0.0015f - static_cast<float>(slope)), Real(-0.07), Real(0.07));
@@ -222,7 +222,7 @@ struct ContinuousMountainCar {
 };
 
 template <class Task>
-int64_t step_all(Batch& b) {
+int64_t step_all(TaskBatch& b) {
   if constexpr (Task::kActions > 0) {
     for (long i = 0; i < b.num_envs; i++)
       if (choice(b, i) < 0 || choice(b, i) >= Task::kActions) return -1 - i;
@@ -244,14 +244,14 @@ int64_t step_all(Batch& b) {
 }
 
 template <class Task>
-void reset_one(Batch& b, int64_t i) {
+void reset_one(TaskBatch& b, int64_t i) {
   Task::reset(b, i, b.obs + i * Task::kObs);
   b.last_steps[i] = b.num_steps + b.max_episode_steps;
 }
 
 struct Row {
-  void (*reset)(Batch&, int64_t);
-  int64_t (*step)(Batch&);
+  void (*reset)(TaskBatch&, int64_t);
+  int64_t (*step)(TaskBatch&);
 };
 
 template <class Task>
@@ -265,8 +265,8 @@ constexpr Row kTasks[] = {
 
 }  // namespace
 
-extern "C" void tasks_reset(Batch* batch, int64_t i) { kTasks[batch->task].reset(*batch, i); }
+extern "C" void tasks_reset(TaskBatch* batch, int64_t i) { kTasks[batch->task].reset(*batch, i); }
 
-extern "C" int64_t tasks_step(Batch* batch) { return kTasks[batch->task].step(*batch); }
+extern "C" int64_t tasks_step(TaskBatch* batch) { return kTasks[batch->task].step(*batch); }
 
 }  // namespace ddppo

@@ -1,4 +1,4 @@
-// Batches of the classic tasks in memory that Python owns: Batch of ddppo/envs/batched/native_tasks.py mirrors this one.
+// Batches of the classic tasks, in memory that Python owns.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,9 @@ struct Generator {
   uint64_t state_high, state_low, increment_high, increment_low;
 };
 
-// E environments of one task; the fields are those of BatchedEnvs.
-struct Batch {
+// E environments of one task: the fields of NativeEnvs in ddppo/envs/batched/native_tasks.py, where a structure mirrors
+// this one.
+struct TaskBatch {
   int64_t task, num_envs, obs_size;
   int64_t num_steps, max_episode_steps;
   double setting;  // of CartPole: by Sutton and Barto; of Pendulum: gravity; of the mountain cars: velocity at the goal
@@ -29,10 +30,10 @@ struct Batch {
 
 extern "C" {
 // Put environment i into a first state, with its observation.
-void tasks_reset(Batch* batch, int64_t i);
+void tasks_reset(TaskBatch* batch, int64_t i);
 
 // Step all by the actions in the batch. Return how many episodes ended, or -1 - i where environment i has no such action.
-int64_t tasks_step(Batch* batch);
+int64_t tasks_step(TaskBatch* batch);
 }
 
 }  // namespace ddppo

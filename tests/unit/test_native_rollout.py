@@ -1,0 +1,142 @@
+"""A rollout in one call of C++ against the collector's own loop, and against itself over other batches."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from ddppo import native
+from ddppo.config import EnvConfig, ModelConfig
+from ddppo.distributed.parameters import FlatParameters
+from ddppo.envs import make_vec_env, probe
+from ddppo.envs.batched.native_tasks import NativeEnvs
+from ddppo.errors import EnvOutputError
+from ddppo.models import build_model, num_noise
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.native_network import NativeNetwork
+from ddppo.ppo.normalization import ObsNormalizer, moments
+from ddppo.seeding import action_noise
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+CPU = torch.device("cpu")
+STEPS, ENVS = 40, 6
+TASKS = {
+    "cartpole": EnvConfig(id="CartPole-v1", max_episode_steps=25),
+    "acrobot": EnvConfig(id="Acrobot-v1", max_episode_steps=9),
+    "pendulum": EnvConfig(id="Pendulum-v1", max_episode_steps=30),
+    "mountain car": EnvConfig(id="MountainCar-v0", max_episode_steps=11),
+    "continuous mountain car": EnvConfig(id="MountainCarContinuous-v0", max_episode_steps=12),
+}
+
+
+def collector(env, *, is_native=True, dtype=torch.float64, normalizer=None, envs=range(ENVS), steps=STEPS):
+    spec = probe(env)
+    model = build_model(spec, ModelConfig(hidden_sizes=[16, 16]), 0, dtype)
+    parameters = FlatParameters(model)
+    with torch.no_grad():
+        parameters.vector.mul_(3)  # so that policies have preferences
+    made = Collector(
+        make_vec_env(dataclasses.replace(env, backend="batched"), envs, rank=0, cores=1),
+        model,
+        normalizer,
+        rollout_steps=steps,
+        first_env=envs.start,
+        device=CPU,
+        dtype=dtype,
+    )
+    made.reset([100 + i for i in envs])
+    if is_native:
+        made.act_by(NativeNetwork(model, spec, parameters.vector))
+    return made
+
+
+def noise(made, iteration, envs=range(ENVS)):
+    action = made.env.spec.action
+    return action_noise(
+        5, iteration, envs, made.rollout_steps, num_noise(action), normal=action.kind == "box"
+    )
+
+
+def assert_equal(found, expected):
+    for field in dataclasses.fields(expected):
+        x, y = getattr(found, field.name), getattr(expected, field.name)
+        if y is not None:
+            torch.testing.assert_close(
+                x, y, rtol=1e-5, atol=1e-7, msg=lambda m, name=field.name: f"{name}: {m}"
+            )
+
+
+@pytest.mark.parametrize("normalizes", [False, True])
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
+def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
+    env, ended = TASKS[name], 0
+    normalizer = None
+    if normalizes:
+        normalizer = ObsNormalizer(probe(env).obs_size, CPU, torch.float64)
+        normalizer.update_(moments(0.3 * torch.randn(50, probe(env).obs_size) + 0.2))
+    both = [collector(env, is_native=is_native, normalizer=normalizer) for is_native in (True, False)]
+    for iteration in range(3):
+        (found, episodes), (expected, expected_episodes) = (
+            made.collect(noise(made, iteration)) for made in both
+        )
+        assert_equal(found, expected)
+        assert [(e.step, e.env_index, e.length) for e in episodes] == [
+            (e.step, e.env_index, e.length) for e in expected_episodes
+        ]
+        np.testing.assert_allclose(
+            [e.episode_return for e in episodes], [e.episode_return for e in expected_episodes], rtol=1e-5
+        )
+        ended += len(episodes)
+        if normalizer is not None:
+            normalizer.update_(moments(expected.raw_obs.flatten(0, 1)))
+    assert ended > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["cartpole", "pendulum"])
+def test_it_does_not_depend_on_which_environments_share_a_batch_to_the_bit(name, dtype):
+    env = TASKS[name]
+    whole, parts = collector(env, dtype=dtype), [range(0, 1), range(1, ENVS)]
+    split = [collector(env, dtype=dtype, envs=envs) for envs in parts]
+    for iteration in range(3):
+        rollout, episodes = whole.collect(noise(whole, iteration))
+        halves = [made.collect(noise(made, iteration, envs)) for made, envs in zip(split, parts, strict=True)]
+        for field in dataclasses.fields(rollout):
+            if (x := getattr(rollout, field.name)) is not None:
+                assert torch.equal(x, torch.cat([getattr(half, field.name) for half, _ in halves], dim=1)), (
+                    field.name
+                )
+        merged = [episode for _, ended in halves for episode in ended]
+        assert episodes == sorted(merged, key=lambda e: (e.step, e.env_index))
+
+
+def test_a_policy_that_is_no_number_is_told_with_the_environment_and_step_that_met_it():
+    made = collector(TASKS["pendulum"])
+    made.collect(noise(made, 0))
+    drawn = noise(made, 1)
+    drawn[3, 2] = np.nan
+    with pytest.raises(EnvOutputError, match="environment 2 of rank 0 returned nan as the reward of step 44"):
+        made.collect(drawn)
+
+
+def test_environments_go_on_by_single_steps_where_the_rollout_left_them():
+    made = collector(TASKS["cartpole"])
+    assert isinstance(made.env, NativeEnvs)
+    made.collect(noise(made, 0))
+    assert made.env.state()["num_steps"] == STEPS
+    step = made.env.step(np.zeros(ENVS, np.int64))
+    assert step.obs.shape == (ENVS, 4)
+
+
+def test_where_only_the_network_is_in_cpp_the_loop_acts_by_it():
+    env = EnvConfig(id="CartPole-v1", max_episode_steps=25)
+    both = [collector(env, is_native=False), collector(env, is_native=False)]
+    model = both[0].model
+    parameters = FlatParameters(model)
+    network = NativeNetwork(model, probe(env), parameters.vector)
+    both[0].act_by(network)
+    both[0]._native_rollout = None
+    for iteration in range(2):
+        assert_equal(*(made.collect(noise(made, iteration))[0] for made in both))
