@@ -5,9 +5,12 @@ Streams are counter-based (Philox 4x64, Salmon et al. 2011, "Parallel random num
 the purpose picks the key, the indices pick the counter's high words, so streams never overlap.
 """
 
+import ctypes
 from functools import cache
 
 import numpy as np
+
+from ddppo.native import loaded
 
 _PURPOSES = {"env": 1, "action": 2, "minibatch": 3, "eval": 4, "model": 5}
 
@@ -39,6 +42,13 @@ def action_noise(
     Uniform on [0, 1), or standard normal; float64.
     """
     noise = np.empty((rollout_steps, len(env_indices), num_noise))
+    if num_noise == 1 and not normal and env_indices.step == 1 and (native := loaded()) is not None:
+        key = _key(seed, "action")
+        first = ctypes.c_uint64(env_indices.start)
+        native.stream_uniform(
+            key.ctypes, first, ctypes.c_uint64(iteration), *map(ctypes.c_int64, noise.shape[:2]), noise.ctypes
+        )
+        return noise
     for column, index in enumerate(env_indices):
         generator = stream(seed, "action", index, iteration)
         shape = (rollout_steps, num_noise)
@@ -48,4 +58,9 @@ def action_noise(
 
 def minibatch_permutation(seed: int, iteration: int, epoch: int, batch_size: int) -> np.ndarray:
     """Return the permutation `[B]` of all ranks' samples for one epoch, the same on every rank."""
+    if (native := loaded()) is not None and batch_size < 2**32:
+        order = np.empty(batch_size, np.int64)
+        numbers = (ctypes.c_uint64(epoch), ctypes.c_uint64(iteration), ctypes.c_int64(batch_size))
+        native.stream_permutation(_key(seed, "minibatch").ctypes, *numbers, order.ctypes)
+        return order
     return stream(seed, "minibatch", epoch, iteration).permutation(batch_size)

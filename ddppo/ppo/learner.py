@@ -11,6 +11,8 @@ import torch
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
 from ddppo.ppo.minibatches import Batch, local_minibatches
+from ddppo.ppo.native_returns import returns_and_moments
+from ddppo.ppo.native_step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
@@ -91,13 +93,12 @@ class Learner:
         config, step = self.config, self.step
         if config.lr_schedule == "linear":
             self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
-        advantages = self._advantages(rollout)
-        returns = advantages + rollout.values
+        advantages, returns, local_moments = self._returns(rollout)
         plan = [
             local_minibatches(self.seed, iteration, epoch, self.shape, self.rank)
             for epoch in range(config.num_epochs)
         ]
-        counts, explained_variance, advantages = self._agree(rollout, advantages, returns, plan)
+        counts, explained_variance, advantages = self._agree(rollout, advantages, local_moments, plan)
         batch = Batch(rollout, advantages, returns)
         step.begin(self.learning_rate)
         sums, num_steps, num_samples = step.sums, 0, 0
@@ -127,24 +128,30 @@ class Learner:
             self._adapt_learning_rate(epoch_kl)
         return update
 
-    def _advantages(self, rollout: Rollout) -> torch.Tensor:
-        rewards = rollout.rewards
+    def _returns(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return advantages and returns `[T, E]`, and this rank's moments `[3, 3]` of these and of returns - values."""
+        rewards, config = rollout.rewards, self.config
         if self.reward_normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
-        return gae(
+        if isinstance(self.step, NativeStep):
+            return returns_and_moments(rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        advantages = gae(
             rewards,
             rollout.values,
             rollout.next_values,
             rollout.terminated,
             rollout.truncated,
             rollout.valid,
-            gamma=self.config.gamma,
-            gae_lambda=self.config.gae_lambda,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
         )
+        returns, valid = advantages + rollout.values, rollout.valid
+        samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
+        return advantages, returns, moments(samples).cpu()
 
     def _agree(
-        self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor, plan: list
+        self, rollout: Rollout, advantages: torch.Tensor, local_moments: torch.Tensor, plan: list
     ) -> tuple[list[list[int]], float, torch.Tensor]:
         """Agree with all ranks, in one collective, on what learning divides by.
 
@@ -153,13 +160,12 @@ class Learner:
         """
         valid = rollout.valid
         is_valid = valid.flatten().cpu().numpy()
+        all_are = is_valid.all()
         local_counts = [
-            float(is_valid[order[start:end]].sum())
+            float(end - start if all_are else is_valid[order[start:end]].sum())
             for order, bounds in plan
             for start, end in itertools.pairwise(bounds)
         ]
-        samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
-        local_moments = moments(samples).cpu()
         parts = [torch.tensor(local_counts, dtype=torch.float64), local_moments.flatten()]
         if self.obs_normalizer is not None:
             parts.append(moments(rollout.raw_obs[valid.cpu()]).flatten())

@@ -24,6 +24,8 @@ def merge_moments(parts: torch.Tensor) -> torch.Tensor:
 
     Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance", eq. 1.4-1.5, for W parts at once.
     """
+    if len(parts) == 1:
+        return parts[0]
     counts, means, m2s = parts.unbind(dim=1)
     count = counts.sum(dim=0)
     mean = (counts * means).sum(dim=0) / count.clamp(min=1)

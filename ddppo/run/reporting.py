@@ -4,6 +4,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from ddppo.collectives import Group
@@ -62,9 +63,9 @@ class Reporter:
             local.step_ready,
             local.params_hash,
         ]
-        head = torch.tensor([float(x) for x in row], dtype=torch.float64)
-        rows = self.group.gather(torch.cat([head, update.local_sums, times.stamps.flatten()]))
-        heads, sums, stamps = rows.split([len(head), len(STATISTICS), times.stamps.numel()], dim=1)
+        mine = np.concatenate([np.array(row, np.float64), update.local_sums.numpy(), times.stamps.ravel()])
+        rows = self.group.gather(torch.from_numpy(mine)).numpy()
+        heads, sums, stamps = np.split(rows, [len(row), len(row) + len(STATISTICS)], axis=1)
         t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, ready, hashes = heads.T
         _check_replicas(hashes, local.iteration)
         t_sync, t_comm = split_waiting(stamps.reshape(len(rows), -1, 2), times.is_barrier)
@@ -82,13 +83,13 @@ class Reporter:
             "dist/rho_comm": t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,
         }
-        columns = {name: column.tolist() for name, column in per_rank.items()}
-        means = (sums.sum(dim=0) / update.num_samples).tolist()
-        num_steps = steps.sum().item()
+        values_of_ranks = np.array(list(per_rank.values())).T.tolist()
+        means = (sums.sum(axis=0) / update.num_samples).tolist()
+        num_steps = float(steps.sum())
         metrics = {
             "rollout/steps": num_steps,
-            "rollout/fps": num_steps / t_iter.max().item(),
-            "rollout/episodes": num_episodes.sum().item(),
+            "rollout/fps": num_steps / float(t_iter.max()),
+            "rollout/episodes": float(num_episodes.sum()),
             **{f"train/{name}": mean for name, mean in zip(STATISTICS, means, strict=True)},
             "train/explained_variance": update.explained_variance,
             "train/grad_norm": update.grad_norm,
@@ -102,7 +103,7 @@ class Reporter:
             iteration=local.iteration,
             env_steps=env_steps_before + int(num_steps),
             wall_s=wall_s,
-            rank_metrics=tuple({name: c[rank] for name, c in columns.items()} for rank in range(len(rows))),
+            rank_metrics=tuple(dict(zip(per_rank, values, strict=True)) for values in values_of_ranks),
             global_metrics=metrics,
         )
         return report, Agreed(bool(stops.any()), bool(ready.all()))
@@ -112,17 +113,19 @@ class Reporter:
         most = min(most, self.window.maxlen or 0)
         if most == 0:
             return
-        rows = torch.full((most, 4), -1.0, dtype=torch.float64)
+        rows = np.full((most, 4), -1.0)
         for row, e in zip(rows, episodes[-most:], strict=False):
-            row.copy_(torch.tensor([e.step, e.env_index, e.episode_return, e.length], dtype=torch.float64))
-        ended = [row for row in self.group.gather(rows).reshape(-1, 4).tolist() if row[0] >= 0]
+            row[:] = e.step, e.env_index, e.episode_return, e.length
+        gathered = self.group.gather(torch.from_numpy(rows))
+        ended = [row for row in gathered.reshape(-1, 4).tolist() if row[0] >= 0]
         self.window.extend((episode_return, int(length)) for _, _, episode_return, length in sorted(ended))
 
 
-def _check_replicas(hashes: torch.Tensor, iteration: int) -> None:
+def _check_replicas(hashes: np.ndarray, iteration: int) -> None:
     """Stop all ranks if the parameters of one differ from the most common ones."""
-    different = (hashes != hashes.mode().values).nonzero().flatten().tolist()
-    if different:
+    kinds, numbers = np.unique(hashes, return_counts=True)
+    if len(kinds) > 1:
+        different = np.flatnonzero(hashes != kinds[numbers.argmax()]).tolist()
         raise ReplicaMismatchError(
             f"after iteration {iteration} the parameters of rank {', '.join(map(str, different))} differ from those "
             f"of the other {len(hashes) - len(different)} of {len(hashes)} ranks; all ranks stopped"

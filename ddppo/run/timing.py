@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ddppo.collectives import Group
@@ -26,7 +27,7 @@ class LocalTimes:
     t_rollout: float
     t_learn: float
     hidden_comm: float
-    stamps: torch.Tensor
+    stamps: np.ndarray
     is_barrier: tuple[bool, ...]
 
 
@@ -79,7 +80,7 @@ class IterationClock:
         origin = 0.0
         if not self.group.clocks_shared:
             origin = next((r.end for r in records if r.is_barrier), 0.0)
-        stamps = torch.tensor([[r.start - origin, r.end - origin] for r in records], dtype=torch.float64)
+        stamps = np.array([(r.start - origin, r.end - origin) for r in records])
         times = LocalTimes(
             t_iter=now - self._start,
             t_rollout=self._phases["rollout"],
@@ -95,13 +96,13 @@ class IterationClock:
         return times
 
 
-def split_waiting(stamps: torch.Tensor, is_barrier: tuple[bool, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def split_waiting(stamps: np.ndarray, is_barrier: tuple[bool, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Return seconds waited and seconds communicated `[W]` in collectives with stamps `[W, C, 2]`.
 
     wait = min(max over ranks of start - own start, own duration); communication = own duration - wait.
     """
-    starts, ends = stamps.unbind(dim=-1)
+    starts, ends = stamps[..., 0], stamps[..., 1]
     durations = ends - starts
-    waits = torch.minimum((starts.amax(dim=0) - starts).clamp(min=0.0), durations)
-    waits = torch.where(torch.tensor(is_barrier, dtype=torch.bool), durations, waits)
-    return waits.sum(dim=-1), (durations - waits).sum(dim=-1)
+    waits = np.minimum(starts.max(axis=0, initial=-np.inf) - starts, durations)
+    waits = np.where(is_barrier, durations, waits) if is_barrier else waits
+    return waits.sum(axis=-1), (durations - waits).sum(axis=-1)

@@ -10,7 +10,11 @@ from ddppo.models import build_model
 from ddppo.ppo.compiled_step import example, worst_error
 from ddppo.ppo.minibatches import Batch
 from ddppo.ppo.native_network import NativeNetwork, why_not_native
+from ddppo.ppo.native_returns import returns_and_moments
 from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.normalization import moments
+from ddppo.ppo.returns import gae
+from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, EnvSpec
 from tests.unit.test_compiled_step import ENVS, STEPS, assert_equal, both, made, rollout
 
@@ -123,3 +127,21 @@ def test_what_it_cannot_compute_is_named(config, why):
     assert why in why_not_native(model, torch.device("cpu"))
     plain = build_model(EnvSpec(4, DISCRETE), ModelConfig(), 0, torch.float32)
     assert "CPU" in why_not_native(plain, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_returns_and_their_moments_are_those_of_the_formulas(dtype):
+    generator = torch.Generator().manual_seed(0)
+    rewards, values, next_values = (torch.randn(40, 3, generator=generator, dtype=dtype) for _ in range(3))
+    terminated, truncated = (torch.rand(40, 3, generator=generator) < 0.1 for _ in range(2))
+    valid = torch.rand(40, 3, generator=generator) < 0.9
+    samples = Rollout(
+        *(values,) * 3, values, next_values, rewards, terminated, truncated, valid, valid, None, values
+    )
+    advantages, returns, found = returns_and_moments(samples, rewards, gamma=0.97, gae_lambda=0.9)
+    expected = gae(rewards, values, next_values, terminated, truncated, valid, gamma=0.97, gae_lambda=0.9)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(advantages, expected, rtol=tolerance, atol=tolerance)
+    columns = [x[valid] for x in (expected, expected + values, expected + values - values)]
+    torch.testing.assert_close(returns, expected + values, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found, moments(torch.stack(columns, -1)), rtol=tolerance, atol=tolerance)

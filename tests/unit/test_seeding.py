@@ -3,6 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
+from ddppo import native
 from ddppo.seeding import action_noise, derived_seed, minibatch_permutation, stream
 
 PURPOSES = ["env", "action", "minibatch", "eval", "model"]
@@ -66,3 +67,16 @@ def test_noise_is_uniform_on_the_unit_interval_or_standard_normal():
 
 def test_a_permutation_holds_every_sample_once():
     assert sorted(minibatch_permutation(1, 2, 3, 101)) == list(range(101))
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+def test_streams_in_cpp_have_numpys_bits():
+    native.library()
+    for seed, iteration in ((0, 1), (7, 2**33)):
+        noise = action_noise(seed, iteration, range(3, 8), 101, 1, normal=False)
+        for column, index in enumerate(range(3, 8)):
+            expected = stream(seed, "action", index, iteration).random((101, 1))
+            assert np.array_equal(noise[:, column], expected)
+        for n in (1, 2, 3, 512, 100_003):
+            expected = stream(seed, "minibatch", 2, iteration).permutation(n)
+            assert np.array_equal(minibatch_permutation(seed, iteration, 2, n), expected)

@@ -1,0 +1,85 @@
+// The random streams of ddppo/seeding.py with NumPy's bits: Philox 4x64-10 (Salmon et al. 2011, "Parallel random
+// numbers: as easy as 1, 2, 3"), its doubles, and the shuffle of Generator.permutation.
+#include <cstdint>
+
+namespace {
+
+class Philox {
+ public:
+  Philox(const uint64_t* key, uint64_t a, uint64_t b) : key_{key[0], key[1]}, counter_{0, 0, a, b} {}
+
+  uint64_t next64() {
+    if (place_ == 4) {
+      // No stream is 2^64 blocks long, so the counter's first word does not overflow.
+      counter_[0]++;
+      encrypt();
+      place_ = 0;
+    }
+    return block_[place_++];
+  }
+
+  uint32_t next32() {  // the lower half first
+    if (has_half_) {
+      has_half_ = false;
+      return half_;
+    }
+    const uint64_t whole = next64();
+    has_half_ = true;
+    half_ = static_cast<uint32_t>(whole >> 32);
+    return static_cast<uint32_t>(whole);
+  }
+
+  double uniform() { return static_cast<double>(next64() >> 11) * (1.0 / 9007199254740992.0); }
+
+ private:
+  void encrypt() {
+    uint64_t c[4] = {counter_[0], counter_[1], counter_[2], counter_[3]}, k0 = key_[0], k1 = key_[1];
+    for (int round = 0; round < 10; round++) {
+      const auto p0 = static_cast<unsigned __int128>(0xD2E7470EE14C6C93ULL) * c[0];
+      const auto p1 = static_cast<unsigned __int128>(0xCA5A826395121157ULL) * c[2];
+      const uint64_t next[4] = {
+          static_cast<uint64_t>(p1 >> 64) ^ c[1] ^ k0, static_cast<uint64_t>(p1),
+          static_cast<uint64_t>(p0 >> 64) ^ c[3] ^ k1, static_cast<uint64_t>(p0)};
+      for (int i = 0; i < 4; i++) c[i] = next[i];
+      k0 += 0x9E3779B97F4A7C15ULL;
+      k1 += 0xBB67AE8584CAA73BULL;
+    }
+    for (int i = 0; i < 4; i++) block_[i] = c[i];
+  }
+
+  const uint64_t key_[2];
+  uint64_t counter_[4], block_[4] = {};
+  int place_ = 4;
+  bool has_half_ = false;
+  uint32_t half_ = 0;
+};
+
+}  // namespace
+
+extern "C" {
+
+// out[t * num_envs + i] of stream (key, first_env + i, iteration), t < num_rows; uniform on [0, 1).
+void stream_uniform(
+    const uint64_t* key, uint64_t first_env, uint64_t iteration, int64_t num_rows, int64_t num_envs, double* out) {
+  for (int64_t i = 0; i < num_envs; i++) {
+    Philox stream(key, first_env + static_cast<uint64_t>(i), iteration);
+    for (int64_t t = 0; t < num_rows; t++) out[t * num_envs + i] = stream.uniform();
+  }
+}
+
+// The permutation of 0 to n - 1 of stream (key, a, b); n at most 2^32.
+void stream_permutation(const uint64_t* key, uint64_t a, uint64_t b, int64_t n, int64_t* out) {
+  Philox stream(key, a, b);
+  for (int64_t i = 0; i < n; i++) out[i] = i;
+  for (int64_t i = n - 1; i > 0; i--) {
+    uint32_t mask = static_cast<uint32_t>(i), drawn;
+    for (int shift = 1; shift < 32; shift *= 2) mask |= mask >> shift;
+    do drawn = stream.next32() & mask;
+    while (drawn > static_cast<uint32_t>(i));
+    const int64_t kept = out[i];
+    out[i] = out[drawn];
+    out[drawn] = kept;
+  }
+}
+
+}  // extern "C"
