@@ -89,7 +89,6 @@ class Collector:
         self.returns[:] = 0
         self.lengths[:] = 0
 
-    @torch.inference_mode()
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         """Step T times with action noise `[T, E, num_noise]`; return the rollout and the episodes that ended.
 
@@ -97,6 +96,10 @@ class Collector:
         """
         if self._native_rollout is not None:
             return self._native_rollout.record(noise)
+        return self._collect(noise)
+
+    @torch.inference_mode()
+    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         if self._network is not None:
             self._network.refresh()
         # Not at the end of the last call: the rollout it returned shares these rows.

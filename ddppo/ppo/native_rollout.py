@@ -43,18 +43,33 @@ class NativeRollout:
     """Fills the buffers of a collector as its own loop would."""
 
     def __init__(self, collector: "Collector", envs: NativeEnvs, network: NativeNetwork) -> None:
-        self._collector = collector
+        steps, num_envs, action = collector.rollout_steps, envs.num_envs, envs.spec.action
+        like, normalizer, flags = collector.logprobs, collector.normalizer, torch.from_numpy(collector.flags)
+        flags[2] = True  # every step is a transition
+        most = steps * num_envs
+        values = like.new_zeros(steps + 1, num_envs)
+        self._rollout = Rollout(
+            obs=collector.obs[:-1],
+            actions=collector.actions,
+            logprobs=like,
+            values=values[:-1],
+            next_values=torch.zeros_like(like),
+            rewards=torch.zeros_like(like),
+            terminated=flags[0],
+            truncated=flags[1],
+            valid=flags[2],
+            episode_start=flags[3],
+            action_mask=None,
+            raw_obs=collector.raw_obs[:-1],
+        )
         self._envs = envs
         self._network = network
-        steps, num_envs, action = collector.rollout_steps, envs.num_envs, envs.spec.action
-        most, like = steps * num_envs, collector.logprobs
-        collector.flags[2] = True
-        self._values = like.new_zeros(steps + 1, num_envs)
-        self._next_values = like.new_zeros(steps, num_envs)
+        self._first_env = collector.first_env
+        self._obs_after = collector.raw_obs[1:].numpy()
+        self._rewards = torch.from_numpy(collector.rewards)
         self._end_steps, self._end_envs, self._end_lengths = np.zeros((3, most), np.int64)
         self._end_returns = np.zeros(most)
-        self._final_obs = like.new_zeros(most, envs.spec.obs_size)
-        self._final_values = like.new_zeros(most)
+        self._final_obs = np.zeros((most, envs.spec.obs_size), self._obs_after.dtype)
         self._kept: dict[str, object] = {}  # what C++ is told the addresses of
         self._buffers = RolloutBuffers(
             network=network.handle,
@@ -64,17 +79,16 @@ class NativeRollout:
             num_steps=steps,
             num_params=collector.params.shape[-1],
         )
-        normalizer, flags = collector.normalizer, collector.flags
+        if normalizer is not None:
+            self._point(mean=normalizer._mean, scale=normalizer._scale)
         self._point(
             raw_obs=collector.raw_obs,
             obs=collector.obs,
-            mean=None if normalizer is None else normalizer._mean,
-            scale=None if normalizer is None else normalizer._scale,
             actions=collector.actions,
             params=collector.params,
-            logprobs=collector.logprobs,
-            values=self._values,
-            next_values=self._next_values,
+            logprobs=like,
+            values=values,
+            next_values=self._rollout.next_values,
             rewards=collector.rewards,
             terminated=flags[0],
             truncated=flags[1],
@@ -87,7 +101,7 @@ class NativeRollout:
             end_returns=self._end_returns,
             end_lengths=self._end_lengths,
             final_obs=self._final_obs,
-            final_values=self._final_values,
+            final_values=like.new_zeros(most),
         )
 
     def record(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
@@ -96,13 +110,12 @@ class NativeRollout:
         self._point(noise=np.ascontiguousarray(noise, np.float64))
         _record()(ctypes.byref(self._buffers))
         self._check(first_step)
-        return self._rollout(), self._episodes()
+        self._rollout.rewards.copy_(self._rewards)
+        return self._rollout, self._episodes()
 
-    def _point(self, **arrays: np.ndarray | torch.Tensor | None) -> None:
+    def _point(self, **arrays: np.ndarray | torch.Tensor) -> None:
         """Tell C++ where contiguous arrays are, and keep them."""
         for name, array in arrays.items():
-            if array is None:
-                continue
             if isinstance(array, torch.Tensor):
                 assert array.is_contiguous(), name
                 address = array.data_ptr()
@@ -114,50 +127,22 @@ class NativeRollout:
 
     def _check(self, first_step: int) -> None:
         """Raise EnvOutputError as the collector does, for the first NaN or infinity that tasks returned."""
-        raw_obs, rewards, final_obs = (
-            self._collector.raw_obs[1:].numpy(),
-            self._collector.rewards,
-            self._ended_obs(),
-        )
+        num_ends, obs, rewards = self._buffers.num_ends, self._obs_after, self._rewards.numpy()
+        final_obs = self._final_obs[:num_ends]
         with np.errstate(all="ignore"):
-            total = raw_obs.sum() + rewards.sum() + final_obs.sum()
-        if math.isfinite(total):
-            return
-        num_ends = len(final_obs)
-        ends = [
-            (int(self._end_steps[k]), self._end_envs[k : k + 1], final_obs[k : k + 1])
-            for k in range(num_ends)
-        ]
-        check_finite(self._envs.names, first_step, raw_obs, rewards, ends)
-
-    def _ended_obs(self) -> np.ndarray:
-        return self._final_obs[: self._buffers.num_ends].numpy()
+            total = obs.sum() + rewards.sum() + final_obs.sum()
+        if not math.isfinite(total):
+            steps, envs = self._end_steps.tolist(), self._end_envs
+            ends = [(steps[k], envs[k : k + 1], final_obs[k : k + 1]) for k in range(num_ends)]
+            check_finite(self._envs.names, first_step, obs, rewards, ends)
 
     def _episodes(self) -> list[Episode]:
-        num_ends, first_env = self._buffers.num_ends, self._collector.first_env
+        num_ends, first_env = self._buffers.num_ends, self._first_env
         ends = (self._end_steps, self._end_envs, self._end_returns, self._end_lengths)
         return [
             Episode(t, first_env + i, episode_return, length)
             for t, i, episode_return, length in zip(*(x[:num_ends].tolist() for x in ends), strict=True)
         ]
-
-    def _rollout(self) -> Rollout:
-        c = self._collector
-        terminated, truncated, valid, episode_start = torch.from_numpy(c.flags)
-        return Rollout(
-            obs=c.obs[:-1],
-            actions=c.actions,
-            logprobs=c.logprobs,
-            values=self._values[:-1],
-            next_values=self._next_values,
-            rewards=torch.from_numpy(c.rewards).to(c.logprobs),
-            terminated=terminated,
-            truncated=truncated,
-            valid=valid,
-            episode_start=episode_start,
-            action_mask=None,
-            raw_obs=c.raw_obs[:-1],
-        )
 
 
 @functools.cache
