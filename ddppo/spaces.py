@@ -1,6 +1,13 @@
-"""What observations and actions are: all that environments and models need to know of one another."""
+"""What observations and actions are: all that environments and models need to know of one another.
 
+Observations are one array, or a dict of arrays by name where the task observes several; so are their specs, and
+whatever is made of them. `leaves`, `each` and `zipped` treat both alike.
+"""
+
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +29,56 @@ class ActionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvSpec:
-    """Shapes of a task. Observations are flat float vectors `[obs_size]`.
+class ArraySpec:
+    """One array of an observation. dtype is uint8 (pixels, 0 to 255), float32 or float64, as environments hand it over.
 
+    Pixels stay uint8 until the model; all else reaches it in the type that it computes in.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype != "uint8"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSpec:
+    """Shapes of a task.
+
+    obs: one array, or where the task observes a Dict or Tuple, its arrays by their paths, e.g. "image", "cards.0".
     mask_size is the length of an action mask (sum of choices over components), or None where the task has none.
     """
 
-    obs_size: int
+    obs: ArraySpec | dict[str, ArraySpec]
     action: ActionSpec
     mask_size: int | None = None
+
+    @property
+    def obs_size(self) -> int:
+        """How many numbers an observation holds."""
+        return sum(leaf.size for leaf in leaves(self.obs))
+
+
+def leaves(obs: Any) -> list[Any]:
+    """Return the arrays, or whatever stands for each, in the order of the spec."""
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
+
+
+def each(function: Callable[..., Any], obs: Any, *others: Any) -> Any:
+    """Return function(x, ...) of every array, in the form of `obs`; `others` have its form too."""
+    if isinstance(obs, dict):
+        return {key: function(x, *(other[key] for other in others)) for key, x in obs.items()}
+    return function(obs, *others)
+
+
+def zipped(sequences: Any) -> list[Any]:
+    """Turn a sequence of arrays by name into a list of dicts; one sequence by itself into a list."""
+    if isinstance(sequences, dict):
+        return [dict(zip(sequences, row, strict=True)) for row in zip(*sequences.values(), strict=True)]
+    return list(sequences)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddppo.collectives import Group, Record
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
+from ddppo.models import Obs
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS: dict[str, Any] = {
@@ -25,7 +26,7 @@ class GradientSync(Protocol):
 
     name: str
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the model's action parameters and values, ready to be differentiated."""
         ...
 
@@ -44,7 +45,7 @@ class FlatSync:
         self.parameters = parameters
         self.group = group
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         return self.model(obs)
 
     def backward_(self, loss: torch.Tensor) -> None:
@@ -84,7 +85,7 @@ class BucketSync:
         self._ready: list[float] = []
         self._done: list[float] = []
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         return self.model(obs)
 
     def backward_(self, loss: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from ddppo.envs import synthetic  # noqa: F401 (registers ddppo/Synthetic-v0)
 from ddppo.envs.make import BACKENDS, make_eval_env, make_vec_env, settled
 from ddppo.envs.probe import make_env, probe
-from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, VecEnv
+from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, ObsArrays, VecEnv
 
 __all__ = [
     "BACKENDS",
@@ -11,6 +11,7 @@ __all__ = [
     "EnvNames",
     "EnvSpec",
     "EnvStep",
+    "ObsArrays",
     "VecEnv",
     "make_env",
     "make_eval_env",

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddppo.envs.codec import WrongOutput
+from ddppo.envs.rows import ObsArrays, WrongOutput
 from ddppo.errors import EnvError, EnvOutputError, EnvRaised, EnvStateError
-from ddppo.spaces import ActionSpec
+from ddppo.spaces import ActionSpec, leaves
 from ddppo.tracebacks import own_traceback
 
 
@@ -62,49 +62,61 @@ def explained(name: str, when: str, error: BaseException) -> EnvError:
     return EnvRaised(f"{name} raised {type(error).__name__} {when}{colon}", own_traceback(error))
 
 
+End = tuple[int, np.ndarray, ObsArrays]
+
+
 def check_finite(
-    names: EnvNames,
-    first_step: int,
-    obs: np.ndarray,
-    rewards: np.ndarray,
-    ends: Sequence[tuple[int, np.ndarray, np.ndarray]],
+    names: EnvNames, first_step: int, obs: ObsArrays, rewards: np.ndarray, ends: Sequence[End]
 ) -> None:
     """Raise EnvOutputError for the first NaN or infinity that environments returned, if there is any.
 
-    obs `[R, E, obs_size]` and rewards `[R, E]` are what the steps first_step to first_step + R - 1 returned. ends:
-    (row, indices of environments `[n]`, their final observations `[n, obs_size]`) of the episodes that ended. Where
-    all is well this costs one sum over each array.
+    obs `[R, E, *shape]` and rewards `[R, E]` are what the steps first_step to first_step + R - 1 returned. ends:
+    (row, indices of environments `[n]`, their final observations `[n, *shape]`) of the episodes that ended. Where
+    all is well this costs one sum over each array of floats.
     """
     with np.errstate(all="ignore"):
-        sums = [obs.sum(), rewards.sum(), *(final_obs.sum() for _, _, final_obs in ends)]
+        sums = [x.sum() for x in (rewards, *_floats(obs), *(x for end in ends for x in _floats(end[2])))]
     if all(math.isfinite(x) for x in sums):
         return
     found: list[tuple[int, int, int, str]] = []  # row, order within the step, environment, what
     resets = {(row, int(i)) for row, ended, _ in ends for i in ended}
     for row, ended, final_obs in ends:
-        found += [
-            (row, 0, int(ended[k]), _in_obs(final_obs[k], f"the observation of step {first_step + row}"))
-            for k in np.flatnonzero(~np.isfinite(final_obs).all(axis=-1))
-        ]
+        for (k,), what in _not_finite(final_obs, 1):
+            found.append(
+                (row, 0, int(ended[k]), f"{what[0]} in the observation of step {first_step + row} {what[1]}")
+            )
     for row, i in np.argwhere(~np.isfinite(rewards)):
         found.append((row, 1, i, f"{rewards[row, i]:g} as the reward of step {first_step + row}"))
-    for row, i in np.argwhere(~np.isfinite(obs).all(axis=-1)):
+    for (row, i), what in _not_finite(obs, 2):
         step = first_step + row
         where = f"step {step}" if step else "its first reset"
         if (row, i) in resets:
             where = f"the reset after step {step}"
-        found.append((row, 2, i, _in_obs(obs[row, i], f"the observation of {where}")))
+        found.append((row, 2, i, f"{what[0]} in the observation of {where} {what[1]}"))
     if found:  # not where finite numbers only overflowed in their sum
-        _, _, i, what = min(found)
+        _, _, i, said = min(found)
         raise EnvOutputError(
-            f"{names(int(i))} returned {what}: nothing can be learned from it; mend the task, or wrap it so that "
+            f"{names(int(i))} returned {said}: nothing can be learned from it; mend the task, or wrap it so that "
             "it returns finite numbers"
         )
 
 
-def _in_obs(obs: np.ndarray, where: str) -> str:
-    (bad,) = np.nonzero(~np.isfinite(obs))
-    return f"{obs[bad[0]]:g} in {where} (entry {bad[0]} of {obs.size}, flattened)"
+def _floats(obs: ObsArrays) -> list[np.ndarray]:
+    return [x for x in leaves(obs) if x.dtype.kind == "f"]  # others are finite
+
+
+def _not_finite(obs: ObsArrays, batch_dims: int) -> list[tuple[tuple[int, ...], tuple[str, str]]]:
+    """Return where in the batch an observation has a number that is not finite, the first such and where in it."""
+    found = []
+    for name, x in obs.items() if isinstance(obs, dict) else [("", obs)]:
+        flat = x.reshape(*x.shape[:batch_dims], -1)
+        of_which = f" of {name}" if name else ""
+        for index in np.argwhere(~np.isfinite(flat).all(axis=-1)):
+            numbers = flat[tuple(index)]
+            bad = np.flatnonzero(~np.isfinite(numbers))[0]
+            where = f"(entry {bad} of {numbers.size}{of_which}, flattened)"
+            found.append((tuple(int(i) for i in index), (f"{numbers[bad]:g}", where)))
+    return found
 
 
 def check_masks(

@@ -23,8 +23,9 @@ from ddppo.envs.pool.pool import make_pool
 from ddppo.envs.probe import probe
 from ddppo.envs.same_step import make_sync
 from ddppo.envs.step_cost import choose_num_workers, measure, pool_pays
-from ddppo.envs.vec_env import EnvSpec, EnvStep, VecEnv
+from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
 from ddppo.errors import EnvError
+from ddppo.spaces import each
 
 BACKENDS: dict[str, Callable[..., VecEnv]] = {
     "batched": make_batched,
@@ -86,7 +87,7 @@ class SlowEnvs:
         self._envs = envs
         self._seconds = seconds
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.reset(seeds)
 
     def step(self, actions: np.ndarray) -> EnvStep:
@@ -96,7 +97,7 @@ class SlowEnvs:
     def state(self) -> dict[str, Any]:
         return self._envs.state()
 
-    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.restore(state)
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class CheckedEnvs:
         self._envs = envs
         self._num_steps = 0
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         self._num_steps = 0
         obs, mask = self._envs.reset(seeds)
         self._check(obs, np.zeros(self.num_envs), [], mask)
@@ -129,7 +130,7 @@ class CheckedEnvs:
     def state(self) -> dict[str, Any]:
         return self._envs.state()
 
-    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.restore(state)
 
     def close(self) -> None:
@@ -137,12 +138,12 @@ class CheckedEnvs:
 
     def _check(
         self,
-        obs: np.ndarray,
+        obs: ObsArrays,
         rewards: np.ndarray,
-        ends: list[tuple[int, np.ndarray, np.ndarray]],
+        ends: list[tuple[int, np.ndarray, ObsArrays]],
         mask: np.ndarray | None,
     ) -> None:
-        check_finite(self.names, self._num_steps, obs[None], rewards[None], ends)
+        check_finite(self.names, self._num_steps, each(lambda x: x[None], obs), rewards[None], ends)
         if mask is not None:
             every = np.ones((1, self.num_envs), bool)
             check_masks(self.names, self._num_steps, mask[None], every, self.spec.action)

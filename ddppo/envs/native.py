@@ -12,10 +12,20 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import MASK, WrongOutput, action_spec, checked_mask_size, decode_actions, obs_dtype
+from ddppo.envs.codec import (
+    MASK,
+    Path,
+    action_spec,
+    checked_mask_size,
+    decode_actions,
+    obs_spec,
+    space_leaves,
+)
 from ddppo.envs.faults import EnvNames, explained, no_state, when_reset, when_stepped
+from ddppo.envs.rows import ObsArrays, WrongOutput, as_pixels
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 from ddppo.errors import ConfigError
+from ddppo.spaces import ArraySpec, each
 
 
 def make_native(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "NativeEnvs":
@@ -36,10 +46,11 @@ def make_native_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
 def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
     """Read the shapes of a batched task of two environments. Raises ConfigError if we cannot drive it."""
     remedy = "use env.backend=sync"
-    if not isinstance(envs.single_observation_space, Box):
+    space = envs.single_observation_space
+    if not all(isinstance(leaf, Box) for _, leaf in space_leaves(space)):
         raise ConfigError(
-            f"env.backend=native: observation space {envs.single_observation_space} is not supported, "
-            f"only Box: {remedy}"
+            f"env.backend=native: observation space {space} is not supported, "
+            f"only Box, and Dict and Tuple of it: {remedy}"
         )
     action = action_spec(envs.single_action_space)
     mode = envs.metadata.get("autoreset_mode")
@@ -56,15 +67,23 @@ def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
             "env.backend=native: autoreset is disabled, and reset(options={'reset_mask': ...}) resets every "
             f"environment, not only the masked: {remedy}"
         )
-    return EnvSpec(int(np.prod(envs.single_observation_space.shape)), action, mask_size)
+    return EnvSpec(obs_spec(space), action, mask_size)
 
 
 def _resets_by_mask(envs: gym.vector.VectorEnv) -> bool:
-    before = np.copy(envs.step(envs.action_space.sample())[0])
+    paths = [path for path, _ in space_leaves(envs.single_observation_space)]
+    obs, *_ = envs.step(envs.action_space.sample())
+    before = [np.copy(_at(obs, path)) for path in paths]
     only_first = np.zeros(envs.num_envs, bool)
     only_first[0] = True
-    after, _ = envs.reset(options={"reset_mask": only_first})
-    return bool(np.array_equal(before[1:], after[1:]))
+    obs, _ = envs.reset(options={"reset_mask": only_first})
+    return all(np.array_equal(x[1:], _at(obs, path)[1:]) for x, path in zip(before, paths, strict=True))
+
+
+def _at(obs: Any, path: Path) -> Any:
+    for key in path:
+        obs = obs[key]
+    return obs
 
 
 class NativeEnvs:
@@ -81,19 +100,19 @@ class NativeEnvs:
         self._envs = envs
         self._mode = envs.metadata["autoreset_mode"]
         self._task_action_space: gym.Space = envs.single_action_space
-        self._obs_shape = (self.num_envs, *(envs.single_observation_space.shape or ()))
-        self._obs_dtype = obs_dtype(envs.single_observation_space)
+        paths = [path for path, _ in space_leaves(envs.single_observation_space)]
+        self._paths = dict(zip(spec.obs, paths, strict=True)) if isinstance(spec.obs, dict) else paths[0]
         self._just_ended = np.zeros(self.num_envs, bool)
         self._num_steps = 0
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._just_ended = np.zeros(self.num_envs, bool)
         seed = np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0] >> 1  # 31 bits
         self._num_steps = 0
         try:
             obs, infos = self._envs.reset(seed=int(seed))
-            return self._flat(obs), self._mask(infos)
+            return self._read(obs), self._mask(infos)
         except (Exception, SystemExit) as e:
             raise explained(self.names.all(), when_reset(0), e) from e
 
@@ -121,36 +140,34 @@ class NativeEnvs:
             truncated &= valid
             self._just_ended = terminated | truncated
         (ended,) = np.nonzero(terminated | truncated)
+        arrays = self._read(obs)
         if self._mode == AutoresetMode.SAME_STEP and ended.size:
-            # Rows that did not end hold garbage in some tasks (ALE), None in others: take none of them.
-            final_obs = np.stack([np.asarray(infos["final_obs"][i], self._obs_dtype) for i in ended])
+            final_obs = self._final_obs(infos["final_obs"], ended)
         else:
-            final_obs = np.array(obs[ended], self._obs_dtype)
+            final_obs = each(lambda x: x[ended], arrays)
         if self._mode == AutoresetMode.DISABLED and ended.size:
-            obs, infos = self._reset(ended, obs, infos)
+            arrays, infos = self._reset(ended, infos)
         return EnvStep(
-            obs=self._flat(obs),
+            obs=arrays,
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
             valid=valid,
             ended=ended,
-            final_obs=final_obs.reshape(ended.size, self.spec.obs_size),
+            final_obs=final_obs,
             action_mask=self._mask(infos),
         )
 
     def state(self) -> dict[str, Any]:
         raise no_state(self.names)
 
-    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         raise no_state(self.names)
 
     def close(self) -> None:
         self._envs.close()
 
-    def _reset(
-        self, ended: np.ndarray, obs: np.ndarray, infos: dict[str, Any]
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def _reset(self, ended: np.ndarray, infos: dict[str, Any]) -> tuple[ObsArrays, dict[str, Any]]:
         """Reset the ended environments of a task that leaves it to us; the others keep obs and mask."""
         reset_mask = np.zeros(self.num_envs, bool)
         reset_mask[ended] = True
@@ -160,15 +177,36 @@ class NativeEnvs:
         if mask is not None and after_reset is not None:
             mask[ended] = after_reset[ended]
             infos = {MASK: mask}
-        return obs, infos
+        return self._read(obs), infos
 
-    def _flat(self, obs: np.ndarray) -> np.ndarray:
-        array = np.asarray(obs, self._obs_dtype)
-        if array.shape != self._obs_shape:
-            raise WrongOutput(
-                f"observations of shape {array.shape}", f"their space says {self._obs_shape} for all of them"
-            )
-        return array.reshape(self.num_envs, -1)
+    def _final_obs(self, final_obs: Any, ended: np.ndarray) -> ObsArrays:
+        """Read arrays of all environments or, as Gymnasium's own batches have it, an array of observations.
+
+        Those that did not end hold garbage in some tasks (ALE), None in others: take none of them.
+        """
+        is_array_of_obs = isinstance(final_obs, np.ndarray) and final_obs.dtype == object
+
+        def stacked(path: Path) -> Any:
+            if is_array_of_obs:
+                return np.stack([np.asarray(_at(final_obs[i], path)) for i in ended])
+            return np.stack([_at(final_obs, path)[i] for i in ended])
+
+        return self._typed(each(stacked, self._paths), len(ended))
+
+    def _read(self, obs: Any) -> ObsArrays:
+        return self._typed(each(lambda path: _at(obs, path), self._paths), self.num_envs)
+
+    def _typed(self, arrays: Any, num_envs: int) -> ObsArrays:
+        def typed(leaf: ArraySpec, x: Any) -> np.ndarray:
+            array = np.asarray(x, leaf.dtype) if leaf.is_float else as_pixels(np.asarray(x))
+            if array.shape != (num_envs, *leaf.shape):
+                raise WrongOutput(
+                    f"observations of shape {array.shape}",
+                    f"their space says {(num_envs, *leaf.shape)} for all of them",
+                )
+            return array
+
+        return each(typed, self.spec.obs, arrays)
 
     def _mask(self, infos: dict[str, Any]) -> np.ndarray | None:
         if self.spec.mask_size is None:

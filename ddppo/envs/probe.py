@@ -17,18 +17,16 @@ from ddppo.config import EnvConfig, near
 from ddppo.envs.batched import why_not_batched
 from ddppo.envs.codec import (
     MASK,
-    RowEncoder,
-    WrongOutput,
     action_spec,
-    as_number,
     checked_mask_size,
     flat_mask,
+    obs_spec,
     sample_action,
-    without_mask,
 )
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import learn_native_spec, make_native_task
-from ddppo.envs.scalar import FlatEnv, make_task
+from ddppo.envs.rows import RowEncoder, WrongOutput, as_number
+from ddppo.envs.scalar import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, EnvError
 from ddppo.package import install_command
@@ -68,34 +66,33 @@ def probe(env: EnvConfig) -> EnvSpec:
         task.close()
 
 
-def make_env(env: EnvConfig, render_mode: str | None = None) -> FlatEnv:
+def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
     """Make one environment that speaks the model's language, e.g. to record video with render_mode=rgb_array.
 
     It encodes observations and decodes actions as the batches of sync and pool do. Raises as probe() does.
     """
     spec = probe(dataclasses.replace(env, backend="sync"))
-    return FlatEnv(_explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
+    return ArrayEnv(_explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
 
 
 def _learn_spec(task: gym.Env) -> EnvSpec:
     """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them."""
     action = action_spec(task.action_space)
     space = task.observation_space
-    spec = EnvSpec(flatdim(without_mask(space)), action)
+    spec = EnvSpec(obs_spec(space), action)
     obs, info = _pair(task.reset(seed=0))
     task.action_space.seed(0)
     mask = obs.get(MASK) if isinstance(obs, dict) else None
     mask = info.get(MASK) if mask is None else mask
     if isinstance(space, Dict) and MASK in space.spaces:
-        spec = EnvSpec(spec.obs_size, action, checked_mask_size(flatdim(space[MASK]), action))
+        spec = EnvSpec(spec.obs, action, checked_mask_size(flatdim(space[MASK]), action))
     elif mask is not None:
-        spec = EnvSpec(spec.obs_size, action, checked_mask_size(flat_mask(mask).size, action))
-    first = _checked_row(space, spec, obs, info, 0.0, step=0)
-    allowed = first[spec.obs_size :] if spec.mask_size else None
+        spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
+    allowed = _check_row(space, spec, obs, info, 0.0, step=0)
     obs, reward, _, _, info = task.step(sample_action(task.action_space, allowed))
     if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
-        spec = EnvSpec(spec.obs_size, action, checked_mask_size(flat_mask(info[MASK]).size, action))
-    _checked_row(space, spec, obs, info, as_number(reward), step=1)
+        spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(info[MASK]).size, action))
+    _check_row(space, spec, obs, info, as_number(reward), step=1)
     return spec
 
 
@@ -105,17 +102,18 @@ def _pair(answer: Any) -> tuple[Any, dict[str, Any]]:
     return answer
 
 
-def _checked_row(
+def _check_row(
     space: gym.Space, spec: EnvSpec, obs: Any, info: dict[str, Any], reward: float, *, step: int
-) -> np.ndarray:
-    """Encode as a batch would, and check as whoever acts in it would."""
-    row = RowEncoder(space, spec)(obs, info)
+) -> np.ndarray | None:
+    """Encode as a batch would, and check as whoever acts in it would; return the mask."""
+    encode = RowEncoder(space, spec)
+    rows = encode(obs, info)[None, None]
+    mask = encode.layout.mask(rows)
     names = EnvNames(range(1), rank=None)
-    check_finite(names, step, row[None, None, : spec.obs_size], np.full((1, 1), reward), [])
-    if spec.mask_size and step == 0:  # afterwards the episode may be over
-        mask = row[None, None, spec.obs_size :] != 0
+    check_finite(names, step, encode.layout.obs(rows), np.full((1, 1), reward), [])
+    if mask is not None and step == 0:  # afterwards the episode may be over
         check_masks(names, step, mask, np.ones((1, 1), bool), spec.action)
-    return row
+    return None if mask is None else mask[0, 0]
 
 
 def _find_task(env: EnvConfig) -> None:

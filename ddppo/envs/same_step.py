@@ -13,6 +13,7 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
 from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.rows import ObsArrays, RowLayout
 from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 
@@ -38,7 +39,7 @@ def make_row_envs(env: EnvConfig, spec: EnvSpec, names: Sequence[str]) -> list[R
 class Answers(NamedTuple):
     """What environments answer to a step, one entry each.
 
-    rows: `[E, row_size]` to act on next. final_rows: `[E, row_size]`, whose entries count where an episode ended.
+    rows: `[E]` of a layout, to act on next. final_rows: `[E]` likewise, which count where an episode ended.
     rewards: `[E]` float64. terminated, truncated: `[E]` bool.
     """
 
@@ -52,12 +53,9 @@ class Answers(NamedTuple):
         return Answers(*(array[of] for array in self))
 
 
-def answer_layout(
-    num_envs: int, row_shape: tuple[int, ...], dtype: np.dtype
-) -> list[tuple[tuple[int, ...], np.dtype]]:
+def answer_layout(num_envs: int, row_dtype: np.dtype) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Return the shape and type of every array of Answers."""
-    row, flag = ((num_envs, *row_shape), dtype), ((num_envs,), np.dtype(bool))
-    return [row, row, ((num_envs,), np.dtype(np.float64)), flag, flag]
+    return [((num_envs,), np.dtype(kind)) for kind in (row_dtype, row_dtype, np.float64, bool, bool)]
 
 
 class Stepper(Protocol):
@@ -85,11 +83,8 @@ class InTurn:
         self, envs: list[RowEnv], answers: Answers | None = None, at: np.ndarray | None = None
     ) -> None:
         self.envs = envs
-        row_space = envs[0].observation_space
-        assert row_space.shape is not None
-        assert row_space.dtype is not None
         if answers is None:
-            layout = answer_layout(len(envs), row_space.shape, row_space.dtype)
+            layout = answer_layout(len(envs), envs[0].layout.dtype)
             answers = Answers(*(np.zeros(shape, dtype) for shape, dtype in layout))
         self.answers = answers
         self.action_space: gym.Space = envs[0].action_space
@@ -116,7 +111,7 @@ class InTurn:
 
 
 class SameStepEnvs:
-    """`VecEnv` over a stepper of `RowEnv`s: actions are decoded for it, rows split into observations and masks."""
+    """`VecEnv` over a stepper of `RowEnv`s: actions are decoded for it, rows read as observations and masks."""
 
     def __init__(self, stepper: Stepper, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
@@ -124,16 +119,17 @@ class SameStepEnvs:
         self.num_envs = len(names.indices)
         self._stepper = stepper
         self._answers = answers = stepper.answers
-        self._obs = answers.rows[:, : spec.obs_size]
+        self._layout = RowLayout(spec)
+        self._obs = self._layout.obs(answers.rows)
+        self._mask = self._layout.mask(answers.rows)
         self._valid = np.ones(self.num_envs, bool)
-        self._mask = None if spec.mask_size is None else np.ones((self.num_envs, spec.mask_size), bool)
         self._none_ended = np.empty(0, np.intp)
-        self._no_final_obs = np.empty((0, spec.obs_size), answers.rows.dtype)
+        self._no_final_obs = self._layout.obs(answers.final_rows[:0])
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._stepper.reset(seeds)
-        return self._obs, self._read_mask()
+        return self._obs, self._mask
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
@@ -143,22 +139,17 @@ class SameStepEnvs:
         over = answers.terminated | answers.truncated
         if over.any():
             (ended,) = over.nonzero()
-            final_obs = answers.final_rows[ended, : self.spec.obs_size]
+            final_obs = self._layout.obs(answers.final_rows[ended])
         return EnvStep(
             self._obs, answers.rewards, answers.terminated, answers.truncated, self._valid, ended, final_obs,
-            self._read_mask(),
+            self._mask,
         )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         raise no_state(self.names)
 
-    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         raise no_state(self.names)
 
     def close(self) -> None:
         self._stepper.close()
-
-    def _read_mask(self) -> np.ndarray | None:
-        if self._mask is not None:
-            np.not_equal(self._answers.rows[:, self.spec.obs_size :], 0, out=self._mask)
-        return self._mask

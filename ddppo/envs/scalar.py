@@ -5,12 +5,15 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import MASK, RowEncoder, as_number, decode_actions, obs_dtype
+from ddppo.envs.codec import MASK, decode_actions
 from ddppo.envs.faults import explained, when_reset, when_stepped
-from ddppo.spaces import EnvSpec
+from ddppo.envs.rows import ObsArrays, RowEncoder, as_number
+from ddppo.spaces import EnvSpec, each
+
+_BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
 
 
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
@@ -30,7 +33,7 @@ def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
 
 
 class RowEnv(gym.Wrapper):
-    """A task that hands over rows `[obs | mask]` and no infos; it takes actions of its own space.
+    """A task that hands over rows of `layout` and no infos; it takes actions of its own space.
 
     Infos stay behind because a vector environment would gather every key of them at every step. Whatever goes wrong
     in the task is raised as an EnvError that says so of `name` and the step.
@@ -39,9 +42,9 @@ class RowEnv(gym.Wrapper):
     def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
         super().__init__(task)
         self._encode = RowEncoder(task.observation_space, spec)
+        self.layout = self._encode.layout
         self._name = name
         self._num_steps = 0
-        self.observation_space = Box(-np.inf, np.inf, (self._encode.row_size,), self._encode.dtype.type)
 
     def reset(self, *, seed: int | None = None, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
@@ -70,29 +73,32 @@ class RowEnv(gym.Wrapper):
             logging.getLogger(__name__).warning("%s", explained(self._name, "when it was closed", e))
 
 
-class FlatEnv(gym.Wrapper):
-    """A task that takes a model's action `[*spec.action.shape]` and hands over obs `[obs_size]`.
+class ArrayEnv(gym.Wrapper):
+    """A task that takes a model's action `[*spec.action.shape]` and hands over the arrays that spec.obs describes.
 
     Infos hold the action_mask alone, a bool vector `[mask_size]`, where the task has masks. It encodes and decodes
     with the same code as a batch does, and can render.
     """
 
     def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
-        super().__init__(RowEnv(task, spec, name))
-        self._obs_size = spec.obs_size
-        dtype = obs_dtype(task.observation_space).type
-        self.observation_space = Box(-np.inf, np.inf, (spec.obs_size,), dtype)
+        row_env = RowEnv(task, spec, name)
+        super().__init__(row_env)
+        self._layout = row_env.layout
+        boxes = each(
+            lambda leaf: Box(*_BOUNDS[leaf.is_float], leaf.shape, np.dtype(leaf.dtype).type), spec.obs
+        )
+        self.observation_space = Dict(list(boxes.items())) if isinstance(boxes, dict) else boxes
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, **kwargs: Any) -> tuple[ObsArrays, dict[str, Any]]:
         row, _ = self.env.reset(**kwargs)
         return self._split(row)
 
-    def step(self, action: Any) -> tuple[np.ndarray, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[ObsArrays, Any, bool, bool, dict[str, Any]]:
         decoded = decode_actions(self.env.action_space, np.asarray(action))
         row, reward, terminated, truncated, _ = self.env.step(decoded)
-        flat_obs, info = self._split(row)
-        return flat_obs, reward, terminated, truncated, info
+        obs, info = self._split(row)
+        return obs, reward, terminated, truncated, info
 
-    def _split(self, row: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        info = {MASK: row[self._obs_size :] != 0} if row.size > self._obs_size else {}
-        return row[: self._obs_size], info
+    def _split(self, row: np.ndarray) -> tuple[ObsArrays, dict[str, Any]]:
+        mask = self._layout.mask(row)
+        return self._layout.obs(row), {} if mask is None else {MASK: mask}

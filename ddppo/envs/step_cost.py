@@ -34,10 +34,10 @@ def measure(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: i
     try:
         row_env.action_space.seed(0)
         row, _ = row_env.reset(seed=0)
-        row = _next_row(row_env, row, spec)  # the first may load something
+        row = _next_row(row_env, row)  # the first may load something
         num_steps, start, computed_s, queued_s = 0, time.perf_counter(), time.process_time(), _queued_s()
         while num_steps < min_steps or time.perf_counter() - start < measure_s:
-            row = _next_row(row_env, row, spec)
+            row = _next_row(row_env, row)
             num_steps += 1
         total_s = time.perf_counter() - start - (_queued_s() - queued_s)
         busy_s = time.process_time() - computed_s
@@ -63,8 +63,8 @@ def pool_pays(cost: StepCost, num_envs: int, num_workers: int) -> bool:
     return num_envs * cost.total_s * (1 - 1 / num_workers) > _POOL_S
 
 
-def _next_row(row_env: RowEnv, row: np.ndarray, spec: EnvSpec) -> np.ndarray:
-    mask = row[spec.obs_size :] if spec.mask_size else None
+def _next_row(row_env: RowEnv, row: np.ndarray) -> np.ndarray:
+    mask = row_env.layout.mask(row)
     row, _, terminated, truncated, _ = row_env.step(sample_action(row_env.action_space, mask))
     return row_env.reset()[0] if terminated or truncated else row
 

@@ -12,30 +12,31 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddppo.envs.faults import EnvNames
+from ddppo.envs.rows import ObsArrays
 from ddppo.spaces import ActionSpec, EnvSpec
 
-__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "VecEnv"]
+__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "VecEnv"]
 
 
 @dataclass(slots=True)
 class EnvStep:
     """What E environments answer to one step. Arrays belong to the environment and live until its next step.
 
-    obs: `[E, obs_size]` what to act on next (the reset observation where an episode just ended, if the
-    backend resets in the same step). rewards: `[E]` float64. terminated, truncated: `[E]` bool. valid: `[E]`
-    bool, False where the step was an autoreset pseudo-step: no transition, reward 0, never trained on or counted.
-    ended: `[n]` indices of the environments whose episode ended in this step, and final_obs: `[n, obs_size]`
-    their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
+    obs: `[E, *shape]`, one array or a dict of them as spec.obs is: what to act on next (the reset observation where an
+    episode just ended, if the backend resets in the same step). rewards: `[E]` float64. terminated, truncated: `[E]`
+    bool. valid: `[E]` bool, False where the step was an autoreset pseudo-step: no transition, reward 0, never trained
+    on or counted. ended: `[n]` indices of the environments whose episode ended in this step, and final_obs:
+    `[n, *shape]` their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
     without masks.
     """
 
-    obs: np.ndarray
+    obs: ObsArrays
     rewards: np.ndarray
     terminated: np.ndarray
     truncated: np.ndarray
     valid: np.ndarray
     ended: np.ndarray
-    final_obs: np.ndarray
+    final_obs: ObsArrays
     action_mask: np.ndarray | None
 
 
@@ -51,8 +52,8 @@ class VecEnv(Protocol):
     num_envs: int
     names: EnvNames  # what its environments are called in messages
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
-        """Start every environment from its own seed; return obs `[E, obs_size]` and the mask or None."""
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+        """Start every environment from its own seed; return obs `[E, *shape]` and the mask or None."""
         ...
 
     def step(self, actions: np.ndarray) -> EnvStep:
@@ -66,7 +67,7 @@ class VecEnv(Protocol):
         """
         ...
 
-    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         """Go on exactly where a batch of this task and size was when it gave `state`; return obs and mask as reset."""
         ...
 

@@ -3,15 +3,20 @@
 from ddppo.models.actor_critic import MLP, MODELS, ActorCritic, build_model
 from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
+from ddppo.models.observations import Obs, flat_obs, random_obs, tensor_dtype
 
 __all__ = [
     "MLP",
     "MODELS",
     "ActionDistribution",
     "ActorCritic",
+    "Obs",
     "action_distribution",
     "build_model",
     "check_model",
+    "flat_obs",
     "num_action_params",
     "num_noise",
+    "random_obs",
+    "tensor_dtype",
 ]

@@ -2,6 +2,7 @@
 
 import abc
 import importlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +12,9 @@ from torch import nn
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.distributions import num_action_params
+from ddppo.models.observations import Obs, flat_obs
 from ddppo.seeding import derived_seed
-from ddppo.spaces import EnvSpec
+from ddppo.spaces import ArraySpec, EnvSpec
 from ddppo.tracebacks import in_one_line
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -26,34 +28,41 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ActorCritic(nn.Module, abc.ABC):
-    """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_action_params(spec.action)."""
+    """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_action_params(spec.action).
+
+    obs are what spec.obs describes, behind any batch shape: a tensor `[..., *shape]`, or a dict of them where spec.obs
+    is one. Floats come in the type of the parameters; pixels come as uint8, and the model scales them.
+    """
 
     @abc.abstractmethod
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__()
 
     @abc.abstractmethod
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[..., P]` and values `[...]` for obs `[..., obs_size]`; used in learning."""
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[..., P]` and values `[...]`; used in learning."""
 
     @abc.abstractmethod
-    def action_params(self, obs: torch.Tensor) -> torch.Tensor:
+    def action_params(self, obs: Obs) -> torch.Tensor:
         """Return action parameters `[..., P]` alone; used in acting."""
 
     @abc.abstractmethod
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
+    def value(self, obs: Obs) -> torch.Tensor:
         """Return values `[...]` alone; used for bootstrapping."""
 
 
 class MLP(ActorCritic):
-    """Multi-layer perceptron with separate or shared hidden layers and a state-independent log std.
+    """Multi-layer perceptron over all that is observed, flattened, with separate or shared hidden layers.
 
+    The logarithm of the standard deviation of Gaussian actions does not depend on the observation.
     Orthogonal initialisation with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
     (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO").
     """
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__(spec, config)
+        self.spec = spec
+        self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
         self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
         self.activation = config.activation
@@ -67,16 +76,22 @@ class MLP(ActorCritic):
         if self.is_box:
             self.log_std = nn.Parameter(torch.full((outputs // 2,), config.log_std_init))
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden = self.policy_trunk(obs)
-        value_hidden = hidden if self.shared_trunk else self.value_trunk(obs)
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs: Any = obs if self.is_vector else self._flat(obs)
+        hidden = self.policy_trunk(inputs)
+        value_hidden = hidden if self.shared_trunk else self.value_trunk(inputs)
         return self._head(hidden), self.value_head(value_hidden).squeeze(-1)
 
-    def action_params(self, obs: torch.Tensor) -> torch.Tensor:
-        return self._head(_hidden(self.policy_trunk, obs))
+    def action_params(self, obs: Obs) -> torch.Tensor:
+        inputs: Any = obs if self.is_vector else self._flat(obs)
+        return self._head(_hidden(self.policy_trunk, inputs))
 
-    def value(self, obs: torch.Tensor) -> torch.Tensor:
-        return self.value_head(_hidden(self.value_trunk, obs)).squeeze(-1)
+    def value(self, obs: Obs) -> torch.Tensor:
+        inputs: Any = obs if self.is_vector else self._flat(obs)
+        return self.value_head(_hidden(self.value_trunk, inputs)).squeeze(-1)
+
+    def _flat(self, obs: Obs) -> torch.Tensor:
+        return flat_obs(obs, self.spec, self.value_head.weight.dtype)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         out = self.policy_head(hidden)
@@ -91,11 +106,11 @@ def _hidden_layers(inputs: int, config: ModelConfig) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def _hidden(layers: nn.Sequential, obs: torch.Tensor) -> torch.Tensor:
-    """Return layers(obs). In inference mode on a CPU, tanh is NumPy's: 10 times as fast as torch's."""
-    if not (torch.is_inference_mode_enabled() and obs.device.type == "cpu"):
-        return layers(obs)
-    hidden = obs
+def _hidden(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+    """Return layers(inputs). In inference mode on a CPU, tanh is NumPy's: 10 times as fast as torch's."""
+    if not (torch.is_inference_mode_enabled() and inputs.device.type == "cpu"):
+        return layers(inputs)
+    hidden = inputs
     for layer in layers:
         if isinstance(layer, nn.Linear):
             hidden = F.linear(hidden, layer.weight, layer.bias)

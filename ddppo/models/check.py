@@ -11,7 +11,8 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, build_model, model_class
 from ddppo.models.distributions import num_action_params
-from ddppo.spaces import EnvSpec
+from ddppo.models.observations import Obs, random_obs
+from ddppo.spaces import EnvSpec, each, leaves
 from ddppo.tracebacks import in_one_line
 
 _COPIES = 4  # a rank holds parameters, gradient and Adam's two moments
@@ -124,33 +125,31 @@ class _Trial:
                 "; and it fails where a single observation comes, as when one episode ends in a rollout"
             )
 
-    def _alone(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         params, values = self._call("action_params", obs), self._call("value", obs)
-        self._check_tensor("action_params", "action parameters", params, obs, (len(obs), self.num_params))
-        self._check_tensor("value", "values", values, obs, (len(obs),))
+        size = len(leaves(obs)[0])
+        self._check_tensor("action_params", "action parameters", params, obs, (size, self.num_params))
+        self._check_tensor("value", "values", values, obs, (size,))
         return params, values
 
-    def _obs(self, size: int) -> torch.Tensor:
-        # Uniform on [0, 1): neither an index that no table has, nor zero for all, where layers without bias agree.
+    def _obs(self, size: int) -> Obs:
+        # Floats on [0, 1): neither an index that no table has, nor zero for all, where layers without bias agree.
         p = next(self.model.parameters())
-        return torch.rand(size, self.spec.obs_size, dtype=torch.float64).to(p)
+        return each(lambda x: x.to(p.device), random_obs(self.spec, size, p.dtype))
 
-    def _call(self, method: str, obs: torch.Tensor) -> Any:
-        given = obs.clone()
-        call: Callable[[torch.Tensor], Any] = (
-            self.model if method == "forward" else getattr(self.model, method)
-        )
+    def _call(self, method: str, obs: Obs) -> Any:
+        given = each(torch.clone, obs)
+        call: Callable[[Obs], Any] = self.model if method == "forward" else getattr(self.model, method)
         try:
             result = call(given)
         except Exception as e:  # a user's model may raise anything
             raise self.fails(method, f"raised for obs {_shape(obs)}: {in_one_line(e)}") from e
-        if not torch.equal(given, obs):
+        now, before = leaves(given), leaves(obs)
+        if len(now) != len(before) or not all(map(torch.equal, now, before)):
             raise self.fails(method, "changes the observations it is given: compute on a copy of them")
         return result
 
-    def _check_tensor(
-        self, method: str, what: str, got: Any, obs: torch.Tensor, wanted: tuple[int, ...]
-    ) -> None:
+    def _check_tensor(self, method: str, what: str, got: Any, obs: Obs, wanted: tuple[int, ...]) -> None:
         if not isinstance(got, torch.Tensor):
             raise self.fails(
                 method, f"returned a {type(got).__name__} for {what}: it must be a tensor {list(wanted)}"
@@ -159,11 +158,12 @@ class _Trial:
             remedy = ": add .squeeze(-1)" if got.shape == (*wanted, 1) else ""
             shapes = f"of shape {_shape(got)} for obs {_shape(obs)}, but they must be {list(wanted)}"
             raise self.fails(method, f"returned {what} {shapes}{remedy}")
-        if (got.dtype, got.device) != (obs.dtype, obs.device):
+        p = next(self.model.parameters())
+        if (got.dtype, got.device) != (p.dtype, p.device):
             raise self.fails(
                 method,
-                f"returned {what} of {got.dtype} on {got.device}, but they must be {obs.dtype} on {obs.device} as the "
-                "observations and parameters are",
+                f"returned {what} of {got.dtype} on {got.device}, but they must be {p.dtype} on {p.device} as the "
+                "parameters are",
             )
 
     def _check_agreement(self, method: str, what: str, together: torch.Tensor, alone: torch.Tensor) -> None:
@@ -178,7 +178,7 @@ class _Trial:
                 "be what is learned",
             )
 
-    def _is_repeatable(self, obs: torch.Tensor) -> bool:
+    def _is_repeatable(self, obs: Obs) -> bool:
         with torch.inference_mode():
             first, second = self._alone(obs), self._alone(obs)
         return all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True))
@@ -243,9 +243,9 @@ class _Trial:
                     f"model.name={self.name}: {self.kind} returns other outputs for the same observations, so that "
                     "results depend on dist.world_size: take away what is random or counts calls"
                 ]
-            whole, part = self._alone(obs), self._alone(obs[: size // 2])
+            whole, part = self._alone(obs), self._alone(each(lambda x: x[: size // 2], obs))
         changed = [n for n, b in self.model.named_buffers() if n in before and not torch.equal(b, before[n])]
-        rounding = 1e-3 if obs.dtype == torch.float32 else 1e-6
+        rounding = 1e-3 if whole[1].dtype == torch.float32 else 1e-6
         mixes = any(
             not torch.allclose(w[: size // 2], p, rtol=rounding, atol=rounding, equal_nan=True)
             for w, p in zip(whole, part, strict=True)
@@ -301,8 +301,8 @@ def _memory_bytes() -> int | None:
     return min(found, default=None)
 
 
-def _shape(x: torch.Tensor) -> list[int]:
-    return list(x.shape)
+def _shape(x: Obs) -> str:
+    return str(each(lambda leaf: list(leaf.shape), x)).replace("'", "")
 
 
 def _listed(names: list[str]) -> str:

@@ -1,18 +1,22 @@
 """Acting: T steps of E environments into one Rollout."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from ddppo.envs.batched.native_tasks import NativeEnvs
-from ddppo.envs.faults import check_finite, check_masks
-from ddppo.envs.vec_env import VecEnv
-from ddppo.models import ActorCritic, action_distribution, num_action_params
+from ddppo.envs.faults import End, check_finite, check_masks
+from ddppo.envs.vec_env import ObsArrays, VecEnv
+from ddppo.models import ActorCritic, Obs, action_distribution, num_action_params, tensor_dtype
 from ddppo.ppo.native_network import NativeNetwork
 from ddppo.ppo.native_rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.spaces import ArraySpec, each, zipped
 
-_VALUE_CHUNK = 32_768  # rows of one forward pass when values are computed; bounds memory, not results
+# Rows of one forward pass when values are computed, and numbers in them; they bound memory, not results.
+_VALUE_ROWS, _VALUE_NUMBERS = 32_768, 2**24
 
 
 class Collector:
@@ -20,6 +24,10 @@ class Collector:
 
     Buffers are allocated once. Acting needs only the policy; values of all T + 1 observations and of the final
     observations are computed in one batch at the end, with the same parameters.
+
+    raw_obs `[T + 1, E, *shape]` is what was observed and obs what the model is given: one tensor, or a dict of them.
+    They share memory where the two are the same. A state of a model with memory would be kept as they are: that before
+    row 0 for the rollout, that after row T for the next.
     """
 
     def __init__(
@@ -37,6 +45,7 @@ class Collector:
         self.model = model
         self.normalizer = normalizer
         self.device = device
+        self._is_on_cpu = device.type == "cpu"
         self.first_env = first_env
         steps, envs, spec = rollout_steps, env.num_envs, env.spec
         self.rollout_steps = steps
@@ -45,10 +54,15 @@ class Collector:
         def buffer(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(steps, envs, *shape, dtype=kind, device=device)
 
-        self.raw_obs = torch.zeros(steps + 1, envs, spec.obs_size, dtype=dtype)
-        self.obs = torch.zeros(steps + 1, envs, spec.obs_size, dtype=dtype, device=device)
-        if normalizer is None and device.type == "cpu":
-            self.obs = self.raw_obs
+        def raw(leaf: ArraySpec) -> torch.Tensor:
+            return torch.zeros(steps + 1, envs, *leaf.shape, dtype=tensor_dtype(leaf, dtype))
+
+        def given(leaf: ArraySpec, raw_obs: torch.Tensor) -> torch.Tensor:
+            is_same = self._is_on_cpu and (normalizer is None or not leaf.is_float)
+            return raw_obs if is_same else torch.zeros_like(raw_obs, device=device)
+
+        self.raw_obs: Obs = each(raw, spec.obs)
+        self.obs: Obs = each(given, spec.obs, self.raw_obs)
         self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
         self._acted = self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
         self._actions = self._acted.numpy()
@@ -62,9 +76,15 @@ class Collector:
         if spec.mask_size is not None:
             self.masks = torch.ones(steps + 1, envs, spec.mask_size, dtype=torch.bool)
         # One row of each, made once: a view of a tensor costs a microsecond.
-        self._obs_rows, self._param_rows = self.obs.unbind(), self.params.unbind()
+        raw_rows = each(torch.unbind, self.raw_obs)
+        obs_rows = each(
+            lambda x, raw, rows: rows if x is raw else x.unbind(), self.obs, self.raw_obs, raw_rows
+        )
+        self._raw_rows: list[Obs] = zipped(raw_rows)
+        self._obs_rows: list[Any] = zipped(obs_rows)
+        self._param_rows = self.params.unbind()
         self._mask_rows = self.masks.unbind() if self.masks is not None else None
-        self._raw_obs = self.raw_obs.numpy()
+        self._raw_obs: Any = each(torch.Tensor.numpy, self.raw_obs)
         self.starts = np.ones(envs, dtype=bool)  # of episodes, in row 0
         self.returns = np.zeros(envs)  # of the episodes under way, before row 0
         self.lengths = np.zeros(envs, dtype=np.int64)
@@ -83,7 +103,7 @@ class Collector:
         """Start every environment anew from its own seed."""
         obs, mask = self.env.reset(seeds)
         self._num_steps = 0
-        check_finite(self.env.names, 0, obs[None], np.zeros((1, len(obs))), [])
+        check_finite(self.env.names, 0, each(lambda x: x[None], obs), np.zeros((1, self.env.num_envs)), [])
         self._receive(self.rollout_steps, obs, mask)
         self.starts[:] = True
         self.returns[:] = 0
@@ -102,10 +122,11 @@ class Collector:
     def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         if self._network is not None:
             self._network.refresh()
-        # Not at the end of the last call: the rollout it returned shares these rows.
+        # Not at the end of the last call: the rollout it returned shares these rows. Normalised anew: the moments have
+        # moved since.
         masks = None if self.masks is None else self.masks[-1].numpy()
-        self._receive(0, self.raw_obs[-1].numpy(), masks)  # normalised anew: the moments have moved since
-        ends: list[tuple[int, np.ndarray, np.ndarray]] = []
+        self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
+        ends: list[End] = []
         self._num_acted = 0
         try:
             for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
@@ -118,7 +139,7 @@ class Collector:
         self._num_steps += self.rollout_steps
         return self._finish(ends), self._count(ends)
 
-    def _step(self, t: int, noise: torch.Tensor, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
+    def _step(self, t: int, noise: torch.Tensor, ends: list[End]) -> None:
         """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
         mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
         params = self._param_rows[t]
@@ -134,12 +155,12 @@ class Collector:
         terminated, truncated, valid = self._flag_rows[t]
         terminated[:], truncated[:], valid[:] = step.terminated, step.truncated, step.valid
         if len(step.ended):
-            ends.append((t, step.ended.copy(), step.final_obs.copy()))
+            ends.append((t, step.ended.copy(), each(np.ndarray.copy, step.final_obs)))
 
-    def _check(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> None:
+    def _check(self, ends: list[End]) -> None:
         """Check what the steps taken returned: once for all of them, for it would cost much at each."""
         taken, names = self._num_acted, self.env.names
-        obs = self.raw_obs[1 : taken + 1].numpy()
+        obs = each(lambda x: x[1 : taken + 1], self._raw_obs)
         check_finite(names, self._num_steps + 1, obs, self.rewards[:taken], ends)
         if self.masks is not None:
             rows = min(
@@ -149,17 +170,22 @@ class Collector:
             acted_on[:taken] = self.flags[2, :taken]  # a pseudo-step asks for no action
             check_masks(names, self._num_steps, self.masks[:rows].numpy(), acted_on, self.env.spec.action)
 
-    def _receive(self, row: int, obs: np.ndarray, mask: np.ndarray | None) -> None:
-        self._raw_obs[row] = obs
+    def _receive(self, row: int, obs: ObsArrays, mask: np.ndarray | None) -> None:
+        if isinstance(obs, dict):
+            for key, array in obs.items():
+                self._raw_obs[key][row] = array
+        else:
+            self._raw_obs[row] = obs
         if self.normalizer is not None:
-            self.normalizer(self.raw_obs[row].to(self.device), out=self._obs_rows[row])
-        elif self.obs is not self.raw_obs:
-            self._obs_rows[row].copy_(self.raw_obs[row])
+            raw_obs = each(lambda x: x.to(self.device), self._raw_rows[row])
+            self.normalizer(raw_obs, out=self._obs_rows[row])
+        elif not self._is_on_cpu:
+            each(torch.Tensor.copy_, self._obs_rows[row], self._raw_rows[row])
         if self._mask_rows is not None:
             assert mask is not None, "spec.mask_size is set, so every step carries a mask"
             self._mask_rows[row].copy_(torch.from_numpy(mask))
 
-    def _count(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> list[Episode]:
+    def _count(self, ends: list[End]) -> list[Episode]:
         """Return the episodes that ended in this rollout, and keep count of those under way."""
         valid = self.flags[2]
         rewards = np.where(valid, self.rewards, 0.0)
@@ -177,7 +203,7 @@ class Collector:
         self.lengths += (valid & is_under_way).sum(axis=0)
         return episodes
 
-    def _finish(self, ends: list[tuple[int, np.ndarray, np.ndarray]]) -> Rollout:
+    def _finish(self, ends: list[End]) -> Rollout:
         """Compute log-probabilities from the parameters acted with, and values; freeze the rollout."""
         if self.actions is not self._acted:
             self.actions.copy_(self._acted)
@@ -192,18 +218,22 @@ class Collector:
         episode_start[1:] = starts[:-1]
         episode_start &= valid
         self.starts[:] = starts[-1]
-        values = self._values(self.obs)
+        values = self._values(self.obs, (self.rollout_steps + 1, self.env.num_envs))
         next_values = values[1:].clone()
         if ends:
             steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
             envs = torch.from_numpy(np.concatenate([i for _, i, _ in ends]))
-            final_obs = torch.from_numpy(np.concatenate([o for _, _, o in ends])).to(self.obs)
+            final_obs = each(
+                lambda obs, *parts: torch.from_numpy(np.concatenate(parts)).to(obs),
+                self.obs,
+                *(o for _, _, o in ends),
+            )
             if self.normalizer is not None:
                 final_obs = self.normalizer(final_obs)
-            next_values[steps.to(self.device), envs.to(self.device)] = self._values(final_obs)
+            next_values[steps.to(self.device), envs.to(self.device)] = self._values(final_obs, (len(envs),))
         flags = torch.from_numpy(self.flags).to(self.device)
         return Rollout(
-            obs=self.obs[:-1],
+            obs=each(lambda x: x[:-1], self.obs),
             actions=self.actions,
             logprobs=self.logprobs,
             values=values[:-1],
@@ -214,12 +244,15 @@ class Collector:
             valid=flags[2],
             episode_start=flags[3],
             action_mask=masks,
-            raw_obs=self.raw_obs[:-1],
+            raw_obs=each(lambda x: x[:-1], self.raw_obs),
         )
 
-    def _values(self, obs: torch.Tensor) -> torch.Tensor:
+    def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
+        """Return values `[*batch]` of obs `[*batch, *shape]`."""
         if self._network is not None:
+            assert isinstance(obs, torch.Tensor)
             return self._network.values(obs)
-        rows = obs.reshape(-1, obs.shape[-1])
-        parts = [self.model.value(chunk) for chunk in rows.split(_VALUE_CHUNK)]
-        return torch.cat(parts).reshape(obs.shape[:-1])
+        num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.env.spec.obs_size))
+        rows = each(lambda x: x.flatten(0, len(batch) - 1), obs)
+        parts = [self.model.value(chunk) for chunk in zipped(each(lambda x: x.split(num_rows), rows))]
+        return torch.cat(parts).reshape(batch)

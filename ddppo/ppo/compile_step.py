@@ -22,14 +22,22 @@ from torch import nn
 from torch.func import functional_call
 
 from ddppo.models import ActorCritic, build_model
-from ddppo.ppo.compiled_step import LIBRARIES, Recipe, example, is_made
-from ddppo.ppo.step import BETAS, NORM_EPS, Coefficients, losses_and_statistics, poison, statistics_of_ratio
-from ddppo.spaces import ActionSpec
+from ddppo.ppo.compiled_step import LIBRARIES, Recipe, example, is_made, tensors
+from ddppo.ppo.minibatches import Minibatch
+from ddppo.ppo.step import (
+    BETAS,
+    NORM_EPS,
+    Coefficients,
+    losses_and_statistics,
+    poison,
+    statistics_of_ratio,
+)
+from ddppo.spaces import EnvSpec, leaves
 from ddppo.tracebacks import in_one_line
 
 _EXAMPLE_ROWS = 64
 _MAX_ROWS = 2**31
-_FIELDS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
+_FIELDS = ("actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
 _STATE = 7  # tensors before the minibatch's: parameters to count
 
 
@@ -41,9 +49,13 @@ class CannotCompile(Exception):
 
 
 def gradient_function(
-    model: ActorCritic, action: ActionSpec, num_fields: int, *, clips_value: bool
+    model: ActorCritic, spec: EnvSpec, num_fields: int, *, clips_value: bool
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return the function of flat parameters and a minibatch that leaves the gradient, and adds to the statistics."""
+    """Return the function of flat parameters and a minibatch that leaves the gradient, and adds to the statistics.
+
+    num_fields: how many tensors a minibatch holds.
+    """
+    num_obs = len(leaves(spec.obs))
     named = list(model.named_parameters())
     sizes = [p.numel() for _, p in named]
     buffers = [name for name, _ in model.named_buffers()]
@@ -52,7 +64,8 @@ def gradient_function(
         parameters: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, last_loss: torch.Tensor,
         norms: torch.Tensor, constants: torch.Tensor, count: torch.Tensor, *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor]:  # fmt: skip
-        minibatch = dict(zip(_FIELDS, inputs[:num_fields], strict=False))
+        obs = dict(zip(spec.obs, inputs, strict=False)) if isinstance(spec.obs, dict) else inputs[0]
+        minibatch: Minibatch = dict(zip(_FIELDS, inputs[num_obs:num_fields], strict=False))
         clip, value, entropy, clip_value = cast("list[float]", constants[:4].to(parameters.dtype).unbind())
         coefficients = Coefficients(clip, value, entropy, clip_value if clips_value else None)
         vector = parameters.detach().requires_grad_()
@@ -61,8 +74,10 @@ def gradient_function(
             for (name, p), x in zip(named, vector.split(sizes), strict=True)
         }
         state |= dict(zip(buffers, inputs[num_fields:], strict=True))
-        params, values = functional_call(model, state, (minibatch["obs"],))
-        per_sample, log_ratio, parts = losses_and_statistics(params, values, minibatch, action, coefficients)
+        params, values = functional_call(model, state, (obs,))
+        per_sample, log_ratio, parts = losses_and_statistics(
+            params, values, minibatch, spec.action, coefficients
+        )
         weights = minibatch["weights"]
         loss = torch.dot(weights, per_sample) / count.to(parameters.dtype)
         (found,) = torch.autograd.grad(loss * poison(loss), vector)
@@ -119,7 +134,8 @@ def compile_step(recipe: Recipe, folder: Path) -> None:
     def vector(n: int) -> torch.Tensor:
         return torch.full((n,), 0.5, dtype=torch.float64, device=device)
 
-    gradient_ = gradient_function(model, recipe.spec.action, len(minibatch), clips_value=recipe.clips_value)
+    fields = tensors(minibatch)
+    gradient_ = gradient_function(model, recipe.spec, len(fields), clips_value=recipe.clips_value)
     buffers = [x for _, x in model.named_buffers()]
     of_gradient = (
         flat,
@@ -129,13 +145,13 @@ def compile_step(recipe: Recipe, folder: Path) -> None:
         scalar(),
         vector(6),
         scalar(),
-        *minibatch.values(),
+        *fields,
         *buffers,
     )
     of_optimizer = (
         flat, flat.clone(), torch.zeros((), device=device), flat.clone(), flat.clone(), scalar(), scalar(), vector(6)
     )  # fmt: skip
-    rows = range(_STATE, _STATE + len(minibatch))
+    rows = range(_STATE, _STATE + len(fields))
     _compile(
         gradient_, of_gradient, rows, folder / "gradient.so", may_change=range(1, 4), threads=recipe.threads
     )

@@ -5,12 +5,13 @@ and coefficient; compile_step.py makes it, in a process of its own. Loading it t
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from typing import Any
 import torch
 
 from ddppo.config import ModelConfig, PPOConfig
-from ddppo.models import ActorCritic, action_distribution, num_noise
+from ddppo.models import ActorCritic, action_distribution, num_noise, random_obs
+from ddppo.ppo.minibatches import Minibatch
 from ddppo.ppo.native_step import NativeStep
 from ddppo.ppo.step import (
     STATISTICS,
@@ -30,7 +32,7 @@ from ddppo.ppo.step import (
     losses_and_statistics,
     poison,
 )
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 LIBRARIES = ("gradient", "optimizer")
 _SOURCES = ("step.py", "losses.py", "compile_step.py", "compiled_step.py", "../models/distributions.py")
@@ -50,15 +52,23 @@ class Recipe:
     threads: int = 1
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        fields = dataclasses.asdict(self)
+        if isinstance(self.spec.obs, dict):
+            fields["spec"]["obs"] = list(fields["spec"]["obs"].items())  # whose order is not to be sorted
+        return json.dumps(fields, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Recipe":
         fields = json.loads(text)
         spec = fields.pop("spec")
         action = ActionSpec(spec["action"]["kind"], tuple(spec["action"]["sizes"]))
+        obs = (
+            each(_array_spec, dict(spec["obs"]))
+            if isinstance(spec["obs"], list)
+            else _array_spec(spec["obs"])
+        )
         return cls(
-            spec=EnvSpec(spec["obs_size"], action, spec["mask_size"]),
+            spec=EnvSpec(obs, action, spec["mask_size"]),
             model=ModelConfig(**fields.pop("model")),
             **fields,
         )
@@ -77,6 +87,10 @@ class Recipe:
         return hashlib.sha256(b"\0".join([*(part.encode() for part in parts), *sources])).hexdigest()[:16]
 
 
+def _array_spec(fields: dict[str, Any]) -> ArraySpec:
+    return ArraySpec(tuple(fields["shape"]), fields["dtype"])
+
+
 def _machine() -> str:
     """Return what machine code depends on: a home folder may serve machines of several kinds."""
     try:
@@ -92,9 +106,7 @@ def is_made(folder: Path) -> bool:
     return all((folder / f"{name}.so").is_file() for name in LIBRARIES)
 
 
-def example(
-    spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.Generator
-) -> dict[str, torch.Tensor]:
+def example(spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.Generator) -> Minibatch:
     """Return a minibatch of random numbers, of the types and in the order that the learner's have."""
     p = next(model.parameters())
 
@@ -102,9 +114,9 @@ def example(
         return torch.rand(num_rows, *shape, dtype=p.dtype, generator=generator)
 
     mask = None if spec.mask_size is None else torch.ones(num_rows, spec.mask_size, dtype=torch.bool)
-    obs = random(spec.obs_size)
+    obs = each(lambda x: x.to(p.device), random_obs(spec, num_rows, p.dtype, generator))
     with torch.no_grad():
-        params, values = (x.cpu() for x in model(obs.to(p.device)))
+        params, values = (x.cpu() for x in model(obs))
         policy = action_distribution(spec.action, params, mask)
         actions = policy.sample(random(num_noise(spec.action)))
         logprobs = policy.log_prob(actions)
@@ -119,7 +131,13 @@ def example(
     }
     if mask is not None:
         minibatch["mask"] = mask
-    return {name: x.to(p.device) for name, x in minibatch.items()}
+    return {name: each(lambda x: x.to(p.device), field) for name, field in minibatch.items()}
+
+
+def tensors(minibatch: Minibatch) -> list[torch.Tensor]:
+    """Return all tensors of a minibatch, those of obs first."""
+    obs, *others = minibatch.values()
+    return [*leaves(obs), *others]
 
 
 class CompiledStep(ByMinibatch):
@@ -157,7 +175,7 @@ class CompiledStep(ByMinibatch):
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 
-    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+    def take(self, minibatch: Minibatch, count: int) -> None:
         gradient = self._gradient_(minibatch, count)
         self._sum_(gradient)
         self._optimize.run(
@@ -181,13 +199,13 @@ class CompiledStep(ByMinibatch):
         self.sums.zero_()
         self._norms.zero_()
 
-    def _gradient_(self, minibatch: Mapping[str, torch.Tensor], count: int) -> torch.Tensor:
+    def _gradient_(self, minibatch: Minibatch, count: int) -> torch.Tensor:
         """Leave this rank's gradient in the parameters' and return it."""
         gradient = self._parameters.grad
         assert gradient is not None
-        fields = list(minibatch.values())
-        if len(fields[0]) < 2:  # no shape of its own is compiled for one row
-            fields = _two_rows(minibatch)
+        fields = tensors(minibatch)
+        if len(fields[-1]) < 2:  # no shape of its own is compiled for one row
+            fields = tensors(_two_rows(minibatch))
         if count not in self._counts:
             self._counts[count] = torch.tensor(float(count), dtype=torch.float64, device=gradient.device)
         self._gradient_of.run(
@@ -196,7 +214,7 @@ class CompiledStep(ByMinibatch):
         )  # fmt: skip
         return gradient
 
-    def gradient(self, minibatch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def gradient(self, minibatch: Minibatch) -> torch.Tensor:
         """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
         self._forget()
         return self._gradient_(minibatch, len(minibatch["weights"]))
@@ -230,14 +248,18 @@ def _load(library: Path, device: torch.device) -> Any:
     return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
 
 
-def _two_rows(minibatch: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+def _two_rows(minibatch: Minibatch) -> Minibatch:
     """Return a minibatch of none or one row with rows of weight 0 added."""
-    rows = []
-    for name, x in minibatch.items():
-        padding = x.new_zeros((2, *x.shape[1:])) if len(x) == 0 or name == "weights" else torch.cat([x, x])
+
+    def padded(x: torch.Tensor, *, with_zeros: bool) -> torch.Tensor:
+        padding = x.new_zeros((2, *x.shape[1:])) if len(x) == 0 or with_zeros else torch.cat([x, x])
         padding[: len(x)] = x
-        rows.append(padding)
-    return rows
+        return padding
+
+    return {
+        name: each(functools.partial(padded, with_zeros=name == "weights"), field)
+        for name, field in minibatch.items()
+    }
 
 
 def remove(folder: Path) -> None:

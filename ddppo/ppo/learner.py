@@ -10,6 +10,7 @@ import torch
 
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
+from ddppo.models import Obs
 from ddppo.ppo.minibatches import Batch, local_minibatches
 from ddppo.ppo.native_returns import returns_and_moments
 from ddppo.ppo.native_step import NativeStep
@@ -54,7 +55,7 @@ class Learner:
         action: ActionSpec,
         parameters: torch.nn.Parameter,
         *,
-        forward: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        forward: Callable[[Obs], tuple[torch.Tensor, torch.Tensor]],
         backward_: Callable[[torch.Tensor], None],
         gather: Callable[[torch.Tensor], torch.Tensor],
         rank: int,
@@ -168,7 +169,7 @@ class Learner:
         ]
         parts = [torch.tensor(local_counts, dtype=torch.float64), local_moments.flatten()]
         if self.obs_normalizer is not None:
-            parts.append(moments(rollout.raw_obs[valid.cpu()]).flatten())
+            parts.append(self.obs_normalizer.moments(rollout.raw_obs, valid.cpu()).flatten())
         gathered = self.gather(torch.cat(parts))
         ranks, num_counts = len(gathered), len(local_counts)
         counts = gathered[:, :num_counts].sum(dim=0).long().reshape(self.config.num_epochs, -1).tolist()

@@ -1,6 +1,8 @@
 """Minibatches drawn from a permutation that every rank derives for itself."""
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,6 +10,9 @@ import torch
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
+from ddppo.spaces import each, zipped
+
+Minibatch = dict[str, Any]  # tensors `[n, ...]` by field; obs as the model takes them, one or several
 
 
 def minibatch_bounds(batch_size: int, num_minibatches: int) -> list[int]:
@@ -39,7 +44,7 @@ class Batch:
     """A rollout flattened to samples: `fields` `[E * T, ...]` by their names in a minibatch."""
 
     def __init__(self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor) -> None:
-        fields = {
+        fields: Minibatch = {
             "obs": rollout.obs,
             "actions": rollout.actions,
             "logprobs": rollout.logprobs,
@@ -50,15 +55,20 @@ class Batch:
         }
         if rollout.action_mask is not None:
             fields["mask"] = rollout.action_mask
-        self.fields = {name: x.flatten(0, 1) for name, x in fields.items()}
-        self._shuffled: dict[str, torch.Tensor] = {}
+        self.fields = _by_field(lambda x: x.flatten(0, 1), fields)
+        self._shuffled: Minibatch = {}
 
-    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[dict[str, torch.Tensor]]:
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[Minibatch]:
         """Return views of the samples in `order` `[E * T]`, cut at `bounds`; valid until the next call."""
-        if not self._shuffled:
-            self._shuffled = {name: torch.empty_like(x) for name, x in self.fields.items()}
-        for name, x in self.fields.items():
-            torch.index_select(x, 0, order, out=self._shuffled[name])
         sizes = [end - start for start, end in itertools.pairwise(bounds)]
-        columns = [x.split(sizes) for x in self._shuffled.values()]
-        return [dict(zip(self._shuffled, row, strict=True)) for row in zip(*columns, strict=True)]
+        if not self._shuffled:
+            self._shuffled = _by_field(torch.empty_like, self.fields)
+
+        def gather(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.index_select(x, 0, order, out=out).split(sizes)
+
+        return zipped({name: zipped(x) for name, x in _by_field(gather, self.fields, self._shuffled).items()})
+
+
+def _by_field(function: Callable[..., Any], fields: Minibatch, *others: Minibatch) -> dict[str, Any]:
+    return {name: each(function, x, *(other[name] for other in others)) for name, x in fields.items()}

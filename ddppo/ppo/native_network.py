@@ -20,6 +20,8 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     """Return why the network cannot be computed in C++ here, in half a sentence, or None; compiles the library."""
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
+    if not model.is_vector:
+        return "it computes with one vector of floats, and the task observes something else"
     if model.activation not in _ACTIVATIONS:
         return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
     if device.type != "cpu":

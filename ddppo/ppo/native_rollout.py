@@ -46,10 +46,13 @@ class NativeRollout:
         steps, num_envs, action = collector.rollout_steps, envs.num_envs, envs.spec.action
         like, normalizer, flags = collector.logprobs, collector.normalizer, torch.from_numpy(collector.flags)
         flags[2] = True  # every step is a transition
+        obs, raw_obs = collector.obs, collector.raw_obs
+        assert isinstance(obs, torch.Tensor), envs.spec
+        assert isinstance(raw_obs, torch.Tensor), envs.spec
         most = steps * num_envs
         values = like.new_zeros(steps + 1, num_envs)
         self._rollout = Rollout(
-            obs=collector.obs[:-1],
+            obs=obs[:-1],
             actions=collector.actions,
             logprobs=like,
             values=values[:-1],
@@ -60,12 +63,12 @@ class NativeRollout:
             valid=flags[2],
             episode_start=flags[3],
             action_mask=None,
-            raw_obs=collector.raw_obs[:-1],
+            raw_obs=raw_obs[:-1],
         )
         self._envs = envs
         self._network = network
         self._first_env = collector.first_env
-        self._obs_after = collector.raw_obs[1:].numpy()
+        self._obs_after = raw_obs[1:].numpy()
         self._rewards = torch.from_numpy(collector.rewards)
         self._end_steps, self._end_envs, self._end_lengths = np.zeros((3, most), np.int64)
         self._end_returns = np.zeros(most)
@@ -80,10 +83,11 @@ class NativeRollout:
             num_params=collector.params.shape[-1],
         )
         if normalizer is not None:
-            self._point(mean=normalizer._mean, scale=normalizer._scale)
+            mean, scale = normalizer.mean_and_scale
+            self._point(mean=mean, scale=scale)
         self._point(
-            raw_obs=collector.raw_obs,
-            obs=collector.obs,
+            raw_obs=raw_obs,
+            obs=obs,
             actions=collector.actions,
             params=collector.params,
             logprobs=like,

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 import torch
 
+from ddppo.models import Obs
+from ddppo.spaces import ArraySpec, each, leaves
+
 Gather = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -41,28 +44,57 @@ def variance(merged: torch.Tensor) -> torch.Tensor:
 class ObsNormalizer:
     """(obs - mean) / std by running moments over all ranks, clipped to +-10; the identity before the first update.
 
-    The running form is OpenAI baselines' VecNormalize; the frozen-per-iteration update is ours.
+    Pixels pass as they are: the model scales them. The running form is OpenAI baselines' VecNormalize; the
+    frozen-per-iteration update is ours. state: moments `[3, n]` of the n floats of an observation, flattened.
+    mean_and_scale: two tensors `[*shape]` for every array, None for pixels.
     """
 
-    def __init__(self, obs_size: int, device: torch.device, dtype: torch.dtype) -> None:
-        self.state = torch.zeros(3, obs_size, dtype=torch.float64)
-        self._mean = torch.zeros(obs_size, device=device, dtype=dtype)
-        self._scale = torch.ones(obs_size, device=device, dtype=dtype)
+    def __init__(
+        self, spec: ArraySpec | dict[str, ArraySpec], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        def identity(leaf: ArraySpec) -> tuple[torch.Tensor, torch.Tensor] | None:
+            if not leaf.is_float:
+                return None
+            zero = torch.zeros(leaf.shape, device=device, dtype=dtype)
+            return zero, torch.ones_like(zero)
 
-    def __call__(self, obs: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return normalised obs `[..., obs_size]`, written to `out` if given."""
-        normalized = torch.sub(obs, self._mean, out=out)
-        return normalized.mul_(self._scale).clamp_(-10.0, 10.0)
+        self.mean_and_scale = each(identity, spec)
+        self._floats = [leaf for leaf in leaves(spec) if leaf.is_float]
+        self.state = torch.zeros(3, sum(leaf.size for leaf in self._floats), dtype=torch.float64)
+
+    def __call__(self, obs: Obs, out: Obs | None = None) -> Obs:
+        """Return normalised obs `[..., *shape]`, written to `out` if given."""
+        if out is None:
+            return each(_normalized, obs, self.mean_and_scale)
+        return each(_normalized, obs, self.mean_and_scale, out)
+
+    def moments(self, obs: Obs, valid: torch.Tensor) -> torch.Tensor:
+        """Return the moments `[3, n]` of observations `[T, E, *shape]` where `valid` `[T, E]`."""
+        floats = [x[valid] for x in leaves(obs) if x.is_floating_point()]
+        return moments(
+            torch.cat([x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)], 1)
+        )
 
     def update_(self, merged: torch.Tensor) -> None:
-        """Add the moments `[3, obs_size]` of new observations over all ranks."""
+        """Add the moments `[3, n]` of new observations over all ranks."""
         self.load(merge_moments(torch.stack([self.state, merged])))
 
     def load(self, state: torch.Tensor) -> None:
         self.state = state
         if state[0, 0] > 0:
-            self._mean.copy_(state[1])
-            self._scale.copy_((variance(state) + 1e-8).rsqrt())
+            parts = state.split([leaf.size for leaf in self._floats], dim=1)
+            for part, (mean, scale) in zip(parts, filter(None, leaves(self.mean_and_scale)), strict=True):
+                mean.copy_(part[1].reshape(mean.shape))
+                scale.copy_((variance(part) + 1e-8).rsqrt().reshape(mean.shape))
+
+
+def _normalized(
+    x: torch.Tensor, mean_and_scale: tuple[torch.Tensor, torch.Tensor] | None, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    if mean_and_scale is None:
+        return x if out is None else out.copy_(x)
+    mean, scale = mean_and_scale
+    return torch.sub(x, mean, out=out).mul_(scale).clamp_(-10.0, 10.0)
 
 
 class RewardNormalizer:

@@ -4,17 +4,21 @@ from dataclasses import dataclass
 
 import torch
 
+from ddppo.models import Obs
+
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """T steps of E environments, time-major `[T, E, ...]`; tensors are reused by the next rollout.
 
-    obs are what the policy saw (normalised, if observations are). next_values are V of the true successor, which is
+    obs are what the policy saw (normalised, if observations are), raw_obs what was observed; where the two are the same
+    they share memory, as pixels do. next_values are V of the true successor, which is
     the final observation where an episode ended. valid is False on autoreset pseudo-steps, which are never trained
-    on or counted. episode_start marks the first step of an episode.
+    on or counted. episode_start marks the first step of an episode. A model with memory will add here the state that it
+    entered row 0 with, `[E, ...]`: episode_start says where it starts anew.
     """
 
-    obs: torch.Tensor
+    obs: Obs
     actions: torch.Tensor
     logprobs: torch.Tensor
     values: torch.Tensor
@@ -25,7 +29,7 @@ class Rollout:
     valid: torch.Tensor
     episode_start: torch.Tensor
     action_mask: torch.Tensor | None
-    raw_obs: torch.Tensor
+    raw_obs: Obs
 
 
 @dataclass(frozen=True, slots=True)

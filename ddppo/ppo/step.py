@@ -4,15 +4,15 @@ The arithmetic of the loss stands here once for both, in functions of tensors al
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 
 from ddppo.config import PPOConfig
-from ddppo.models import action_distribution
+from ddppo.models import Obs, action_distribution
 from ddppo.ppo import losses
-from ddppo.ppo.minibatches import Batch
+from ddppo.ppo.minibatches import Batch, Minibatch
 from ddppo.spaces import ActionSpec
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
@@ -93,7 +93,7 @@ def adam_state(optimizer: torch.optim.Adam, parameters: torch.nn.Parameter) -> l
 def losses_and_statistics(
     params: torch.Tensor,
     values: torch.Tensor,
-    minibatch: Mapping[str, torch.Tensor],
+    minibatch: Minibatch,
     action: ActionSpec,
     coefficients: Coefficients,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
@@ -134,7 +134,7 @@ class ByMinibatch:
             if count > 0:
                 self.take(minibatch, count)
 
-    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+    def take(self, minibatch: Minibatch, count: int) -> None:
         """Move the parameters by the gradient of a minibatch of `count` samples over all ranks."""
         raise NotImplementedError
 
@@ -149,7 +149,7 @@ class EagerStep(ByMinibatch):
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,
         *,
-        forward: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        forward: Callable[[Obs], tuple[torch.Tensor, torch.Tensor]],
         backward_: Callable[[torch.Tensor], None],
     ) -> None:
         self.action = action
@@ -167,7 +167,7 @@ class EagerStep(ByMinibatch):
         self._norms = 0.0
         self.optimizer.param_groups[0]["lr"] = learning_rate
 
-    def take(self, minibatch: Mapping[str, torch.Tensor], count: int) -> None:
+    def take(self, minibatch: Minibatch, count: int) -> None:
         params, values = self.forward(minibatch["obs"])
         weights = minibatch["weights"]
         per_sample, log_ratio, parts = losses_and_statistics(

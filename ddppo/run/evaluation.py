@@ -12,12 +12,12 @@ import torch
 
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
-from ddppo.envs import VecEnv, probe
+from ddppo.envs import ObsArrays, VecEnv, probe
 from ddppo.errors import RunFolderError, TrainingError
-from ddppo.models import ActorCritic, action_distribution, build_model
+from ddppo.models import ActorCritic, action_distribution, build_model, tensor_dtype
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.seeding import derived_seed
-from ddppo.spaces import ActionSpec
+from ddppo.spaces import ArraySpec, EnvSpec, each
 
 _LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be evaluated for ever
 
@@ -36,17 +36,23 @@ class Policy:
 
     model: ActorCritic
     normalizer: ObsNormalizer | None
-    action: ActionSpec
+    spec: EnvSpec
 
     @torch.inference_mode()
-    def act(self, obs: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
-        """Return the mode of the policy for obs `[E, obs_size]` as actions `[E, *action.shape]`."""
+    def act(self, obs: ObsArrays, mask: np.ndarray | None) -> np.ndarray:
+        """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
         parameter = next(self.model.parameters())
-        x = torch.from_numpy(obs).to(parameter)
+
+        def tensor(leaf: ArraySpec, array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array).to(parameter.device, tensor_dtype(leaf, parameter.dtype))
+
+        x = each(tensor, self.spec.obs, obs)
         if self.normalizer is not None:
             x = self.normalizer(x)
         allowed = None if mask is None else torch.from_numpy(mask).to(parameter.device)
-        return action_distribution(self.action, self.model.action_params(x), allowed).mode().cpu().numpy()
+        return (
+            action_distribution(self.spec.action, self.model.action_params(x), allowed).mode().cpu().numpy()
+        )
 
 
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:
@@ -65,9 +71,9 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
         ) from e
     normalizer = None
     if "obs_moments" in state:
-        normalizer = ObsNormalizer(spec.obs_size, device, dtype)
+        normalizer = ObsNormalizer(spec.obs, device, dtype)
         normalizer.load(state["obs_moments"])
-    return Policy(model, normalizer, spec.action)
+    return Policy(model, normalizer, spec)
 
 
 def play_episodes(policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int) -> Scores:

@@ -18,6 +18,7 @@ from ddppo.models import check_model
 from ddppo.run import checkpoint
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
+from ddppo.spaces import leaves
 
 # What a resumed run may change; everything else would make it a different run.
 _MAY_CHANGE = (
@@ -47,6 +48,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     spec = probe(config.env)
     if config.env.backend == "native":
         probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
+    if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
+        raise ConfigError(
+            f"ppo.normalize_obs=true: {config.env.id} observes nothing but pixels, which are not normalised, for "
+            "the model scales them: use ppo.normalize_obs=false"
+        )
     of_model = check_model(
         spec,
         config.model,

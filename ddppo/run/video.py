@@ -12,6 +12,7 @@ from ddppo.errors import ConfigError
 from ddppo.files import stored
 from ddppo.run.evaluation import Policy
 from ddppo.seeding import derived_seed
+from ddppo.spaces import each
 
 
 def record_episode(policy: Policy, env_config: EnvConfig, seed: int, path: Path) -> float:
@@ -32,7 +33,7 @@ def record_episode(policy: Policy, env_config: EnvConfig, seed: int, path: Path)
         while not ended:
             frames.append(_frame(env.render(), env_config.id))
             mask = info.get("action_mask")
-            action = policy.act(obs[None], None if mask is None else mask[None])[0]
+            action = policy.act(each(lambda x: x[None], obs), None if mask is None else mask[None])[0]
             obs, reward, terminated, truncated, info = env.step(action)
             episode_return += float(reward)
             ended = terminated or truncated

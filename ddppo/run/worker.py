@@ -89,7 +89,7 @@ class Worker:
         group.broadcast_(
             self.parameters.vector.data
         )  # machines may differ in how they round the initialisation
-        self.obs_normalizer = ObsNormalizer(spec.obs_size, device, dtype) if ppo.normalize_obs else None
+        self.obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if ppo.normalize_obs else None
         self.reward_normalizer = (
             RewardNormalizer(shape.local_num_envs, ppo.gamma, device) if ppo.normalize_rewards else None
         )
@@ -329,7 +329,7 @@ class Worker:
         mine = range(self.group.rank, num_episodes, self.group.world_size)
         rows = torch.full((-(-num_episodes // self.group.world_size), 2), math.nan, dtype=torch.float64)
         if mine:
-            policy = Policy(self.model, self.obs_normalizer, self.spec.action)
+            policy = Policy(self.model, self.obs_normalizer, self.spec)
             env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
             try:
                 scores = play_episodes(policy, env, mine, self.config.seed)

@@ -20,10 +20,10 @@ from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
-SPEC = EnvSpec(3, ActionSpec("box", (2,)))
+SPEC = EnvSpec(ArraySpec((3,)), ActionSpec("box", (2,)))
 NUM_ENVS, STEPS, NUM_SAMPLES = 8, 6, 24
 KINDS = ["flat", "flat, large", "ddp"]
 TINY_BUCKETS_MB = 0.001  # a model of about 700 float64 takes several
@@ -200,7 +200,7 @@ def learner_of(group, scenario):
         gather=group.gather,
         rank=group.rank,
         seed=0,
-        obs_normalizer=ObsNormalizer(3, CPU, DOUBLE) if scenario.normalize else None,
+        obs_normalizer=ObsNormalizer(ArraySpec((3,)), CPU, DOUBLE) if scenario.normalize else None,
         reward_normalizer=(
             RewardNormalizer(NUM_ENVS // group.world_size, config.gamma, CPU) if scenario.normalize else None
         ),

@@ -22,6 +22,7 @@ from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.ppo.returns import gae
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
+from ddppo.spaces import ArraySpec
 
 GAMMA, LAMBDA = 0.97, 0.9
 NUM_ENVS, STEPS, ROLLOUTS, LIMIT = 3, 25, 4, 12
@@ -204,7 +205,7 @@ class Played:
             env._envs = tape = Tape(env._envs)
         self.spec = env.spec
         self.model = build_model(env.spec, ModelConfig(hidden_sizes=[16]), 3, torch.float64)
-        self.normalizer = ObsNormalizer(4, CPU, torch.float64) if normalize else None
+        self.normalizer = ObsNormalizer(ArraySpec((4,)), CPU, torch.float64) if normalize else None
         self.collector = Collector(
             env,
             self.model,
@@ -233,7 +234,7 @@ class Played:
 
     def value_function(self):
         """V as it was during this rollout."""
-        frozen = ObsNormalizer(4, CPU, torch.float64)
+        frozen = ObsNormalizer(ArraySpec((4,)), CPU, torch.float64)
         if self.normalizer is not None:
             frozen.load(self.normalizer.state.clone())
 
@@ -392,7 +393,7 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
             gather=group.gather,
             rank=0,
             seed=0,
-            obs_normalizer=ObsNormalizer(4, CPU, torch.float64),
+            obs_normalizer=ObsNormalizer(ArraySpec((4,)), CPU, torch.float64),
             reward_normalizer=None,
         )
         update = learner.update(samples, iteration=1, progress=0.0)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
+from ddppo.spaces import ArraySpec
 
 CPU = torch.device("cpu")
 
@@ -50,7 +51,7 @@ def test_moments_do_not_depend_on_the_order_of_the_parts(split, random):
 @given(splits())
 def test_observations_are_normalised_alike_however_they_were_split(split):
     x, sizes = split
-    whole, merged, one_by_one = (ObsNormalizer(2, CPU, torch.float64) for _ in range(3))
+    whole, merged, one_by_one = (ObsNormalizer(ArraySpec((2,)), CPU, torch.float64) for _ in range(3))
     whole.update_(moments(x))
     merged.update_(merge_moments(torch.stack([moments(part) for part in x.split(sizes)])))
     for part in x.split(sizes):

@@ -2,12 +2,13 @@
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
-from gymnasium.spaces.utils import flatdim, flatten
+from gymnasium.spaces.utils import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.envs.codec import RowEncoder, obs_dtype
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.envs.codec import obs_spec
+from ddppo.envs.rows import RowEncoder
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 sizes = st.integers(1, 4)
 shapes = st.lists(sizes, max_size=2).map(tuple)
@@ -31,10 +32,15 @@ spaces = st.recursive(
 )
 
 
-@given(spaces, st.integers(0, 2**31 - 1))
-def test_a_row_is_what_gymnasium_flattens_an_observation_to(space, seed):
+@given(spaces, st.integers(0, 2**31 - 1), st.sampled_from([None, 2]))
+def test_a_row_holds_the_numbers_that_gymnasium_flattens_an_observation_to(space, seed, mask_size):
     space.seed(seed)
     obs = space.sample()
-    row = RowEncoder(space, EnvSpec(flatdim(space), ActionSpec("discrete", (2,))))(obs, {})
-    assert row.dtype == obs_dtype(space)
-    np.testing.assert_array_equal(row, np.asarray(flatten(space, obs), row.dtype))
+    encode = RowEncoder(space, EnvSpec(obs_spec(space), ActionSpec("discrete", (2,)), mask_size))
+    row = encode(obs, {"action_mask": np.array([0, 1])})
+    arrays, specs = encode.layout.obs(row), obs_spec(space)
+    assert each(lambda x: ArraySpec(x.shape, x.dtype.name), arrays) == specs
+    flat = np.concatenate([np.ravel(x) for x in leaves(arrays)])
+    np.testing.assert_array_equal(flat, np.asarray(flatten(space, obs), flat.dtype))
+    mask = encode.layout.mask(row)
+    assert (None if mask is None else mask.tolist()) == (mask_size and [False, True])

@@ -8,7 +8,7 @@ from ddppo.models import action_distribution, build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.ppo.rollout import Episode
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ class CountingEnvs:
     """
 
     def __init__(self, action, *, next_step=False, masked=False):
-        self.spec = EnvSpec(2, action, mask_size=3 if masked else None)
+        self.spec = EnvSpec(ArraySpec((2,)), action, mask_size=3 if masked else None)
         self.num_envs = 2
         self.names = EnvNames(range(6, 8), rank=3)
         self.next_step = next_step
@@ -197,7 +197,7 @@ def test_masks_belong_to_the_observation_in_their_row_and_are_obeyed():
 
 
 def test_observations_are_normalised_by_moments_that_are_frozen_while_a_rollout_is_collected():
-    normalizer = ObsNormalizer(2, CPU, torch.float64)
+    normalizer = ObsNormalizer(ArraySpec((2,)), CPU, torch.float64)
     made = collector(normalizer=normalizer)
     for k in range(3):
         state = normalizer.state.clone()
@@ -218,6 +218,6 @@ def test_observations_are_normalised_by_moments_that_are_frozen_while_a_rollout_
 def test_a_rollout_is_collected_the_same_when_values_are_computed_in_small_chunks(monkeypatch):
     whole, _ = collect(collector())
     values = whole.values.clone()
-    monkeypatch.setattr("ddppo.ppo.collector._VALUE_CHUNK", 3)
+    monkeypatch.setattr("ddppo.ppo.collector._VALUE_NUMBERS", 6)  # 3 rows
     chunked, _ = collect(collector())
     torch.testing.assert_close(chunked.values, values)

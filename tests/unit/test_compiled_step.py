@@ -16,7 +16,7 @@ from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import NonFiniteError
-from ddppo.models import ActorCritic, action_distribution, build_model, num_noise
+from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
 from ddppo.ppo import compiled_step
 from ddppo.ppo.compile_step import CannotCompile, compile_step, gradient_function, optimize_
 from ddppo.ppo.compiled_step import CompiledStep, Recipe, agrees, example
@@ -25,7 +25,7 @@ from ddppo.ppo.native_network import NativeNetwork
 from ddppo.ppo.native_step import NativeStep
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 ACTIONS = [
     ActionSpec("discrete", (3,)),
@@ -72,10 +72,10 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
         network = NativeNetwork(model, spec, parameters.vector)
         learner.step = NativeStep(network, config, learner.optimizer, None)
     if kind == "torch":
-        num_fields = 7 if spec.mask_size is None else 8
+        num_fields = len(leaves(spec.obs)) + 6 + (spec.mask_size is not None)
         functions = {
             "gradient.so": gradient_function(
-                model, spec.action, num_fields, clips_value=config.clip_value_coef is not None
+                model, spec, num_fields, clips_value=config.clip_value_coef is not None
             ),
             "optimizer.so": optimize_,
         }
@@ -96,9 +96,10 @@ def rollout(spec, model, dtype=torch.float64):
     if spec.mask_size is not None:
         mask = random(spec.mask_size) < 0.5
         mask[..., 0] = True
-    obs = random(spec.obs_size)
+    rows = random_obs(spec, STEPS * ENVS, dtype, generator)
+    obs = each(lambda x: x.reshape(STEPS, ENVS, *x.shape[1:]), rows)
     with torch.no_grad():
-        params, values = model(obs)
+        params, values = (x.reshape(STEPS, ENVS, *x.shape[1:]) for x in model(rows))
         policy = action_distribution(spec.action, params, mask)
         actions = policy.sample(random(num_noise(spec.action)))
         logprobs = policy.log_prob(actions)
@@ -146,12 +147,21 @@ def assert_equal(found):
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
 def test_it_does_what_the_eager_step_does_for_every_kind_of_action(action, kind, monkeypatch):
-    assert_equal(both(EnvSpec(4, action), kind, monkeypatch, entropy_coef=0.01, max_grad_norm=0.3))
+    assert_equal(
+        both(EnvSpec(ArraySpec((4,)), action), kind, monkeypatch, entropy_coef=0.01, max_grad_norm=0.3)
+    )
 
 
 @pytest.mark.parametrize("action", ACTIONS[:2], ids=lambda action: action.kind)
 def test_it_does_so_under_action_masks(action, kind, monkeypatch):
-    assert_equal(both(EnvSpec(4, action, mask_size=sum(action.sizes)), kind, monkeypatch, entropy_coef=0.01))
+    assert_equal(
+        both(
+            EnvSpec(ArraySpec((4,)), action, mask_size=sum(action.sizes)),
+            kind,
+            monkeypatch,
+            entropy_coef=0.01,
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,12 +176,17 @@ def test_it_does_so_under_action_masks(action, kind, monkeypatch):
     ids=lambda settings: next(iter(settings)),
 )
 def test_it_does_so_under_every_setting_of_the_loss(settings, kind, monkeypatch):
-    assert_equal(both(EnvSpec(4, ACTIONS[0]), kind, monkeypatch, **settings))
+    assert_equal(both(EnvSpec(ArraySpec((4,)), ACTIONS[0]), kind, monkeypatch, **settings))
 
 
 def test_it_does_so_for_a_shared_trunk(kind, monkeypatch):
     assert_equal(
-        both(EnvSpec(4, ACTIONS[3]), kind, monkeypatch, ModelConfig(hidden_sizes=[8, 8], shared_trunk=True))
+        both(
+            EnvSpec(ArraySpec((4,)), ACTIONS[3]),
+            kind,
+            monkeypatch,
+            ModelConfig(hidden_sizes=[8, 8], shared_trunk=True),
+        )
     )
 
 
@@ -197,12 +212,21 @@ class Own(ActorCritic):
 
 
 def test_it_does_so_for_a_model_with_buffers_and_parameters_that_do_not_learn(monkeypatch):
-    found = both(EnvSpec(4, ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=f"{__name__}:Own"))
+    found = both(
+        EnvSpec(ArraySpec((4,)), ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=f"{__name__}:Own")
+    )
+    assert_equal(found)
+
+
+@pytest.mark.parametrize("name", ["mlp", "seen_tasks:Looking"])
+def test_it_does_so_for_pixels_beside_other_arrays(name, monkeypatch):
+    parts = {"state": ArraySpec((2, 2)), "camera": ArraySpec((1, 8, 8), "uint8")}
+    found = both(EnvSpec(parts, ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=name))
     assert_equal(found)
 
 
 def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
-    spec = EnvSpec(4, ACTIONS[0])
+    spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
     learner, model = made(spec, PPOConfig(), kind="torch", monkeypatch=monkeypatch)
     learner.step.begin(1e-3)
     learner.step.take(example(spec, model, 0, torch.Generator()), count=3)
@@ -212,7 +236,7 @@ def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, kind, monkeypatch):
-    spec = EnvSpec(4, ACTIONS[0])
+    spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
     config = PPOConfig(num_epochs=3, num_minibatches=2)
     learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
     samples = rollout(spec, model)
@@ -227,7 +251,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, kind, m
 
 
 def test_its_gradient_is_tried_against_autograds_and_nothing_moves(kind, monkeypatch):
-    spec, config = EnvSpec(4, ACTIONS[3]), PPOConfig(clip_value_coef=0.2)
+    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[3]), PPOConfig(clip_value_coef=0.2)
     learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
     before = learner.parameters.detach().clone()
     assert agrees(learner.step, spec, model, config)
@@ -254,14 +278,17 @@ class Branching(Own):
 @pytest.mark.parametrize(("name", "error"), [("Counting", CannotCompile), ("Branching", Exception)])
 def test_a_model_that_a_compiled_step_cannot_repeat_is_refused(name, error, tmp_path):
     recipe = Recipe(
-        EnvSpec(4, ACTIONS[0]), ModelConfig(name=f"{__name__}:{name}"), "float32", clips_value=False
+        EnvSpec(ArraySpec((4,)), ACTIONS[0]),
+        ModelConfig(name=f"{__name__}:{name}"),
+        "float32",
+        clips_value=False,
     )
     with pytest.raises(error, match="changes its buffers" if error is CannotCompile else "data-dependent"):
         compile_step(recipe, tmp_path)
 
 
 def test_what_it_is_made_from_survives_a_process_and_names_its_libraries():
-    spec = EnvSpec(4, ACTIONS[1], mask_size=5)
+    spec = EnvSpec(ArraySpec((4,)), ACTIONS[1], mask_size=5)
     recipe = Recipe(spec, ModelConfig(hidden_sizes=[8]), "float32", clips_value=False)
     assert Recipe.from_json(recipe.to_json()) == recipe
     model = build_model(spec, recipe.model, 0, torch.float32)

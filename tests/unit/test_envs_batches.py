@@ -8,6 +8,7 @@ from test_envs_tasks import task
 from ddppo.config import EnvConfig
 from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe, settled
 from ddppo.envs.step_cost import StepCost, choose_num_workers, measure, pool_pays
+from ddppo.spaces import ArraySpec, leaves
 
 SHORT = {"id": "CartPole-v1", "max_episode_steps": 15}
 
@@ -81,7 +82,7 @@ def masks_of(envs):
         step = envs.step(np.zeros((envs.num_envs, *envs.spec.action.shape), np.int64))
         masks.append(step.action_mask.copy())
     assert step.ended.tolist() == [0, 1]
-    assert step.final_obs.tolist() == [[4], [4]]
+    assert [x.tolist() for x in leaves(step.final_obs)] == [[[4], [4]]]
     return np.stack(masks)[:, 0].astype(int).tolist()
 
 
@@ -103,7 +104,7 @@ def test_masks_from_infos_belong_to_the_observation_to_act_on_next(batch, backen
 @pytest.mark.parametrize("backend", ["sync", "pool"])
 def test_masks_are_taken_out_of_dict_observations(batch, backend):
     envs = batch(task("Mask", backend=backend, kwargs={"where": "dict"}), 2)
-    assert envs.spec.obs_size == 1
+    assert envs.spec.obs == {"position": ArraySpec((1,))}
     assert masks_of(envs) == [FIRST, SECOND, THIRD, FIRST, FIRST]
 
 
@@ -121,7 +122,7 @@ def test_masks_of_several_components_are_joined(batch):
 def test_a_scalar_environment_hands_its_mask_over_in_the_info():
     env = make_env(task("Mask", kwargs={"where": "dict"}))
     obs, info = env.reset(seed=0)
-    assert obs.tolist() == [0]
+    assert obs["position"].tolist() == [0]
     assert info["action_mask"].tolist() == [True, False, False]
     assert env.step(np.int64(0))[-1]["action_mask"].tolist() == [False, True, False]
 

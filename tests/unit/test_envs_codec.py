@@ -1,35 +1,83 @@
+import re
+
 import numpy as np
 import pytest
-from test_envs_tasks import task
+from gymnasium.spaces import Dict, Discrete, Tuple
+from test_envs_tasks import OBSERVATION_SPACES, task
 
 from ddppo.envs import make_env, make_eval_env, probe
-from ddppo.spaces import ActionSpec
+from ddppo.envs.codec import obs_spec
+from ddppo.envs.rows import RowEncoder, WrongOutput
+from ddppo.errors import ConfigError
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
+DICT = {"card": np.float32([0, 0, 1]), "position": np.float64([0.5, -0.5])}
 OBSERVED = {
-    "scalar": (np.float32, [7]),
-    "image": (np.float32, [0, 1, 2, 3, 4, 255]),
-    "double": (np.float64, [1 / 3, -1 / 3]),
-    "discrete": (np.float32, [0, 1, 0, 0]),
-    "multi_discrete": (np.float32, [0, 1, 0, 0, 1]),
-    "dict": (np.float32, [0, 0, 1, 0.5, -0.5]),
-    "tuple": (np.float32, [0, 0, 1, 0.5, -0.5]),
-    "nested": (np.float32, [0, 1, 0, 0, 1, 0, 1, 1, 0]),
+    "scalar": np.float32(7),
+    "image": np.uint8([[0, 1, 2], [3, 4, 255]]),
+    "bits": np.float32([[0, 1], [1, 1]]),
+    "double": np.float64([1 / 3, -1 / 3]),
+    "discrete": np.float32([0, 1, 0, 0]),
+    "multi_discrete": np.float32([0, 1, 0, 0, 1]),
+    "dict": DICT,
+    "tuple": {"0": DICT["card"], "1": DICT["position"]},
+    "nested": {
+        "a": np.float32([0, 1, 0, 0, 1]),
+        "b.0.x": np.float32([0, 1]),
+        "b.1": np.float32([1, 0]),
+    },
+    "camera": {"camera": np.uint8([[[0, 9], [8, 255]]]), "speed": np.float32([-2])},
 }
 
 
 @pytest.mark.parametrize("kind", OBSERVED)
-def test_observations_of_every_supported_space_become_flat_float_rows(kind):
-    env = task("Observe", kwargs={"kind": kind})
-    dtype, expected = OBSERVED[kind]
-    assert probe(env).obs_size == len(expected)
+def test_observations_of_every_supported_space_keep_their_shape_and_pixels_their_type(kind):
+    env, expected = task("Observe", kwargs={"kind": kind}), OBSERVED[kind]
+    assert probe(env).obs == each(lambda x: ArraySpec(x.shape, x.dtype.name), expected)
     envs = make_eval_env(env, 2)
     obs, mask = envs.reset([0, 1])
     assert mask is None
-    assert obs.dtype == dtype
-    np.testing.assert_array_equal(obs, np.array([expected, expected], dtype))
-    np.testing.assert_array_equal(envs.step(np.zeros(2, np.int64)).obs, obs)
+    assert_arrays(obs, each(lambda x: np.stack([x, x]), expected))
+    assert_arrays(envs.step(np.zeros(2, np.int64)).obs, obs)
     scalar = make_env(env)
-    np.testing.assert_array_equal(scalar.reset(seed=0)[0], obs[0])
+    assert_arrays(scalar.reset(seed=0)[0], each(np.asarray, expected))
+    assert scalar.observation_space.contains(scalar.reset(seed=0)[0])
+
+
+def assert_arrays(found, expected):
+    """Compare arrays, or dicts of them in the same order: numbers, shapes and types."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+    for x, wanted in zip(leaves(found), leaves(expected), strict=True):
+        assert (x.dtype, x.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_array_equal(x, wanted)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    {
+        "too bright": (
+            np.full((2, 3), 256),
+            "with the number 256, its space says whole numbers from 0 to 255",
+        ),
+        "between": (np.full((2, 3), 0.5), "with the number 0.5"),
+        "nan": (np.full((2, 3), np.nan), "with the number nan"),
+        "below": (np.full((2, 3), -1, np.int8), "with the number -1"),
+        "text": ("pixels", "of type str, its space says numbers of shape (2, 3)"),
+        "objects": (np.full((2, 3), None), "of type ndarray, its space says numbers of shape (2, 3)"),
+    }.values(),
+)
+def test_what_is_no_pixel_is_not_made_one(given, said):
+    space = OBSERVATION_SPACES["image"]
+    encode = RowEncoder(space, EnvSpec(obs_spec(space), ActionSpec("discrete", (2,))))
+    assert_arrays(encode(np.arange(6.0).reshape(2, 3), {}), np.arange(6, dtype=np.uint8).reshape(2, 3))
+    with pytest.raises(WrongOutput, match=re.escape(f"an observation {said}")):
+        encode(given, {})
+
+
+def test_two_parts_of_an_observation_need_two_paths():
+    with pytest.raises(ConfigError, match=r"two parts of the observations have the path a\.0: rename one"):
+        obs_spec(Dict({"a.0": Discrete(2), "a": Tuple([Discrete(2)])}))
 
 
 ACTED = {
@@ -59,7 +107,7 @@ def test_actions_arrive_shifted_clipped_and_shaped_while_the_models_array_keeps_
     actions = np.array(raw)
     before = actions.copy()
     obs = envs.step(actions).obs
-    np.testing.assert_array_equal(obs, np.array(expected, np.float64))
+    np.testing.assert_array_equal(obs, np.reshape(np.array(expected, np.float64), obs.shape))
     np.testing.assert_array_equal(actions, before)
     scalar = make_env(env)
     scalar.reset(seed=0)
@@ -70,4 +118,4 @@ def test_float32_actions_are_clipped_as_float64_ones_are():
     envs = make_eval_env(task("Echo", kwargs={"kind": "box"}), 1)
     envs.reset([0])
     obs = envs.step(np.array([[-3.0, 5.0, 0.25, 3.0]], np.float32)).obs
-    np.testing.assert_array_equal(obs, [[-1.0, 5.0, 0.25, 2.0]])
+    np.testing.assert_array_equal(obs, [[[-1.0, 5.0], [0.25, 2.0]]])

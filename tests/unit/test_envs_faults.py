@@ -107,7 +107,7 @@ def test_evaluation_says_that_the_environment_is_its_own(fault):
     env = make_eval_env(wrong(fault, step=7 if fault != "nan in reset" else 10), 2)
     model = build_model(env.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float32)
     with pytest.raises(EnvError) as caught:
-        play_episodes(Policy(model, None, env.spec.action), env, range(2), seed=0)
+        play_episodes(Policy(model, None, env.spec), env, range(2), seed=0)
     expected = SEEN[fault].format(name="evaluation environment 0").replace("step 13", "step 7")
     assert str(caught.value).startswith(expected)
 

@@ -9,12 +9,14 @@ from test_envs_tasks import task
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_vec_env, probe
 from ddppo.errors import ConfigError
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 
 @pytest.mark.parametrize("backend", ["auto", "sync", "native"])
 def test_probe_reads_the_shapes_of_cartpole(backend):
-    assert probe(EnvConfig(id="CartPole-v1", backend=backend)) == EnvSpec(4, ActionSpec("discrete", (2,)))
+    assert probe(EnvConfig(id="CartPole-v1", backend=backend)) == EnvSpec(
+        ArraySpec((4,)), ActionSpec("discrete", (2,))
+    )
 
 
 WRONG = {

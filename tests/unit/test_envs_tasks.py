@@ -69,6 +69,8 @@ class EchoEnv(gym.Env):
 OBSERVATION_SPACES = {
     "scalar": Box(0, 9, (), np.float32),
     "image": Box(0, 255, (2, 3), np.uint8),
+    "bits": Box(0, 1, (2, 2), np.uint8),
+    "camera": Dict({"camera": Box(0, 255, (1, 2, 2), np.uint8), "speed": Box(-9, 9, (1,), np.int16)}),
     "double": Box(-1, 1, (2,), np.float64),
     "discrete": Discrete(4, start=2),
     "multi_discrete": MultiDiscrete([2, 3]),
@@ -87,6 +89,8 @@ OBSERVATION_SPACES = {
 OBSERVATIONS = {
     "scalar": np.float32(7),
     "image": np.array([[0, 1, 2], [3, 4, 255]], np.uint8),
+    "bits": np.array([[0, 1], [1, 1]], np.uint8),
+    "camera": {"camera": np.array([[[0, 9], [8, 255]]], np.uint8), "speed": np.array([-2], np.int16)},
     "double": np.array([1 / 3, -1 / 3]),
     "discrete": 3,
     "multi_discrete": np.array([1, 2]),

@@ -9,17 +9,17 @@ from ddppo.models import build_model
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.seeding import derived_seed
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CARTPOLE = EnvConfig(id="CartPole-v1", max_episode_steps=30)
 
 
 @pytest.fixture
 def policy():
-    spec = EnvSpec(4, ActionSpec("discrete", (2,)))
-    normalizer = ObsNormalizer(4, torch.device("cpu"), torch.float64)
+    spec = EnvSpec(ArraySpec((4,)), ActionSpec("discrete", (2,)))
+    normalizer = ObsNormalizer(ArraySpec((4,)), torch.device("cpu"), torch.float64)
     normalizer.update_(moments(torch.randn(100, 4, generator=torch.Generator().manual_seed(0))))
-    return Policy(build_model(spec, ModelConfig(), 0, torch.float64), normalizer, spec.action)
+    return Policy(build_model(spec, ModelConfig(), 0, torch.float64), normalizer, spec)
 
 
 def play(policy, num_envs, episodes, seed=0):
@@ -74,7 +74,7 @@ def test_playing_changes_neither_the_model_nor_the_normaliser(policy):
 
 
 def test_actions_are_the_mode_of_what_is_allowed(policy):
-    policy = Policy(policy.model, None, policy.action)
+    policy = Policy(policy.model, None, policy.spec)
     obs = np.random.default_rng(0).standard_normal((50, 4)).astype(np.float32)
     greedy = policy.act(obs, None)
     params = policy.model.action_params(torch.from_numpy(obs).double())

@@ -14,7 +14,7 @@ from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
 from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
-from ddppo.spaces import ActionSpec
+from ddppo.spaces import ActionSpec, ArraySpec
 
 # One big minibatch, no discount: the advantage is reward - value and the return is the reward, so numbers are by hand.
 SIMPLE = {
@@ -182,7 +182,7 @@ def test_nothing_in_a_pseudo_step_reaches_the_parameters():
             num_epochs=2,
             num_minibatches=2,
             normalize_advantages="global",
-            obs_normalizer=ObsNormalizer(1, torch.device("cpu"), torch.float64),
+            obs_normalizer=ObsNormalizer(ArraySpec((1,)), torch.device("cpu"), torch.float64),
         )
         samples = rollout(
             rewards,
@@ -197,7 +197,7 @@ def test_nothing_in_a_pseudo_step_reaches_the_parameters():
 
 
 def test_moments_of_observations_are_updated_once_per_iteration_from_what_was_observed():
-    normalizer = ObsNormalizer(1, torch.device("cpu"), torch.float64)
+    normalizer = ObsNormalizer(ArraySpec((1,)), torch.device("cpu"), torch.float64)
     made = learner((2, 1), num_epochs=3, obs_normalizer=normalizer)
     made.update(rollout([[0.0], [0.0]], obs=[[1.0], [5.0]]), 1, 0.0)
     made.update(rollout([[0.0], [0.0]], obs=[[2.0], [7.0]]), 2, 0.0)

@@ -5,10 +5,10 @@ from torch import nn
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, build_model
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
-DISCRETE = EnvSpec(5, ActionSpec("discrete", (3,)))
-BOX = EnvSpec(5, ActionSpec("box", (2,)))
+DISCRETE = EnvSpec(ArraySpec((5,)), ActionSpec("discrete", (3,)))
+BOX = EnvSpec(ArraySpec((5,)), ActionSpec("box", (2,)))
 
 
 class Tiny(ActorCritic):

@@ -7,9 +7,9 @@ from torch import nn
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, check_model
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
-SPEC = EnvSpec(4, ActionSpec("discrete", (2,)))
+SPEC = EnvSpec(ArraySpec((4,)), ActionSpec("discrete", (2,)))
 
 
 class Plain(ActorCritic):
@@ -215,7 +215,7 @@ def test_a_sound_model_is_taken_in_silence(kind, num_envs):
     "action", [ActionSpec("discrete", (2,)), ActionSpec("box", (3,)), ActionSpec("multi_discrete", (2, 3))]
 )
 def test_the_built_in_model_passes_with_any_action_and_type(action, dtype):
-    assert check_model(EnvSpec(4, action), ModelConfig(), dtype, num_envs=1) is None
+    assert check_model(EnvSpec(ArraySpec((4,)), action), ModelConfig(), dtype, num_envs=1) is None
 
 
 def test_building_a_model_to_check_it_leaves_torchs_random_stream_where_it_was():

@@ -74,7 +74,7 @@ def test_it_is_the_rollout_that_the_loop_collects(name, normalizes):
     env, ended = TASKS[name], 0
     normalizer = None
     if normalizes:
-        normalizer = ObsNormalizer(probe(env).obs_size, CPU, torch.float64)
+        normalizer = ObsNormalizer(probe(env).obs, CPU, torch.float64)
         normalizer.update_(moments(0.3 * torch.randn(50, probe(env).obs_size) + 0.2))
     both = [collector(env, is_native=is_native, normalizer=normalizer) for is_native in (True, False)]
     for iteration in range(3):

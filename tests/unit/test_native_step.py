@@ -15,7 +15,7 @@ from ddppo.ppo.native_step import NativeStep
 from ddppo.ppo.normalization import moments
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import ENVS, STEPS, assert_equal, both, made, rollout
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
@@ -30,25 +30,34 @@ def network_of(spec, config, dtype=torch.float32):
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu"])
 def test_every_activation_that_it_knows_is_torchs(activation, monkeypatch):
-    assert_equal(both(EnvSpec(4, DISCRETE), "native", monkeypatch, ModelConfig(activation=activation)))
+    assert_equal(
+        both(EnvSpec(ArraySpec((4,)), DISCRETE), "native", monkeypatch, ModelConfig(activation=activation))
+    )
 
 
 @pytest.mark.parametrize("hidden_sizes", [[1], [70, 33], [130, 9, 20]])
 @pytest.mark.parametrize("obs_size", [1, 17, 65])
 def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
-    assert_equal(both(EnvSpec(obs_size, BOX), "native", monkeypatch, ModelConfig(hidden_sizes=hidden_sizes)))
+    assert_equal(
+        both(
+            EnvSpec(ArraySpec((obs_size,)), BOX),
+            "native",
+            monkeypatch,
+            ModelConfig(hidden_sizes=hidden_sizes),
+        )
+    )
 
 
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda action: action.kind)
 def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
-    spec, config = EnvSpec(17, action), ModelConfig(hidden_sizes=[64, 64])
+    spec, config = EnvSpec(ArraySpec((17,)), action), ModelConfig(hidden_sizes=[64, 64])
     model, network, parameters = network_of(spec, config)
     step = NativeStep(network, PPOConfig(), torch.optim.Adam([parameters.vector]), None)
     assert worst_error(step, spec, model, PPOConfig()) < 2e-6
 
 
 def test_policy_and_values_are_the_models():
-    spec = EnvSpec(5, BOX)
+    spec = EnvSpec(ArraySpec((5,)), BOX)
     model, network, _ = network_of(spec, ModelConfig(log_std_init=-0.5), torch.float64)
     obs = torch.rand(7, 3, 5, dtype=torch.float64)
     network.refresh()
@@ -60,7 +69,7 @@ def test_policy_and_values_are_the_models():
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit():
-    spec = EnvSpec(4, DISCRETE)
+    spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     _, network, _ = network_of(spec, ModelConfig(hidden_sizes=[64, 64]))
     obs = torch.randn(1000, 4)
     network.refresh()
@@ -72,7 +81,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit():
 
 
 def test_values_saturate_and_extreme_logits_give_no_nan():
-    spec = EnvSpec(4, DISCRETE)
+    spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     model, network, parameters = network_of(spec, ModelConfig(hidden_sizes=[8]))
     with torch.no_grad():
         parameters.vector.mul_(300)
@@ -83,7 +92,7 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
 
 
 def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch):
-    spec = EnvSpec(4, DISCRETE)
+    spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     learner, model = made(spec, PPOConfig(num_minibatches=3), kind="eager", monkeypatch=monkeypatch)
     calls = []
 
@@ -101,7 +110,7 @@ def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch)
 
 
 def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_should(monkeypatch):
-    spec = EnvSpec(4, DISCRETE)
+    spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     learner, model = made(spec, PPOConfig(), kind="native", monkeypatch=monkeypatch)
     samples = rollout(spec, model)
     batch = Batch(samples, samples.values, samples.values)
@@ -123,9 +132,9 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
     ],
 )
 def test_what_it_cannot_compute_is_named(config, why):
-    model = build_model(EnvSpec(4, DISCRETE), config, 0, torch.float32)
+    model = build_model(EnvSpec(ArraySpec((4,)), DISCRETE), config, 0, torch.float32)
     assert why in why_not_native(model, torch.device("cpu"))
-    plain = build_model(EnvSpec(4, DISCRETE), ModelConfig(), 0, torch.float32)
+    plain = build_model(EnvSpec(ArraySpec((4,)), DISCRETE), ModelConfig(), 0, torch.float32)
     assert "CPU" in why_not_native(plain, torch.device("cuda"))
 
 

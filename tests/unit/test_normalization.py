@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
+from ddppo.spaces import ArraySpec
 
 CPU = torch.device("cpu")
 
@@ -34,12 +35,12 @@ def test_a_large_offset_does_not_drown_the_variance():
 
 
 def test_observations_pass_unchanged_but_clipped_before_the_first_update():
-    normalizer = ObsNormalizer(2, CPU, torch.float64)
+    normalizer = ObsNormalizer(ArraySpec((2,)), CPU, torch.float64)
     assert normalizer(torch.tensor([[0.5, -30.0]])).tolist() == [[0.5, -10.0]]
 
 
 def test_observations_are_normalised_by_the_moments_of_all_that_were_seen():
-    normalizer = ObsNormalizer(2, CPU, torch.float64)
+    normalizer = ObsNormalizer(ArraySpec((2,)), CPU, torch.float64)
     seen = torch.tensor([[1.0, 5.0], [3.0, 5.0], [5.0, 5.0], [7.0, 5.0]], dtype=torch.float64)
     normalizer.update_(moments(seen[:1]))
     normalizer.update_(moments(seen[1:]))
@@ -54,7 +55,7 @@ def test_observations_are_normalised_by_the_moments_of_all_that_were_seen():
 
 
 def test_a_normaliser_is_its_moments():
-    first, second = (ObsNormalizer(3, CPU, torch.float32) for _ in range(2))
+    first, second = (ObsNormalizer(ArraySpec((3,)), CPU, torch.float32) for _ in range(2))
     first.update_(moments(torch.randn(50, 3, generator=torch.Generator().manual_seed(0))))
     second.load(first.state)
     obs = torch.randn(4, 3)

@@ -52,7 +52,6 @@ class Shape:
 
     num_envs: int
     num_workers: int
-    row_size: int
     row_dtype: np.dtype
     action_space: gym.Space
     num_yields: int
@@ -96,7 +95,7 @@ def _layout(shape: Shape) -> list[tuple[tuple[int, ...], np.dtype]]:
         ((shape.num_envs, *(actions.shape or ())), np.dtype(actions.dtype)),
         ((shape.num_envs,), np.dtype(np.int64)),
         ((shape.num_workers, _LINE // 8), np.dtype(np.int64)),
-        *answer_layout(shape.num_envs, (shape.row_size,), shape.row_dtype),
+        *answer_layout(shape.num_envs, shape.row_dtype),
     ]
 
 

@@ -30,6 +30,7 @@ from ddppo.envs.pool.line import (
     receive_byte,
     tell,
 )
+from ddppo.envs.rows import RowLayout
 from ddppo.envs.same_step import Answers, SameStepEnvs
 from ddppo.envs.step_cost import choose_num_workers
 from ddppo.envs.vec_env import EnvSpec
@@ -121,8 +122,8 @@ class Pool:
             tell(worker.line, Task(env, spec, [worker.names(i) for i in range(high - low)]))
         self._wait_for_all()
         spaces = [hear(worker.line)[0] for worker in self.workers]
-        (row_size,), row_dtype, self.action_space = spaces[0]
-        shape = Shape(num_envs, num_workers, row_size, row_dtype, self.action_space, self._num_yields)
+        self.action_space = spaces[0]
+        shape = Shape(num_envs, num_workers, RowLayout(spec).dtype, self.action_space, self._num_yields)
         file = create(shape)
         try:
             self._memory = Memory(file, shape)

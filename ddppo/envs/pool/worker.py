@@ -44,8 +44,7 @@ def _serve(line: socket.socket) -> None:
         line.sendall(FAILED + framed(e))
         return
     try:
-        row_space = envs[0].observation_space
-        line.sendall(DONE + framed((row_space.shape, row_space.dtype, envs[0].action_space)))
+        line.sendall(DONE + framed(envs[0].action_space))
         (shape, worker, part), (file,) = hear(line)
         memory = Memory(file, shape)
         os.close(file)
