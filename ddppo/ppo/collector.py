@@ -9,6 +9,7 @@ from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, VecEnv
 from ddppo.models import ActorCritic, Obs, action_distribution, num_action_params, tensor_dtype
+from ddppo.ppo.native_acting import NativeActor
 from ddppo.ppo.native_network import NativeNetwork
 from ddppo.ppo.native_rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
@@ -90,14 +91,13 @@ class Collector:
         self.lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
-        self._network: NativeNetwork | None = None
-        self._native_rollout: NativeRollout | None = None
+        self._actor: NativeActor | None = None
 
     def act_by(self, network: NativeNetwork) -> None:
         """Compute the model in C++ from the next rollout on, and where tasks are stepped there too, the rollout."""
-        self._network = network
+        self._actor = NativeActor(self, network)
         if isinstance(self.env, NativeEnvs):
-            self._native_rollout = NativeRollout(self, self.env, network)
+            self._actor = NativeRollout(self, self.env, network)
 
     def reset(self, seeds: list[int]) -> None:
         """Start every environment anew from its own seed."""
@@ -114,14 +114,14 @@ class Collector:
 
         Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
         """
-        if self._native_rollout is not None:
-            return self._native_rollout.record(noise)
+        if isinstance(self._actor, NativeRollout):
+            return self._actor.record(noise)
         return self._collect(noise)
 
     @torch.inference_mode()
     def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
-        if self._network is not None:
-            self._network.refresh()
+        if self._actor is not None:
+            self._actor.begin(noise)
         # Not at the end of the last call: the rollout it returned shares these rows. Normalised anew: the moments have
         # moved since.
         masks = None if self.masks is None else self.masks[-1].numpy()
@@ -141,15 +141,14 @@ class Collector:
 
     def _step(self, t: int, noise: torch.Tensor, ends: list[End]) -> None:
         """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
-        mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
-        params = self._param_rows[t]
-        if self._network is not None:
-            self._network.policy(self._obs_rows[t], out=params)
+        if self._actor is not None:
+            self._actor.act(t)
         else:
-            params.copy_(self.model.action_params(self._obs_rows[t]))
-        actions = action_distribution(self.env.spec.action, params, mask).sample(noise).numpy()
-        self._actions[t] = actions
-        step = self.env.step(actions)
+            mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
+            params = self.model.action_params(self._obs_rows[t])
+            self._param_rows[t].copy_(params)
+            self._actions[t] = action_distribution(self.env.spec.action, params, mask).sample(noise).numpy()
+        step = self.env.step(self._actions[t])
         self._receive(t + 1, step.obs, step.action_mask)
         self.rewards[t] = step.rewards
         terminated, truncated, valid = self._flag_rows[t]
@@ -208,9 +207,9 @@ class Collector:
         if self.actions is not self._acted:
             self.actions.copy_(self._acted)
         masks = self.masks[:-1].to(self.device) if self.masks is not None else None
-        self.logprobs.copy_(
-            action_distribution(self.env.spec.action, self.params, masks).log_prob(self.actions)
-        )
+        if self._actor is None:
+            distribution = action_distribution(self.env.spec.action, self.params, masks)
+            self.logprobs.copy_(distribution.log_prob(self.actions))
         # An episode's first row is the one after its end, or after the pseudo-step that reset it.
         terminated, truncated, valid, episode_start = self.flags
         starts = terminated | truncated | ~valid
@@ -249,9 +248,9 @@ class Collector:
 
     def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
         """Return values `[*batch]` of obs `[*batch, *shape]`."""
-        if self._network is not None:
+        if self._actor is not None:
             assert isinstance(obs, torch.Tensor)
-            return self._network.values(obs)
+            return self._actor.network.values(obs)
         num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.env.spec.obs_size))
         rows = each(lambda x: x.flatten(0, len(batch) - 1), obs)
         parts = [self.model.value(chunk) for chunk in zipped(each(lambda x: x.split(num_rows), rows))]

@@ -11,7 +11,7 @@ from ddppo.models import MLP, ActorCritic
 from ddppo.spaces import ActionSpec, EnvSpec
 
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
-_KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
+KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 SUM = ctypes.CFUNCTYPE(ctypes.c_int)
 
@@ -100,7 +100,7 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         next(model.parameters()).dtype == torch.float64,
         _ACTIVATIONS.index(model.activation),
         model.shared_trunk,
-        _KINDS.index(action.kind),
+        KINDS.index(action.kind),
         spec.obs_size,
         *(len(hidden), *hidden),
         *(len(action.sizes), *action.sizes),

@@ -4,13 +4,14 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ddppo.envs.batched.native_tasks import NativeEnvs, TaskBatch
 from ddppo.envs.faults import check_finite
+from ddppo.ppo.native_acting import ActingBuffers, NativeActor
 from ddppo.ppo.native_network import NativeNetwork, library
 from ddppo.ppo.rollout import Episode, Rollout
 
@@ -18,32 +19,39 @@ if TYPE_CHECKING:
     from ddppo.ppo.collector import Collector
 
 _POINTERS = (
-    *("noise", "raw_obs", "obs", "mean", "scale", "actions", "params", "logprobs", "values", "next_values"),
-    *("rewards", "terminated", "truncated", "episode_start", "starts", "returns", "lengths"),
-    *("end_steps", "end_envs", "end_returns", "end_lengths", "final_obs", "final_values"),
+    *(
+        "raw_obs",
+        "mean",
+        "scale",
+        "values",
+        "next_values",
+        "rewards",
+        "terminated",
+        "truncated",
+        "episode_start",
+    ),
+    *("starts", "returns", "lengths", "end_steps", "end_envs", "end_returns", "end_lengths"),
+    *("final_obs", "final_values"),
 )
 
 
-class RolloutBuffers(ctypes.Structure):
+class RolloutBuffers(ActingBuffers):
     """`RolloutBuffers` of rollout.cpp."""
 
-    _fields_ = [
-        ("network", ctypes.c_void_p),
+    _fields_ = [  # noqa: RUF012 (ctypes declares it so)
         ("tasks", ctypes.POINTER(TaskBatch)),
-        ("is_double", ctypes.c_int64),
-        ("is_box", ctypes.c_int64),
         ("num_steps", ctypes.c_int64),
-        ("num_params", ctypes.c_int64),
         ("num_ends", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in _POINTERS),
     ]
 
 
-class NativeRollout:
+class NativeRollout(NativeActor):
     """Fills the buffers of a collector as its own loop would."""
 
     def __init__(self, collector: "Collector", envs: NativeEnvs, network: NativeNetwork) -> None:
-        steps, num_envs, action = collector.rollout_steps, envs.num_envs, envs.spec.action
+        super().__init__(collector, network)
+        steps, num_envs = collector.rollout_steps, envs.num_envs
         like, normalizer, flags = collector.logprobs, collector.normalizer, torch.from_numpy(collector.flags)
         flags[2] = True  # every step is a transition
         obs, raw_obs = collector.obs, collector.raw_obs
@@ -66,31 +74,19 @@ class NativeRollout:
             raw_obs=raw_obs[:-1],
         )
         self._envs = envs
-        self._network = network
         self._first_env = collector.first_env
         self._obs_after = raw_obs[1:].numpy()
         self._rewards = torch.from_numpy(collector.rewards)
         self._end_steps, self._end_envs, self._end_lengths = np.zeros((3, most), np.int64)
         self._end_returns = np.zeros(most)
         self._final_obs = np.zeros((most, envs.spec.obs_size), self._obs_after.dtype)
-        self._kept: dict[str, object] = {}  # what C++ is told the addresses of
-        self._buffers = RolloutBuffers(
-            network=network.handle,
-            tasks=ctypes.pointer(envs.batch),
-            is_double=like.dtype == torch.float64,
-            is_box=action.kind == "box",
-            num_steps=steps,
-            num_params=collector.params.shape[-1],
-        )
+        self.buffers.tasks = ctypes.pointer(envs.batch)
+        self.buffers.num_steps = steps
         if normalizer is not None:
             mean, scale = normalizer.mean_and_scale
-            self._point(mean=mean, scale=scale)
-        self._point(
+            self.point(mean=mean, scale=scale)
+        self.point(
             raw_obs=raw_obs,
-            obs=obs,
-            actions=collector.actions,
-            params=collector.params,
-            logprobs=like,
             values=values,
             next_values=self._rollout.next_values,
             rewards=collector.rewards,
@@ -108,30 +104,21 @@ class NativeRollout:
             final_values=like.new_zeros(most),
         )
 
+    def _empty(self) -> Any:
+        return RolloutBuffers()
+
     def record(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         """Step T times with action noise `[T, E, num_noise]`, as `Collector.collect`."""
         first_step = self._envs.batch.num_steps + 1
-        self._point(noise=np.ascontiguousarray(noise, np.float64))
-        _record()(ctypes.byref(self._buffers))
+        self.begin(noise)
+        _record()(ctypes.byref(self.buffers))
         self._check(first_step)
         self._rollout.rewards.copy_(self._rewards)
         return self._rollout, self._episodes()
 
-    def _point(self, **arrays: np.ndarray | torch.Tensor) -> None:
-        """Tell C++ where contiguous arrays are, and keep them."""
-        for name, array in arrays.items():
-            if isinstance(array, torch.Tensor):
-                assert array.is_contiguous(), name
-                address = array.data_ptr()
-            else:
-                assert array.flags.c_contiguous, name
-                address = array.ctypes.data
-            setattr(self._buffers, name, address)
-            self._kept[name] = array
-
     def _check(self, first_step: int) -> None:
         """Raise EnvOutputError as the collector does, for the first NaN or infinity that tasks returned."""
-        num_ends, obs, rewards = self._buffers.num_ends, self._obs_after, self._rewards.numpy()
+        num_ends, obs, rewards = self.buffers.num_ends, self._obs_after, self._rewards.numpy()
         final_obs = self._final_obs[:num_ends]
         with np.errstate(all="ignore"):
             total = obs.sum() + rewards.sum() + final_obs.sum()
@@ -141,7 +128,7 @@ class NativeRollout:
             check_finite(self._envs.names, first_step, obs, rewards, ends)
 
     def _episodes(self) -> list[Episode]:
-        num_ends, first_env = self._buffers.num_ends, self._first_env
+        num_ends, first_env = self.buffers.num_ends, self._first_env
         ends = (self._end_steps, self._end_envs, self._end_returns, self._end_lengths)
         return [
             Episode(t, first_env + i, episode_return, length)

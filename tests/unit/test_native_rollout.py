@@ -17,6 +17,8 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.native_network import NativeNetwork
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.seeding import action_noise
+from ddppo.spaces import ActionSpec
+from tests.unit.test_collector import collector as counting_collector
 
 pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 CPU = torch.device("cpu")
@@ -130,13 +132,28 @@ def test_environments_go_on_by_single_steps_where_the_rollout_left_them():
     assert step.obs.shape == (ENVS, 4)
 
 
-def test_where_only_the_network_is_in_cpp_the_loop_acts_by_it():
-    env = EnvConfig(id="CartPole-v1", max_episode_steps=25)
-    both = [collector(env, is_native=False), collector(env, is_native=False)]
-    model = both[0].model
-    parameters = FlatParameters(model)
-    network = NativeNetwork(model, probe(env), parameters.vector)
-    both[0].act_by(network)
-    both[0]._native_rollout = None
+@pytest.mark.parametrize(
+    ("action", "masked"),
+    [
+        (ActionSpec("discrete", (3,)), False),
+        (ActionSpec("discrete", (3,)), True),
+        (ActionSpec("multi_discrete", (3, 2)), False),
+        (ActionSpec("multi_discrete", (3,)), True),
+        (ActionSpec("multi_binary", (4,)), False),
+        (ActionSpec("box", (2,)), False),
+    ],
+)
+def test_where_environments_are_stepped_elsewhere_the_loop_acts_by_it(action, masked):
+    both = [counting_collector(action, masked=masked, rollout_steps=STEPS) for _ in range(2)]
+    parameters = FlatParameters(both[0].model)
+    both[0].act_by(NativeNetwork(both[0].model, both[0].env.spec, parameters.vector))
+    parameters.vector.data.mul_(2)
+    both[1].model.load_state_dict(both[0].model.state_dict())
     for iteration in range(2):
-        assert_equal(*(made.collect(noise(made, iteration))[0] for made in both))
+        drawn = np.random.default_rng(iteration).random((STEPS, 2, num_noise(action)))
+        found, expected = (made.collect(drawn)[0] for made in both)
+        assert_equal(found, expected)
+        assert len(found.actions.unique()) > 1
+    assert (
+        np.array_equal(np.array(both[0].env.actions), np.array(both[1].env.actions)) or action.kind == "box"
+    )

@@ -1,0 +1,113 @@
+// Acting on one row of observations: the policy, then actions and their log-probabilities from given noise, as
+// ddppo/models/distributions.py draws them. Every environment's numbers are computed by themselves.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+namespace ddppo {
+
+extern "C" void network_policy(void* network, const void* obs, int64_t n, void* params);  // learn.cpp
+
+// Buffers of a collector, time-major: ActingBuffers of ddppo/ppo/native_acting.py mirrors this one. Real is float or
+// double; P is num_params, K num_noise, M the sum of sizes.
+struct ActingBuffers {
+  void* network;
+  int64_t is_double, kind, num_envs, obs_size, num_params, num_noise;
+  const int64_t* sizes;   // choices of a categorical's K components
+  const double* noise;    // [T, E, K]
+  void* obs;              // [T + 1, E, obs_size]
+  const bool* mask;       // [T + 1, E, M], or null
+  void* actions;          // [T, E, K]: Real of a box, else int64_t
+  void *params, *logprobs;  // [T, E, P], [T, E]
+};
+
+template <class Real>
+class Actor {
+ public:
+  enum { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };  // as in losses.hpp
+
+  explicit Actor(const ActingBuffers& buffers) : b_(buffers), cumulative_(b_.num_params), allowed_(b_.num_params) {}
+
+  void act(long t) {
+    const long envs = b_.num_envs;
+    Real* params = static_cast<Real*>(b_.params) + t * envs * b_.num_params;
+    network_policy(b_.network, static_cast<const Real*>(b_.obs) + t * envs * b_.obs_size, envs, params);
+    for (long at = t * envs; at < (t + 1) * envs; at++, params += b_.num_params)
+      static_cast<Real*>(b_.logprobs)[at] = draw(at, params);
+  }
+
+ private:
+  // Draw the action of row `at` and return its log-probability.
+  Real draw(long at, const Real* params) {
+    const double* noise = b_.noise + at * b_.num_noise;
+    int64_t* choices = static_cast<int64_t*>(b_.actions) + at * b_.num_noise;
+    switch (b_.kind) {
+      case kBox: return draw_numbers(params, noise, static_cast<Real*>(b_.actions) + at * b_.num_noise);
+      case kMultiBinary: return draw_bits(params, noise, choices);
+      default: return draw_choices(at, params, noise, choices);
+    }
+  }
+
+  // Gaussian.
+  Real draw_numbers(const Real* means, const double* noise, Real* actions) const {
+    const long n = b_.num_noise;
+    const Real half_log_two_pi = Real(0.5 * std::log(2 * M_PI));
+    Real logprob = 0;
+    for (long k = 0; k < n; k++) {
+      const Real log_std = means[n + k];
+      actions[k] = means[k] + std::exp(log_std) * static_cast<Real>(noise[k]);
+      const Real z = (actions[k] - means[k]) * std::exp(-log_std);
+      logprob += Real(-0.5) * z * z - log_std - half_log_two_pi;
+    }
+    return logprob;
+  }
+
+  // Bernoulli.
+  Real draw_bits(const Real* logits, const double* noise, int64_t* actions) const {
+    Real logprob = 0;
+    for (long k = 0; k < b_.num_noise; k++) {
+      actions[k] = static_cast<Real>(noise[k]) < 1 / (1 + std::exp(-logits[k]));
+      const Real x = actions[k] ? logits[k] : -logits[k];
+      logprob += std::min(x, Real(0)) - std::log1p(std::exp(-std::abs(x)));
+    }
+    return logprob;
+  }
+
+  // Categorical, one or several.
+  Real draw_choices(long at, const Real* logits, const double* noise, int64_t* actions) {
+    if (b_.mask) {
+      const bool* mask = b_.mask + at * b_.num_params;
+      for (long k = 0; k < b_.num_params; k++)
+        allowed_[k] = mask[k] ? logits[k] : std::numeric_limits<Real>::lowest();
+      logits = allowed_.data();
+    }
+    Real logprob = 0;
+    for (long c = 0; c < b_.num_noise; c++) {
+      logprob += draw_choice(logits, b_.sizes[c], static_cast<Real>(noise[c]), actions + c);
+      logits += b_.sizes[c];
+    }
+    return logprob;
+  }
+
+  // The inverse of the cumulative distribution of n choices at `noise`, kept below its end.
+  Real draw_choice(const Real* logits, long n, Real noise, int64_t* action) {
+    const Real below_one = 1 - std::numeric_limits<Real>::epsilon();
+    const Real largest = *std::max_element(logits, logits + n);
+    Real sum = 0;
+    for (long k = 0; k < n; k++) cumulative_[k] = sum += std::exp(logits[k] - largest);
+    const Real threshold = std::min(noise, below_one) * sum;
+    int64_t choice = 0;
+    for (long k = 0; k < n; k++) choice += cumulative_[k] <= threshold;
+    *action = choice;
+    return logits[choice] - largest - std::log(sum);
+  }
+
+  const ActingBuffers& b_;
+  std::vector<Real> cumulative_, allowed_;
+};
+
+}  // namespace ddppo
