@@ -95,9 +95,10 @@ class Collector:
 
     def act_by(self, network: NativeNetwork) -> None:
         """Compute the model in C++ from the next rollout on, and where tasks are stepped there too, the rollout."""
-        self._actor = NativeActor(self, network)
         if isinstance(self.env, NativeEnvs):
             self._actor = NativeRollout(self, self.env, network)
+        else:
+            self._actor = NativeActor(self, network)
 
     def reset(self, seeds: list[int]) -> None:
         """Start every environment anew from its own seed."""
