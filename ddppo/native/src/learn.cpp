@@ -34,7 +34,7 @@ class TypedEngine final : public Engine {
   TypedEngine(
       const Shape& shape, const Actions& actions, const std::vector<long>& offsets, Real* parameters, Real* gradient,
       long num_parameters)
-      : actions_(actions), network_(shape, offsets, parameters), parameters_(parameters), gradient_(gradient),
+      : actions_(actions), network_(shape, offsets, parameters, gradient), parameters_(parameters), gradient_(gradient),
         num_parameters_(num_parameters) {}
 
   void refresh() override { network_.refresh(); }
@@ -62,7 +62,7 @@ class TypedEngine final : public Engine {
           loss.block(
               first, rows, params, network_.params_width(), values, network_.values_width(), dparams, dvalues, dlog_std);
         });
-    network_.write_gradient(gradient_);
+    network_.write_gradient();
     for (int s = 0; s < kNumStatistics; s++) optimizer.sums[s] += loss.sums[s];
     if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss.loss;
     if (!std::isfinite(loss.loss))  // of one rank: then no rank's sum is finite

@@ -67,13 +67,16 @@ struct Descended {  // out = product * f'(y), added to what is there if `adds`
 template <class Real>
 class Linear {
  public:
-  Linear(const Real* weight, const Real* bias, long inputs, long outputs)
+  // weight [outputs, inputs] and bias [outputs] in the flat vector of parameters, and their places in the gradient.
+  Linear(const Real* weight, const Real* bias, Real* weight_gradient, Real* bias_gradient, long inputs, long outputs)
       : in(inputs), out(outputs), in_width(padded<Real>(inputs)), out_width(padded<Real>(outputs)),
-        weight_(weight), bias_source_(bias), bias_(out_width), forward_(panels(out_width) * in * kPanel<Real>),
-        backward_(panels(in_width) * out * kPanel<Real>),
-        // The gradient of weights is kept [in, out] where that wastes less of a vector than [out, in].
-        transposed_(in * out_width < out * in_width), gradient_(transposed_ ? in * out_width : out * in_width),
-        bias_gradient_(out_width) {}
+        weight_(weight), bias_source_(bias), weight_gradient_(weight_gradient), bias_gradient_(bias_gradient),
+        // The gradient of weights is summed as [in, out] where that wastes less of a vector than [out, in]; and where
+        // nothing is wasted, in place.
+        transposed_(in * out_width < out * in_width), in_place_(!transposed_ && in == in_width), bias_(out_width),
+        forward_(panels(out_width) * in * kPanel<Real>),
+        backward_(in_place_ ? 0 : panels(in_width) * out * kPanel<Real>),
+        weight_sum_(in_place_ ? 0 : transposed_ ? in * out_width : out * in_width), bias_sum_(out_width) {}
 
   void refresh() {
     std::copy_n(bias_source_, out, bias_.get());
@@ -81,6 +84,7 @@ class Linear {
       Real* column = forward_.get() + (o / kPanel<Real>) * in * kPanel<Real> + o % kPanel<Real>;
       const Real* row = weight_ + o * in;
       for (long i = 0; i < in; i++) column[i * kPanel<Real>] = row[i];
+      if (in_place_) continue;
       for (long i0 = 0, p = 0; i0 < in; i0 += kPanel<Real>, p++)
         std::copy_n(row + i0, std::min<long>(kPanel<Real>, in - i0), backward_.get() + (p * out + o) * kPanel<Real>);
     }
@@ -94,32 +98,41 @@ class Linear {
   // The gradient of the inputs, from that of the outputs dz [rows, out_width].
   template <class Finish>
   void backward(const Real* dz, long rows, Finish&& finish) const {
-    product<Real>({dz, out_width, 1}, {backward_.get(), kPanel<Real>, out * kPanel<Real>}, rows, in_width, out, finish);
+    product<Real>({dz, out_width, 1}, weight_rows(), rows, in_width, out, finish);
   }
 
   void zero_gradient() {
-    gradient_.zero();
-    bias_gradient_.zero();
+    if (in_place_) std::memset(weight_gradient_, 0, in * out * sizeof(Real));
+    else weight_sum_.zero();
+    bias_sum_.zero();
   }
 
   // Add the gradient of weights and biases that follows from rows of inputs x and of dz.
   void accumulate(const Real* x, const Real* dz, long rows) {
     if (transposed_)
-      product<Real>({x, 1, in_width}, rows_of(dz, out_width), in, out_width, rows, Added<Real>{gradient_.get(), out_width});
+      product<Real>(
+          {x, 1, in_width}, rows_of(dz, out_width), in, out_width, rows, Added<Real>{weight_sum_.get(), out_width});
     else
-      product<Real>({dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows, Added<Real>{gradient_.get(), in_width});
+      product<Real>(
+          {dz, 1, out_width}, rows_of(x, in_width), out, in_width, rows,
+          Added<Real>{in_place_ ? weight_gradient_ : weight_sum_.get(), in_width});
     for (long n = 0; n < out_width; n += Simd<Real>::lanes) {
-      V<Real> sum = Simd<Real>::load(bias_gradient_.get() + n);
-      for (long r = 0; r < rows; r++) sum += Simd<Real>::load(dz + r * out_width + n);
-      Simd<Real>::store(bias_gradient_.get() + n, sum);
+      V<Real> sums[4] = {Simd<Real>::load(bias_sum_.get() + n)};  // four chains: one would wait for itself
+      long r = 0;
+      for (; r + 4 <= rows; r += 4)
+        for (int j = 0; j < 4; j++) sums[j] += Simd<Real>::load(dz + (r + j) * out_width + n);
+      for (; r < rows; r++) sums[0] += Simd<Real>::load(dz + r * out_width + n);
+      Simd<Real>::store(bias_sum_.get() + n, (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
   }
 
-  void write_gradient(Real* weight, Real* bias) const {
+  void write_gradient() const {
+    std::copy_n(bias_sum_.get(), out, bias_gradient_);
+    if (in_place_) return;
     for (long o = 0; o < out; o++)
       for (long i = 0; i < in; i++)
-        weight[o * in + i] = transposed_ ? gradient_.get()[i * out_width + o] : gradient_.get()[o * in_width + i];
-    std::copy_n(bias_gradient_.get(), out, bias);
+        weight_gradient_[o * in + i] =
+            transposed_ ? weight_sum_.get()[i * out_width + o] : weight_sum_.get()[o * in_width + i];
   }
 
   const Real* bias() const { return bias_.get(); }
@@ -127,12 +140,16 @@ class Linear {
   const long in, out, in_width, out_width;
 
  private:
+  Right<Real> weight_rows() const {  // [out, in_width]
+    return in_place_ ? rows_of(weight_, in) : Right<Real>{backward_.get(), kPanel<Real>, out * kPanel<Real>};
+  }
+
   static long panels(long width) { return (width + kPanel<Real> - 1) / kPanel<Real>; }
 
   const Real *weight_, *bias_source_;
-  Buffer<Real> bias_, forward_, backward_;
-  const bool transposed_;
-  Buffer<Real> gradient_, bias_gradient_;
+  Real *weight_gradient_, *bias_gradient_;
+  const bool transposed_, in_place_;
+  Buffer<Real> bias_, forward_, backward_, weight_sum_, bias_sum_;
 };
 
 // Hidden layers ----------------------------------------------------------------------------------------------------
@@ -184,11 +201,13 @@ class Network {
  public:
   // offsets: where in the flat vector the weight and bias stand of every layer of the policy's trunk, of the value's
   // unless it is shared, of the policy's head and the value's; at last log_std, if actions are a box.
-  Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters)
-      : shape(shape), offsets_(offsets), parameters_(parameters), x_(kBlockRows * padded<Real>(shape.obs_size)) {
+  Network(const Shape& shape, const std::vector<long>& offsets, const Real* parameters, Real* gradient)
+      : shape(shape), x_(kBlockRows * padded<Real>(shape.obs_size)) {
     std::size_t at = 0;
     auto linear = [&](long in, long out) {
-      Linear<Real> layer(parameters + offsets[at], parameters + offsets[at + 1], in, out);
+      Linear<Real> layer(
+          parameters + offsets[at], parameters + offsets[at + 1], gradient + offsets[at], gradient + offsets[at + 1], in,
+          out);
       at += 2;
       return layer;
     };
@@ -202,7 +221,10 @@ class Network {
     }
     policy_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), shape.num_outputs));
     value_head_ = std::make_unique<Linear<Real>>(linear(shape.hidden.back(), 1));
-    if (shape.is_box) log_std_ = parameters + offsets[at];
+    if (shape.is_box) {
+      log_std_ = parameters + offsets[at];
+      log_std_gradient_ = gradient + offsets[at];
+    }
     params_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
     values_ = Buffer<Real>(kBlockRows * value_head_->out_width);
     dparams_ = Buffer<Real>(kBlockRows * policy_head_->out_width);
@@ -268,14 +290,10 @@ class Network {
   long params_width() const { return policy_head_->out_width; }
   long values_width() const { return value_head_->out_width; }
 
-  // Write what accumulate found into a flat vector as the parameters'.
-  void write_gradient(Real* gradient) {
-    std::size_t at = 0;
-    for_each_layer([&](Linear<Real>& layer) {
-      layer.write_gradient(gradient + offsets_[at], gradient + offsets_[at + 1]);
-      at += 2;
-    });
-    if (shape.is_box) std::copy_n(dlog_std_.get(), shape.num_outputs, gradient + offsets_[at]);
+  // Leave what accumulate found in the flat vector.
+  void write_gradient() {
+    for_each_layer([](Linear<Real>& layer) { layer.write_gradient(); });
+    if (shape.is_box) std::copy_n(dlog_std_.get(), shape.num_outputs, log_std_gradient_);
   }
 
  private:
@@ -311,9 +329,8 @@ class Network {
     layer.backward(dz, rows, Descended<Real>{shape.activation, hidden, trunk.slopes.back().get(), layer.in_width, adds});
   }
 
-  std::vector<long> offsets_;
-  const Real* parameters_;
   const Real* log_std_ = nullptr;
+  Real* log_std_gradient_ = nullptr;
   Trunk<Real> trunks_[2];
   std::unique_ptr<Linear<Real>> policy_head_, value_head_;
   Buffer<Real> x_, params_, values_, dparams_, dvalues_, dlog_std_;
