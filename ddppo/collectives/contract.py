@@ -1,5 +1,6 @@
 """What every group of ranks can do, and the group of one rank, for which each operation is the identity."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,19 @@ class Record(NamedTuple):
     hidden: float = 0.0
 
 
+class SumCall(NamedTuple):
+    """How C sums numbers over ranks in place: int begin(context, what, type, address, address, num_bytes), 0 if done.
+
+    What else it returns `wait` takes, which returns when the sum is done, or raises CollectiveError.
+    """
+
+    begin: int
+    context: int
+    what: int
+    type: int
+    wait: Callable[[int], None]
+
+
 class Group:
     """One rank, no communication."""
 
@@ -31,6 +45,10 @@ class Group:
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace `tensor` by its sum over ranks and return it."""
         return tensor
+
+    def sum_call(self, dtype: torch.dtype) -> SumCall | None:
+        """Return how C sums without Python, who then records it; None where only `sum_` can."""
+        return None
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         """Return every rank's `values` (CPU, same shape on all ranks) as `[W, ...]`, on every rank."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from ddppo.collectives.compiled import library
-from ddppo.collectives.contract import Record
+from ddppo.collectives.contract import Record, SumCall
 from ddppo.collectives.peers import Peers, Watch
 from ddppo.errors import CollectiveError
 
@@ -165,6 +165,15 @@ class SharedMemoryGroup(Peers):
             tensor.copy_(local)
         self.record(Record(start, time.perf_counter()))
         return tensor
+
+    def sum_call(self, dtype: torch.dtype) -> SumCall:
+        begin = ctypes.cast(self._begin, ctypes.c_void_p).value
+        assert begin is not None
+
+        def wait(status: int) -> None:
+            self._wait(status, "sum", time.perf_counter())
+
+        return SumCall(begin, self._at, _SUM, _ADDABLE[dtype], wait)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
         start = self._start()

@@ -13,7 +13,6 @@ from ddppo.spaces import ActionSpec, EnvSpec
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
 KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-SUM = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
@@ -37,14 +36,13 @@ class NativeNetwork:
 
     def __init__(self, model: MLP, spec: EnvSpec, parameters: torch.nn.Parameter) -> None:
         assert parameters.grad is not None
-        self.parameters = parameters
+        self.parameters, self.gradient = parameters, parameters.grad
         self.spec = spec
         self.num_params = model.num_action_params
         self._library = library()
         description = np.array(_description(model, spec), np.int64)
-        address = parameters.grad.data_ptr()
         self.handle: int = self._library.network_create(
-            description.ctypes.data, parameters.data.data_ptr(), address
+            description.ctypes.data, parameters.data.data_ptr(), self.gradient.data_ptr()
         )
         weakref.finalize(self, self._library.network_free, self.handle)
 
@@ -73,7 +71,7 @@ def library() -> ctypes.CDLL:
         found.network_free.argtypes = found.network_refresh.argtypes = (_POINTER,)
         found.network_policy.argtypes = found.network_values.argtypes = (_POINTER, _POINTER, _INT, _POINTER)
         found.network_gradient.argtypes = (_POINTER, _POINTER, _POINTER, _INT, _DOUBLE, _POINTER)
-        found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, _POINTER, SUM)
+        found.network_epoch.argtypes = (*(_POINTER,) * 5, _INT, _DOUBLE, _POINTER, _POINTER)
         found.network_epoch.restype = ctypes.c_int
     return found
 

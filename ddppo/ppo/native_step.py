@@ -2,41 +2,52 @@
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+import numpy as np
 import torch
 
+from ddppo.collectives import Group, Record
 from ddppo.config import PPOConfig
 from ddppo.ppo.minibatches import Batch
-from ddppo.ppo.native_network import SUM, NativeNetwork, library
+from ddppo.ppo.native_network import NativeNetwork, library
 from ddppo.ppo.step import STATISTICS, NotFinite, adam_state, constants
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
+_GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+
+
+class _Sum(ctypes.Structure):
+    """struct Sum of src/learn.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("begin", "context")),
+        *((name, ctypes.c_uint64) for name in ("what", "type")),
+        ("gradient", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_uint64),
+        ("go_on", _GO_ON),
+        ("stamps", ctypes.c_void_p),
+    )
 
 
 class NativeStep:
-    """A `Step` on a NativeNetwork. sum_: replaces the gradient by its sum over ranks; None where there is one rank."""
+    """A `Step` on a NativeNetwork, whose gradients are summed over the ranks of `group`."""
 
     def __init__(
-        self,
-        network: NativeNetwork,
-        config: PPOConfig,
-        optimizer: torch.optim.Adam,
-        sum_: Callable[[torch.Tensor], torch.Tensor] | None,
+        self, network: NativeNetwork, config: PPOConfig, optimizer: torch.optim.Adam, group: Group
     ) -> None:
-        device = torch.device("cpu")
         self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64)
         self.network = network
         self._optimizer = optimizer
         self._norms = torch.zeros((), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
-        self._constants = constants(config, device)
+        self._constants = constants(config, torch.device("cpu"))
         self._learning_rate = 0.0
         mine = [self._norms, self.sums, self._loss, self._constants]
         self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in mine])
+        self._group = group
+        self._sum = self._sum_call() if group.world_size > 1 else None
         self._fault: BaseException | None = None
-        self._sum = SUM(self._sum_gradient) if sum_ is not None else SUM()
-        self._sum_ = sum_
 
     def begin(self, learning_rate: float) -> None:
         self.sums.zero_()
@@ -50,11 +61,17 @@ class NativeStep:
         columns, addresses = _addresses(batch.fields)
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)
+        stamps, sum_ = np.zeros((num_minibatches, 2)), None
+        if self._sum is not None:
+            self._sum.stamps = stamps.ctypes.data
+            sum_ = ctypes.byref(self._sum)
         failed = library().network_epoch(
             self.network.handle, addresses, order.data_ptr(), ends, divisors, num_minibatches,
-            self._learning_rate, self._addresses, self._sum,
+            self._learning_rate, self._addresses, sum_,
         )  # fmt: skip
         del columns
+        for start, end in stamps[stamps[:, 1] > 0].tolist():
+            self._group.record(Record(start, end))
         if failed:
             fault, self._fault = self._fault, None
             assert fault is not None
@@ -72,21 +89,27 @@ class NativeStep:
         columns, addresses = _addresses(minibatch)
         library().network_gradient(self.network.handle, addresses, None, rows, float(rows), self._addresses)
         del columns
-        gradient = self.network.parameters.grad
-        assert gradient is not None
-        return gradient
+        return self.network.gradient
 
-    def _sum_gradient(self) -> int:
-        """Sum over ranks; called from C++, where no exception may pass."""
-        gradient = self.network.parameters.grad
-        assert gradient is not None
-        assert self._sum_ is not None
-        try:
-            self._sum_(gradient)
-        except BaseException as e:
-            self._fault = e
-            return 1
-        return 0
+    def _sum_call(self) -> _Sum:
+        gradient, call = self.network.gradient, self._group.sum_call(self.network.gradient.dtype)
+
+        def go_on(status: int) -> int:
+            """Sum, or wait for a sum under way; called from C++, where no exception may pass."""
+            try:
+                if call is None:
+                    self._group.sum_(gradient)
+                else:
+                    call.wait(status)
+            except BaseException as e:
+                self._fault = e
+                return 1
+            return 0
+
+        return _Sum(
+            *(call[:4] if call is not None else (None, None, 0, 0)),
+            gradient.data_ptr(), gradient.nbytes, _GO_ON(go_on), None,
+        )  # fmt: skip
 
 
 def _addresses(fields: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], ctypes.Array]:

@@ -181,8 +181,7 @@ class Worker:
         def make_native() -> NativeStep:
             assert isinstance(self.model, MLP)
             network = NativeNetwork(self.model, self.spec, learner.parameters)
-            sum_ = self.group.sum_ if self.group.world_size > 1 else None
-            return NativeStep(network, config.ppo, learner.optimizer, sum_)
+            return NativeStep(network, config.ppo, learner.optimizer, self.group)
 
         def make_step(folder: Path) -> CompiledStep:
             return CompiledStep(

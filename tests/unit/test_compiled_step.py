@@ -70,7 +70,7 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
     )
     if kind == "native":
         network = NativeNetwork(model, spec, parameters.vector)
-        learner.step = NativeStep(network, config, learner.optimizer, None)
+        learner.step = NativeStep(network, config, learner.optimizer, group)
     if kind == "torch":
         num_fields = len(leaves(spec.obs)) + 6 + (spec.mask_size is not None)
         functions = {

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ddppo import native
+from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
@@ -52,7 +53,7 @@ def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
 def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
     spec, config = EnvSpec(ArraySpec((17,)), action), ModelConfig(hidden_sizes=[64, 64])
     model, network, parameters = network_of(spec, config)
-    step = NativeStep(network, PPOConfig(), torch.optim.Adam([parameters.vector]), None)
+    step = NativeStep(network, PPOConfig(), torch.optim.Adam([parameters.vector]), Group())
     assert worst_error(step, spec, model, PPOConfig()) < 2e-6
 
 
@@ -85,7 +86,7 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
     model, network, parameters = network_of(spec, ModelConfig(hidden_sizes=[8]))
     with torch.no_grad():
         parameters.vector.mul_(300)
-    step = NativeStep(network, PPOConfig(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), None)
+    step = NativeStep(network, PPOConfig(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), Group())
     minibatch = example(spec, model, 50, torch.Generator().manual_seed(0))
     minibatch["obs"] *= 1e4
     assert step.gradient(minibatch).isfinite().all()
@@ -96,13 +97,17 @@ def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch)
     learner, model = made(spec, PPOConfig(num_minibatches=3), kind="eager", monkeypatch=monkeypatch)
     calls = []
 
-    def sum_(gradient):
-        calls.append(gradient)
-        if len(calls) == 2:
-            raise ConnectionError("a peer is gone")
+    class Two(Group):
+        world_size = 2
+
+        def sum_(self, tensor):
+            calls.append(tensor)
+            if len(calls) == 2:
+                raise ConnectionError("a peer is gone")
+            return tensor
 
     network = NativeNetwork(model, spec, learner.parameters)
-    learner.step = NativeStep(network, learner.config, learner.optimizer, sum_)
+    learner.step = NativeStep(network, learner.config, learner.optimizer, Two())
     with pytest.raises(ConnectionError, match="a peer is gone"):
         learner.update(rollout(spec, model), 1, 0.0)
     assert len(calls) == 2

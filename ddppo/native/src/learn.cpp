@@ -1,5 +1,5 @@
 // The learner's step on a minibatch: gradient, clipping, Adam; and acting. What Python calls.
-#include <cstdio>
+#include <ctime>
 #include <limits>
 
 #include "losses.hpp"
@@ -16,6 +16,31 @@ struct Optimizer {  // torch's Adam's state, and what an iteration adds up
   double *norms, *sums, *loss;
   const Coefficients* coefficients;
 };
+
+struct Sum {  // of the gradient over ranks: by `begin` and, if that is not done at once, `go_on`; or by `go_on` alone
+  int (*begin)(void*, uint64_t, uint64_t, const void*, void*, uint64_t);
+  void* context;
+  uint64_t what, type;
+  void* gradient;
+  uint64_t num_bytes;
+  int (*go_on)(int status);
+  double* stamps;  // [num_minibatches, 2]: when each began and ended, in seconds of the monotonic clock
+};
+
+double now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
+}
+
+int sum_over_ranks(const Sum& sum, int64_t minibatch) {
+  if (!sum.begin) return sum.go_on(0);
+  sum.stamps[2 * minibatch] = now();
+  if (const int status = sum.begin(sum.context, sum.what, sum.type, sum.gradient, sum.gradient, sum.num_bytes))
+    if (const int fault = sum.go_on(status)) return fault;
+  sum.stamps[2 * minibatch + 1] = now();
+  return 0;
+}
 
 class Engine {
  public:
@@ -170,17 +195,16 @@ void network_gradient(
 }
 
 // One step for every minibatch m, samples order[bounds[m]] to order[bounds[m + 1]], that holds counts[m] samples over all
-// ranks; none where that is 0, which all ranks see. sum replaces the gradient by its sum over ranks; null for one rank.
-// Returns what sum returned that was not 0, at once, or 0.
+// ranks; none where that is 0, which all ranks see. Returns at once what a sum returned that was not 0, or 0.
 int network_epoch(
     void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, const double* counts,
-    int64_t num_minibatches, double learning_rate, const Optimizer* optimizer, int (*sum)()) {
+    int64_t num_minibatches, double learning_rate, const Optimizer* optimizer, const Sum* sum) {
   auto* engine = static_cast<Engine*>(network);
   for (int64_t m = 0; m < num_minibatches; m++) {
     if (counts[m] == 0) continue;
     engine->gradient(*columns, order + bounds[m], bounds[m + 1] - bounds[m], counts[m], *optimizer);
     if (sum)
-      if (const int status = sum()) return status;
+      if (const int status = sum_over_ranks(*sum, m)) return status;
     engine->optimize(learning_rate, *optimizer);
   }
   return 0;
