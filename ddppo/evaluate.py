@@ -58,6 +58,10 @@ def evaluate(options: EvaluateConfig) -> str:
 
     if options.video and importlib.util.find_spec("imageio") is None:
         raise ConfigError(f"video=true needs packages that are not installed: {install_command('video')}")
+    if options.video and config.env.is_ale:
+        raise ConfigError(
+            f"video=true: {config.env.id} is stepped by ale-py's batch, which draws no pictures"
+        )
     path = _checkpoint_path(options.checkpoint, run_dir)
     state = checkpoint.load(path)
     policy = load_policy(config, state)

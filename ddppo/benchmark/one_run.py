@@ -78,7 +78,7 @@ def summed_up(
 
     fps: steps of all ranks per second of training. t_*: seconds of an iteration, mean over iterations and ranks.
     wait_us: t_comm + t_sync of one update, in microseconds. learn_gflops: floating-point operations of all ranks'
-    forward and backward passes, 6 per parameter and sample (2 forward, 4 backward), per second of t_learn.
+    forward and backward passes, 6 per product of a weight and sample (2 forward, 4 backward), per second of t_learn.
     """
     global_lines = [line for line in lines if line["rank"] == 0]
     first = _last_of_warmup([line["wall_s"] for line in global_lines], warmup_s)
@@ -89,7 +89,8 @@ def summed_up(
         for name in ("t_iter", *EXCLUSIVE_PARTS)
     }
     num_updates = sizes["K"] * sizes["M"]
-    flop = 6.0 * sizes["num_parameters"] * sizes["B"] * sizes["K"]
+    num_products = sizes.get("num_products", sizes["num_parameters"])  # earlier commits knew no convolutions
+    flop = 6.0 * num_products * sizes["B"] * sizes["K"]
     return {
         "fps": (last["env_steps"] - before["env_steps"]) / (last["wall_s"] - before["wall_s"]),
         "iterations": len(global_lines) - first - 1,

@@ -19,7 +19,8 @@ from ddppo.errors import ConfigError
 from ddppo.package import install_command
 
 CUSTOM = "custom"
-_EXTRAS = {"W4": "mujoco"}  # workload -> the extra it needs, called as the module it brings
+# workload -> the extra it needs, and a module that this brings
+_EXTRAS = {"W3": ("atari", "ale_py"), "W4": ("mujoco", "mujoco")}
 # What would be on the clock, or end a run before its time; in front, so that a user's own word comes last.
 _QUIET = (
     *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0"),
@@ -86,8 +87,8 @@ def fixed(name: str, overrides: Sequence[str] = ()) -> Workload:
 
 def missing_extra(workload: Workload) -> str | None:
     """Return why a fixed workload cannot run here, or None: it needs packages that are not installed."""
-    extra = _EXTRAS.get(workload.name)
-    if extra is None or importlib.util.find_spec(extra) is not None:
+    extra, module = _EXTRAS.get(workload.name, (None, ""))
+    if extra is None or importlib.util.find_spec(module) is not None:
         return None
     return f"{workload.name} is skipped, it needs {install_command(extra)}"
 

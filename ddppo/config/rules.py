@@ -1,7 +1,7 @@
 """The rules across settings, and the sizes of an iteration that follow from them."""
 
 from ddppo.config.fields import check_fields
-from ddppo.config.settings import Config
+from ddppo.config.settings import Config, ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, strong, weak
 
@@ -43,6 +43,7 @@ def validate(config: Config) -> BatchShape:
         raise ConfigError(
             f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
         )
+    _check_convolutions(config)
     dist, ppo = config.dist, config.ppo
     if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
         raise ConfigError(
@@ -110,7 +111,7 @@ def _check_workers(config: Config, shape: BatchShape) -> None:
     num_workers = config.env.num_workers
     if num_workers is None:
         return
-    if config.env.backend != "pool":
+    if config.env.backend != "pool" and not config.env.is_ale:
         raise ConfigError(
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"
@@ -120,3 +121,22 @@ def _check_workers(config: Config, shape: BatchShape) -> None:
             f"env.num_workers={num_workers} exceeds the {shape.local_num_envs} environments of a rank: use at most "
             f"{shape.local_num_envs}"
         )
+
+
+def _check_convolutions(config: Config) -> None:
+    model = config.model
+    if model.name == "mlp":
+        defaults = ModelConfig()
+        for name in ("conv_layers", "image_layout", "precision"):
+            if (value := getattr(model, name)) != getattr(defaults, name):
+                raise ConfigError(f"model.{name}={value} has no effect with model.name=mlp: use model=cnn")
+    if any(len(layer) != 3 or min(layer) < 1 for layer in model.conv_layers):
+        raise ConfigError(
+            f"model.conv_layers={model.conv_layers}: every layer is [filters, kernel, stride], each at least 1"
+        )
+    if model.name == "cnn" and not model.conv_layers:
+        raise ConfigError(
+            "model.name=cnn needs model.conv_layers: model=cnn brings those of the Nature paper"
+        )
+    if model.precision == "bfloat16" and config.dtype != "float32":
+        raise ConfigError(f"model.precision=bfloat16 with dtype={config.dtype}: use dtype=float32")

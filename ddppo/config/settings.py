@@ -18,13 +18,14 @@ class EnvConfig:
         "auto",
         "who steps them: batched (all at once in the rank: classic control and synthetic, the numbers of sync), sync "
         "(in turn in the rank), pool (a few processes, shared memory), native (the task's own batched implementation; "
-        "its random stream depends on W), auto (batched, or sync or pool by measured step time)",
+        "its random stream depends on W, but not that of ALE/..., which ale-py preprocesses), auto (batched, native "
+        "for ALE/..., or sync or pool by measured step time)",
         choices=("auto", "batched", "sync", "pool", "native"),
     )
     num_workers: int | None = setting(
         None,
         "processes of a rank with backend=pool; null takes as many as keep the rank's cores busy: its cores, more "
-        "where environments wait rather than compute",
+        "where environments wait rather than compute. For ALE/... threads of a rank; null is its cores",
         low=1,
     )
     max_episode_steps: int | None = setting(
@@ -35,6 +36,11 @@ class EnvConfig:
         meaning="injected slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
     )
 
+    @property
+    def is_ale(self) -> bool:
+        """Whether ale-py's batch steps this task, as it does an id ALE/... unless another backend is asked for."""
+        return self.id.startswith("ALE/") and self.backend in ("auto", "native")
+
 
 @dataclass(slots=True)
 class ModelConfig:
@@ -42,6 +48,21 @@ class ModelConfig:
         "mlp", "a key of ddppo.models.MODELS, or an import path such as my_pkg.models:MyModel"
     )
     hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
+    conv_layers: list[list[int]] = setting(
+        meaning="of cnn, in front of the hidden layers: [filters, kernel, stride] of each convolution",
+        factory=list,
+    )
+    image_layout: str = setting(
+        "chw",
+        "of cnn, what an image's dimensions are: channels, height, width (a stack of frames), or channels last",
+        choices=("chw", "hwc"),
+    )
+    precision: str = setting(
+        "float32",
+        "of cnn: float32 is dtype; bfloat16 multiplies in 8 bits, 2 to 3 times as fast on CPUs with AMX; then "
+        "independence of W holds to about 2 digits",
+        choices=("float32", "bfloat16"),
+    )
     activation: str = setting(
         "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
     )
@@ -84,6 +105,11 @@ class PPOConfig:
     )
     normalize_obs: bool = setting(False, "scale observations by running moments over all ranks")
     normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
+    reward_clip: float | None = setting(
+        None,
+        "learn from rewards cut to [-reward_clip, reward_clip]; null does not; returns are reported uncut",
+        above=0,
+    )
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from ddppo.config import Config
 from ddppo.errors import CollectiveError, ConfigError
 from ddppo.signals import die_with_parent
 
-# Parameters times samples of a minibatch from which a second thread pays: operations must last milliseconds, for waking
+# Products of weights in a minibatch from which a second thread pays: operations must last milliseconds, for waking
 # a thread takes tens of us. At 2e7 (64 units, 2,048 samples) two threads need 1.7 times one's time on some machines and
 # .6 times on others; acting, in far smaller operations, loses as much.
 _THREADS_PAY_FROM = 1_000_000_000
@@ -76,8 +76,8 @@ def cores_per_rank(local_world_size: int) -> int:
 def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     """Return the CPU threads of one rank, unless set: its cores where a minibatch is work enough for them, else 1.
 
-    `work` is parameters times samples of a rank's minibatch. torch's default of all cores on every rank makes ranks
-    fight for them.
+    `work` is how many products of weights a rank's minibatch takes. torch's default of all cores on every rank makes
+    ranks fight for them.
     """
     enough = work >= _THREADS_PAY_FROM
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.envs.atari import make_atari, whole_games
 from ddppo.envs.batched import make_batched, why_not_batched
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
@@ -45,14 +46,21 @@ def make_vec_env(
     """
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
-    make = functools.partial(make_pool, cores=cores) if env.backend == "pool" else BACKENDS[env.backend]
+    make = make_atari if env.is_ale else BACKENDS[env.backend]
+    if env.is_ale or env.backend == "pool":
+        make = functools.partial(make, cores=cores)
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s)
     seconds = env.slow_ranks.get(rank, 0.0)
     return SlowEnvs(envs, seconds) if seconds else envs
 
 
 def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
-    """Make a batch for evaluation: stepped and checked in this process, a stream per environment, never slowed."""
+    """Make a batch for evaluation: stepped and checked in this process, a stream per environment, never slowed.
+
+    Its episodes are whole games, whatever ends one for learning.
+    """
+    if env.is_ale:
+        return CheckedEnvs(make_atari(whole_games(env), probe(env), EnvNames(range(num_envs), None), 0.0))
     env = dataclasses.replace(env, backend="sync", slow_ranks={})
     spec, names = probe(env), EnvNames(range(num_envs), None)
     backend = "sync" if why_not_batched(env) else "batched"
@@ -62,10 +70,12 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
 def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
     """Return the settings with who steps `num_envs` environments where env.backend=auto; it changes no number.
 
-    That is batched where the task can be, else the faster of sync and pool, by a measured step.
+    That is batched where the task can be, native for ALE's games, else the faster of sync and pool, by a measured step.
     """
     if env.backend != "auto":
         return env
+    if env.is_ale:
+        return dataclasses.replace(env, backend="native")
     if why_not_batched(env) is None:
         return dataclasses.replace(env, backend="batched")
     if num_envs > 1:

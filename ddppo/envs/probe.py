@@ -14,6 +14,7 @@ from gymnasium.spaces import Dict
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.config import EnvConfig, near
+from ddppo.envs.atari import ATARI_OURS, atari_spec, register_atari
 from ddppo.envs.batched import why_not_batched
 from ddppo.envs.codec import (
     MASK,
@@ -53,6 +54,8 @@ def probe(env: EnvConfig) -> EnvSpec:
     With env.backend=native it is the batched implementation that is asked, for it may preprocess.
     """
     _find_task(env)
+    if env.is_ale:
+        return _explained(env, lambda: atari_spec(env))
     if env.backend == "native":
         envs = _explained(env, lambda: make_native_task(env, num_envs=2))
         try:
@@ -127,6 +130,12 @@ def _find_task(env: EnvConfig) -> None:
                 f"env.id={env.id}: module {module} cannot be imported ({in_one_line(e)}): install it, or mend it, "
                 "or start in the folder that holds it"
             ) from e
+    try:
+        register_atari(env)
+    except ImportError as e:
+        raise ConfigError(
+            f"env.id={env.id} needs a package that is not installed: {install_command('atari')}"
+        ) from e
     for keyword in env.kwargs.keys() & _OURS.keys():
         raise ConfigError(
             f"env.kwargs.{keyword}={env.kwargs[keyword]} is not the task's to set: {_OURS[keyword]}"
@@ -206,13 +215,16 @@ def _install_hint(env: EnvConfig, error: Exception) -> str:
 
 def _why_keyword(env: EnvConfig, keyword: str) -> str:
     registered = gym.registry[env.id.rpartition(":")[2]]
-    entry_point = registered.vector_entry_point if env.backend == "native" else registered.entry_point
+    is_batch = env.is_ale or env.backend == "native"
+    entry_point = registered.vector_entry_point if is_batch else registered.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     assert creator is not None, env.id
     known = [
         name
         for name, parameter in inspect.signature(creator).parameters.items()
-        if name not in _OURS and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if name not in _OURS
+        and not (env.is_ale and name in ATARI_OURS)
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     ]
     if keyword == "max_episode_steps" and env.max_episode_steps is not None:
         return (

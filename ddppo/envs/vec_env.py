@@ -27,7 +27,8 @@ class EnvStep:
     bool. valid: `[E]` bool, False where the step was an autoreset pseudo-step: no transition, reward 0, never trained
     on or counted. ended: `[n]` indices of the environments whose episode ended in this step, and final_obs:
     `[n, *shape]` their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
-    without masks.
+    without masks. goes_on: `[n]` bool, True where the end is one for learning alone, such as a lost life, and rewards
+    to come belong to the same reported return; None where no end is.
     """
 
     obs: ObsArrays
@@ -38,6 +39,7 @@ class EnvStep:
     ended: np.ndarray
     final_obs: ObsArrays
     action_mask: np.ndarray | None
+    goes_on: np.ndarray | None = None
 
 
 class VecEnv(Protocol):

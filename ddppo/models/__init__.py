@@ -1,6 +1,7 @@
 """Actor-critics and action distributions."""
 
-from ddppo.models.actor_critic import MLP, MODELS, ActorCritic, build_model
+from ddppo.models.actor_critic import MLP, ActorCritic
+from ddppo.models.build import MODELS, build_model
 from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 from ddppo.models.observations import Obs, flat_obs, random_obs, tensor_dtype

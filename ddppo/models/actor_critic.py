@@ -1,7 +1,7 @@
-"""Actor-critic networks."""
+"""What an actor-critic is, and the multi-layer perceptron."""
 
 import abc
-import importlib
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config import ModelConfig
-from ddppo.errors import ConfigError
 from ddppo.models.distributions import num_action_params
 from ddppo.models.observations import Obs, flat_obs
-from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec
-from ddppo.tracebacks import in_one_line
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -34,6 +31,8 @@ class ActorCritic(nn.Module, abc.ABC):
     is one. Floats come in the type of the parameters; pixels come as uint8, and the model scales them.
     """
 
+    stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
+
     @abc.abstractmethod
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__()
@@ -49,6 +48,14 @@ class ActorCritic(nn.Module, abc.ABC):
     @abc.abstractmethod
     def value(self, obs: Obs) -> torch.Tensor:
         """Return values `[...]` alone; used for bootstrapping."""
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Return a context in which no parameter changes, so that what is derived from them may be kept."""
+        return nullcontext()
+
+    def num_products(self) -> int:
+        """Return how many products of weights one observation takes: one of each, unless the model says otherwise."""
+        return sum(p.numel() for p in self.parameters())
 
 
 class MLP(ActorCritic):
@@ -69,10 +76,10 @@ class MLP(ActorCritic):
         self.num_action_params = outputs = num_action_params(spec.action)
         self.policy_trunk = _hidden_layers(spec.obs_size, config)
         self.value_trunk = self.policy_trunk if config.shared_trunk else _hidden_layers(spec.obs_size, config)
-        self.policy_head = _linear(
+        self.policy_head = linear(
             config.hidden_sizes[-1], outputs // 2 if self.is_box else outputs, gain=0.01
         )
-        self.value_head = _linear(config.hidden_sizes[-1], 1, gain=1.0)
+        self.value_head = linear(config.hidden_sizes[-1], 1, gain=1.0)
         if self.is_box:
             self.log_std = nn.Parameter(torch.full((outputs // 2,), config.log_std_init))
 
@@ -101,7 +108,7 @@ class MLP(ActorCritic):
 def _hidden_layers(inputs: int, config: ModelConfig) -> nn.Sequential:
     layers: list[nn.Module] = []
     for outputs in config.hidden_sizes:
-        layers += [_linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[config.activation]()]
+        layers += [linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[config.activation]()]
         inputs = outputs
     return nn.Sequential(*layers)
 
@@ -122,55 +129,9 @@ def _hidden(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
     return hidden
 
 
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """Return a layer with orthogonal weights and no bias to begin with."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP}
-
-
-def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:
-    """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
-
-    Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
-    """
-    kind = model_class(config)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(
-        1
-    )  # orthogonal initialisation rounds differently with the number of threads, hence with W
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(seed, "model"))
-            return kind(spec, config).to(dtype)
-    except Exception as e:  # a user's model may raise anything
-        raise ConfigError(
-            f"model.name={config.name}: {kind.__name__}.__init__ raised {in_one_line(e)}"
-        ) from e
-    finally:
-        torch.set_num_threads(threads)
-
-
-def model_class(config: ModelConfig) -> type[ActorCritic]:
-    """Return the class that `config` names. Raises ConfigError if there is none."""
-    return MODELS.get(config.name) or _imported(config.name)
-
-
-def _imported(path: str) -> type[ActorCritic]:
-    module_name, _, attribute = path.partition(":")
-    if not (module_name and attribute):
-        raise ConfigError(
-            f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
-        )
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (Exception, SystemExit) as e:  # a user's module may raise anything
-        raise ConfigError(f"model.name={path}: cannot be imported: {in_one_line(e)}") from e
-    if not (isinstance(found, type) and issubclass(found, ActorCritic)):
-        raise ConfigError(f"model.name={path}: must be a subclass of ddppo.models.ActorCritic")
-    if missing := getattr(found, "__abstractmethods__", None):
-        raise ConfigError(f"model.name={path}: does not define {', '.join(sorted(missing))}")
-    return found

@@ -9,7 +9,8 @@ from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import ActorCritic, build_model, model_class
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.build import build_model, model_class
 from ddppo.models.distributions import num_action_params
 from ddppo.models.observations import Obs, random_obs
 from ddppo.spaces import EnvSpec, each, leaves

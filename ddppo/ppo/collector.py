@@ -91,6 +91,7 @@ class Collector:
         self.lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
+        self._going_on: set[tuple[int, int]] = set()  # (row, environment) of ends for learning alone
         self._actor: NativeActor | None = None
 
     def act_by(self, network: NativeNetwork) -> None:
@@ -129,6 +130,7 @@ class Collector:
         self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
         ends: list[End] = []
         self._num_acted = 0
+        self._going_on.clear()
         try:
             for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
                 self._step(t, step_noise, ends)
@@ -156,6 +158,8 @@ class Collector:
         terminated[:], truncated[:], valid[:] = step.terminated, step.truncated, step.valid
         if len(step.ended):
             ends.append((t, step.ended.copy(), each(np.ndarray.copy, step.final_obs)))
+            if step.goes_on is not None:
+                self._going_on.update((t, i) for i in step.ended[step.goes_on].tolist())
 
     def _check(self, ends: list[End]) -> None:
         """Check what the steps taken returned: once for all of them, for it would cost much at each."""
@@ -193,6 +197,8 @@ class Collector:
         episodes: list[Episode] = []
         for t, ended, _ in ends:
             for i in ended.tolist():
+                if (t, i) in self._going_on:
+                    continue
                 rows = slice(first_rows[i], t + 1)
                 episode_return = float(self.returns[i] + rewards[rows, i].sum())
                 length = int(self.lengths[i] + valid[rows, i].sum())

@@ -132,6 +132,8 @@ class Learner:
     def _returns(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return advantages and returns `[T, E]`, and this rank's moments `[3, 3]` of these and of returns - values."""
         rewards, config = rollout.rewards, self.config
+        if config.reward_clip is not None:
+            rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         if self.reward_normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)

@@ -66,6 +66,9 @@ class Compilation:
         self._must = config.compile != "auto" or goes_on
         if not self._must and num_steps < _USED_FROM_STEPS:
             return
+        if model.stays_eager is not None:
+            self._give_up(model.stays_eager)
+            return
         if sync_name == "ddp":
             self._give_up("dist.grad_sync=ddp sums inside backward")
             return

@@ -84,7 +84,7 @@ class Worker:
         self.model = build_model(spec, config.model, config.seed, dtype).to(device)
         self.parameters = FlatParameters(self.model)
         num_parameters = self.parameters.gradient.numel()
-        work = num_parameters * shape.minibatch_size // shape.world_size
+        work = self.model.num_products() * shape.minibatch_size // shape.world_size
         torch.set_num_threads(threads_per_rank(config, local_world_size, work))
         group.broadcast_(
             self.parameters.vector.data
@@ -132,6 +132,7 @@ class Worker:
         self.target: dict[str, float] = {}
         self.derived = {
             "num_parameters": num_parameters,
+            "num_products": self.model.num_products(),  # of weights, for one observation
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "threads_per_rank": torch.get_num_threads(),
             "env_backend": env_config.backend,
@@ -280,7 +281,8 @@ class Worker:
                 num_noise(self.spec.action),
                 normal=self.spec.action.kind == "box",
             )
-            rollout, episodes = self.collector.collect(noise)
+            with self.model.unchanged():
+                rollout, episodes = self.collector.collect(noise)
         self.group.barrier()  # what a rank spends here it spends on the slowest rollout
         with self.clock.phase("learn"):
             update = self.learner.update(rollout, iteration, self.env_steps / config.ppo.total_steps)

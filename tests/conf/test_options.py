@@ -50,7 +50,8 @@ def convert(cfg):
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "cartpole", "gym", "lunarlander", "mountaincar_continuous", "pendulum", "synthetic",
+        "acrobot", "atari", "cartpole", "gym", "lunarlander", "mountaincar_continuous", "mujoco", "pendulum",
+        "synthetic",
     }  # fmt: skip
 
 
@@ -95,7 +96,10 @@ def test_every_setting_has_a_meaning():
     assert [name for name, meaning in meanings(Config) if len(meaning) < 6] == []
 
 
-@pytest.mark.parametrize("env", ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"])
+TUNED = ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"]
+
+
+@pytest.mark.parametrize("env", [*TUNED, "atari", "mujoco"])
 def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, env):
     tuned = composed(f"env={env}").ppo
     assert tuned == composed(f"env={env}", f"ppo={env}").ppo

@@ -72,6 +72,17 @@ def test_in_float64_parameters_after_5_iterations_agree_to_1e_9(runs, env):
     assert_same_learning(folders[1], folders[4], 1e-9)
 
 
+def test_games_of_pixels_agree_as_well(runs):
+    pytest.importorskip("ale_py", reason="needs the extra atari")
+    small = ["model=cnn", "model.conv_layers=[[8,8,8],[8,4,2]]", "model.hidden_sizes=[32]", "dtype=float64"]
+    breakout = ["env=atari", "env.id=ALE/Breakout-v5", "ppo.total_steps=1200"]
+    folders = runs("games", *breakout, *small, "dist.world_size=1,2")
+    one, two = (state(folders[w]) for w in (1, 2))
+    assert 1200 <= one["env_steps"] == two["env_steps"] < 1280  # FIRE after a lost life is no step
+    assert largest_difference(one["model"], two["model"]) <= 1e-9
+    assert one["window"] == two["window"] != []
+
+
 def test_with_every_normaliser_early_stop_and_odd_minibatches_they_agree_as_well(runs):
     folders = runs("everything", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=1,2,4")
     assert_same_learning(folders[1], folders[2], 1e-9)

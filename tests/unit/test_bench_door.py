@@ -49,7 +49,7 @@ def no_runs(monkeypatch):
         ("foo=1", ["foo"]),
         ("rounds=0", ["rounds=0", "at least 1"]),
         ("seconds=0", ["seconds=0", "greater than 0"]),
-        ("workloads=W9", ["workloads=W9", "W1, W2, W4"]),
+        ("workloads=W9", ["workloads=W9", "W1, W2, W3, W4"]),
         ("workloads=", ["workloads=", "no value"]),
         ("world_sizes=0", ["world_sizes=0", "numbers of workers"]),
         ("world_sizes=two", ["world_sizes=two", "numbers of workers"]),
@@ -84,13 +84,14 @@ def test_a_mistake_costs_one_paragraph_and_runs_nothing(call, no_runs, arguments
         assert words in stderr
 
 
+@pytest.mark.parametrize(("name", "package"), [("W3", "ale-py==0.12.1"), ("W4", "'gymnasium[mujoco]")])
 def test_a_workload_whose_packages_are_not_installed_is_skipped_with_the_pip_command(
-    call, no_runs, monkeypatch
+    call, no_runs, monkeypatch, name, package
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, _, stderr = call("workloads=W4")
+    code, _, stderr = call(f"workloads={name}")
     assert code == 2
-    assert "note: W4 is skipped, it needs pip install 'gymnasium[mujoco]" in stderr
+    assert f"note: {name} is skipped, it needs pip install {package}" in stderr
     assert "error: nothing is left to measure" in stderr
 
 
@@ -110,6 +111,7 @@ def test_the_fixed_workloads_are_what_everybody_is_measured_on():
 
     assert sizes("W1") == ("CartPole-v1", 8, 64, 2, 4, [64, 64], "tanh")
     assert sizes("W2") == ("CartPole-v1", 64, 128, 4, 4, [64, 64], "tanh")
+    assert sizes("W3") == ("ALE/Pong-v5", 8, 128, 4, 4, [512], "relu")
     assert sizes("W4") == ("HalfCheetah-v5", 8, 256, 10, 32, [64, 64], "tanh")
 
 

@@ -111,6 +111,26 @@ def test_environments_live_on_from_one_rollout_to_the_next():
     assert episodes == [Episode(2, 6, 3.0, 3), Episode(0, 7, 10.0, 5), Episode(1, 6, 3.0, 3)]
 
 
+def test_an_end_for_learning_alone_ends_no_reported_episode():
+    made = collector()
+    step = made.env.step
+
+    def with_two_lives(actions):  # environment 0 ends after every third step, its game after every sixth
+        answer = step(actions)
+        with_two_lives.ends += 0 in answer.ended
+        if 0 in answer.ended and with_two_lives.ends % 2:
+            answer.goes_on = answer.ended == 0
+        return answer
+
+    with_two_lives.ends = 0
+    made.env.step = with_two_lives
+    rollout, episodes = collect(made, rollouts=4)
+    assert rollout.terminated[:, 0].any()
+    # Twice 0 + 1 + 2, from one rollout into the next; environment 1 as ever.
+    assert [e for e in episodes if e.env_index == 0] == [Episode(1, 0, 6.0, 6), Episode(3, 0, 6.0, 6)]
+    assert [e.length for e in episodes if e.env_index == 1] == [5, 5, 5]
+
+
 def test_a_reset_forgets_the_episodes_that_were_under_way():
     made = collector()
     made.collect(noise(made))

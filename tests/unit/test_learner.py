@@ -213,6 +213,16 @@ def test_normalised_rewards_are_what_is_learned_from():
     assert means(update)["value_loss"] == pytest.approx((0.5 + 4.5) / 2)
 
 
+def test_rewards_are_cut_for_learning_and_left_as_they_are_in_the_rollout():
+    given = rollout([[5.0], [-3.0], [0.5]], actions=[[0], [1], [0]])
+    cut = learner((3, 1), reward_clip=1.0)
+    cut.update(given, iteration=1, progress=0.0)
+    assert given.rewards.flatten().tolist() == [5.0, -3.0, 0.5]
+    same = learner((3, 1))
+    same.update(rollout([[1.0], [-1.0], [0.5]], actions=[[0], [1], [0]]), iteration=1, progress=0.0)
+    assert torch.equal(cut.parameters.grad, same.parameters.grad)
+
+
 def test_action_masks_bound_the_policy_that_learns():
     mask = torch.tensor([[[True, False]], [[True, True]]])
     made = learner((2, 1))

@@ -1,0 +1,188 @@
+"""Atari games by ale-py's own batch: emulated, preprocessed and reset in C++, every game by a seed of its own.
+
+The details of published PPO (Huang et al. 2022, "The 37 implementation details of PPO", Atari) and where they are:
+up to 30 no-ops at the start, each action for 4 frames, the maximum of the last two, 84 x 84 pixels in grey, 4 of them
+stacked: ale-py. A lost life ends an episode for learning, FIRE starts a game and every further life: ale-py and here.
+Rewards are cut to [-1, 1] by ppo.reward_clip, pixels scaled to [0, 1] and features shared by model=cnn. So returns are
+of whole games, as the game counts.
+"""
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from ddppo.config import EnvConfig
+from ddppo.envs.codec import action_spec, decode_actions
+from ddppo.envs.faults import EnvNames, explained, no_state, when_reset, when_stepped
+from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.errors import ConfigError
+from ddppo.spaces import ArraySpec
+
+if TYPE_CHECKING:
+    from ale_py.vector_env import AtariVectorEnv
+
+_NAMESPACE = "ALE/"
+_FIRE = 1  # the second action of every game that has it
+ATARI_OURS = {  # keywords of ale-py's batch that other settings decide
+    "reward_clipping": "set ppo.reward_clip: learning alone sees what it cuts",
+    "max_num_frames_per_episode": "set env.max_episode_steps",
+    "num_threads": "set env.num_workers",
+    "batch_size": "set env.num_envs",
+    "autoreset_mode": "leave it out",
+    "life_loss_info": "set env.kwargs.episodic_life",
+}
+
+
+def register_atari(env: EnvConfig) -> None:
+    """Make Gymnasium know the ids ALE/..., which it does not by itself. Raises ImportError without ale-py."""
+    if env.id.startswith(_NAMESPACE):
+        importlib.import_module("ale_py")
+
+
+def atari_spec(env: EnvConfig) -> EnvSpec:
+    """Return the shapes of a game as its settings have it preprocessed. Raises ConfigError for a setting of ours."""
+    ale = _make_ale(env, 1, 1)
+    try:
+        return _spec(ale)
+    finally:
+        ale.close()
+
+
+def make_atari(
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, cores: int = 1
+) -> "AtariEnvs":
+    """Step games on env.num_workers threads, by default a rank's cores; they change no number.
+
+    Nothing is waited for, so timeout_s is not used.
+    """
+    num_envs = len(names.indices)
+    try:
+        ale = _make_ale(env, num_envs, min(env.num_workers or cores, num_envs))
+        return AtariEnvs(
+            ale,
+            spec,
+            names,
+            lives_end=env.kwargs.get("episodic_life", False),
+            fires=env.kwargs.get("use_fire_reset", True),
+        )
+    except (Exception, SystemExit) as e:
+        raise explained(names.all(), "when they were made", e) from e
+
+
+def whole_games(env: EnvConfig) -> EnvConfig:
+    """Return the settings of evaluation: episodes are whole games."""
+    return dataclasses.replace(env, kwargs={**env.kwargs, "episodic_life": False})
+
+
+def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEnv":
+    from ale_py.vector_env import AtariVectorEnv
+
+    for key, remedy in ATARI_OURS.items():
+        if key in env.kwargs:
+            raise ConfigError(f"env.kwargs.{key} is not the game's to decide: {remedy}")
+    kwargs = {key: value for key, value in env.kwargs.items() if key != "episodic_life"}
+    if env.max_episode_steps is not None:
+        kwargs["max_num_frames_per_episode"] = env.max_episode_steps * kwargs.get("frameskip", 4)
+    return AtariVectorEnv(
+        gym.registry[env.id].kwargs["game"],
+        num_envs,
+        num_threads=num_threads,
+        autoreset_mode=gym.vector.AutoresetMode.SAME_STEP,
+        reward_clipping=False,
+        **kwargs,
+    )
+
+
+def _spec(ale: "AtariVectorEnv") -> EnvSpec:
+    shape = ale.single_observation_space.shape
+    assert shape is not None
+    return EnvSpec(ArraySpec(shape, "uint8"), action_spec(ale.single_action_space))
+
+
+class AtariEnvs:
+    """`VecEnv` over ale-py's batch. Each game's stream follows from its own seed, whoever it is stepped with.
+
+    lives_end: a lost life ends an episode for learning, while the game goes on. fires: the step after a lost life is
+    FIRE, whatever the action, and no transition (unless it brings reward or an end), as ale-py does at a game's start;
+    else games such as Breakout wait for it for ever.
+    """
+
+    def __init__(
+        self, ale: "AtariVectorEnv", spec: EnvSpec, names: EnvNames, *, lives_end: bool, fires: bool
+    ) -> None:
+        self.spec = spec
+        self.names = names
+        self.num_envs = ale.num_envs
+        self._ale = ale
+        self._lives_end = lives_end
+        self._fires = fires and [action.name for action in ale.ale.get_action_set()][_FIRE:][:1] == ["FIRE"]
+        self._lives = np.zeros(self.num_envs, np.int32)
+        self._to_fire = np.zeros(self.num_envs, bool)
+        self._num_steps = 0
+
+    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+        assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
+        seeds_31_bits = [np.random.SeedSequence(int(seed)).generate_state(1)[0] >> 1 for seed in seeds]
+        self._num_steps = 0
+        self._to_fire = np.zeros(self.num_envs, bool)
+        try:
+            obs, infos = self._ale.reset(seed=np.array(seeds_31_bits, np.int64))
+        except (Exception, SystemExit) as e:
+            raise explained(self.names.all(), when_reset(0), e) from e
+        self._lives = infos["lives"]
+        return obs, None
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
+        self._num_steps += 1
+        try:
+            return self._step(decode_actions(self._ale.single_action_space, actions))
+        except (Exception, SystemExit) as e:
+            raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
+
+    def _step(self, actions: np.ndarray) -> EnvStep:
+        fired = self._to_fire
+        if self._fires:
+            actions[fired] = _FIRE
+        obs, rewards, terminated, truncated, infos = self._ale.step(actions)
+        rewards = rewards.astype(np.float64)
+        over, lives = terminated | truncated, infos["lives"]  # of the next game, where one is over
+        # Some games go on for a while with no life left (baselines' EpisodicLifeEnv): that end is the game's.
+        lost = ~over & (lives > 0) & (lives < self._lives)
+        self._lives = lives
+        valid = ~fired | over | (rewards != 0)
+        if self._fires:
+            self._to_fire = lost
+        ends = over
+        if self._lives_end:
+            terminated, ends = terminated | lost, over | lost
+            valid |= lost
+        (ended,) = ends.nonzero()
+        is_over = over[ended]
+        final_obs = obs[ended]
+        if is_over.any():
+            final_obs[is_over] = infos["final_obs"][ended[is_over]]
+        return EnvStep(
+            obs=obs,
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            ended=ended,
+            final_obs=final_obs,
+            action_mask=None,
+            goes_on=None if is_over.all() else ~is_over,
+        )
+
+    def state(self) -> dict[str, Any]:
+        raise no_state(self.names)
+
+    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+        raise no_state(self.names)
+
+    def close(self) -> None:
+        self._ale.close()

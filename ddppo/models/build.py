@@ -1,0 +1,61 @@
+"""From settings to a model: one of ours, or a user's own by its import path."""
+
+import importlib
+
+import torch
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.models.actor_critic import MLP, ActorCritic
+from ddppo.models.cnn import CNN
+from ddppo.seeding import derived_seed
+from ddppo.spaces import EnvSpec
+from ddppo.tracebacks import in_one_line
+
+MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP, "cnn": CNN}
+
+
+def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:
+    """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
+
+    Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
+    """
+    kind = model_class(config)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(
+        1
+    )  # orthogonal initialisation rounds differently with the number of threads, hence with W
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed(seed, "model"))
+            return kind(spec, config).to(dtype)
+    except ConfigError:
+        raise
+    except Exception as e:  # a user's model may raise anything
+        raise ConfigError(
+            f"model.name={config.name}: {kind.__name__}.__init__ raised {in_one_line(e)}"
+        ) from e
+    finally:
+        torch.set_num_threads(threads)
+
+
+def model_class(config: ModelConfig) -> type[ActorCritic]:
+    """Return the class that `config` names. Raises ConfigError if there is none."""
+    return MODELS.get(config.name) or _imported(config.name)
+
+
+def _imported(path: str) -> type[ActorCritic]:
+    module_name, _, attribute = path.partition(":")
+    if not (module_name and attribute):
+        raise ConfigError(
+            f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
+        )
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (Exception, SystemExit) as e:  # a user's module may raise anything
+        raise ConfigError(f"model.name={path}: cannot be imported: {in_one_line(e)}") from e
+    if not (isinstance(found, type) and issubclass(found, ActorCritic)):
+        raise ConfigError(f"model.name={path}: must be a subclass of ddppo.models.ActorCritic")
+    if missing := getattr(found, "__abstractmethods__", None):
+        raise ConfigError(f"model.name={path}: does not define {', '.join(sorted(missing))}")
+    return found

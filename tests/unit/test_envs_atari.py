@@ -1,0 +1,130 @@
+"""Games through ale-py's batch; skipped where the extra atari is not installed."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ddppo.config import Config, EnvConfig, validate
+from ddppo.envs import make_eval_env, make_vec_env, probe, settled
+from ddppo.errors import ConfigError, EnvStateError
+from ddppo.spaces import ActionSpec, ArraySpec
+
+pytest.importorskip("ale_py", reason="needs the extra atari")
+
+SEEDS = [10**15, 2, 3]
+
+
+def game(name="Breakout", backend="auto", num_workers=None, max_episode_steps=None, **kwargs):
+    kwargs = {"episodic_life": True, **kwargs}
+    return EnvConfig(
+        id=f"ALE/{name}-v5", backend=backend, num_workers=num_workers, max_episode_steps=max_episode_steps,
+        kwargs=kwargs,
+    )  # fmt: skip
+
+
+def played(env, steps, first=0, last=3, make=None):
+    """Step environments first to last - 1 of three with the same actions whoever else is there."""
+    envs = make() if make else make_vec_env(env, range(first, last), rank=0, cores=1)
+    actions = np.random.default_rng(0).integers(0, envs.spec.action.sizes[0], (steps, 3))
+    found = []
+    try:
+        obs, _ = envs.reset(SEEDS[first:last])
+        for row in actions[:, first:last]:
+            before, step = obs.copy(), envs.step(row)
+            found.append((before, step))
+            obs = step.obs.copy()
+            step.obs = obs
+    finally:
+        envs.close()
+    return found
+
+
+def test_a_game_observes_four_grey_frames_of_pixels():
+    spec = probe(game("Pong"))
+    assert spec.obs == ArraySpec((4, 84, 84), "uint8")
+    assert spec.action == ActionSpec("discrete", (6,))
+    assert probe(game("Pong", stack_num=2, img_height=42)).obs == ArraySpec((2, 42, 84), "uint8")
+
+
+def test_a_game_s_stream_is_its_own_whoever_it_is_stepped_with_and_on_how_many_threads():
+    together = played(game(num_workers=2), 400)
+    for first in range(3):
+        for (_, a), (_, b) in zip(together, played(game(), 400, first, first + 1), strict=True):
+            one = slice(first, first + 1)
+            np.testing.assert_array_equal(a.obs[one], b.obs)
+            for name in ("rewards", "terminated", "truncated", "valid"):
+                np.testing.assert_array_equal(getattr(a, name)[one], getattr(b, name))
+
+
+def test_a_lost_life_ends_an_episode_for_learning_while_the_game_goes_on():
+    lives, games = 0, 0
+    steps = [step for _, step in played(game(), 800)]
+    for step, following in itertools.pairwise(steps):
+        goes_on = np.zeros(len(step.ended), bool) if step.goes_on is None else step.goes_on
+        for k, i in enumerate(step.ended):
+            assert step.terminated[i]
+            assert np.array_equal(step.final_obs[k], step.obs[i]) == goes_on[k]
+            assert following.valid[i] != goes_on[k] or following.rewards[i]  # FIRE, then the agent's turn
+        lives, games = lives + goes_on.sum(), games + (~goes_on).sum()
+    assert games >= 3
+    assert lives in (
+        4 * games,
+        *range(4 * games - 12, 4 * games + 13),
+    )  # five lives a game; three are under way
+
+
+def test_an_evaluation_plays_whole_games_with_rewards_as_they_are():
+    env = game("SpaceInvaders")
+    found = played(env, 700, make=lambda: make_eval_env(env, 3))
+    assert all(step.goes_on is None for _, step in found)
+    rewards = np.concatenate([step.rewards for _, step in found])
+    assert {5.0, 10.0} <= set(rewards)
+    learning = played(env, 700)
+    np.testing.assert_array_equal(rewards, np.concatenate([step.rewards for _, step in learning]))
+
+
+def test_a_time_limit_truncates_with_the_true_final_observation():
+    found = played(game("Pong", max_episode_steps=25, noop_max=1), 26)
+    for t, (_, step) in enumerate(found, start=1):
+        assert step.truncated.all() == (t == 25)
+        assert not step.terminated.any()
+    end = found[24][1]
+    assert end.goes_on is None
+    # The stack of the last observation holds the frames before it.
+    np.testing.assert_array_equal(end.final_obs[:, :3], found[24][0][:, 1:])
+
+
+def test_auto_is_ale_py_s_batch_and_other_backends_are_gymnasium_s_own_environment():
+    env = game("Pong")
+    assert settled(env, probe(env), 8, 2).backend == "native"
+    assert probe(EnvConfig(id="ALE/Pong-v5", backend="sync")).obs == ArraySpec((210, 160, 3), "uint8")
+
+
+def test_its_state_cannot_be_had():
+    envs = make_vec_env(game(), range(2), rank=0, cores=1)
+    try:
+        with pytest.raises(EnvStateError, match="environment 0 of rank 0"):
+            envs.state()
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (game("Pong", reward_clipping=True), "env.kwargs.reward_clipping .*: set ppo.reward_clip"),
+        (game("Pong", num_threads=2), "set env.num_workers"),
+        (game("Pong", stack=4), "env.kwargs.stack: ALE/Pong-v5 does not accept this keyword .*stack_num"),
+        (game("Pnog"), "Gymnasium knows no task ALE/Pnog-v5 .*did you mean ALE/Pong-v5"),
+    ],
+)
+def test_what_is_not_the_game_s_to_set_is_told_in_one_sentence(env, said):
+    with pytest.raises(ConfigError, match=said):
+        probe(env)
+
+
+def test_the_number_of_threads_is_checked_as_that_of_processes_is():
+    validate(Config(env=game(num_workers=8)))
+    with pytest.raises(ConfigError, match="exceeds the 8 environments"):
+        validate(Config(env=game(num_workers=9)))
