@@ -103,7 +103,7 @@ class PPOConfig:
         "by moments over all ranks (global), over one rank's samples (local: depends on W), or not (none)",
         choices=("global", "local", "none"),
     )
-    normalize_obs: bool = setting(False, "scale observations by running moments over all ranks")
+    normalize_obs: bool = setting(False, "scale observations, but pixels, by running moments over all ranks")
     normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
     reward_clip: float | None = setting(
         None,

@@ -55,9 +55,6 @@ class RowLayout:
         return rows[MASK] if rows.dtype.names and MASK in rows.dtype.names else None
 
 
-Write = Callable[[Any, list[np.ndarray]], None]  # an observation into its arrays, zero before
-
-
 class RowEncoder:
     """Turns observations and infos of one environment into rows, always new arrays of `layout.dtype`.
 
@@ -69,33 +66,34 @@ class RowEncoder:
     def __init__(self, space: gym.Space, spec: EnvSpec) -> None:
         self.space = without_mask(space)
         self.layout = RowLayout(spec)
-        self._mask_size = spec.mask_size
         self._is_plain_box = isinstance(space, Box) and spec.mask_size is None
         if self._is_plain_box:
             self._shape, self._dtype = space.shape, self.layout.dtype.base
-        self._write = _writer(self.space, "", iter(range(len(leaves(spec.obs)))))
-        self._blank = np.zeros((), self.layout.dtype)
-        if (mask := self.layout.mask(self._blank)) is not None:
-            mask[:] = True  # all is allowed where a task hands over no mask
+        # Written anew for every observation, and copied: a view of a field costs as much as all that is written.
+        self._row = np.zeros((), self.layout.dtype)
+        self._mask = self.layout.mask(self._row)
+        self._write = _writer(self.space, "", iter(leaves(self.layout.obs(self._row))))
 
     def __call__(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
         if self._is_plain_box:
             if type(obs) is np.ndarray and obs.dtype == self._dtype and obs.shape == self._shape:
                 return obs.copy()
             return _as_array(obs, self._dtype, self._shape, "")
-        row = self._blank.copy()
-        self._write(obs, leaves(self.layout.obs(row)))
+        self._write(obs)
+        if self._mask is not None:
+            self._write_mask(obs, info, self._mask)
+        return self._row.copy()
+
+    def _write_mask(self, obs: Any, info: dict[str, Any], out: np.ndarray) -> None:
         mask = obs.get(MASK) if isinstance(obs, dict) else None
         mask = info.get(MASK) if mask is None else mask
-        allowed = self.layout.mask(row)
-        if mask is not None and allowed is not None:
-            mask = flat_mask(mask)
-            if mask.size != self._mask_size:
-                raise WrongOutput(
-                    f"an action_mask of {mask.size} entries", f"its first had {self._mask_size}"
-                )
-            np.not_equal(mask, 0, out=allowed)
-        return row
+        if mask is None:
+            out[:] = True  # all is allowed where a task hands over no mask
+            return
+        mask = flat_mask(mask)
+        if mask.size != out.size:
+            raise WrongOutput(f"an action_mask of {mask.size} entries", f"its first had {out.size}")
+        np.not_equal(mask, 0, out=out)
 
 
 def as_number(reward: Any) -> float:
@@ -111,10 +109,15 @@ def _called(label: str) -> str:
     return f"observation{label}" if label else "an observation"
 
 
-def _as_array(value: Any, dtype: np.dtype, shape: tuple[int, ...] | None, label: str) -> np.ndarray:
-    """Return a new array of an observation. Raises WrongOutput unless it holds such numbers in that shape."""
+def _as_array(
+    value: Any, dtype: np.dtype, shape: tuple[int, ...] | None, label: str, *, copy: bool | None = True
+) -> np.ndarray:
+    """Return an array of an observation, a new one or (copy=None) perhaps the value itself.
+
+    Raises WrongOutput unless it holds such numbers in that shape.
+    """
     try:
-        array = np.array(value, None if dtype.kind == "u" else dtype)
+        array = np.array(value, None if dtype.kind == "u" else dtype, copy=copy)
         if array.dtype.kind not in "biuf":
             raise TypeError(array.dtype)
     except (TypeError, ValueError) as e:
@@ -139,37 +142,39 @@ def as_pixels(array: np.ndarray, label: str = "") -> np.ndarray:
     return array.astype(np.uint8)
 
 
-def _writer(space: gym.Space, label: str, numbers: Iterator[int]) -> Write:
-    """Return what writes observations of `space` into arrays, whose numbers come from `numbers`.
+Write = Callable[[Any], None]  # an observation into its arrays
+
+
+def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write:
+    """Return what writes observations of `space` into the next of `arrays`.
 
     `label` is the way to them, e.g. ['cards'][0].
     """
     match space:
         case Dict():
-            return _dict_writer(space, label, numbers)
+            return _dict_writer(space, label, arrays)
         case Tuple():
-            return _tuple_writer(space, label, numbers)
-    k = next(numbers)
-    match space:
+            return _tuple_writer(space, label, arrays)
         case Discrete():
-            return _discrete_writer(space, label, k)
+            return _discrete_writer(space, label, next(arrays))
         case MultiDiscrete():
-            return _multi_discrete_writer(space, label, k)
+            return _multi_discrete_writer(space, label, next(arrays))
+    out = next(arrays)
 
-    def write(value: Any, out: list[np.ndarray]) -> None:
-        out[k][...] = _as_array(value, out[k].dtype, space.shape, label)
+    def write(value: Any) -> None:
+        out[...] = _as_array(value, out.dtype, space.shape, label, copy=None)
 
     return write
 
 
-def _part_writers(space: Dict | Tuple, label: str, numbers: Iterator[int]) -> list[tuple[Any, Write]]:
-    return [(key, _writer(part, f"{label}[{key!r}]", numbers)) for key, part in space_parts(space)]
+def _part_writers(space: Dict | Tuple, label: str, arrays: Iterator[np.ndarray]) -> list[tuple[Any, Write]]:
+    return [(key, _writer(part, f"{label}[{key!r}]", arrays)) for key, part in space_parts(space)]
 
 
-def _dict_writer(space: Dict, label: str, numbers: Iterator[int]) -> Write:
-    parts = _part_writers(space, label, numbers)
+def _dict_writer(space: Dict, label: str, arrays: Iterator[np.ndarray]) -> Write:
+    parts = _part_writers(space, label, arrays)
 
-    def write(value: Any, out: list[np.ndarray]) -> None:
+    def write(value: Any) -> None:
         for key, write_part in parts:
             try:
                 part = value[key]
@@ -182,29 +187,29 @@ def _dict_writer(space: Dict, label: str, numbers: Iterator[int]) -> Write:
                 raise WrongOutput(
                     f"{_called(label)} {has}", f"its space says a dict with keys {list(space.spaces)}"
                 ) from e
-            write_part(part, out)
+            write_part(part)
 
     return write
 
 
-def _tuple_writer(space: Tuple, label: str, numbers: Iterator[int]) -> Write:
-    parts = _part_writers(space, label, numbers)
+def _tuple_writer(space: Tuple, label: str, arrays: Iterator[np.ndarray]) -> Write:
+    parts = _part_writers(space, label, arrays)
 
-    def write(value: Any, out: list[np.ndarray]) -> None:
+    def write(value: Any) -> None:
         has = len(value) if isinstance(value, (tuple, list, np.ndarray)) else None
         if has != len(parts):
             found = f"of type {type(value).__name__}" if has is None else f"of {has} parts"
             raise WrongOutput(f"{_called(label)} {found}", f"its space says a tuple of {len(parts)} parts")
         for key, write_part in parts:
-            write_part(value[key], out)
+            write_part(value[key])
 
     return write
 
 
-def _discrete_writer(space: Discrete, label: str, k: int) -> Write:
+def _discrete_writer(space: Discrete, label: str, out: np.ndarray) -> Write:
     start, n = int(space.start), int(space.n)
 
-    def write(value: Any, out: list[np.ndarray]) -> None:
+    def write(value: Any) -> None:
         try:
             choice = (
                 operator.index(value.item() if isinstance(value, (np.generic, np.ndarray)) else value) - start
@@ -215,19 +220,21 @@ def _discrete_writer(space: Discrete, label: str, k: int) -> Write:
             ) from e
         if not 0 <= choice < n:  # a negative one would count from the end
             raise WrongOutput(f"{choice + start} as {_called(label)}", f"its space says {space}")
-        out[k][choice] = 1
+        out[:] = 0
+        out[choice] = 1
 
     return write
 
 
-def _multi_discrete_writer(space: MultiDiscrete, label: str, k: int) -> Write:
+def _multi_discrete_writer(space: MultiDiscrete, label: str, out: np.ndarray) -> Write:
     nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
     offsets = np.cumsum(nvec) - nvec
 
-    def write(value: Any, out: list[np.ndarray]) -> None:
+    def write(value: Any) -> None:
         choices = _as_array(value, np.dtype(np.int64), space.shape, label).reshape(-1) - start
         if ((choices < 0) | (choices >= nvec)).any():  # it would fall into another component's entries
             raise WrongOutput(f"{value} as {_called(label)}", f"its space says {space}")
-        out[k][offsets + choices] = 1
+        out[:] = 0
+        out[offsets + choices] = 1
 
     return write

@@ -27,8 +27,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 class ActorCritic(nn.Module, abc.ABC):
     """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_action_params(spec.action).
 
-    obs are what spec.obs describes, behind any batch shape: a tensor `[..., *shape]`, or a dict of them where spec.obs
-    is one. Floats come in the type of the parameters; pixels come as uint8, and the model scales them.
+    obs are what spec.obs describes, n at once: a tensor `[n, *shape]`, or a dict of them where spec.obs is one. Floats
+    come in the type of the parameters; pixels come as uint8, and the model scales them.
     """
 
     stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
@@ -39,15 +39,15 @@ class ActorCritic(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[..., P]` and values `[...]`; used in learning."""
+        """Return action parameters `[n, P]` and values `[n]`; used in learning."""
 
     @abc.abstractmethod
     def action_params(self, obs: Obs) -> torch.Tensor:
-        """Return action parameters `[..., P]` alone; used in acting."""
+        """Return action parameters `[n, P]` alone; used in acting."""
 
     @abc.abstractmethod
     def value(self, obs: Obs) -> torch.Tensor:
-        """Return values `[...]` alone; used for bootstrapping."""
+        """Return values `[n]` alone; used for bootstrapping."""
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""

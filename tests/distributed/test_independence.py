@@ -94,6 +94,18 @@ def test_with_every_normaliser_early_stop_and_odd_minibatches_they_agree_as_well
     assert min(epochs[1]) < 3  # target_kl did stop some
 
 
+MIXED = [
+    "env=gym", "env.id=tests.unit.seen_tasks:seen/Mixed-v0", "model.name=tests.unit.seen_tasks:Looking",
+    "ppo.normalize_obs=true", "dtype=float64",
+]  # fmt: skip
+
+
+def test_with_pixels_beside_other_arrays_and_a_model_of_them_they_agree_whoever_steps_the_tasks(runs):
+    one = runs("mixed_sync", *MIXED, "env.backend=sync", "dist.world_size=1")[1]
+    two = runs("mixed_pool", *MIXED, "env.backend=pool", "dist.world_size=2")[2]
+    assert_same_learning(one, two, 1e-9)
+
+
 def test_distributed_data_parallel_learns_the_same_as_one_rank(runs, tmp_path):
     one = runs("everything", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=1,2,4")[1]
     two = sweep(

@@ -218,7 +218,7 @@ def test_it_does_so_for_a_model_with_buffers_and_parameters_that_do_not_learn(mo
     assert_equal(found)
 
 
-@pytest.mark.parametrize("name", ["mlp", "seen_tasks:Looking"])
+@pytest.mark.parametrize("name", ["mlp", "tests.unit.seen_tasks:Looking"])
 def test_it_does_so_for_pixels_beside_other_arrays(name, monkeypatch):
     parts = {"state": ArraySpec((2, 2)), "camera": ArraySpec((1, 8, 8), "uint8")}
     found = both(EnvSpec(parts, ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=name))

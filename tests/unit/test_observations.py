@@ -1,9 +1,10 @@
 """Observations keep their shape, and pixels their type, from environment to model."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from seen_tasks import Looking
 
 from ddppo.collectives import Group
 from ddppo.config import EnvConfig, ModelConfig, PPOConfig
@@ -20,6 +21,7 @@ from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
+from tests.unit.seen_tasks import Looking
 
 CPU = torch.device("cpu")
 MIXED = {
@@ -29,11 +31,11 @@ MIXED = {
     "state": ArraySpec((2, 2), "float64"),
 }
 SPEC = EnvSpec(MIXED, ActionSpec("discrete", (2,)))
-LOOKING = ModelConfig(name="seen_tasks:Looking")
+LOOKING = ModelConfig(name="tests.unit.seen_tasks:Looking")
 
 
 def task(name, **settings):
-    return EnvConfig(id=f"seen_tasks:seen/{name}-v0", **settings)
+    return EnvConfig(id=f"tests.unit.seen_tasks:seen/{name}-v0", **settings)
 
 
 def played(env, steps=20):
@@ -203,6 +205,15 @@ def test_evaluation_plays_by_what_the_task_observes():
     scores = play_episodes(policy, env, range(5), seed=0)
     assert scores.lengths == (7,) * 5
     assert scores == play_episodes(policy, make_eval_env(task("Mixed"), 5), range(5), seed=0)
+
+
+def test_the_model_in_the_docs_is_one(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    (tmp_path / "their_models.py").write_text(page.split("```python")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    space = {"camera": ArraySpec((3, 64, 64), "uint8"), "speed": ArraySpec((1,))}
+    spec, named = EnvSpec(space, ActionSpec("box", (2,))), ModelConfig(name="their_models:Driver")
+    assert check_model(spec, named, torch.float32, num_envs=4) is None
 
 
 # -- what goes wrong -------------------------------------------------------------------------------------------------

@@ -164,6 +164,10 @@ def assert_one_paragraph(stderr):
         # tasks
         ("env=gym env.id=tests.fault.saboteurs:TextObs-v0", ["observation space Text", "not supported"]),
         ("env=gym env.id=tests.fault.saboteurs:DictActions-v0", ["action space", "not supported"]),
+        (
+            "env=gym env.id=tests.unit.seen_tasks:seen/Picture-v0 ppo.normalize_obs=true",
+            ["ppo.normalize_obs=true", "nothing but pixels", "use ppo.normalize_obs=false"],
+        ),
         ("env.backend=native env.id=Acrobot-v1", ["env.backend=native", "use env.backend=sync"]),
         # resuming
         ("resume=/no/such/folder", ["resume=/no/such/folder", "not a run folder"]),
