@@ -1,10 +1,13 @@
-"""Measure ddppo and Stable-Baselines3 on the same CartPole work in the same rounds.
+"""Measure ddppo and Stable-Baselines3 on the same work in the same rounds.
 
 python experiments/speed/compare_peers.py --sb3-python <python with stable-baselines3> [--workload W1] [--rounds 5]
 
 Everything runs in turn, one thing at a time, each in a process of its own. Steps/s are of training after the first two
 iterations; Stable-Baselines3 has torch's default threads, then one, and the faster counts in each round. Writes
-peers_<workload>.json beside this file.
+peers_<workload>.json beside this file, or what --out says.
+
+W3 is Pong with Stable-Baselines3's AtariWrapper and VecFrameStack in float32; ours is measured in bfloat16, which the
+workload takes, and in float32.
 """
 
 import argparse
@@ -24,7 +27,8 @@ SB3 = """
 import sys, time
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack
 import torch
 env_id, num_envs, rollout_steps, num_epochs, minibatch, threads, seconds = sys.argv[1:]
 num_envs, rollout_steps = int(num_envs), int(rollout_steps)
@@ -38,7 +42,14 @@ class Clock(BaseCallback):
     def _on_step(self):
         return len(self.times) < 5 or time.perf_counter() - self.times[2] < float(seconds)
 
-model = PPO("MlpPolicy", make_vec_env(env_id, n_envs=num_envs), n_steps=rollout_steps, batch_size=int(minibatch),
+if env_id.startswith("ALE/"):
+    import ale_py
+    unskipped = {"frameskip": 1, "repeat_action_probability": 0.0}  # AtariWrapper skips
+    env = VecFrameStack(make_atari_env(env_id, n_envs=num_envs, env_kwargs=unskipped), n_stack=4)
+else:
+    env = make_vec_env(env_id, n_envs=num_envs)
+policy = "CnnPolicy" if env_id.startswith("ALE/") else "MlpPolicy"
+model = PPO(policy, env, n_steps=rollout_steps, batch_size=int(minibatch),
             n_epochs=int(num_epochs), device="cpu", seed=0)
 model.learn(10**9, callback=Clock())
 times = Clock.times
@@ -71,17 +82,22 @@ def main() -> None:
     parser.add_argument("--world-sizes", default="1,2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     workload, clock = fixed(options.workload), Clock(0.5, options.seconds)
-    ours = {w: Configuration(workload, w, "strong") for w in map(int, options.world_sizes.split(","))}
-    native = Configuration(fixed(options.workload, ["env.backend=native"]), 1, "strong")
+    world_sizes = map(int, options.world_sizes.split(","))
+    ours = {f"ddppo W={w}": Configuration(workload, w, "strong") for w in world_sizes}
+    if workload.name in ("W1", "W2"):  # whose task brings a batched implementation
+        ours["ddppo W=1 native"] = Configuration(fixed(workload.name, ["env.backend=native"]), 1, "strong")
+    if workload.name == "W3":
+        ours["ddppo W=1 float32"] = Configuration(
+            fixed(workload.name, ["model.precision=float32"]), 1, "strong"
+        )
     rows = []
     for _ in range(options.rounds):
-        row = {f"ddppo W={w}": measure(this_code(), each.overrides, clock)["fps"] for w, each in ours.items()}
-        if workload.name in ("W1", "W2"):  # whose task brings a batched implementation
-            row["ddppo W=1 native"] = measure(this_code(), native.overrides, clock)["fps"]
+        row = {name: measure(this_code(), each.overrides, clock)["fps"] for name, each in ours.items()}
         for threads, name in ((0, "sb3"), (1, "sb3 one thread")):
-            row[name] = sb3(options.sb3_python, ours[min(ours)], threads, options.seconds)
+            row[name] = sb3(options.sb3_python, next(iter(ours.values())), threads, options.seconds)
         rows.append(row)
         print({name: round(value) for name, value in row.items()}, flush=True)
     best = [max(row["sb3"], row["sb3 one thread"]) for row in rows]
@@ -94,9 +110,8 @@ def main() -> None:
         )
     about = {"workload": workload.name, "git_commit": this_code().commit, "git_dirty": this_code().dirty}
     about |= {"machine": machine(with_gpu=False), "versions": versions(), "seconds": options.seconds}
-    (HERE / f"peers_{workload.name.lower()}.json").write_text(
-        json.dumps(about | {"rows": rows}, indent=2) + "\n"
-    )
+    out = options.out or HERE / f"peers_{workload.name.lower()}.json"
+    out.write_text(json.dumps(about | {"rows": rows}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
