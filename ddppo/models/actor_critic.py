@@ -31,6 +31,7 @@ class ActorCritic(nn.Module, abc.ABC):
     come in the type of the parameters; pixels come as uint8, and the model scales them.
     """
 
+    values_are_beside = False  # forward costs hardly more than action_params: acting takes values along
     stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
 
     @abc.abstractmethod

@@ -32,6 +32,7 @@ class CNN(ActorCritic):
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"
+        self.values_are_beside = config.shared_trunk
         self.is_hwc = config.image_layout == "hwc"
         image, is_pixels = _image(spec, config)
         outputs = num_action_params(spec.action)

@@ -24,7 +24,8 @@ class Collector:
     """Steps its environments with a model and keeps their current state between iterations.
 
     Buffers are allocated once. Acting needs only the policy; values of all T + 1 observations and of the final
-    observations are computed in one batch at the end, with the same parameters.
+    observations are computed in one batch at the end, with the same parameters. A model whose values come beside the
+    policy gives those of T observations while it acts.
 
     raw_obs `[T + 1, E, *shape]` is what was observed and obs what the model is given: one tensor, or a dict of them.
     They share memory where the two are the same. A state of a model with memory would be kept as they are: that before
@@ -91,6 +92,7 @@ class Collector:
         self.lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
+        self._acted_values = buffer() if model.values_are_beside else None
         self._going_on: set[tuple[int, int]] = set()  # (row, environment) of ends for learning alone
         self._actor: NativeActor | None = None
 
@@ -148,7 +150,10 @@ class Collector:
             self._actor.act(t)
         else:
             mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
-            params = self.model.action_params(self._obs_rows[t])
+            if self._acted_values is None:
+                params = self.model.action_params(self._obs_rows[t])
+            else:
+                params, self._acted_values[t] = self.model(self._obs_rows[t])
             self._param_rows[t].copy_(params)
             self._actions[t] = action_distribution(self.env.spec.action, params, mask).sample(noise).numpy()
         step = self.env.step(self._actions[t])
@@ -224,7 +229,10 @@ class Collector:
         episode_start[1:] = starts[:-1]
         episode_start &= valid
         self.starts[:] = starts[-1]
-        values = self._values(self.obs, (self.rollout_steps + 1, self.env.num_envs))
+        num_rows = self.rollout_steps + 1 if self._acted_values is None else 1
+        values = self._values(each(lambda x: x[-num_rows:], self.obs), (num_rows, self.env.num_envs))
+        if self._acted_values is not None:
+            values = torch.cat([self._acted_values, values])
         next_values = values[1:].clone()
         if ends:
             steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))

@@ -91,6 +91,14 @@ def collect(made, rollouts=1):
     return rollout, episodes
 
 
+def test_values_that_come_beside_the_policy_are_those_computed_at_the_end(monkeypatch):
+    whole, _ = collect(collector(), rollouts=2)
+    monkeypatch.setattr("ddppo.models.actor_critic.MLP.values_are_beside", True)
+    beside, _ = collect(collector(), rollouts=2)
+    torch.testing.assert_close(beside.values, whole.values)
+    torch.testing.assert_close(beside.next_values, whole.next_values)
+
+
 def test_every_row_holds_the_observation_that_was_acted_on():
     rollout, _ = collect(collector())
     assert rollout.obs[:, 0].tolist() == [[10, 0], [10, 1], [10, 2], [10, 0]]
