@@ -9,9 +9,9 @@ from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, VecEnv
 from ddppo.models import ActorCritic, Obs, action_distribution, num_action_params, tensor_dtype
-from ddppo.ppo.native_acting import NativeActor
-from ddppo.ppo.native_network import NativeNetwork
-from ddppo.ppo.native_rollout import NativeRollout
+from ddppo.ppo.native.acting import NativeActor
+from ddppo.ppo.native.network import NativeNetwork
+from ddppo.ppo.native.rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.spaces import ArraySpec, each, zipped

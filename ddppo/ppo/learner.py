@@ -12,8 +12,8 @@ from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
 from ddppo.models import Obs
 from ddppo.ppo.minibatches import Batch, local_minibatches
-from ddppo.ppo.native_returns import returns_and_moments
-from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.native.returns import returns_and_moments
+from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout

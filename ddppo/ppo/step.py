@@ -1,4 +1,4 @@
-"""The step on one minibatch: loss, gradient, its sum over ranks, clipping, Adam; eager here, else compiled_step.py.
+"""The step on one minibatch: loss, gradient, its sum over ranks, clipping, Adam; eager here, else native/ or compiled/.
 
 The arithmetic of the loss stands here once for both, in functions of tensors alone.
 """

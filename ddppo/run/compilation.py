@@ -24,9 +24,9 @@ from ddppo.collectives import Group
 from ddppo.collectives.compiled import NotCompiled, cache_folder
 from ddppo.config import Config
 from ddppo.models import ActorCritic
-from ddppo.ppo.compiled_step import CompiledStep, Recipe, agrees, is_made, remove
-from ddppo.ppo.native_network import why_not_native
-from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, is_made, remove
+from ddppo.ppo.native.network import why_not_native
+from ddppo.ppo.native.step import NativeStep
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 
@@ -164,7 +164,7 @@ class Compilation:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ddppo.ppo.compile_step"], env=environ, text=True, start_new_session=True,
+            [sys.executable, "-m", "ddppo.ppo.compiled.compiler"], env=environ, text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         assert self._process.stdin is not None

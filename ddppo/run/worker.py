@@ -44,10 +44,10 @@ from ddppo.errors import (
 from ddppo.files import move_aside
 from ddppo.models import MLP, build_model, num_noise
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.compiled_step import CompiledStep
+from ddppo.ppo.compiled.step import CompiledStep
 from ddppo.ppo.learner import Learner
-from ddppo.ppo.native_network import NativeNetwork
-from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.native.network import NativeNetwork
+from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation

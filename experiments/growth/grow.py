@@ -56,7 +56,12 @@ def measure() -> None:
         print(points[-1], flush=True)
     write_json(
         HERE / "growth.json",
-        {"commit": this_code().name, "machine": machine(with_gpu=False), "versions": versions(), "points": points},
+        {
+            "commit": this_code().name,
+            "machine": machine(with_gpu=False),
+            "versions": versions(),
+            "points": points,
+        },
     )
 
 

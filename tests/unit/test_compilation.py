@@ -11,8 +11,8 @@ from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.models.actor_critic import MLP
-from ddppo.ppo import compiled_step
-from ddppo.ppo.compile_step import gradient_function, optimize_
+from ddppo.ppo.compiled import step as compiled_step
+from ddppo.ppo.compiled.compiler import gradient_function, optimize_
 from ddppo.run import checkpoint, compilation
 from ddppo.run.worker import Worker
 from tests.support import summary

@@ -8,11 +8,11 @@ from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
-from ddppo.ppo.compiled_step import example, worst_error
+from ddppo.ppo.compiled.step import example, worst_error
 from ddppo.ppo.minibatches import Batch
-from ddppo.ppo.native_network import NativeNetwork, why_not_native
-from ddppo.ppo.native_returns import returns_and_moments
-from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.native.network import NativeNetwork, why_not_native
+from ddppo.ppo.native.returns import returns_and_moments
+from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import moments
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout

@@ -7,7 +7,7 @@ namespace ddppo {
 
 extern "C" void network_values(void* network, const void* obs, int64_t n, void* values);  // learn.cpp
 
-// RolloutBuffers of ddppo/ppo/native_rollout.py mirrors this one.
+// RolloutBuffers of ddppo/ppo/native/rollout.py mirrors this one.
 struct RolloutBuffers : ActingBuffers {
   TaskBatch* tasks;
   int64_t num_steps, num_ends;

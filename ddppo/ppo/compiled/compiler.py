@@ -1,4 +1,4 @@
-"""The process that compiles a step: `python -m ddppo.ppo.compile_step`, told on stdin what and whereto.
+"""The process that compiles a step: `python -m ddppo.ppo.compiled.compiler`, told on stdin what and whereto.
 
 It takes tens of seconds of one core, as nicely as it is told to be, and ends with who started it. What it
 cannot compile it says in one line on stdout. The first line of stdin is a JSON object, the rest never comes: its end is
@@ -22,7 +22,7 @@ from torch import nn
 from torch.func import functional_call
 
 from ddppo.models import ActorCritic, build_model
-from ddppo.ppo.compiled_step import LIBRARIES, Recipe, example, is_made, tensors
+from ddppo.ppo.compiled.step import LIBRARIES, Recipe, example, is_made, tensors
 from ddppo.ppo.minibatches import Minibatch
 from ddppo.ppo.step import (
     BETAS,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ddppo.models import num_noise
-from ddppo.ppo.native_network import KINDS, NativeNetwork, library
+from ddppo.ppo.native.network import KINDS, NativeNetwork, library
 
 if TYPE_CHECKING:
     from ddppo.ppo.collector import Collector

@@ -4,7 +4,7 @@ import ctypes
 
 import torch
 
-from ddppo.ppo.native_network import library
+from ddppo.ppo.native.network import library
 from ddppo.ppo.rollout import Rollout
 
 _TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)

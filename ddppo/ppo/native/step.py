@@ -10,7 +10,7 @@ import torch
 from ddppo.collectives import Group, Record
 from ddppo.config import PPOConfig
 from ddppo.ppo.minibatches import Batch
-from ddppo.ppo.native_network import NativeNetwork, library
+from ddppo.ppo.native.network import NativeNetwork, library
 from ddppo.ppo.step import STATISTICS, NotFinite, adam_state, constants
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")

@@ -1,7 +1,7 @@
 """The step compiled ahead of time into two libraries: one for the gradient, one for clipping and Adam.
 
 Between them is the sum over ranks. Shapes of minibatches are free, so one pair serves every number of ranks, batch size
-and coefficient; compile_step.py makes it, in a process of its own. Loading it takes a millisecond and imports nothing.
+and coefficient; compiler.py makes it, in a process of its own. Loading it takes a millisecond and imports nothing.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import torch
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.models import ActorCritic, action_distribution, num_noise, random_obs
 from ddppo.ppo.minibatches import Minibatch
-from ddppo.ppo.native_step import NativeStep
+from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.step import (
     STATISTICS,
     ByMinibatch,
@@ -35,7 +35,7 @@ from ddppo.ppo.step import (
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 LIBRARIES = ("gradient", "optimizer")
-_SOURCES = ("step.py", "losses.py", "compile_step.py", "compiled_step.py", "../models/distributions.py")
+_SOURCES = ("step.py", "losses.py", "compiled/compiler.py", "compiled/step.py", "../models/distributions.py")
 _TRIED_ROWS = 11
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 
@@ -75,7 +75,7 @@ class Recipe:
 
     def key(self, model: ActorCritic) -> str:
         """Return a name for the libraries, which is another whenever they would be."""
-        here = Path(__file__).parent
+        here = Path(__file__).parents[1]
         kinds = {kind for module in model.modules() for kind in type(module).__mro__}
         files = {here / name for name in _SOURCES}
         for kind in kinds:

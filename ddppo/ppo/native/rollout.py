@@ -11,8 +11,8 @@ import torch
 
 from ddppo.envs.batched.native_tasks import NativeEnvs, TaskBatch
 from ddppo.envs.faults import check_finite
-from ddppo.ppo.native_acting import ActingBuffers, NativeActor
-from ddppo.ppo.native_network import NativeNetwork, library
+from ddppo.ppo.native.acting import ActingBuffers, NativeActor
+from ddppo.ppo.native.network import NativeNetwork, library
 from ddppo.ppo.rollout import Episode, Rollout
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Acting and learning in C++ (ddppo/native), seen from the collector and the learner."""
