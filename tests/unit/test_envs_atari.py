@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from ddppo.config import Config, EnvConfig, validate
+from ddppo.config import Config, EnvConfig, to_yaml, validate
 from ddppo.envs import make_eval_env, make_vec_env, probe, settled
 from ddppo.errors import ConfigError, EnvStateError
+from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.spaces import ActionSpec, ArraySpec
 
 pytest.importorskip("ale_py", reason="needs the extra atari")
@@ -108,6 +109,12 @@ def test_its_state_cannot_be_had():
             envs.state()
     finally:
         envs.close()
+
+
+def test_a_video_of_it_is_refused_before_an_episode_is_played(tmp_path):
+    (tmp_path / "config.yaml").write_text(to_yaml(Config(env=game())))
+    with pytest.raises(ConfigError, match="which draws no pictures"):
+        evaluate(EvaluateConfig(run=str(tmp_path), video=True))
 
 
 @pytest.mark.parametrize(

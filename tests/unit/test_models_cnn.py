@@ -95,6 +95,20 @@ def test_in_bfloat16_outputs_and_gradients_are_float32_and_near_those_of_float32
     assert (gradients[0] - gradients[1]).norm() < 0.06 * gradients[0].norm()
 
 
+@pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("bfloat16", 0.01)])
+def test_gradients_of_two_halves_add_up_to_that_of_the_whole(precision, limit):
+    model = cnn(PONG, torch.float32, layers=NATURE, precision=precision)
+    obs = random_obs(PONG, 64, torch.float32, torch.Generator().manual_seed(0))
+
+    def gradient(rows):
+        params, values = model(rows)
+        loss = (values - 1).square().sum() + params[:, 0].sum()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    whole, halves = gradient(obs), gradient(obs[:32]) + gradient(obs[32:])
+    assert (whole - halves).norm() < limit * whole.norm()
+
+
 def test_while_parameters_are_unchanged_outputs_are_the_same_and_afterwards_they_follow():
     model = cnn(images(3, 12, 12))
     obs = random_obs(images(3, 12, 12), 5, torch.float64)
