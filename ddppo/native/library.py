@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from ddppo.collectives.compiled import NotCompiled, cache_folder
@@ -43,7 +44,10 @@ def library() -> ctypes.CDLL:
         path = folder / _file_name()
         if not path.is_file():
             with open(folder / "native.lock", "w") as lock:  # the ranks of a machine come here at once
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                with suppress(
+                    OSError
+                ):  # a network's folder that knows no locks: all compile, and the last one stays
+                    fcntl.flock(lock, fcntl.LOCK_EX)
                 if not path.is_file():
                     _build(path)
         _loaded[:] = [ctypes.CDLL(str(path))]

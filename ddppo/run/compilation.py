@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,9 +22,10 @@ import torch
 from ddppo.collectives import Group
 from ddppo.collectives.compiled import NotCompiled, cache_folder
 from ddppo.config import Config
-from ddppo.models import ActorCritic
+from ddppo.models import MLP, ActorCritic
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, is_made, remove
-from ddppo.ppo.native.network import why_not_native
+from ddppo.ppo.learner import Learner
+from ddppo.ppo.native.network import NativeNetwork, why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
@@ -39,22 +39,21 @@ _POLL_S = 0.1
 
 
 class Compilation:
-    """What one rank knows of the step in machine code; `make_step` loads the one that torch compiled from a folder.
+    """What one rank knows of the step in machine code that its learner may take.
 
     num_steps: optimizer steps that the run has left. goes_on: it was resumed and took such steps before.
     """
 
     def __init__(
-        self, config: Config, spec: EnvSpec, model: ActorCritic, group: Group, *, sync_name: str, num_steps: int,
-        goes_on: bool, make_native: Callable[[], NativeStep], make_step: Callable[[Path], CompiledStep],
+        self, config: Config, spec: EnvSpec, model: ActorCritic, learner: Learner, group: Group, *, sync_name: str,
+        num_steps: int, goes_on: bool,
     ) -> None:  # fmt: skip
         self.step: NativeStep | CompiledStep | None = None
         self._config = config
         self._spec = spec
         self._model = model
+        self._learner = learner
         self._group = group
-        self._make_native = make_native
-        self._make_step = make_step
         self._says = group.rank == 0
         self._compiles = int(os.environ.get("LOCAL_RANK", "0")) == 0
         self._process: subprocess.Popen[str] | None = None
@@ -100,16 +99,26 @@ class Compilation:
                 return bool(ready.all())
             time.sleep(_POLL_S)
 
+    @property
+    def kind(self) -> str:
+        """Of `step`: native, compiled or eager."""
+        if self.step is None:
+            return "eager"
+        return "native" if isinstance(self.step, NativeStep) else "compiled"
+
     def _can_be_native(self, sync_name: str) -> bool:
-        if (
-            sync_name == "ddp" or torch.get_num_threads() > 1
-        ):  # which sums inside backward; for which it has no use
+        # One sums inside backward, the other knows no threads.
+        if sync_name == "ddp" or torch.get_num_threads() > 1:
             return False
-        return why_not_native(self._model, next(self._model.parameters()).device) is None
+        return why_not_native(self._model, self._learner.parameters.device) is None
 
     def _begin_native(self) -> bool:
         """Take our own step if every rank can."""
-        step = self._make_native() if self._is_native else None
+        step, learner = None, self._learner
+        if self._is_native:
+            assert isinstance(self._model, MLP)
+            network = NativeNetwork(self._model, self._spec, learner.parameters)
+            step = NativeStep(network, self._config.ppo, learner.optimizer, self._group)
         is_ready = step is not None and agrees(step, self._spec, self._model, self._config.ppo)
         if self._group.gather(torch.tensor([is_ready], dtype=torch.float64)).all():
             self.step = step
@@ -143,7 +152,10 @@ class Compilation:
 
     def _load(self, folder: Path) -> None:
         try:
-            step = self._make_step(folder)
+            step = CompiledStep(
+                folder, self._config.ppo, self._model, self._learner.parameters, self._learner.optimizer,
+                self._group.sum_,
+            )  # fmt: skip
             if agrees(step, self._spec, self._model, self._config.ppo):
                 self.step = step
                 return

@@ -42,11 +42,9 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.files import move_aside
-from ddppo.models import MLP, build_model, num_noise
+from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.compiled.step import CompiledStep
 from ddppo.ppo.learner import Learner
-from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
@@ -177,38 +175,21 @@ class Worker:
         self._close(recorder, status)
 
     def _begin_compilation(self) -> None:
-        config, learner = self.config, self.learner
-
-        def make_native() -> NativeStep:
-            assert isinstance(self.model, MLP)
-            network = NativeNetwork(self.model, self.spec, learner.parameters)
-            return NativeStep(network, config.ppo, learner.optimizer, self.group)
-
-        def make_step(folder: Path) -> CompiledStep:
-            return CompiledStep(
-                folder, config.ppo, self.model, learner.parameters, learner.optimizer, self.group.sum_
-            )
-
-        iterations = -(-(config.ppo.total_steps - self.env_steps) // self.shape.batch_size)
+        iterations = -(-(self.config.ppo.total_steps - self.env_steps) // self.shape.batch_size)
         self.compilation = Compilation(
-            config,
+            self.config,
             self.spec,
             self.model,
+            self.learner,
             self.group,
             sync_name=self.sync_name,
             num_steps=iterations * self.shape.num_epochs * self.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
-            make_native=make_native,
-            make_step=make_step,
         )
-        is_ready = self.compilation.begin()
-        self._switch(self.iteration + 1, compiled=is_ready)
-        step = self.compilation.step
-        if isinstance(step, NativeStep):
-            self.collector.act_by(step.network)
-        self.derived["step"] = (
-            "native" if isinstance(step, NativeStep) else "compiled" if is_ready else "eager"
-        )
+        self._switch(self.iteration + 1, compiled=self.compilation.begin())
+        self.derived["step"] = self.compilation.kind
+        if isinstance(self.compilation.step, NativeStep):
+            self.collector.act_by(self.compilation.step.network)
 
     def _switch(self, iteration: int, *, compiled: bool) -> None:
         """Take the compiled step from `iteration` on, or the eager one."""
