@@ -142,3 +142,12 @@ def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path, monk
     worker.run()
     assert "the step stays eager: it draws random numbers" in capsys.readouterr().err
     assert summary(tmp_path)["compiled_from"] is None
+
+
+def test_a_model_that_compiling_would_not_make_faster_stays_eager_for_its_own_reason(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(Own, "stays_eager", "its time is elsewhere")
+    found, _ = train(settings(compile="on"), tmp_path / "run", monkeypatch, made_at=1)
+    assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
+    assert "the step stays eager: its time is elsewhere" in capsys.readouterr().err
