@@ -10,7 +10,7 @@ extern "C" void network_values(void* network, const void* obs, int64_t n, void* 
 // RolloutBuffers of ddppo/ppo/native/rollout.py mirrors this one.
 struct RolloutBuffers : ActingBuffers {
   TaskBatch* tasks;
-  int64_t num_steps, num_ends;
+  int64_t num_steps, num_ends, is_finite;  // is_finite: observations and rewards
   void* raw_obs;                                 // [T + 1, E, obs_size]; obs itself where that is not normalised
   const void *mean, *scale;                      // of the normaliser, or null
   void *values, *next_values;                    // [T + 1, E] and [T, E]
@@ -40,6 +40,7 @@ class Recorder {
     normalize(of(b_.raw_obs), envs_, of(b_.obs));
     std::copy_n(b_.starts, envs_, b_.episode_start);
     b_.num_ends = 0;
+    b_.is_finite = true;
     for (long t = 0; t < b_.num_steps; t++) {
       actor_.act(t);
       command(t);
@@ -66,6 +67,8 @@ class Recorder {
     const long row = t * envs_;
     Real* raw_obs = of(b_.raw_obs) + (row + envs_) * size_;
     std::copy_n(tasks_.obs, envs_ * size_, raw_obs);
+    check(raw_obs, envs_ * size_);
+    check(tasks_.rewards, envs_);
     normalize(raw_obs, envs_, of(b_.obs) + (row + envs_) * size_);
     bool* starts = t + 1 < b_.num_steps ? b_.episode_start + row + envs_ : b_.starts;
     for (long i = 0; i < envs_; i++) {
@@ -85,7 +88,15 @@ class Recorder {
       b_.returns[i] = 0;
       b_.lengths[i] = 0;
       std::copy_n(tasks_.final_obs + k * size_, size_, of(b_.final_obs) + end * size_);
+      check(tasks_.final_obs + k * size_, size_);
     }
+  }
+
+  template <class Number>
+  void check(const Number* x, long n) {
+    bool is_finite = true;
+    for (long k = 0; k < n; k++) is_finite &= x[k] - x[k] == 0;  // of NaN and infinity it is NaN
+    b_.is_finite &= is_finite;
   }
 
   void value() {

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ class RolloutBuffers(ActingBuffers):
         ("tasks", ctypes.POINTER(TaskBatch)),
         ("num_steps", ctypes.c_int64),
         ("num_ends", ctypes.c_int64),
+        ("is_finite", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in _POINTERS),
     ]
 
@@ -112,20 +112,16 @@ class NativeRollout(NativeActor):
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
         _record()(ctypes.byref(self.buffers))
-        self._check(first_step)
+        if not self.buffers.is_finite:
+            self._check(first_step)
         self._rollout.rewards.copy_(self._rewards)
         return self._rollout, self._episodes()
 
     def _check(self, first_step: int) -> None:
         """Raise EnvOutputError as the collector does, for the first NaN or infinity that tasks returned."""
-        num_ends, obs, rewards = self.buffers.num_ends, self._obs_after, self._rewards.numpy()
-        final_obs = self._final_obs[:num_ends]
-        with np.errstate(all="ignore"):
-            total = obs.sum() + rewards.sum() + final_obs.sum()
-        if not math.isfinite(total):
-            steps, envs = self._end_steps.tolist(), self._end_envs
-            ends = [(steps[k], envs[k : k + 1], final_obs[k : k + 1]) for k in range(num_ends)]
-            check_finite(self._envs.names, first_step, obs, rewards, ends)
+        steps, envs, final_obs = self._end_steps.tolist(), self._end_envs, self._final_obs
+        ends = [(steps[k], envs[k : k + 1], final_obs[k : k + 1]) for k in range(self.buffers.num_ends)]
+        check_finite(self._envs.names, first_step, self._obs_after, self._rewards.numpy(), ends)
 
     def _episodes(self) -> list[Episode]:
         num_ends, first_env = self.buffers.num_ends, self._first_env
