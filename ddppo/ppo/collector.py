@@ -8,13 +8,13 @@ import torch
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, VecEnv
-from ddppo.models import ActorCritic, Obs, action_distribution, num_action_params, tensor_dtype
+from ddppo.models import ActorCritic, Obs, action_distribution, flat_obs, num_action_params, tensor_dtype
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
-from ddppo.spaces import ArraySpec, each, zipped
+from ddppo.spaces import ArraySpec, EnvSpec, each, leaves, zipped
 
 # Rows of one forward pass when values are computed, and numbers in them; they bound memory, not results.
 _VALUE_ROWS, _VALUE_NUMBERS = 32_768, 2**24
@@ -56,15 +56,15 @@ class Collector:
         def buffer(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
             return torch.zeros(steps, envs, *shape, dtype=kind, device=device)
 
-        def raw(leaf: ArraySpec) -> torch.Tensor:
-            return torch.zeros(steps + 1, envs, *leaf.shape, dtype=tensor_dtype(leaf, dtype))
-
-        def given(leaf: ArraySpec, raw_obs: torch.Tensor) -> torch.Tensor:
-            is_same = self._is_on_cpu and (normalizer is None or not leaf.is_float)
-            return raw_obs if is_same else torch.zeros_like(raw_obs, device=device)
-
-        self.raw_obs: Obs = each(raw, spec.obs)
-        self.obs: Obs = each(given, spec.obs, self.raw_obs)
+        # flat_obs: what obs are views of, `[T + 1, E, obs_size]`, where all of them are floats.
+        self.raw_obs, self.flat_obs = _zeros(spec, (steps + 1, envs), dtype, torch.device("cpu"))
+        self.obs = self.raw_obs
+        if normalizer is not None or not self._is_on_cpu:
+            given, self.flat_obs = _zeros(spec, (steps + 1, envs), dtype, device)
+            self.obs = each(
+                lambda leaf, raw, x: raw if self._is_on_cpu and not leaf.is_float else x,
+                *(spec.obs, self.raw_obs, given),
+            )
         self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
         self._acted = self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
         self._actions = self._acted.numpy()
@@ -264,9 +264,24 @@ class Collector:
     def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
         """Return values `[*batch]` of obs `[*batch, *shape]`."""
         if self._actor is not None:
-            assert isinstance(obs, torch.Tensor)
-            return self._actor.network.values(obs)
+            return self._actor.network.values(flat_obs(obs, self.env.spec, self.logprobs.dtype))
         num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.env.spec.obs_size))
         rows = each(lambda x: x.flatten(0, len(batch) - 1), obs)
         parts = [self.model.value(chunk) for chunk in zipped(each(lambda x: x.split(num_rows), rows))]
         return torch.cat(parts).reshape(batch)
+
+
+def _zeros(
+    spec: EnvSpec, batch: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Obs, torch.Tensor | None]:
+    """Return buffers of observations `[*batch, *shape]`, and what they are views of where all are floats."""
+    parts = leaves(spec.obs)
+    if not all(leaf.is_float for leaf in parts):
+
+        def zeros(leaf: ArraySpec) -> torch.Tensor:
+            return torch.zeros(*batch, *leaf.shape, dtype=tensor_dtype(leaf, dtype), device=device)
+
+        return each(zeros, spec.obs), None
+    flat = torch.zeros(*batch, spec.obs_size, dtype=dtype, device=device)
+    columns = iter(flat.split([leaf.size for leaf in parts], dim=-1))
+    return each(lambda leaf: next(columns).view(*batch, *leaf.shape), spec.obs), flat

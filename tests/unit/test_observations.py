@@ -17,6 +17,8 @@ from ddppo.models import build_model, check_model
 from ddppo.models.observations import flat_obs, random_obs
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
+from ddppo.ppo.native.network import NativeNetwork, why_not_native
+from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.scaling import BatchShape
@@ -97,8 +99,8 @@ def test_a_natively_batched_task_may_observe_a_dict_of_boxes(mode):
     assert other_finals[6][1]["state"][:, 0].tolist() == [[7, -7], [7, -7]]
 
 
-def collector(name, model_config, *, normalize=False, dtype=torch.float32, **settings):
-    env = make_vec_env(task(name, **settings), range(4), rank=0, cores=2)
+def collector(name, model_config, *, normalize=False, dtype=torch.float32, backend="sync"):
+    env = make_vec_env(task(name, backend=backend), range(4), rank=0, cores=2)
     model = build_model(env.spec, model_config, 0, dtype)
     normalizer = ObsNormalizer(env.spec.obs, CPU, dtype) if normalize else None
     made = Collector(env, model, normalizer, rollout_steps=10, first_env=0, device=CPU, dtype=dtype)
@@ -127,6 +129,14 @@ def learner(made):
         obs_normalizer=made.normalizer,
         reward_normalizer=None,
     )
+
+
+def act_and_learn_in_cpp(made, learn):
+    if why := why_not_native(made.model, CPU):
+        pytest.skip(why)
+    network = NativeNetwork(made.model, made.env.spec, learn.parameters)
+    made.act_by(network)
+    learn.step = NativeStep(network, learn.config, learn.optimizer, Group())
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -168,13 +178,16 @@ def test_moments_are_those_of_the_floats_alone():
     torch.testing.assert_close(state[1], floats.flatten(0, 1).double().mean(dim=0))
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_the_mlp_learns_of_a_dict_what_it_learns_of_the_same_numbers_in_one_vector(normalize):
+def test_the_mlp_learns_of_a_dict_what_it_learns_of_the_same_numbers_in_one_vector(normalize, native):
     """To the bit: a task may be wrapped in FlattenObservation or not, and was flattened always once."""
     found = []
     for name in ("Float", "FlatFloat"):
         made = collector(name, ModelConfig(hidden_sizes=[16]), normalize=normalize)
         learn = learner(made)
+        if native:
+            act_and_learn_in_cpp(made, learn)
         for k in (1, 2, 3):
             rollout, _ = made.collect(noise(k))
             learn.update(rollout, k, 0.0)
@@ -189,13 +202,14 @@ def test_the_mlp_learns_of_a_dict_what_it_learns_of_the_same_numbers_in_one_vect
     assert moments is None or torch.equal(moments, flat_moments)
 
 
-def test_the_mlp_takes_pixels_as_parts_of_one():
+def test_the_mlp_takes_pixels_as_parts_of_one_though_not_in_cpp():
     obs = {"camera": torch.full((2, 1, 8, 8), 255, dtype=torch.uint8), "cards.0": torch.eye(3)[:2]}
     obs |= {"cards.1": torch.zeros(2, 1), "state": torch.arange(8.0).reshape(2, 2, 2)}
     flat = flat_obs(obs, SPEC, torch.float32)
     assert flat[1].tolist() == [1.0] * 64 + [0, 1, 0, 0, 4, 5, 6, 7]
     model = build_model(SPEC, ModelConfig(), 0, torch.float32)
     assert model(random_obs(SPEC, 5, torch.float32))[0].shape == (5, 2)
+    assert why_not_native(model, CPU) == "the task observes pixels"
 
 
 def test_evaluation_plays_by_what_the_task_observes():

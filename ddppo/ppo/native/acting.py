@@ -35,8 +35,8 @@ class NativeActor:
     """Writes actions, their parameters and log-probabilities into the rows of a collector's buffers."""
 
     def __init__(self, collector: "Collector", network: NativeNetwork) -> None:
-        action, obs = collector.env.spec.action, collector.obs
-        assert isinstance(obs, torch.Tensor), collector.env.spec
+        action, obs = collector.env.spec.action, collector.flat_obs
+        assert obs is not None, collector.env.spec
         self.network = network
         self.buffers = self._empty()
         self.buffers.network = network.handle

@@ -8,7 +8,7 @@ import torch
 
 from ddppo import native
 from ddppo.models import MLP, ActorCritic
-from ddppo.spaces import ActionSpec, EnvSpec
+from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
 KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
@@ -19,8 +19,8 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     """Return why the network cannot be computed in C++ here, in half a sentence, or None; compiles the library."""
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
-    if not model.is_vector:
-        return "it computes with one vector of floats, and the task observes something else"
+    if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
+        return "the task observes pixels"
     if model.activation not in _ACTIVATIONS:
         return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
     if device.type != "cpu":

@@ -2,14 +2,14 @@
 
 import ctypes
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
 
 from ddppo.collectives import Group, Record
 from ddppo.config import PPOConfig
-from ddppo.ppo.minibatches import Batch
+from ddppo.models import flat_obs
+from ddppo.ppo.minibatches import Batch, Minibatch
 from ddppo.ppo.native.network import NativeNetwork, library
 from ddppo.ppo.step import STATISTICS, NotFinite, adam_state, constants
 
@@ -58,7 +58,7 @@ class NativeStep:
             self._addresses[place] = x.data_ptr()
 
     def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
-        columns, addresses = _addresses(batch.fields)
+        columns, addresses = self._columns(batch.fields)
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)
         stamps, sum_ = np.zeros((num_minibatches, 2)), None
@@ -83,10 +83,10 @@ class NativeStep:
             raise NotFinite(self._loss.item())
         return norms
 
-    def gradient(self, minibatch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def gradient(self, minibatch: Minibatch) -> torch.Tensor:
         """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
         rows = len(minibatch["weights"])
-        columns, addresses = _addresses(minibatch)
+        columns, addresses = self._columns(minibatch)
         library().network_gradient(self.network.handle, addresses, None, rows, float(rows), self._addresses)
         del columns
         return self.network.gradient
@@ -111,9 +111,10 @@ class NativeStep:
             gradient.data_ptr(), gradient.nbytes, _GO_ON(go_on), None,
         )  # fmt: skip
 
-
-def _addresses(fields: Mapping[str, torch.Tensor]) -> tuple[list[torch.Tensor], ctypes.Array]:
-    """Return the fields, contiguous, which must outlive the call, and their addresses for src/learn.cpp."""
-    columns = [fields[name].contiguous() for name in _COLUMNS if name in fields]
-    addresses = [x.data_ptr() for x in columns] + [None] * (len(_COLUMNS) - len(columns))
-    return columns, (ctypes.c_void_p * len(_COLUMNS))(*addresses)
+    def _columns(self, fields: Minibatch) -> tuple[list[torch.Tensor], ctypes.Array]:
+        """Return the fields, contiguous, which must outlive the call, and their addresses for src/learn.cpp."""
+        obs = flat_obs(fields["obs"], self.network.spec, self.network.parameters.dtype)
+        columns = [obs, *(fields[name] for name in _COLUMNS[1:] if name in fields)]
+        columns = [x.contiguous() for x in columns]
+        addresses = [x.data_ptr() for x in columns] + [None] * (len(_COLUMNS) - len(columns))
+        return columns, (ctypes.c_void_p * len(_COLUMNS))(*addresses)
