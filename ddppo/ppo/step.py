@@ -57,8 +57,7 @@ class Step(Protocol):
         """Move the parameters by the gradient of every minibatch: samples in `order` `[E * T]`, cut at `bounds`.
 
         counts are the minibatches' samples over all ranks; one of 0, only pseudo-steps on all of them, is passed over.
-        From the first gradient on that is not finite, parameters and moments stay as they were. Raises NotFinite, here
-        or in `end`.
+        From the first gradient on that is not finite, parameters and moments stay as they were.
         """
         ...
 
@@ -160,11 +159,12 @@ class EagerStep(ByMinibatch):
         self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=parameters.device)
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
-        self._norms = 0.0
+        self._norms = torch.zeros((), dtype=torch.float64, device=parameters.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=parameters.device)
 
     def begin(self, learning_rate: float) -> None:
         self.sums.zero_()
-        self._norms = 0.0
+        self._norms.zero_()
         self.optimizer.param_groups[0]["lr"] = learning_rate
 
     def take(self, minibatch: Minibatch, count: int) -> None:
@@ -177,16 +177,19 @@ class EagerStep(ByMinibatch):
         self.backward_(loss * poison(loss))
         gradient = self.parameters.grad
         assert gradient is not None
-        norm = gradient.norm().item()
-        if not math.isfinite(norm):
-            raise NotFinite(loss.item())
-        if norm > self._max_norm:
-            gradient.mul_(self._max_norm / (norm + NORM_EPS))
-        self.optimizer.step()
-        self._norms += norm
         with torch.no_grad():
+            self._loss.copy_(torch.where(self._norms.isfinite(), loss.detach().double(), self._loss))
+            norm = gradient.norm()
+            self._norms += norm.double()
+            gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
+            # As GradScaler tells it: where it is 1 nothing moves. Nobody looks before `end`, so that no GPU waits.
+            self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
+            self.optimizer.step()
             statistics = torch.stack([*parts, *statistics_of_ratio(log_ratio, self._coefficients.clip)])
             self.sums += statistics @ weights
 
     def end(self) -> float:
-        return self._norms
+        norms = self._norms.item()
+        if not math.isfinite(norms):
+            raise NotFinite(self._loss.item())
+        return norms

@@ -123,10 +123,11 @@ class Reporter:
 
 def _check_replicas(hashes: np.ndarray, iteration: int) -> None:
     """Stop all ranks if the parameters of one differ from the most common ones."""
+    if (hashes == hashes[0]).all():
+        return
     kinds, numbers = np.unique(hashes, return_counts=True)
-    if len(kinds) > 1:
-        different = np.flatnonzero(hashes != kinds[numbers.argmax()]).tolist()
-        raise ReplicaMismatchError(
-            f"after iteration {iteration} the parameters of rank {', '.join(map(str, different))} differ from those "
-            f"of the other {len(hashes) - len(different)} of {len(hashes)} ranks; all ranks stopped"
-        )
+    different = np.flatnonzero(hashes != kinds[numbers.argmax()]).tolist()
+    raise ReplicaMismatchError(
+        f"after iteration {iteration} the parameters of rank {', '.join(map(str, different))} differ from those "
+        f"of the other {len(hashes) - len(different)} of {len(hashes)} ranks; all ranks stopped"
+    )

@@ -35,7 +35,7 @@ class JsonlWriter:
             line = dict(zip(_LINE_KEYS, position, strict=True)) | metrics
             if rank == 0:
                 line |= report.global_metrics
-            lines.append(json.dumps(jsonable(line), allow_nan=False) + "\n")
+            lines.append(_as_json(line) + "\n")
         rest = memoryview("".join(lines).encode())
         size = os.fstat(self._file.fileno()).st_size
         try:
@@ -47,6 +47,13 @@ class JsonlWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _as_json(line: dict[str, Any]) -> str:
+    try:
+        return json.dumps(line, allow_nan=False)
+    except ValueError:  # of NaN and infinity, which a walk over all would look for at every iteration
+        return json.dumps(jsonable(line), allow_nan=False)
 
 
 def drop_after(path: Path, iteration: int) -> int:
