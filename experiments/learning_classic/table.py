@@ -29,6 +29,8 @@ def main() -> None:
         s = json.loads(path.read_text())
         if s["status"] == "completed":
             runs[s["config"]["env"]["id"], s["world_size"]].append(s)
+    if not runs:
+        sys.exit(f"no completed run in {' '.join(sys.argv[1:]) or 'no folder'}; nothing was written")
     rows = []
     for (env_id, world_size), summaries in sorted(runs.items()):
         scores = [s["eval"]["final"]["return_mean"] for s in summaries]
