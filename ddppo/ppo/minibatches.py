@@ -1,5 +1,6 @@
 """Minibatches drawn from a permutation that every rank derives for itself."""
 
+import ctypes
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddppo.native import loaded
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
@@ -32,6 +34,15 @@ def local_minibatches(
     bounds = minibatch_bounds(shape.batch_size, shape.num_minibatches)
     if shape.world_size == 1:
         return permutation, bounds
+    if (native := loaded()) is not None and shape.batch_size < 2**32:
+        local, offsets = np.empty(shape.local_batch_size, np.int64), np.empty(len(bounds), np.int64)
+        sizes = (shape.num_envs, rank * shape.local_num_envs, shape.local_num_envs)
+        cuts = (ctypes.c_int64 * len(bounds))(*bounds)
+        native.stream_share(
+            permutation.ctypes, ctypes.c_int64(len(permutation)), *map(ctypes.c_int64, sizes), cuts,
+            ctypes.c_int64(len(bounds)), local.ctypes, offsets.ctypes,
+        )  # fmt: skip
+        return local, offsets.tolist()
     steps, envs = np.divmod(permutation, shape.num_envs)
     local_envs = envs - rank * shape.local_num_envs
     is_local = (local_envs >= 0) & (local_envs < shape.local_num_envs)

@@ -1,7 +1,7 @@
 """How steps/s grow with the number of environments, the width of the model and the number of workers.
 
 PYTHONPATH=. .venv/bin/python experiments/growth/grow.py measure      # writes growth.json, about 10 minutes
-PYTHONPATH=. .venv/bin/python experiments/growth/grow.py draw         # writes num_envs.png, width.png and workers.png from it
+PYTHONPATH=. .venv/bin/python experiments/growth/grow.py draw         # draws the three figures from it
 
 Everything but the swept number is W2 of the bench: CartPole, 64 environments x 128 steps, 4 epochs x 4 minibatches,
 64-64 tanh. Runs take turns, the medians of the rounds are kept.

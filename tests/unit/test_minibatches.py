@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from ddppo import native
 from ddppo.ppo.minibatches import local_minibatches, minibatch_bounds
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
@@ -42,3 +43,22 @@ def test_every_epoch_iteration_and_seed_shuffles_anew():
         for epoch in (0, 1)
     }
     assert len(orders) == 8
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.parametrize(
+    ("num_envs", "steps", "world_size", "parts"),
+    [(2, 1, 2, 1), (6, 5, 3, 4), (64, 128, 2, 4), (24, 77, 8, 13), (5, 40, 5, 200)],
+)
+def test_ranks_shares_in_cpp_are_those_of_numpy(num_envs, steps, world_size, parts, monkeypatch):
+    shape = BatchShape(num_envs, steps, world_size, parts, num_epochs=1)
+
+    def shares():
+        return [local_minibatches(3, 1, 0, shape, rank) for rank in range(world_size)]
+
+    native.library()
+    found = shares()
+    monkeypatch.setattr("ddppo.ppo.minibatches.loaded", lambda: None)
+    for (samples, bounds), (expected, expected_bounds) in zip(found, shares(), strict=True):
+        np.testing.assert_array_equal(samples, expected)
+        assert bounds == expected_bounds

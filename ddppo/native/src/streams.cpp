@@ -82,4 +82,23 @@ void stream_permutation(const uint64_t* key, uint64_t a, uint64_t b, int64_t n, 
   }
 }
 
+// Of samples t * num_envs + i in `order` those of environments first to first + local - 1, renumbered t * local + i - first,
+// to `out`, and the places in there of M + 1 `bounds` in order, to `out_bounds`. n below 2^32.
+void stream_share(
+    const int64_t* order, int64_t n, int64_t num_envs, int64_t first, int64_t local, const int64_t* bounds,
+    int64_t num_bounds, int64_t* out, int64_t* out_bounds) {
+  // Division by multiplication, exact for numbers below 2^32 (Lemire, Kaser and Kurz 2019, arXiv:1902.01961).
+  const uint64_t inverse = ~uint64_t{0} / static_cast<uint64_t>(num_envs) + 1;
+  int64_t count = 0, bound = 0;
+  for (int64_t k = 0; k < n; k++) {
+    while (bound < num_bounds && bounds[bound] == k) out_bounds[bound++] = count;
+    const int64_t t = num_envs == 1
+        ? order[k]
+        : static_cast<int64_t>((static_cast<unsigned __int128>(inverse) * static_cast<uint64_t>(order[k])) >> 64);
+    const int64_t i = order[k] - t * num_envs - first;
+    if (i >= 0 && i < local) out[count++] = t * local + i;
+  }
+  while (bound < num_bounds) out_bounds[bound++] = count;
+}
+
 }  // extern "C"
