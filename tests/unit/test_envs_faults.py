@@ -10,7 +10,7 @@ from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import EnvNames, make_env, make_eval_env, make_vec_env, probe
 from ddppo.envs.faults import check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
-from ddppo.models import build_model
+from ddppo.models import ActorCritic, build_model
 from ddppo.ppo.collector import Collector
 from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.spaces import ActionSpec
@@ -134,8 +134,17 @@ def test_a_video_of_a_task_that_raises_has_the_same_sentence():
         env.step(np.int64(0))
 
 
-class StrictModel(torch.nn.Module):
+class StrictModel(ActorCritic):
     """Refuses what is not finite, as torch.distributions do."""
+
+    def __init__(self):
+        torch.nn.Module.__init__(self)
+
+    def forward(self, obs):
+        return self.action_params(obs), self.value(obs)
+
+    def value(self, obs):
+        return torch.zeros(len(obs))
 
     def action_params(self, obs):
         if not obs.isfinite().all():
