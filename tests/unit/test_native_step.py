@@ -133,6 +133,7 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
     ("config", "why"),
     [
         (ModelConfig(activation="gelu"), "activation=gelu"),
+        (ModelConfig(hidden_sizes=[1024, 1024]), "more than 524,288 weights"),
         (ModelConfig(name="tests.unit.test_compiled_step:Own"), "Own"),
     ],
 )

@@ -12,6 +12,8 @@ from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
 KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of src/losses.hpp
+# Of one layer: beyond, weights, their packed copy and gradient leave a core's cache (experiments/growth).
+_MOST_WEIGHTS = 2**19
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 
 
@@ -23,6 +25,8 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
         return "the task observes pixels"
     if model.activation not in _ACTIVATIONS:
         return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
+    if max(p.numel() for p in model.parameters()) > _MOST_WEIGHTS:
+        return f"a layer has more than {_MOST_WEIGHTS:,} weights, which torch multiplies faster"
     if device.type != "cpu":
         return f"it computes on CPUs, and device is {device.type}"
     return native.why_not()
