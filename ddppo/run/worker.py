@@ -45,6 +45,7 @@ from ddppo.files import move_aside
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
+from ddppo.ppo.native.network import why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
@@ -83,6 +84,8 @@ class Worker:
         self.parameters = FlatParameters(self.model)
         num_parameters = self.parameters.gradient.numel()
         work = self.model.num_products() * shape.minibatch_size // shape.world_size
+        if config.compile in ("auto", "on") and why_not_native(self.model, device) is None:
+            work = 0  # one thread in C++ is faster than several in torch
         torch.set_num_threads(threads_per_rank(config, local_world_size, work))
         group.broadcast_(
             self.parameters.vector.data
