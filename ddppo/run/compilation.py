@@ -38,6 +38,12 @@ _USED_FROM_STEPS = (
 _POLL_S = 0.1
 
 
+def can_be_native(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> bool:
+    """Return whether this rank may take our own step, which knows one thread and sums after backward."""
+    is_asked = config.compile in ("auto", "on") and config.dist.threads_per_rank in (None, 1)
+    return is_asked and sync_name != "ddp" and why_not_native(model, device) is None
+
+
 class Compilation:
     """What one rank knows of the step in machine code that its learner may take.
 
@@ -59,7 +65,7 @@ class Compilation:
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
         self._gave_up, self._must = True, False
-        self._is_native = config.compile in ("auto", "on") and self._can_be_native(sync_name)
+        self._is_native = can_be_native(config, model, learner.parameters.device, sync_name)
         if config.compile == "off":
             return
         self._must = config.compile != "auto" or goes_on
@@ -105,12 +111,6 @@ class Compilation:
         if self.step is None:
             return "eager"
         return "native" if isinstance(self.step, NativeStep) else "compiled"
-
-    def _can_be_native(self, sync_name: str) -> bool:
-        # One sums inside backward, the other knows no threads.
-        if sync_name == "ddp" or torch.get_num_threads() > 1:
-            return False
-        return why_not_native(self._model, self._learner.parameters.device) is None
 
     def _begin_native(self) -> bool:
         """Take our own step if every rank can."""

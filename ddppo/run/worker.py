@@ -45,11 +45,10 @@ from ddppo.files import move_aside
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
-from ddppo.ppo.native.network import why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
-from ddppo.run.compilation import Compilation
+from ddppo.run.compilation import Compilation, can_be_native
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import IterationReport
@@ -83,10 +82,6 @@ class Worker:
         self.model = build_model(spec, config.model, config.seed, dtype).to(device)
         self.parameters = FlatParameters(self.model)
         num_parameters = self.parameters.gradient.numel()
-        work = self.model.num_products() * shape.minibatch_size // shape.world_size
-        if config.compile in ("auto", "on") and why_not_native(self.model, device) is None:
-            work = 0  # one thread in C++ is faster than several in torch
-        torch.set_num_threads(threads_per_rank(config, local_world_size, work))
         group.broadcast_(
             self.parameters.vector.data
         )  # machines may differ in how they round the initialisation
@@ -106,6 +101,10 @@ class Worker:
         sync = make_gradient_sync(
             config.dist.grad_sync, self.model, self.parameters, group, bucket_cap_mb=config.dist.bucket_cap_mb
         )
+        work = self.model.num_products() * shape.minibatch_size // shape.world_size
+        if can_be_native(config, self.model, device, sync.name):
+            work = 0  # one thread in C++ is faster than several in torch
+        torch.set_num_threads(threads_per_rank(config, local_world_size, work))
         self.learner = Learner(
             ppo,
             shape,

@@ -9,6 +9,7 @@ from ddppo import config as configuration
 from ddppo import native
 from ddppo.collectives import Group
 from ddppo.config import Config
+from ddppo.distributed import launch
 from ddppo.distributed.launch import resolve_device
 from ddppo.models.actor_critic import MLP
 from ddppo.ppo.compiled import step as compiled_step
@@ -90,6 +91,19 @@ def test_it_does_not_with_compile_off_or_several_threads(instead, tmp_path, monk
     config.dist.threads_per_rank = 2 if instead == "threads" else None
     found, _ = train(config, tmp_path / "run", monkeypatch)
     assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.parametrize(("compile_", "expected"), [("auto", ("native", 1)), ("off", ("eager", 2))])
+def test_work_that_is_enough_for_two_threads_of_torch_is_left_to_one_in_cpp(
+    compile_, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(launch, "_THREADS_PAY_FROM", 1)
+    monkeypatch.setattr(launch, "cores_per_rank", lambda local_world_size: 2)
+    config = settings(compile=compile_)
+    config.model.name = "mlp"
+    found, _ = train(config, tmp_path / "run", monkeypatch)
+    assert (found["derived"]["step"], found["derived"]["threads_per_rank"]) == expected
 
 
 def test_a_short_run_and_one_with_compile_off_look_for_nothing(tmp_path, monkeypatch):
