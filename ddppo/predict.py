@@ -12,17 +12,17 @@ from typing import Any
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import door, parse_all
-from ddppo.study import published
 from ddppo.study.columns import aligned, whole
-from ddppo.study.fields import FieldError, as_number, as_whole
-from ddppo.study.held_out import held_out, measured_fps
-from ddppo.study.model import FittedModel, Prediction, WhatIf, fit
-from ddppo.study.recommend import Study, recommend
-from ddppo.study.run_folders import read_runs
+from ddppo.study.measure.speedup import study as compute_study
+from ddppo.study.predict import published
+from ddppo.study.predict.held_out import held_out, measured_fps
+from ddppo.study.predict.model import FittedModel, Prediction, WhatIf, fit
+from ddppo.study.predict.recommend import Study, recommend
+from ddppo.study.predict.simulate import simulate
+from ddppo.study.read.fields import FieldError, as_number, as_whole
+from ddppo.study.read.run_folders import read_runs
+from ddppo.study.read.selection import one_study, with_target
 from ddppo.study.runs import PARTS, Run
-from ddppo.study.selection import one_study, with_target
-from ddppo.study.simulate import simulate
-from ddppo.study.speedup import study as compute_study
 
 _LARGEST = 1024
 _MOST_WORKERS = 10**9

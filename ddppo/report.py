@@ -3,8 +3,8 @@
 import sys
 
 from ddppo.options import door, parse
+from ddppo.study.page.files import make_report, on_terminal
 from ddppo.study.report import ReportOptions
-from ddppo.study.report_files import make_report, on_terminal
 
 _USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=value ...]"
 

@@ -1,4 +1,4 @@
-"""From a sweep folder, or somebody else's table, to all that a report says; `report_files` writes it."""
+"""From a sweep folder, or somebody else's table, to all that a report says; `page.files` writes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,16 +9,17 @@ from omegaconf import MISSING
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.study import accounting, criteria, outlook
-from ddppo.study.accounting import Account
-from ddppo.study.criteria import Criterion
-from ddppo.study.foreign import ForeignTable, read_table
-from ddppo.study.outlook import Outlook
-from ddppo.study.run_folders import read_runs
+from ddppo.study.explain import accounting, criteria
+from ddppo.study.explain.accounting import Account
+from ddppo.study.explain.criteria import Criterion
+from ddppo.study.measure.speedup import Study
+from ddppo.study.measure.speedup import study as compute_study
+from ddppo.study.predict import outlook
+from ddppo.study.predict.outlook import Outlook
+from ddppo.study.read.foreign import ForeignTable, read_table
+from ddppo.study.read.run_folders import read_runs
+from ddppo.study.read.selection import Found, named, studies, with_target
 from ddppo.study.runs import LeftOut, Reading, Run
-from ddppo.study.selection import Found, named, studies, with_target
-from ddppo.study.speedup import Study
-from ddppo.study.speedup import study as compute_study
 
 _SHOWN = 20  # of what is left out, where nothing is left
 
@@ -41,7 +42,7 @@ class ReportOptions:
         meaning="of a table: our columns to its own, {world_size: W, fps: FPS}", factory=dict
     )
     what_if: dict[str, Any] = setting(
-        meaning="changes to predict for, {latency_s: 2e-5, preemption: 0.6}; see ddppo.study.model.WhatIf",
+        meaning="changes to predict for, {latency_s: 2e-5, preemption: 0.6}; see ddppo.study.predict.model.WhatIf",
         factory=dict,
     )
     predict_to: int | None = setting(None, "largest W predicted; 4 times the largest measured if null", low=1)

@@ -23,7 +23,7 @@ from ddppo.benchmark.rounds import run_rounds
 from ddppo.benchmark.workloads import Configuration, fixed
 from ddppo.files import write_json
 from ddppo.run.records.summary import machine, versions
-from ddppo.study.figure_style import BLUE, GREY, ORANGE, VERMILLION, Plot, panel, style
+from ddppo.study.page.figure_style import BLUE, GREY, ORANGE, VERMILLION, Plot, panel, style
 
 HERE = Path(__file__).resolve().parent
 NUM_ENVS = (8, 64, 512, 2048, 4096)

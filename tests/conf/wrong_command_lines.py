@@ -669,7 +669,7 @@ def _options(door: str) -> list[Any]:
     from ddppo.evaluate import EvaluateConfig
     from ddppo.jobs import JobsConfig
     from ddppo.predict import PredictConfig
-    from ddppo.study.model import WhatIf
+    from ddppo.study.predict.model import WhatIf
     from ddppo.study.report import ReportOptions
 
     sections = {

@@ -38,6 +38,8 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "study": set(),  # reads run folders, never the trainer
     "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "benchmark", "study"},
 }
+# Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.
+ROOMS = ["runs", "columns", "read", "measure", "predict", "explain", "report", "page"]
 TABLES_OF_RUN = {
     "run.records.metrics",
     "run.records.summary",
@@ -95,6 +97,14 @@ def test_a_module_imports_only_from_below(module):
             or (own == "benchmark" and imported in OF_THE_TRAIN_DOOR)
         )
         assert allowed, f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if module.startswith("study.")])
+def test_a_room_of_the_study_imports_only_rooms_before_it(module):
+    own = ROOMS.index(module.split(".")[1])
+    for imported in imports(module):
+        if imported.startswith("study."):
+            assert ROOMS.index(imported.split(".")[1]) <= own, f"ddppo.{module} imports ddppo.{imported}"
 
 
 def test_no_module_imports_itself_by_a_detour():

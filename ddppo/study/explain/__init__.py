@@ -1,0 +1,1 @@
+"""Why efficiency is lost, and whether the study succeeded."""

@@ -1,0 +1,1 @@
+"""Speedup, efficiency and time to target of a study, over its seeds."""

@@ -1,0 +1,1 @@
+"""How a report is shown: the page, its figures and tables, and the files."""

@@ -1,0 +1,170 @@
+"""The files of a report, and what the terminal shows of it: read, compute, write, in this order."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from ddppo.errors import RunFolderError
+from ddppo.files import stored
+from ddppo.study.page import comparison, figures, html, outlook, tables
+from ddppo.study.page.figure_style import Plot
+from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
+from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
+
+SCHEMA_VERSION = 2
+_LONGEST_NAME = 50  # characters of a folder's name, of up to four bytes each
+_SHOWN = 6  # of what is left out, on the terminal
+
+
+def make_report(
+    options: ReportOptions, progress: Callable[[str], None] = lambda path: None
+) -> tuple[Report, Path]:
+    """Read, compute and write a report; return it and its folder.
+
+    Raises ConfigError if there is nothing to report, StorageError if it cannot be written.
+    """
+    path = Path(options.path)
+    beside = path / "report" if path.is_dir() else path.with_name(f"{path.stem}_report")
+    folder = Path(options.out) if options.out else beside
+    _refuse_to_overwrite(folder)
+    report = compute(options, read(options, progress))
+    write(report, folder)
+    return report, folder
+
+
+def write(report: Report, folder: Path) -> None:
+    """Write report.html, summary.json, the CSVs, plots/ and tensorboard/ into `folder`, all or nothing.
+
+    Of several studies each has a folder of its own in plots/ and tensorboard/. An earlier report there is replaced.
+    Raises RunFolderError if the folder holds anything else.
+    """
+    _refuse_to_overwrite(folder)
+    overview = comparison.plots([each.study for each in report.studies])
+    chapters: list[html.Chapter] = []
+    with _new_folder(folder) as new:
+        _write_plots(new / "plots", overview)
+        all_rows = []
+        for each, inner in zip(report.studies, _folder_names(report.studies), strict=True):
+            rows = tables.study_rows(each.study, each.accounts)
+            plots, further = figures.plots(each.study, each.accounts), outlook.plots(each.study, each.ahead)
+            _write_plots(new / "plots" / inner, plots + further)
+            tables.write_tensorboard(new / "tensorboard" / inner, rows)
+            chapters.append(_chapter(each, plots, further))
+            all_rows += rows
+        runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
+        (new / "per_run.csv").write_text(tables.to_csv(runs))
+        (new / "summary.csv").write_text(tables.to_csv(all_rows))
+        (new / REPORT_FILE).write_text(tables.to_json(as_json(report)))
+        page = html.page(chapters, report.left_out, report.remarks, overview)
+        (new / "report.html").write_text(page, encoding="utf-8")
+
+
+def _folder_names(reports: list[StudyReport]) -> list[str]:
+    """Return the folder of each study, <task>_<rule>; of a single study it is the upper one itself."""
+    if len(reports) == 1:
+        return ["."]
+    names: list[str] = []
+    for each in reports:
+        task = re.sub(r"[^\w.-]+", "_", each.study.env_id).lstrip(".")[:_LONGEST_NAME]
+        name = f"{task}_{each.study.rule}"
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _write_plots(folder: Path, plots: Sequence[Plot]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        (folder / f"{plot.name}.svg").write_bytes(plot.svg)
+        (folder / f"{plot.name}.png").write_bytes(plot.png)
+
+
+def _chapter(each: StudyReport, plots: list[Plot], further: list[Plot]) -> html.Chapter:
+    ahead = outlook.section(each.ahead, further)
+    return html.Chapter(each.study, each.accounts, each.criteria, each.why, plots, each.remarks, ahead)
+
+
+def as_json(report: Report) -> dict[str, object]:
+    """Return what summary.json holds: of each study the rows of both CSVs, ranks and stability, account, verdict."""
+    return {
+        "kind": REPORT_KIND,
+        "schema_version": SCHEMA_VERSION,
+        "options": asdict(report.options),
+        "studies": [_study_as_json(each) for each in report.studies],
+        "left_out": [asdict(item) for item in report.left_out],
+        "remarks": report.remarks,
+    }
+
+
+def _study_as_json(each: StudyReport) -> dict[str, object]:
+    study, ahead = each.study, each.ahead
+    of = {account.world_size: account for account in each.accounts}
+    return {
+        "env_id": study.env_id,
+        "rule": study.rule,
+        "baseline_world_size": study.baseline,
+        "target_return": study.target_return,
+        "criteria": [asdict(criterion) for criterion in each.criteria],
+        "why": each.why,
+        "world_sizes": [
+            tables.study_row(study, row, of.get(row.world_size)) | tables.detail(row) for row in study.rows
+        ],
+        "predictions": [asdict(p) for p in ahead.as_measured],
+        "held_out": asdict(ahead.held_out) | {"error": ahead.held_out.error} if ahead.held_out else None,
+        "what_if": ahead.changes,
+        "predictions_what_if": [asdict(p) for p in ahead.changed],
+        "recommendation": asdict(ahead.recommendation) if ahead.recommendation else None,
+        "runs": [tables.run_row(run) for run in study.runs],
+        "remarks": [*each.remarks, *ahead.remarks],
+    }
+
+
+def _refuse_to_overwrite(folder: Path) -> None:
+    mine = is_report(folder)
+    if folder.is_file() or (folder.is_dir() and not mine and any(folder.iterdir())):
+        raise RunFolderError(
+            f"out={folder} is something else than an earlier report: give another folder by out="
+        )
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill, which takes the place of `folder` once it is whole."""
+    new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    try:
+        with stored(folder):
+            new.mkdir(parents=True)
+            yield new
+            if folder.exists():
+                folder.rename(old)
+            new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
+    """Return what the door prints: of each study the table, the verdict and why; what was left out; the files."""
+    several = len(report.studies) > 1
+    lines = [f"note: {remark}" for remark in report.remarks] + ([""] if report.remarks else [])
+    for each in report.studies:
+        lines += [tables.terminal(each.study, width), ""]
+        lines += [f"{c.result:<5} {c.name}: {c.reason}" for c in each.criteria]
+        lines += ["", each.why]
+        if each.ahead.recommendation is not None:
+            lines += ["", each.ahead.recommendation.text(table=not several), ""]
+        if each.ahead.held_out is not None:
+            lines += [f"{each.ahead.held_out}.", ""]
+        notes = each.remarks if several else (*each.remarks, *each.ahead.remarks)
+        lines += [f"note: {remark}" for remark in notes] + (["", ""] if several else [])
+    lines += [f"left out: {item}" for item in report.left_out[:_SHOWN]]
+    if len(report.left_out) > _SHOWN:
+        lines.append(f"left out: {len(report.left_out) - _SHOWN} more, listed in the report")
+    lines += ["", f"report: {folder / 'report.html'}"]
+    return "\n".join(lines)

@@ -1,0 +1,215 @@
+"""Somebody else's runs, from a CSV or JSONL file: one row per run, columns mapped to ours by name."""
+
+import csv
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddppo.config import near
+from ddppo.errors import ConfigError
+from ddppo.study.read.fields import (
+    LARGEST_SECONDS,
+    MOST_WORKERS,
+    FieldError,
+    Fields,
+    as_number,
+    as_whole,
+    one_line,
+    parsed,
+    quoted,
+)
+from ddppo.study.runs import PARTS, LeftOut, Reading, Run
+
+# Our columns, and what each is. A row needs world_size and either fps or env_steps and wall_s.
+COLUMNS = {
+    "world_size": "workers W",
+    "fps": "environment steps of all workers per second",
+    "seed": "seed; rows of one W without seeds are numbered",
+    "env_steps": "environment steps of the whole run",
+    "wall_s": "seconds of training of the whole run",
+    "num_envs": "environments of all workers",
+    "rollout_steps": "steps per environment and iteration",
+    "final_return": "return at the end",
+    "t_iter": "mean seconds per iteration",
+    **{part: f"mean seconds per iteration in {part}, means over workers" for part in PARTS},
+}
+
+
+_SHOWN = 16  # names of columns in a message
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignTable:
+    """Where the rows are and how to read them: columns maps our names to those of the file."""
+
+    path: Path
+    columns: Mapping[str, str]
+    env_id: str = "unknown"
+    rule: str = "strong"
+
+
+def read_table(table: ForeignTable) -> Reading:
+    """Read a table of runs. Raises ConfigError if a column is missing; a row that is no run is left out."""
+    rows, left_out = _rows(table.path)
+    if not rows and not left_out:
+        raise ConfigError(f"{table.path} has no rows: it needs a line per run, with column names first")
+    columns = _mapping(table, sorted({name for _, row in rows for name in row})) if rows else {}
+    runs: list[Run] = []
+    counts: Counter[int] = Counter()
+    for number, row in rows:
+        try:
+            values = {ours: _cell(row.get(theirs), theirs) for ours, theirs in columns.items()}
+            run = _run(_where(table.path, number), table, values, counts)
+        except FieldError as e:
+            left_out.append(_left_out(table.path, number, e))
+            continue
+        counts[run.world_size] += 1
+        runs.append(run)
+    return Reading(runs, left_out)
+
+
+def _where(path: Path, number: int) -> str:
+    return f"{path}, line {number}"
+
+
+def _left_out(path: Path, number: int, error: FieldError) -> LeftOut:
+    return LeftOut(_where(path, number), str(error), "correct the row, or remove it")
+
+
+def _rows(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
+    """Return the rows with their line numbers, and the lines that are none."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            lines = re.split("\r\n|\n|\r", file.read())
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
+    if "\0" in lines[0]:
+        raise ConfigError(f"{path} is not text: give a .csv or .jsonl file, in UTF-8")
+    return _json_rows(path, lines) if path.suffix in (".jsonl", ".ndjson") else _csv_rows(path, lines)
+
+
+def _json_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
+    rows, left_out = [], []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append((number, dict(parsed(line).values)))
+            except FieldError as e:
+                left_out.append(_left_out(path, number, e))
+    return rows, left_out
+
+
+def _csv_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
+    delimiter = max(",;\t", key=lines[0].count)
+    rows, left_out = [], []
+    head: list[str] | None = None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            # A line at a time: a quote that is never closed would swallow every row after it.
+            (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
+        except csv.Error as e:
+            if head is None:
+                raise ConfigError(f"{path}, line {number}, has no column names: {one_line(e)}") from e
+            left_out.append(_left_out(path, number, FieldError(f"it is not CSV: {one_line(e)}")))
+            continue
+        if head is None:
+            head = [name.strip() for name in cells]
+        elif any(cells[len(head) :]):
+            error = FieldError(f"it has {len(cells)} cells, {len(head)} columns have names")
+            left_out.append(_left_out(path, number, error))
+        else:
+            rows.append((number, dict(zip(head, cells, strict=False))))
+    return rows, left_out
+
+
+def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
+    """Return our names to theirs, of all columns that the file has."""
+    for ours, theirs in table.columns.items():
+        if ours not in COLUMNS:
+            there_are = f"{near(ours, list(COLUMNS))}; there are {', '.join(COLUMNS)}"
+            raise ConfigError(f"columns: {ours} is not a column of a report{there_are}")
+        if theirs not in present:
+            raise ConfigError(
+                f"columns: {table.path} has no column {theirs}{near(theirs, present)}; it has {_listed(present)}"
+            )
+    mapping = {name: name for name in COLUMNS if name in present} | dict(table.columns)
+    if "world_size" not in mapping or not ("fps" in mapping or {"env_steps", "wall_s"} <= mapping.keys()):
+        raise ConfigError(
+            f"{table.path} needs columns for world_size and for fps (or env_steps and wall_s), it has "
+            f'{_listed(present)}: name them, e.g. columns="{{world_size: W, fps: FPS}}"'
+        )
+    return mapping
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(one_line(name, 40) for name in names[:_SHOWN])
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _cell(cell: Any, column: str) -> Any:
+    """Return None for an empty cell, and the number that a text spells."""
+    if not isinstance(cell, str):
+        return None if isinstance(cell, float) and math.isnan(cell) else cell
+    if not cell.strip():
+        return None
+    try:
+        number = float(cell)
+    except ValueError:
+        raise FieldError(f"{one_line(column, 60)}={quoted(cell)} is not a number") from None
+    return None if math.isnan(number) else number
+
+
+def _run(where: str, table: ForeignTable, values: dict[str, Any], counts: Counter[int]) -> Run:
+    row = Fields(values)
+    world_size = as_whole("world_size", values.get("world_size", math.nan), low=1, high=MOST_WORKERS)
+    wall_s = row.number("wall_s", above=0, high=LARGEST_SECONDS, default=math.nan)
+    env_steps = row.whole("env_steps", default=0)
+    of_whole = env_steps / wall_s if wall_s > 0 else math.nan
+    fps = as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
+    times = _times(row, world_size)
+    return Run(
+        path=where,
+        env_id=table.env_id,
+        world_size=world_size,
+        seed=row.whole("seed", low=-(2**63), high=2**63, default=counts[world_size]),
+        rule=table.rule,
+        num_envs=row.whole("num_envs", high=1e9, default=0),
+        rollout_steps=row.whole("rollout_steps", high=1e9, default=0),
+        num_epochs=0,
+        num_minibatches=0,
+        num_parameters=0,
+        cores=0,
+        env_steps=env_steps,
+        wall_s=wall_s,
+        fps=fps,
+        final_return=row.number("final_return", default=math.nan),
+        target_return=math.nan,
+        times=times,
+        steps=np.array([fps * float(times["t_iter"][0, 0])]) if times else np.array([]),
+        evaluations=(),
+    )
+
+
+def _times(row: Fields, world_size: int) -> dict[str, np.ndarray]:
+    """Return t_iter and the parts that the row has; the same for every worker: that is all a table of means tells."""
+    t_iter = row.number("t_iter", above=0, high=LARGEST_SECONDS, default=math.nan)
+    seconds = {"t_iter": t_iter}
+    for part in PARTS:
+        # As in a run's own lines, t_other is what the others leave, and may be a rounding below 0.
+        low = -1e-6 if part != "t_other" else -LARGEST_SECONDS
+        seconds[part] = row.number(part, low=low, high=LARGEST_SECONDS, default=math.nan)
+        if seconds[part] > t_iter * (1 + 1e-6):
+            raise FieldError(
+                f"{part}={seconds[part]:g} is more than t_iter={t_iter:g}, of which it is a part"
+            )
+    if math.isnan(t_iter):
+        return {}
+    return {name: np.full((1, world_size), t) for name, t in seconds.items() if not math.isnan(t)}

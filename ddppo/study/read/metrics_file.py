@@ -1,0 +1,236 @@
+"""A run's metrics.jsonl as columns: one line per iteration and rank, each checked as it is read."""
+
+import math
+from array import array
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddppo.study.read.fields import (
+    LARGEST,
+    LARGEST_SECONDS,
+    SMALLEST,
+    FieldError,
+    Fields,
+    as_number,
+    as_whole,
+    one_line,
+    parsed,
+    quoted,
+)
+from ddppo.study.runs import PARTS, Evaluation
+
+_MOST_RETURNS = 2000
+_LONGEST_LINE = 1 << 20  # characters; those of ddppo have a few thousand
+_TIMES = tuple((name, f"time/{name}") for name in ("t_iter", *PARTS))
+
+
+class DamagedError(ValueError):
+    """A metrics.jsonl that no trainer wrote, in one line that begins with its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What a metrics.jsonl holds; `num_ranks`, env_steps, wall_s and stability are `[iterations]`.
+
+    times: "t_iter" and each of PARTS `[iterations of world_size ranks, world_size]`; a resumed run may have iterations
+    of others. stability: train/* metrics, NaN where a line lacks one. irregular: where the first of those others is,
+    in words.
+    """
+
+    num_lines: int
+    num_ranks: np.ndarray
+    env_steps: np.ndarray
+    wall_s: np.ndarray
+    times: dict[str, np.ndarray]
+    stability: dict[str, np.ndarray]
+    evaluations: tuple[Evaluation, ...]
+    returns: tuple[Evaluation, ...]
+    irregular: str | None
+
+
+def read_metrics(path: Path, *, world_size: int, num_iterations: int, num_epochs: int) -> Metrics:
+    """Read a whole file. Raises DamagedError for the first line that is not one of the trainer's, or out of order."""
+    reader = _Reader(world_size, num_iterations, num_epochs)
+    number = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), start=1):
+            try:
+                reader.add(number, text)
+            except FieldError as e:
+                raise DamagedError(f"metrics.jsonl, line {number}, is not one of ddppo's ({e})") from None
+    return reader.whole(number)
+
+
+class _Reader:
+    """Takes lines in their order; 8 bytes per number, whatever the length of the file."""
+
+    def __init__(self, world_size: int, num_iterations: int, num_epochs: int) -> None:
+        self.world_size, self.num_iterations, self.num_epochs = world_size, num_iterations, num_epochs
+        self.evaluations: list[Evaluation] = []
+        self.returns: list[Evaluation] = []
+        self.irregular: str | None = None
+        self._times = {name: array("d") for name, _ in _TIMES}
+        self._columns = [(name, self._times[short]) for short, name in _TIMES]
+        self._stability: dict[str, array[float]] = {}
+        self._num_ranks, self._env_steps, self._wall_s = array("q"), array("q"), array("d")
+        self._rank = 0  # the next one of the iteration under way
+        self._local_steps = 0.0  # of its ranks so far; NaN if one does not tell
+        self._highest = -math.inf
+
+    def add(self, number: int, text: str) -> None:
+        if len(text) == _LONGEST_LINE:
+            raise FieldError("it is too long")
+        line = parsed(text)
+        position = (line.values.get("iteration"), line.values.get("rank"))
+        if type(position[0]) is not int or type(position[1]) is not int:
+            position = (as_whole("iteration", position[0]), as_whole("rank", position[1]))
+        iteration = len(self._env_steps)
+        if position == (iteration + 1, 0):
+            self._end_block(f"metrics.jsonl, line {number}, is rank 0 of iteration {iteration + 1}")
+            self._add_global(line)
+        elif not self._rank or position != (iteration, self._rank):
+            after_last = self._rank >= self.world_size or not self._rank
+            expected = (iteration + 1, 0) if after_last else (iteration, self._rank)
+            raise DamagedError(
+                f"metrics.jsonl, line {number}, is rank {quoted(position[1])} of iteration {quoted(position[0])} where "
+                f"rank {expected[1]} of {expected[0]} belongs: the file is damaged"
+            )
+        elif self._rank == self.world_size:
+            self._note(
+                f"metrics.jsonl, line {number}, is rank {self._rank} of iteration {iteration}",
+                iteration + 1,
+                0,
+            )
+        self._add_times(line)
+        local_steps = line.values.get("rollout/local_steps", math.nan)
+        self._local_steps += local_steps if type(local_steps) is float else math.nan
+        self._rank += 1
+
+    def whole(self, num_lines: int) -> Metrics:
+        self._end_block(f"metrics.jsonl ends after line {num_lines}")
+        kept = {
+            name: np.frombuffer(values).reshape(-1, self.world_size) for name, values in self._times.items()
+        }
+        for values in self._stability.values():
+            values.extend([math.nan] * (len(self._env_steps) - len(values)))
+        return Metrics(
+            num_lines=num_lines,
+            num_ranks=np.frombuffer(self._num_ranks, dtype=np.int64),
+            env_steps=np.frombuffer(self._env_steps, dtype=np.int64),
+            wall_s=np.frombuffer(self._wall_s),
+            times=kept,
+            stability={
+                name.removeprefix("train/"): np.frombuffer(values)
+                for name, values in sorted(self._stability.items())
+            },
+            evaluations=tuple(self.evaluations),
+            returns=tuple(self.returns),
+            irregular=self.irregular,
+        )
+
+    def _end_block(self, where: str) -> None:
+        """Close the iteration under way; its times stay if it had world_size ranks."""
+        if not self._rank:
+            return
+        self._num_ranks.append(self._rank)
+        local_steps, self._local_steps = self._local_steps, 0.0
+        if self._rank != self.world_size:
+            self._check_complete(local_steps)
+            if self._rank < self.world_size:
+                self._note(where, len(self._env_steps), self._rank)
+            for values in self._times.values():
+                del values[-self._rank :]
+        self._rank = 0
+
+    def _check_complete(self, local_steps: float) -> None:
+        """Tell an iteration of another world_size from one that lacks a rank's line, by the steps of its ranks."""
+        iteration = len(self._env_steps)
+        steps = self._env_steps[-1] - (self._env_steps[-2] if iteration > 1 else 0)
+        if not math.isnan(local_steps) and local_steps != steps:
+            raise DamagedError(
+                f"metrics.jsonl has {self._rank} ranks of iteration {iteration}, which made {local_steps:g} of its "
+                f"{steps} steps: the file is damaged"
+            )
+
+    def _note(self, where: str, iteration: int, rank: int) -> None:
+        self.irregular = self.irregular or f"{where} where rank {rank} of {iteration} belongs"
+
+    def _add_times(self, line: Fields) -> None:
+        values = line.values
+        total = 0.0
+        for name, column in self._columns:
+            seconds = values.get(name)
+            # Once per number of the whole file: a comparison that NaN, infinity and foreign types fail, no call.
+            if type(seconds) is not float or not -LARGEST_SECONDS < seconds < LARGEST_SECONDS:
+                seconds = as_number(name, seconds, high=LARGEST_SECONDS)
+            column.append(seconds)
+            total += seconds
+        t_iter = values["time/t_iter"]
+        if t_iter < SMALLEST:
+            as_number("time/t_iter", t_iter, above=0)
+        # The parts are exclusive and t_other is what they leave, so that a single wrong one shows.
+        if abs(total - 2 * t_iter) > 1e-6 * (1 + t_iter):
+            raise FieldError(f"its parts add up to {total - t_iter:.6g} s, not to time/t_iter={t_iter:.6g}")
+        for part in PARTS[:-1]:
+            if values[f"time/{part}"] < 0:
+                as_number(f"time/{part}", values[f"time/{part}"], low=-1e-6)
+
+    def _add_global(self, line: Fields) -> None:
+        steps, wall_s = line.whole("env_steps", low=1), line.number("wall_s", above=0, high=LARGEST_SECONDS)
+        if self._env_steps and (steps <= self._env_steps[-1] or wall_s < self._wall_s[-1]):
+            before = f"env_steps={self._env_steps[-1]} wall_s={self._wall_s[-1]:g}"
+            raise FieldError(f"env_steps={steps} wall_s={wall_s:g} are not after {before} of the line before")
+        self._env_steps.append(steps)
+        self._wall_s.append(wall_s)
+        self._add_stability(line)
+        score = line.number("eval/return_mean", default=math.nan)
+        if not math.isnan(score):
+            self.evaluations.append(Evaluation(steps, wall_s, score))
+        trained = line.number("rollout/return_mean", default=math.nan)
+        if not math.isnan(trained):
+            # The first value at or above any target is a new highest, so thinning loses no time to target.
+            stride = max(1, self.num_iterations // _MOST_RETURNS)
+            count = len(self._wall_s)
+            if trained > self._highest or count % stride == 0 or count == self.num_iterations:
+                self.returns.append(Evaluation(steps, wall_s, trained))
+            self._highest = max(self._highest, trained)
+
+    def _add_stability(self, line: Fields) -> None:
+        before = len(self._env_steps) - 1
+        for name, value in line.values.items():
+            if not name.startswith("train/"):
+                continue
+            if value is None:
+                value = math.nan
+            elif type(value) is not float or not -LARGEST < value < LARGEST:
+                value = as_number(name, value)
+            if name == "train/epochs" and (value < 0 or value > self.num_epochs):
+                as_number(name, value, low=0, high=self.num_epochs)
+            column = self._stability.get(name)
+            if column is None:
+                if not (name.removeprefix("train/").isidentifier() and len(name) < 60):
+                    raise FieldError(f"{one_line(name, 60)} is no metric")
+                column = self._stability[name] = array("d")
+            if len(column) < before:
+                column.extend([math.nan] * (before - len(column)))
+            column.append(value)
+
+
+def seconds_of(wall_s: np.ndarray) -> np.ndarray:
+    """Return the training seconds of each iteration, from the seconds until its end `[iterations]`."""
+    return np.diff(wall_s, prepend=0.0)
+
+
+def steps_of(env_steps: np.ndarray) -> np.ndarray:
+    """Return the environment steps of each iteration, from those until its end `[iterations]`."""
+    return np.diff(env_steps, prepend=0)
+
+
+def rate_bounds(steps: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
+    """Return the least and the largest steps per second of an iteration; FPS of any set of them lies between."""
+    rates: Any = np.divide(steps, seconds, out=np.full(len(steps), math.inf), where=seconds > 0)
+    return float(rates.min()), float(rates.max())

@@ -1,0 +1,262 @@
+"""Runs as read from their folders. Imports no trainer.
+
+What a run was stands in its summary.json and metrics.jsonl; folder names mean nothing. Every value is checked here. A
+folder that cannot be used becomes a `LeftOut` with the reason and the remedy, and the others are still read.
+"""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from ddppo.study.read import summary_file
+from ddppo.study.read.fields import FieldError, Fields, one_line, parsed, quoted
+from ddppo.study.read.metrics_file import (
+    DamagedError,
+    Metrics,
+    rate_bounds,
+    read_metrics,
+    seconds_of,
+    steps_of,
+)
+from ddppo.study.read.summary_file import Counts
+from ddppo.study.runs import LeftOut, Reading, Run
+
+SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.records.summary writes
+REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
+_AGAIN = "run that job again, or remove the folder"
+
+
+class _Unusable(Exception):
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason, self.remedy = reason, remedy
+
+
+def read_runs(folder: Path, progress: Callable[[str], None] = lambda path: None) -> Reading:
+    """Read every run below `folder`; `progress` is told each path before it is read."""
+    runs, left_out = [], []
+    for path, problem in _run_folders(folder):
+        try:
+            if problem is not None:
+                raise problem
+            progress(_name(path))
+            runs.append(read_run(path))
+        except _Unusable as e:
+            left_out.append(LeftOut(_name(path), e.reason, e.remedy))
+    return Reading(runs, left_out)
+
+
+def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
+    """Yield the folders that are, or were to become, runs; those without summary.json with the reason.
+
+    What hidden folders hold (runs that were moved aside, logs of a launcher) and reports are none of them.
+    """
+    for here, subfolders, files in os.walk(folder):
+        nothing = not files and not subfolders
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        path = Path(here)
+        if "summary.json" in files:
+            subfolders.clear()
+            if not is_report(path):
+                yield path, None
+        elif "config.yaml" in files or "metrics.jsonl" in files:
+            subfolders.clear()
+            remedy = f"go on with it (resume={_name(path)}) or run that job again"
+            yield path, _Unusable("has no summary.json, so the run did not end", remedy)
+        elif nothing:
+            yield path, _Unusable("is empty, so the job never started", "run that job again, or remove it")
+
+
+def is_report(folder: Path) -> bool:
+    """Return whether the folder is one that `ddppo.report` wrote."""
+    try:
+        found = parsed((folder / REPORT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return found.values.get("kind") == REPORT_KIND
+
+
+def read_run(path: Path) -> Run:
+    """Read one run folder; a file that is not what the trainer writes makes it unusable."""
+    try:
+        summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        raise _Unusable(f"summary.json cannot be read ({_reason(e)})", _AGAIN) from e
+    if "schema_version" not in summary.values:
+        raise _Unusable("summary.json is not a run's", "remove it, or point the report elsewhere")
+    version, status = summary.values["schema_version"], summary.values.get("status")
+    if version != SCHEMA_VERSION or isinstance(version, bool):
+        raise _Unusable(
+            f"summary.json has schema_version {quoted(version)}, this ddppo reads {SCHEMA_VERSION}",
+            "report it with the ddppo that wrote it, or run that job again",
+        )
+    if status != "completed":
+        said = status if status in ("stopped", "failed") else quoted(status)
+        remedy = f"go on with it (resume={_name(path)}) or run that job again"
+        raise _Unusable(f"the run did not complete (status {said})", remedy)
+    try:
+        return _run(path, summary)
+    except FileNotFoundError as e:
+        raise _Unusable("has no metrics.jsonl", _AGAIN) from e
+    except OSError as e:
+        raise _Unusable(f"metrics.jsonl cannot be read ({_reason(e)})", _AGAIN) from e
+    except DamagedError as e:
+        raise _Unusable(str(e), "run that job again") from e
+    except FieldError as e:
+        raise _Unusable(f"summary.json is not as ddppo writes it ({e})", _AGAIN) from e
+
+
+def _run(path: Path, summary: Fields) -> Run:
+    """Return the run that summary.json and metrics.jsonl tell of. Raises FieldError, DamagedError, OSError."""
+    derived, config, evaluation = (summary.section(name) for name in ("derived", "config", "eval"))
+    env_id, settings = config.section("env").text("id"), summary_file.settings(config)
+    rule = config.section("scaling").text("rule", choices=("strong", "weak"))
+    sizes, origin, counts = summary_file.sizes(derived), summary_file.origin(summary), Counts.of(summary)
+    if not counts.with_world_size:
+        raise _Unusable(
+            f"was resumed with world_size={counts.world_size} when all its steps were done, so that no iteration tells "
+            "of that W",
+            f"go on with it (resume={_name(path)} and a larger ppo.total_steps), or remove it",
+        )
+    metrics = read_metrics(
+        path / "metrics.jsonl",
+        world_size=counts.world_size,
+        num_iterations=counts.iterations,
+        num_epochs=sizes["num_epochs"],
+    )
+    _check_of_one_run(summary, counts, metrics)
+    own = metrics.num_ranks == counts.world_size
+    kept = _after_warmup(counts, own)
+    steps = steps_of(metrics.env_steps)[kept]
+    _check_batch(sizes, int(steps.max()))
+    others = Counter(metrics.num_ranks[~own].tolist())
+    evaluations, returns = metrics.evaluations, metrics.returns
+    final_return = _final_return(evaluation, metrics)
+    if others and rule == "weak":  # a batch for each number of workers: not the learning of this one
+        evaluations, returns, final_return = (), (), math.nan
+    return Run(
+        path=_name(path),
+        env_id=env_id,
+        world_size=counts.world_size,
+        seed=config.whole("seed", low=-(2**63), high=2**63),
+        rule=rule,
+        **sizes,
+        cores=summary_file.cores(summary, derived),
+        env_steps=int(metrics.env_steps[-1]),
+        wall_s=float(metrics.wall_s[-1]),
+        fps=_fps(summary, counts, metrics, kept),
+        final_return=final_return,
+        target_return=config.number("target_return", default=math.nan),
+        times={name: values[kept[own]] for name, values in metrics.times.items()},
+        steps=steps,
+        evaluations=evaluations,
+        returns=returns,
+        stability={name: values[kept] for name, values in metrics.stability.items()},
+        config=settings,
+        origin=origin,
+        others=dict(sorted(others.items())),
+    )
+
+
+# -- summary.json and metrics.jsonl together -------------------------------------------------------------------------
+
+
+def _final_return(evaluation: Fields, metrics: Metrics) -> float:
+    """Return the final evaluation's, or the last of the training episodes where there was none."""
+    final = evaluation.section("final", default={})
+    if final.values:
+        return final.number("return_mean", default=math.nan)
+    return metrics.returns[-1].return_mean if metrics.returns else math.nan
+
+
+def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None:
+    """Raise DamagedError if metrics.jsonl has not the iterations that summary.json tells of.
+
+    Iterations with another number of ranks are those of a run that was resumed with another world_size only if
+    summary.json counts as many with its own as there are; else a line is missing or there twice.
+    """
+    iterations, own = len(metrics.num_ranks), int((metrics.num_ranks == counts.world_size).sum())
+    if metrics.irregular is not None and counts.with_world_size >= counts.iterations:
+        raise DamagedError(f"{metrics.irregular}: the file is damaged")
+    if metrics.irregular is None and iterations != counts.iterations:
+        raise DamagedError(
+            f"metrics.jsonl has {metrics.num_lines} lines, not {counts.world_size} ranks * {counts.iterations} "
+            "iterations"
+        )
+    if (iterations, own) != (counts.iterations, counts.with_world_size):
+        raise DamagedError(
+            f"metrics.jsonl has {iterations} iterations, {own} of them with {counts.world_size} ranks, where "
+            f"summary.json tells of {counts.iterations} and {counts.with_world_size}: not of the same run, or damaged"
+        )
+    for name, last in (("env_steps", metrics.env_steps[-1]), ("wall_s", metrics.wall_s[-1])):
+        said = summary.number(name, above=0)
+        if not math.isclose(said, last, rel_tol=1e-6):
+            raise DamagedError(
+                f"metrics.jsonl ends at {name}={last}, summary.json at {said:g}: not of the same run"
+            )
+
+
+def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
+    """Return which iterations count `[iterations]`: with world_size ranks, after warm-up at each change to it.
+
+    Where a run was resumed with the same world_size the warm-up of later starts is not known, and counts.
+    """
+    begins = np.flatnonzero(own & ~np.concatenate([[False], own[:-1]]))
+    place = np.arange(len(own))
+    since = place - begins[np.maximum(np.searchsorted(begins, place, side="right") - 1, 0)]
+    kept = own if counts.too_few else own & (since >= counts.warmup)
+    if not kept.any():
+        raise FieldError(
+            f"warmup.iterations={counts.warmup} leave nothing of {counts.with_world_size} iterations, but "
+            "too_few_iterations is false"
+        )
+    return kept
+
+
+def _check_batch(sizes: dict[str, int], most_steps: int) -> None:
+    batch = sizes["num_envs"] * sizes["rollout_steps"]
+    if most_steps > batch:
+        raise FieldError(
+            f"derived.N * derived.T={batch} steps an iteration, metrics.jsonl has {most_steps}: not of the same run"
+        )
+
+
+def _fps(summary: Fields, counts: Counts, metrics: Metrics, kept: np.ndarray) -> float:
+    """Return environment steps of all ranks / seconds of training, over the iterations that count.
+
+    Where a later start's warm-up lies is not recorded, but summary.json's fps leaves it out. Being steps / seconds of
+    some iterations, it lies between the slowest and the fastest of them.
+    """
+    own = metrics.num_ranks == counts.world_size
+    steps, seconds = steps_of(metrics.env_steps), seconds_of(metrics.wall_s)
+    said = summary.number("fps", above=0)
+    one_start = counts.too_few or counts.left_out == int((own & ~kept).sum())
+    if one_start and not (np.diff(own.astype(int)) != 0).sum() > 1:
+        total = float(seconds[kept].sum())
+        fps = float(steps[kept].sum()) / total if total > 0 else math.nan
+        if not math.isclose(fps, said, rel_tol=1e-6):
+            raise DamagedError(
+                f"metrics.jsonl gives {fps:.6g} steps/s, summary.json {said:.6g}: not of the same run"
+            )
+        return fps
+    least, most = rate_bounds(steps[own], seconds[own])
+    if not least * (1 - 1e-6) <= said <= most * (1 + 1e-6):
+        raise DamagedError(
+            f"summary.json gives {said:.6g} steps/s, the iterations of metrics.jsonl {least:.6g} to {most:.6g}: not of "
+            "the same run"
+        )
+    return said
+
+
+def _name(path: Path) -> str:
+    """Return a path as it can be shown and written, whatever bytes the file system holds."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _reason(error: Exception) -> str:
+    return one_line(error.strerror if isinstance(error, OSError) else error)

@@ -1,0 +1,243 @@
+"""From the runs of a folder to its studies: same task, scaling rule and settings, nothing stale, one target."""
+
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ddppo.config import near
+from ddppo.errors import RunFolderError
+from ddppo.study.read.fields import one_line
+from ddppo.study.runs import LeftOut, Reading, Run
+
+# What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
+_FREE = (
+    "dist.",
+    "log.",
+    "checkpoint.",
+    "seed",
+    "resume",
+    "sweep",
+    "objective",
+    "target_return",
+    "env.slow_ranks",
+)
+# And between runs of one W: it changes neither what is learnt nor how fast.
+_FREE_AT_ONE_W = ("dist.world_size", "dist.max_world_size", "dist.timeout_s", "dist.oversubscribe")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The studies of a folder, each the runs of one task under one rule, and what belongs to none of them."""
+
+    studies: list[Reading]
+    left_out: list[LeftOut]
+    remarks: list[str] = field(default_factory=list)
+
+
+def studies(found: Reading, *, env: str | None = None, rule: str | None = None) -> Found:
+    """Sort runs into studies of those that `env` and `rule` ask for; studies of a single W come last.
+
+    Runs of a study have the same settings but for world_size, seed and dist.*; of several such groups of one task and
+    rule the one with most runs is kept (then the newest). Of runs with the same W the settings of dist.* are the
+    same, and of those with the same W and seed the newest is kept. Raises RunFolderError if there are runs, but none
+    that is asked for.
+    """
+    groups: defaultdict[tuple[str, str], list[Run]] = defaultdict(list)
+    for run in found.runs:
+        groups[run.env_id, run.rule].append(run)
+    all_of_them = sorted(groups)
+    asked = " ".join(f"{k}={v}" for k, v in (("env", env), ("rule", rule)) if v is not None)
+    left_out: list[LeftOut] = []
+    for key in all_of_them:
+        if env not in (None, key[0]) or rule not in (None, key[1]):
+            study = Reading(groups.pop(key), [])
+            left_out.append(
+                LeftOut(_counted(study), f"is not asked for by {asked}", "leave that out to report all")
+            )
+    if found.runs and not groups:
+        hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
+        listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
+        raise RunFolderError(f"{asked}: the folder has no such run{hint}; it has {listed}")
+    chosen = [_of_one_setting(groups[key]) for key in sorted(groups)]
+    chosen.sort(key=lambda each: len({run.world_size for run in each.runs}) == 1)
+    remarks = []
+    if len(chosen) > 1:
+        counted = ", ".join(map(_counted, chosen))
+        remarks.append(
+            f"The folder is mixed, it holds {len(chosen)} studies: {counted}. Each is reported by itself, nothing is "
+            "averaged over them; env= and rule= ask for one."
+        )
+    return Found(chosen, found.left_out + left_out, remarks)
+
+
+def one_study(found: Reading, *, env: str | None = None, rule: str | None = None, remedy: str) -> Reading:
+    """Return the largest of the studies, of equals the one with the newest run, and say which others there are.
+
+    remedy: how to get another one.
+    """
+    sorted_out = studies(found, env=env, rule=rule)
+    if not sorted_out.studies:
+        return Reading([], sorted_out.left_out)
+    best = max(sorted_out.studies, key=lambda each: (len(each.runs), max(map(_finished, each.runs))))
+    remarks = list(best.remarks)
+    if len(sorted_out.studies) > 1:
+        listed = ", ".join(map(_counted, sorted_out.studies))
+        this = f"The folder holds {len(sorted_out.studies)} studies: {listed}. This is {named(best.runs)}"
+        remarks.insert(0, f"{this}, which has most runs or the newest; {remedy}.")
+    return Reading(best.runs, sorted_out.left_out + best.left_out, remarks)
+
+
+def named(runs: Sequence[Run]) -> str:
+    """Return what a study is called."""
+    return f"{runs[0].env_id}, {runs[0].rule} scaling"
+
+
+def _counted(study: Reading) -> str:
+    return f"{named(study.runs)} ({len(study.runs)} run{'s' if len(study.runs) > 1 else ''})"
+
+
+def _of_one_setting(runs: list[Run]) -> Reading:
+    """Return the study among runs of one task and rule."""
+    kept = _largest(runs, _study_key)
+    remedy = "report its study from a folder of its own"
+    left_out = [
+        LeftOut(run.path, f"differs in {_differences(run, kept[0], _FREE)}", remedy)
+        for run in _others(runs, kept)
+    ]
+    kept, variants = _one_variant_per_world_size(kept)
+    kept, duplicates = _newest(kept)
+    return Reading(kept, left_out + variants + duplicates, [*_resumed(kept), *_origins(kept)])
+
+
+def _study_key(run: Run) -> str:
+    settings = {k: v for k, v in flat(run.config).items() if not k.startswith(_FREE)}
+    return json.dumps([run.env_id, run.rule, settings], sort_keys=True, default=str)
+
+
+def _variant_key(run: Run) -> str:
+    settings = {
+        k: v
+        for k, v in flat(run.config).items()
+        if k.startswith(("dist.", "env.slow_ranks")) and k not in _FREE_AT_ONE_W
+    }
+    return json.dumps(settings, sort_keys=True, default=str)
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names; an empty mapping is kept as a value."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        nested = isinstance(value, dict) and value
+        result |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return result
+
+
+def _largest(runs: list[Run], key: Callable[[Run], str]) -> list[Run]:
+    """Return the largest group of runs with one key, the one with the newest run if several are as large."""
+    groups: defaultdict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[key(run)].append(run)
+    return max(groups.values(), key=lambda group: (len(group), max(map(_finished, group))), default=[])
+
+
+def _others(runs: list[Run], kept: list[Run]) -> list[Run]:
+    paths = {run.path for run in kept}
+    return [run for run in runs if run.path not in paths]
+
+
+def _differences(run: Run, kept: Run, ignored: tuple[str, ...]) -> str:
+    mine, theirs = flat(run.config), flat(kept.config)
+    keys = [k for k in sorted(mine | theirs) if not k.startswith(ignored) and mine.get(k) != theirs.get(k)]
+    shown = ", ".join(
+        f"{one_line(k, 60)}={one_line(mine.get(k), 60)} (the study: {one_line(theirs.get(k), 60)})"
+        for k in keys[:3]
+    )
+    return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+
+
+def _one_variant_per_world_size(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
+    kept, left_out = [], []
+    for world_size in sorted({run.world_size for run in runs}):
+        group = [run for run in runs if run.world_size == world_size]
+        best = _largest(group, _variant_key)
+        kept += best
+        for run in _others(group, best):
+            varied = tuple({k for k in flat(run.config) if not k.startswith(("dist.", "env.slow_ranks"))})
+            what = _differences(run, best[0], (*varied, *_FREE_AT_ONE_W))
+            remedy = "report it from a folder of its own"
+            left_out.append(
+                LeftOut(run.path, f"differs from the other runs of W={world_size} in {what}", remedy)
+            )
+    return kept, left_out
+
+
+def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
+    newest: dict[tuple[int, int], Run] = {}
+    left_out = []
+    for run in sorted(runs, key=lambda run: (not run.others, _finished(run))):
+        older = newest.get((run.world_size, run.seed))
+        if older is not None:
+            what = f"is an older run of W={run.world_size} seed={run.seed} than {run.path}"
+            if older.others and not run.others:
+                began = ", ".join(map(str, older.others))
+                what = f"had W={began} before W={run.world_size} seed={run.seed}, which {run.path} had throughout"
+            left_out.append(LeftOut(older.path, what, "nothing to do, or remove it"))
+        newest[run.world_size, run.seed] = run
+    return [newest[key] for key in sorted(newest)], left_out
+
+
+def _finished(run: Run) -> tuple[str, str]:
+    return run.origin.finished_at, run.path
+
+
+def _resumed(runs: list[Run]) -> list[str]:
+    """Say of runs that were resumed with another world_size what of them is used, and what is not."""
+    remarks = []
+    for run in runs:
+        if not run.others:
+            continue
+        before = " and ".join(f"{count:,} with W={w}" for w, count in run.others.items())
+        learning = (
+            "Its returns are not used, as under weak scaling every W learns from another batch, nor is its time to "
+            "target, which mixes"
+            if run.rule == "weak"
+            else "Its returns are used, though they are not of one W alone. Its time to target and its curve against "
+            "wall-clock are not used: they mix"
+        )
+        remarks.append(
+            f"{run.path} (W={run.world_size} seed={run.seed}) was resumed with another world_size: other "
+            f"iterations ran otherwise, {before}. Its FPS and times are of the {len(run.steps):,} with "
+            f"W={run.world_size} after warm-up. {learning} two speeds."
+        )
+    return remarks
+
+
+def _origins(runs: list[Run]) -> list[str]:
+    """Say where runs were made under different conditions, which a comparison over W should not be."""
+    remarks = []
+    for what, get in (
+        ("commits", lambda origin: origin.git_commit),
+        ("machines", lambda origin: origin.hostname),
+        ("devices", lambda origin: origin.device),
+    ):
+        found = Counter(get(run.origin)[:12] or "unknown" for run in runs)
+        if len(found) > 1:
+            listed = ", ".join(f"{name} ({count} runs)" for name, count in found.most_common(4))
+            remarks.append(f"The runs come from {len(found)} {what}: {listed}. Compare them with care.")
+    return remarks
+
+
+def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run], list[str]]:
+    """Give all runs the same target: `target_return`, or the one that most of them were run with."""
+    if target_return is None:
+        targets = Counter(run.target_return for run in runs if not math.isnan(run.target_return))
+        if not targets:
+            return runs, []
+        target_return = targets.most_common(1)[0][0]
+        if len(targets) > 1:
+            remark = [f"The runs have {len(targets)} targets; target_return={target_return:g} is compared."]
+            return [replace(run, target_return=target_return) for run in runs], remark
+    return [replace(run, target_return=target_return) for run in runs], []

@@ -1,0 +1,86 @@
+"""A run's summary.json: what of it a study uses, each value checked. Every function raises FieldError."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddppo.study.read.fields import LARGEST_SECONDS, MOST_PARAMETERS, MOST_WORKERS, FieldError, Fields
+from ddppo.study.runs import SLEEPING_TASK, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many iterations a run had, and what became of those with its last world_size, as summary.json says."""
+
+    world_size: int
+    iterations: int
+    warmup: int
+    left_out: int
+    measured: int
+    too_few: bool
+
+    @classmethod
+    def of(cls, summary: Fields) -> "Counts":
+        warmup = summary.section("warmup")
+        return cls(
+            world_size=summary.whole("world_size", low=1, high=MOST_WORKERS),
+            iterations=summary.whole("iterations", low=1),
+            warmup=warmup.whole("iterations"),
+            left_out=warmup.whole("left_out"),
+            measured=warmup.whole("measured"),
+            too_few=warmup.flag("too_few_iterations"),
+        )
+
+    @property
+    def with_world_size(self) -> int:
+        return self.left_out + self.measured
+
+
+def sizes(derived: Fields) -> dict[str, int]:
+    """Return the sizes of an iteration under the names of `Run`."""
+    found = {
+        "num_envs": derived.whole("N", low=1, high=1e9),
+        "rollout_steps": derived.whole("T", low=1, high=1e9),
+        "num_epochs": derived.whole("K", low=1, high=1e4),
+        "num_minibatches": derived.whole("M", low=1, high=1e9),
+        "num_parameters": derived.whole("num_parameters", low=1, high=MOST_PARAMETERS),
+    }
+    batch = found["num_envs"] * found["rollout_steps"]
+    if found["num_minibatches"] > batch:
+        raise FieldError(
+            f"derived.M={found['num_minibatches']} minibatches are more than derived.N * derived.T={batch} samples"
+        )
+    return found
+
+
+def settings(config: Fields) -> dict[str, Any]:
+    """Return the configuration with the sections that a study looks into, as far as it looks."""
+    found = config.tree()
+    for name in ("ppo", "dist"):
+        config.section(name, default={})
+    kwargs = config.section("env").section("kwargs", default={})
+    if config.section("env").values.get("id") == SLEEPING_TASK:
+        kwargs.number("step_time_s", low=0, high=LARGEST_SECONDS, default=0.0)
+        kwargs.flag("busy", default=False)
+    return found
+
+
+def origin(summary: Fields) -> Origin:
+    derived = summary.section("derived")
+    return Origin(
+        finished_at=summary.text("finished_at", default=""),
+        git_commit=summary.text("git_commit", default=""),
+        hostname=summary.section("machine", default={}).text("hostname", default=""),
+        device=derived.text("device", default="cpu"),
+        env_backend=derived.text("env_backend", default=""),
+        collective=derived.text("collective", default=""),
+        threads_per_rank=derived.whole("threads_per_rank", low=1, high=1e6, default=1),
+        num_nodes=derived.whole("num_nodes", low=1, high=1e6, default=1),
+        num_hosts=derived.whole("num_hosts", high=1e6, default=0),
+    )
+
+
+def cores(summary: Fields, derived: Fields) -> int:
+    """Return the cores of all machines that the run used; 0 if its machine could not tell."""
+    of_one = summary.section("machine").whole("cores", high=1e6, default=0)
+    hosts = derived.whole("num_hosts", high=1e6, default=0)
+    return of_one * (hosts or derived.whole("num_nodes", low=1, high=1e6, default=1))

@@ -1,0 +1,308 @@
+"""The model is fitted to runs that the simulator made with known parameters."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddppo.errors import ConfigError
+from ddppo.study.predict.collective_cost import gather
+from ddppo.study.predict.fitting import nnls, variance_components
+from ddppo.study.predict.iteration import expected
+from ddppo.study.predict.model import WhatIf, fit
+from ddppo.study.predict.order_statistics import lognormal
+from ddppo.study.predict.parameters import Parameters, build_system
+from ddppo.study.predict.points import crowding, points, slow_ranks
+from ddppo.study.predict.simulate import simulate
+from ddppo.study.runs import PARTS, Origin, Run
+
+TRUTH = Parameters(
+    acting_s=200e-6,
+    per_env_s=50e-6,
+    computing=1.0,
+    env_sleep_s=0.0,
+    env_step_s=None,
+    env_processes=1.0,
+    minibatch_s=500e-6,
+    sample_s=5e-6,
+    call_s=20e-6,
+    latency_s=40e-6,
+    byte_s=2e-9,
+    comm_crowding=0.0,
+    jitter_s=0.0,
+    other_s=300e-6,
+    writer_s=0.0,
+    noise_variance=(0.15**2, 0.0),
+    noise_shape=lognormal(0.15),
+    common_cv=0.1,
+)
+
+
+def make_run(
+    truth=TRUTH,
+    *,
+    world_size,
+    rule="strong",
+    num_parameters=10_000,
+    cores=64,
+    iterations=60,
+    seed=0,
+    **config,
+):
+    """Return a run that `truth` would have made: 16 environments (of all ranks, or of one), 32 steps, K = M = 4."""
+    num_envs = 16 if rule == "strong" else 16 * world_size
+    run = Run(
+        path=f"{world_size}/{seed}",
+        env_id="CartPole-v1",
+        world_size=world_size,
+        seed=seed,
+        rule=rule,
+        num_envs=num_envs,
+        rollout_steps=32,
+        num_epochs=4,
+        num_minibatches=4,
+        num_parameters=num_parameters,
+        cores=cores,
+        env_steps=num_envs * 32 * iterations,
+        wall_s=1.0,
+        fps=1.0,
+        final_return=float("nan"),
+        target_return=float("nan"),
+        times={p: np.ones((2, world_size)) for p in ("t_iter", *PARTS)},
+        steps=np.full(2, float(num_envs * 32)),
+        evaluations=(),
+        config=config,
+    )
+    (point,) = points([run], {})  # the messages of its collectives
+    system = build_system(
+        truth,
+        world_size=world_size,
+        rollout_steps=32,
+        local_num_envs=num_envs / world_size,
+        num_epochs=4,
+        num_minibatches=4,
+        num_gathers=point.num_gathers,
+        sums=point.sums,
+        gathers=point.gathers,
+        crowded=crowding(world_size, cores),
+    )
+    made = simulate(system, iterations, seed=100 * world_size + seed)
+    return replace(run, times=made.times, steps=made.steps, fps=made.fps)
+
+
+def make_runs(world_sizes, seeds=2, **settings):
+    return [make_run(world_size=w, seed=s, **settings) for w in world_sizes for s in range(seeds)]
+
+
+def test_parameters_are_recovered_from_runs_of_two_model_sizes():
+    runs = make_runs((1, 2, 4, 8)) + make_runs((2, 4, 8), num_parameters=60_000)
+    fitted = fit(runs, replicates=2).parameters
+    assert fitted.acting_s == pytest.approx(TRUTH.acting_s, rel=0.15)
+    assert fitted.per_env_s == pytest.approx(TRUTH.per_env_s, rel=0.1)
+    assert fitted.minibatch_s == pytest.approx(TRUTH.minibatch_s, rel=0.01)
+    assert fitted.sample_s == pytest.approx(TRUTH.sample_s, rel=0.01)
+    assert fitted.call_s == pytest.approx(TRUTH.call_s, rel=0.05)
+    assert fitted.latency_s == pytest.approx(TRUTH.latency_s, rel=0.01)
+    assert fitted.byte_s == pytest.approx(TRUTH.byte_s, rel=0.01)
+    assert fitted.other_s == pytest.approx(TRUTH.other_s, rel=0.01)
+    assert fitted.common_cv == pytest.approx(0.1, rel=0.3)
+    assert fitted.noise(512).cv == pytest.approx(0.15, rel=0.1)
+
+
+def test_one_two_and_four_workers_predict_eight_within_five_percent():
+    model = fit(make_runs((1, 2, 4)), replicates=20)
+    measured = np.mean([r.fps for r in make_runs((8,))])
+    (eight,) = model.predict([8])
+    assert eight.fps == pytest.approx(measured, rel=0.05)
+    assert eight.fps_low <= eight.fps <= eight.fps_high
+    assert sum(eight.parts.values()) == pytest.approx(eight.t_iter)
+
+
+def test_crowded_cores_are_predicted_from_less_crowded_ones():
+    truth = replace(TRUTH, comm_crowding=0.25)
+    model = fit(make_runs((1, 2, 4), truth=truth, cores=2), replicates=2)
+    measured = np.mean([r.fps for r in make_runs((8,), truth=truth, cores=2)])
+    assert model.predict([8])[0].fps == pytest.approx(measured, rel=0.05)
+
+
+def test_cores_of_their_own_undo_the_crowding():
+    truth = replace(TRUTH, comm_crowding=0.25)
+    model = fit(make_runs((1, 2, 4, 8), truth=truth, cores=2), replicates=2)
+    free = np.mean([r.fps for r in make_runs((8,), truth=truth, cores=64)])
+    assert model.predict([8])[0].fps < 0.6 * free
+    assert model.predict([8], WhatIf(cores_per_worker=1))[0].fps == pytest.approx(free, rel=0.05)
+
+
+def test_four_world_sizes_tell_how_messages_wait_for_cores():
+    runs = make_runs((1, 2, 4, 8, 16), truth=replace(TRUTH, comm_crowding=0.6), cores=4)
+    assert fit(runs, replicates=2).parameters.comm_crowding == pytest.approx(0.6)
+
+
+def test_slept_environments_do_not_take_turns_on_the_cores():
+    sleeping = replace(
+        TRUTH, env_sleep_s=2e-3, env_step_s=2e-3, per_env_s=20e-6, noise_variance=(1e-6, 0.0), common_cv=0.0
+    )
+    env = {"kwargs": {"step_time_s": 2e-3}}
+    runs = [
+        replace(r, env_id="ddppo/Synthetic-v0", config={"env": env})
+        for r in make_runs((1, 2, 4), truth=sleeping, cores=2)
+    ]
+    model = fit(runs, replicates=2)
+    assert model.parameters.per_env_s == pytest.approx(20e-6, rel=0.5)
+    assert model.predict([8])[0].parts["t_rollout"] == pytest.approx(32 * (200e-6 + 2 * 2.02e-3), rel=0.05)
+    slower = model.predict([8], WhatIf(env_step_s=4e-3))[0]
+    assert slower.parts["t_rollout"] == pytest.approx(32 * (200e-6 + 2 * 4.02e-3), rel=0.05)
+
+
+def test_what_one_world_size_cannot_tell_is_said_and_widens_the_interval():
+    few = fit(make_runs((2,)), replicates=40)
+    many = fit(make_runs((1, 2, 4)), replicates=40)
+    said = " ".join(few.notes)
+    assert "what each environment adds cannot be told apart" in said
+    assert "the fixed cost of a minibatch" in said
+    assert "what every further rank adds" in said
+    width = [(p.fps_high - p.fps_low) / p.fps for m in (few, many) for p in m.predict([8])]
+    assert width[0] > 2 * width[1]
+
+
+def test_one_worker_alone_leaves_communication_unknown():
+    model = fit(make_runs((1,)), replicates=2)
+    assert any("communication and waiting are unknown" in n for n in model.notes)
+    assert model.predict([1])[0].speedup == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_rank_that_is_always_slow_is_named_and_can_be_taken_away():
+    runs = make_runs((1, 2, 4, 8), truth=replace(TRUTH, slow_step_s={3: 2e-3}))
+    model = fit(runs, replicates=2)
+    assert model.parameters.slow_step_s == pytest.approx({3: 2e-3}, rel=0.1)
+    assert any("rank 3" in n for n in model.notes)
+    healthy = np.mean([r.fps for r in make_runs((8,))])
+    assert model.predict([8], WhatIf(slow_step_s=0))[0].fps == pytest.approx(healthy, rel=0.05)
+
+
+def test_random_differences_are_no_slow_rank():
+    assert slow_ranks(make_runs((4, 8))) == {}
+
+
+def test_rollouts_stepped_otherwise_are_left_out_and_named():
+    runs = [
+        replace(run, origin=Origin(env_backend="sync")) for run in make_runs((2, 4), env={"backend": "auto"})
+    ]
+    alone = replace(make_run(world_size=1, env={"backend": "auto"}), origin=Origin(env_backend="pool"))
+    model = fit([alone, *runs], replicates=2)
+    assert any("rollouts at W=1 are left out" in n for n in model.notes)
+    assert set(model.misfit) == {2, 4}
+
+
+def test_weak_scaling_keeps_the_batch_of_a_rank():
+    model = fit(make_runs((1, 2, 4), rule="weak"), replicates=2)
+    assert model.shape(64).local_num_envs == 16
+    assert model.predict([64])[0].steps == 64 * 16 * 32
+    measured = np.mean([r.fps for r in make_runs((8,), rule="weak")])
+    assert model.predict([8])[0].fps == pytest.approx(measured, rel=0.05)
+
+
+def test_changes_of_the_network_change_only_communication():
+    model = fit(make_runs((1, 2, 4)), replicates=2)
+    before = model.predict([64], WhatIf(rule="weak"))[0]
+    after = model.predict([64], WhatIf(rule="weak", latency_s=400e-6))[0]
+    changed = {p for p in PARTS if before.parts[p] != after.parts[p]}
+    assert changed == {"t_comm"}
+    ring, tree = (
+        model.predict([64], WhatIf(rule="weak", latency_s=1e-3, algorithm=a))[0].parts["t_comm"]
+        for a in ("ring", "double_tree")
+    )
+    assert tree < ring
+
+
+def test_a_gradient_sum_costs_what_the_formula_says():
+    model = fit(make_runs((1, 2, 4)), replicates=2)
+    what_if = WhatIf(latency_s=1e-4, bandwidth=1e9, call_s=0.0)
+    system = model.system(4, what_if)
+    assert system.sum_s == pytest.approx(gather(4, 40_000).seconds(1e-4, 1e-9))
+    nodes = replace(what_if, algorithm="hierarchical", ranks_per_node=4)
+    p = model.parameters
+    assert model.system(4, nodes).sum_s == pytest.approx(4 * (p.latency_s + 40_000 * p.byte_s))
+
+
+def test_stragglers_cost_and_preemption_wins_most_of_it_back():
+    model = fit(make_runs((1, 2, 4)), replicates=4)
+    plain, straggling, preempted = (
+        model.predict([16], WhatIf(rule="weak", **w))[0]
+        for w in (
+            {},
+            {"straggler_share": 0.05, "straggler_factor": 4.0},
+            {"straggler_share": 0.05, "straggler_factor": 4.0, "preemption": 0.6},
+        )
+    )
+    assert straggling.fps < 0.8 * plain.fps
+    assert preempted.fps > straggling.fps
+    assert preempted.steps < straggling.steps
+    assert preempted.fps_low < preempted.fps < preempted.fps_high
+
+
+def test_a_wider_tail_costs_waiting():
+    model = fit(make_runs((1, 2, 4)), replicates=2)
+    waits = [model.predict([16], WhatIf(tail=t))[0].parts["t_sync"] for t in (0.0, 1.0, 2.0)]
+    assert 20 * waits[0] < waits[1] < 0.6 * waits[2]
+
+
+def test_predictions_of_the_model_are_those_of_its_simulation():
+    model = fit(make_runs((1, 2, 4)), replicates=2)
+    what_if = WhatIf(rule="weak")
+    assert simulate(model.system(64, what_if), 400).fps == pytest.approx(
+        expected(model.system(64, what_if)).fps, rel=0.02
+    )
+
+
+def test_a_world_that_does_not_divide_the_batch_is_refused_with_the_remedy():
+    model = fit(make_runs((1, 2)), replicates=2)
+    with pytest.raises(ConfigError, match="does not divide"):
+        model.predict([3])
+    assert not model.divides(3)
+
+
+def test_runs_without_times_cannot_be_fitted():
+    whole = make_run(world_size=1)
+    unknown = {**whole.times, "t_comm": np.full_like(whole.times["t_comm"], np.nan)}
+    for times in ({}, unknown):
+        with pytest.raises(ConfigError, match="times of its ranks"):
+            fit([replace(whole, times=times)])
+    assert any(
+        "1 of 2 runs are left out" in n for n in fit([whole, replace(whole, times={})], replicates=2).notes
+    )
+
+
+def test_runs_of_two_tasks_are_refused():
+    with pytest.raises(ConfigError, match="one task"):
+        fit([make_run(world_size=1), replace(make_run(world_size=2), env_id="Acrobot-v1")])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"algorithm": "rings"}, "did you mean ring"),
+        ({"algorithm": "hierarchical"}, "needs ranks_per_node"),
+        ({"ranks_per_node": 8}, "no effect"),
+        ({"straggler_share": 0.1}, "only together"),
+        ({"preemption": 1.5}, "at most 1"),
+        ({"latency_s": -1.0}, "at least 0"),
+    ],
+)
+def test_a_change_that_cannot_be_or_has_no_effect_is_refused(change, message):
+    with pytest.raises(ConfigError, match=message):
+        WhatIf(**change)
+
+
+def test_least_squares_with_no_negative_coefficient():
+    one, x = np.ones(4), np.array([0.0, 1.0, 2.0, 3.0])
+    sigma = np.ones(4)
+    assert nnls([one, x], 2 + 3 * x, sigma).tolist() == pytest.approx([2, 3])
+    # The unconstrained line through these falls; without a slope the mean is best.
+    assert nnls([one, x], np.array([3.0, 2.0, 1.0, 0.0]), sigma).tolist() == pytest.approx([1.5, 0])
+
+
+def test_variances_of_a_layout_worked_by_hand():
+    # Rows differ by 2, columns by 4, no residual: of mean 10, var(rows) = 2, var(columns) = 8.
+    common, persistent, own = variance_components(np.array([[7.0, 11.0], [9.0, 13.0]]))
+    assert (common, persistent, own) == pytest.approx((0.02, 0.08, 0.0))
