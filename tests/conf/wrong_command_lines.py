@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ddppo.config import Config, SlurmLauncherConfig
 from tests.unit.test_prediction_door import write_run
+
+from ddppo.config import Config, SlurmLauncherConfig
 
 SMALL = (
     "ppo.total_steps=64",
