@@ -76,19 +76,13 @@ def _causes(study, said, findings):
         if w == study.world_sizes[-1]:
             main = max(shares, key=lambda cause: shares[cause])
             told = ", ".join(
-                f"{c} {s:.3f} (true {true.get(c, 0):.3f})"
-                for c, s in shares.items()
-                if abs(s) > 0.01 or abs(true.get(c, 0)) > 0.01
+                f"{c} {s:.3f} (true {true.get(c, 0):.3f})" for c, s in shares.items() if abs(s) > 0.01
             )
             findings.note("main cause", main == study.main, study, told)
         for cause, share in shares.items():
             off = share - true.get(cause, 0.0)
-            findings.note(
-                "share within .03",
-                abs(off) <= SHARE_TOLERANCE,
-                study,
-                f"W={w} {cause} {share:.3f}, true {true.get(cause, 0.0):.3f}",
-            )
+            words = f"W={w} {cause} {share:.3f}, true {true.get(cause, 0.0):.3f}"
+            findings.note("share within .03", abs(off) <= SHARE_TOLERANCE, study, words)
 
 
 def _measured(study, said, findings):
@@ -104,12 +98,8 @@ def _measured(study, said, findings):
             if math.isnan(estimate.low) or row.world_size in stalled:
                 continue
             held = estimate.low <= value <= estimate.high
-            findings.note(
-                "interval of " + name,
-                held,
-                study,
-                f"W={row.world_size} {estimate.low:.5g} to {estimate.high:.5g}, true {value:.5g}",
-            )
+            words = f"W={row.world_size} {estimate.low:.5g} to {estimate.high:.5g}, true {value:.5g}"
+            findings.note("interval of " + name, held, study, words)
 
 
 def _ahead(study, said, findings):
@@ -119,12 +109,8 @@ def _ahead(study, said, findings):
             continue
         true = planted.true_fps(study.truth, p.world_size)
         held = p.fps_low <= true <= p.fps_high
-        findings.note(
-            "prediction in its interval",
-            held,
-            study,
-            f"W={p.world_size} {p.fps:,.0f} [{p.fps_low:,.0f}, {p.fps_high:,.0f}], true {true:,.0f}",
-        )
+        words = f"W={p.world_size} {p.fps:,.0f} [{p.fps_low:,.0f}, {p.fps_high:,.0f}], true {true:,.0f}"
+        findings.note("prediction in its interval", held, study, words)
         findings.widths.append((p.fps_high - p.fps_low) / p.fps)
 
 
@@ -136,24 +122,16 @@ def _advice(study, said, findings):
         speeds = {w: planted.true_fps(study.truth, w) for w in study.world_sizes}
         best = max(speeds.values())
         mine = planted.true_fps(study.truth, chosen.world_size)
-        findings.note(
-            "the W recommended is no slower",
-            mine >= 0.97 * best,
-            study,
-            f"W={chosen.world_size} {mine:,.0f}, the best measured {best:,.0f}",
-        )
+        words = f"W={chosen.world_size} {mine:,.0f}, the best measured {best:,.0f}"
+        findings.note("the W recommended is no slower", mine >= 0.97 * best, study, words)
     w = study.world_sizes[-1]
     text = said.why
     before = planted.true_fps(study.truth, w)
     for words, change in REMEDIES.items():
         if words in text:
             after = planted.true_fps(change(study.truth), w)
-            findings.note(
-                "a remedy does not slow",
-                after >= 0.995 * before,
-                study,
-                f"{words}: {before:,.0f} to {after:,.0f}",
-            )
+            told = f"{words}: {before:,.0f} to {after:,.0f}"
+            findings.note("a remedy does not slow", after >= 0.995 * before, study, told)
 
 
 # What a remedy would change of the system, by the words that give it.

@@ -29,8 +29,8 @@ class Truth:
     (W - 1) * latency_s + 3 n * byte_s: a sum of n bytes through shared memory. slow: {rank: factor} at every W that has
     the rank, of `slow_phase`. host_size: ranks of a host. turn_s: what an exchange takes longer for each rank more on
     a core. contention: how much longer acting and learning take for each further rank (memory, disk). tail: how heavy
-    the distribution of rollouts is, 0 is lognormal. run_cv: how much the speed of whole runs differs. stalls: {(W, seed,
-    iteration): seconds} in which one rank does nothing. cores_per_rank, or `cores` for all.
+    the distribution of rollouts is, 0 is lognormal. run_cv: how much the speed of whole runs differs.
+    stalls: {(W, seed, iteration): seconds} in which one rank does nothing. cores_per_rank, or `cores` for all.
     """
 
     rule: str = "strong"
