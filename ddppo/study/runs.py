@@ -23,15 +23,38 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Where, when and how a run was made; texts are empty where it does not say, num_hosts is then 0."""
+class Machine:
+    """A machine that ran ranks; texts are empty and cores 0 where the run does not say."""
 
-    finished_at: str = ""
-    git_commit: str = ""
     hostname: str = ""
+    cpu: str = ""
+    gpu: str = ""
+    cores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where, when and how a run was made; texts are empty where it does not say, num_hosts is then 0.
+
+    hosts: the host of each rank, none if unknown. machines: those that the run describes, rank 0's
+    first. step: what a step of the learner ran as (eager, compiled, native). Times are UTC, ISO 8601.
+    """
+
+    started_at: str = ""
+    finished_at: str = ""
+    command: str = ""
+    git_commit: str = ""
+    git_dirty: bool = False
+    python: str = ""
+    torch: str = ""
+    hostname: str = ""
+    hosts: tuple[str, ...] = ()
+    machines: tuple[Machine, ...] = ()
     device: str = "cpu"
     env_backend: str = ""
     collective: str = ""
+    grad_sync: str = ""
+    step: str = ""
     threads_per_rank: int = 1
     num_nodes: int = 1
     num_hosts: int = 0
@@ -41,7 +64,8 @@ class Origin:
 class Run:
     """One finished run. Arrays leave warm-up iterations out.
 
-    times: "t_iter" and each of PARTS, seconds, `[iterations, W]`. steps: environment steps of all ranks per iteration
+    times: "t_iter" and each of PARTS, seconds, `[iterations, W]`, or `[iterations, 1]` where only means over ranks are
+    known. steps: environment steps of all ranks per iteration
     `[iterations]`. stability: train/* metrics (approx_kl, clip_fraction, entropy, value_loss, ...) `[iterations]`, NaN
     where one was not finite. config is the resolved configuration as nested dicts. What a foreign table does not tell
     is empty or NaN.
@@ -74,6 +98,11 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     origin: Origin = Origin()
     others: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def tells_ranks(self) -> bool:
+        """Whether times are of each rank; false where there are none, or only means over ranks."""
+        return bool(self.times) and all(t.shape[1] == self.world_size for t in self.times.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.unit.test_prediction_door import write_run
-
 from ddppo.config import Config, SlurmLauncherConfig
+from tests.study.test_prediction_door import write_run
 
 SMALL = (
     "ppo.total_steps=64",

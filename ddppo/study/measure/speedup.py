@@ -165,7 +165,7 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
         t_iter=spread(times["t_iter"].mean(axis=1) if "t_iter" in times else np.array([])),
         parts={name: float(times[name].mean()) for name in PARTS if name in times},
         wall_per_iter=_wall(runs) / len(steps) if len(steps) else math.nan,
-        ranks=_ranks(times),
+        ranks=_ranks(times) if all(r.tells_ranks for r in runs) else (),
         final_return=estimate([r.final_return for r in runs]),
         stability=stability,
     )

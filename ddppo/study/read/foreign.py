@@ -174,7 +174,7 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any], counts: Counte
     env_steps = row.whole("env_steps", default=0)
     of_whole = env_steps / wall_s if wall_s > 0 else math.nan
     fps = as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
-    times = _times(row, world_size)
+    times = _times(row)
     return Run(
         path=where,
         env_id=table.env_id,
@@ -198,8 +198,8 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any], counts: Counte
     )
 
 
-def _times(row: Fields, world_size: int) -> dict[str, np.ndarray]:
-    """Return t_iter and the parts that the row has; the same for every worker: that is all a table of means tells."""
+def _times(row: Fields) -> dict[str, np.ndarray]:
+    """Return t_iter and the parts that the row has `[1, 1]`: a table of means tells nothing of single workers."""
     t_iter = row.number("t_iter", above=0, high=LARGEST_SECONDS, default=math.nan)
     seconds = {"t_iter": t_iter}
     for part in PARTS:
@@ -212,4 +212,4 @@ def _times(row: Fields, world_size: int) -> dict[str, np.ndarray]:
             )
     if math.isnan(t_iter):
         return {}
-    return {name: np.full((1, world_size), t) for name, t in seconds.items() if not math.isnan(t)}
+    return {name: np.full((1, 1), t) for name, t in seconds.items() if not math.isnan(t)}

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddppo.study.read.fields import LARGEST_SECONDS, MOST_PARAMETERS, MOST_WORKERS, FieldError, Fields
-from ddppo.study.runs import SLEEPING_TASK, Origin
+from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
+
+_LONGEST_COMMAND = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +67,45 @@ def settings(config: Fields) -> dict[str, Any]:
 
 
 def origin(summary: Fields) -> Origin:
-    derived = summary.section("derived")
+    """Return where, when and how the run was made; what an older ddppo did not record is unknown."""
+    derived, versions = summary.section("derived"), summary.section("versions", default={})
+    machines, hosts = _machines(summary)
     return Origin(
+        started_at=summary.text("started_at", default=""),
         finished_at=summary.text("finished_at", default=""),
+        command=summary.text("command", default="", longest=_LONGEST_COMMAND),
         git_commit=summary.text("git_commit", default=""),
-        hostname=summary.section("machine", default={}).text("hostname", default=""),
+        git_dirty=summary.flag("git_dirty", default=False),
+        python=versions.text("python", default=""),
+        torch=versions.text("torch", default=""),
+        hostname=machines[0].hostname,
+        hosts=hosts,
+        machines=machines,
         device=derived.text("device", default="cpu"),
         env_backend=derived.text("env_backend", default=""),
         collective=derived.text("collective", default=""),
+        grad_sync=derived.text("grad_sync", default=""),
+        step=derived.text("step", default=""),
         threads_per_rank=derived.whole("threads_per_rank", low=1, high=1e6, default=1),
         num_nodes=derived.whole("num_nodes", low=1, high=1e6, default=1),
         num_hosts=derived.whole("num_hosts", high=1e6, default=0),
+    )
+
+
+def _machines(summary: Fields) -> tuple[tuple[Machine, ...], tuple[str, ...]]:
+    """Return the machines that ran the ranks, and the host of each rank; a run of one machine need not list them."""
+    one = _machine(summary.section("machine", default={}))
+    world_size = summary.whole("world_size", low=1, high=MOST_WORKERS)
+    alone = summary.section("derived").whole("num_hosts", high=1e6, default=0) == 1 or world_size == 1
+    return (one,), (one.hostname,) * world_size if alone and one.hostname else ()
+
+
+def _machine(machine: Fields) -> Machine:
+    return Machine(
+        hostname=machine.text("hostname", default=""),
+        cpu=machine.text("cpu", default=""),
+        gpu=machine.text("gpu", default=""),
+        cores=machine.whole("cores", high=1e6, default=0),
     )
 
 
