@@ -17,7 +17,7 @@ from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict import published
 from ddppo.study.predict.held_out import held_out, measured_fps
 from ddppo.study.predict.model import FittedModel, Prediction, WhatIf, fit
-from ddppo.study.predict.recommend import Study, recommend
+from ddppo.study.predict.outlook import outlook
 from ddppo.study.predict.simulate import simulate
 from ddppo.study.read.fields import FieldError, as_number, as_whole
 from ddppo.study.read.run_folders import read_runs
@@ -46,7 +46,9 @@ class PredictConfig:
         0, "also simulate so many iterations at each W, beside the formula", low=0, high=100_000
     )
     efficiency_floor: float = setting(0.7, "least efficiency of the W that is recommended", low=0, high=1)
-    price_per_worker_hour: float = setting(1.0, "cost of one worker for one hour", low=0)
+    price_per_worker_hour: float | None = setting(
+        None, "price of a worker for an hour; null: the workers' time counts", low=0
+    )
     published: Any = setting(None, '"{world_size: 128, speedup: 107}": what a published point alone implies')
 
 
@@ -106,15 +108,16 @@ def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
 
 
 def _recommended(runs: list[Run], model: FittedModel, options: PredictConfig) -> str:
-    rows = compute_study(runs).rows
-    times = {row.world_size: row.time_to_target.median for row in rows if row.time_to_target.count}
-    chosen = recommend(
-        Study(runs, times),
-        model,
+    study = compute_study(runs)
+    ahead = outlook(
+        study,
+        what_if={},
+        predict_to=2 * study.world_sizes[-1],
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
     )
-    return chosen.text()
+    chosen = "" if ahead.recommendation is None else ahead.recommendation.text()
+    return "\n".join([*ahead.quality, chosen])
 
 
 def _heading(model: FittedModel, what_if: WhatIf) -> str:
@@ -129,9 +132,7 @@ def _heading(model: FittedModel, what_if: WhatIf) -> str:
         f"rollouts spread by {100 * model.system(run.world_size).noise.cv:.1f} % over ranks",
     ]
     if what_if.cores_per_worker is None:
-        cores = sorted({point.run.cores for point in model.points})
-        listed = " to ".join(map(str, dict.fromkeys((cores[0], cores[-1]))))
-        lines.append(f"all ranks share {listed} cores, as measured; cores_per_worker=1 gives each its own")
+        lines.append(model.cores_rule)
     if what_if.changes:
         lines.append("changed: " + ", ".join(f"{k}={v}" for k, v in what_if.changes.items()))
     return "\n".join(lines)

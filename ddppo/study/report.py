@@ -42,12 +42,14 @@ class ReportOptions:
         meaning="of a table: our columns to its own, {world_size: W, fps: FPS}", factory=dict
     )
     what_if: dict[str, Any] = setting(
-        meaning="changes to predict for, {latency_s: 2e-5, preemption: 0.6}; see ddppo.study.predict.model.WhatIf",
+        meaning="changes to predict for, {latency_s: 2e-5, num_envs: 256}; see ddppo.study.predict.model.WhatIf",
         factory=dict,
     )
     predict_to: int | None = setting(None, "largest W predicted; 4 times the largest measured if null", low=1)
     efficiency_floor: float = setting(0.7, "least efficiency of the W recommended for it", low=0, high=1)
-    price_per_worker_hour: float = setting(1.0, "price of a worker for an hour, in any currency", low=0)
+    price_per_worker_hour: float | None = setting(
+        None, "price of a worker for an hour, in any currency; null: the workers' time counts", low=0
+    )
 
 
 @dataclass(frozen=True, slots=True)

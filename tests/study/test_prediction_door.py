@@ -141,7 +141,7 @@ def test_world_sizes_that_cannot_be_are_refused(sweep, capsys, monkeypatch):
 
 def test_what_was_measured_stands_beside_the_prediction_with_the_error(sweep, capsys, monkeypatch):
     out = said(capsys, monkeypatch, sweep, "world_sizes=4")
-    (head,) = [line.split() for line in out.splitlines() if "measured" in line and "off" in line.split()]
+    (head,) = [line.split() for line in out.splitlines() if line.split()[-2:] == ["measured", "off"]]
     (line,) = [line.split() for line in out.splitlines() if line.startswith("    4")]
     assert head[-2:] == ["measured", "off"]
     assert line[-3] == "3,200"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddppo.study.predict import collective_cost
-from ddppo.study.predict.fitting import nnls
 from ddppo.study.predict.iteration import Preemption, System, expected
+from ddppo.study.predict.least_squares import nnls
 from ddppo.study.predict.order_statistics import lognormal
 from ddppo.study.predict.simulate import simulate, stop_steps
 

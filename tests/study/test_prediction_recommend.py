@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.study.predict.recommend import Study, recommend
+from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.recommend import recommend
 from ddppo.study.runs import Run
 
 
@@ -32,84 +33,102 @@ def run(world_size, fps, rule="strong", seed=0):
     )
 
 
-class Doubling:
-    """A model for which W workers are 0.8 W times as fast as one of 1000 steps/s."""
-
-    def predict(self, world_sizes, what_if=None):
-        from types import SimpleNamespace
-
-        return [SimpleNamespace(world_size=w, fps=800.0 * w) for w in world_sizes]
-
-    def divides(self, world_size, what_if=None):
-        return world_size <= 8
+def predicted(world_size, fps, low, high):
+    return Prediction(world_size, fps, low, high, *[nan] * 6, nan, {})
 
 
 RUNS = [run(1, 1000), run(2, 1800), run(4, 2400)]
+EIGHT = predicted(8, 6400, 6000, 7000)
 
 
 def test_by_throughput_the_fastest_the_cheapest_and_the_one_worth_it():
-    # Hours for 3.6 M steps: 1, 0.5556, 0.4167; worker-hours: 1, 1.111, 1.667; efficiency: 1, 0.9, 0.6.
-    chosen = recommend(Study(RUNS), None, efficiency_floor=0.7, price_per_worker_hour=2.0)
-    assert chosen.fastest.world_size == 4
-    assert chosen.fastest.hours == pytest.approx(1 / 2.4)
-    assert chosen.efficient.world_size == 2
-    assert chosen.cheapest.world_size == 1
-    assert [c.cost for c in chosen.table] == pytest.approx([2.0, 2 * 2 / 1.8, 2 * 4 / 2.4])
-    assert [c.pareto for c in chosen.table] == [True, True, True]
-    assert "throughput alone decides" in chosen.text()
+    # Seconds for 3.6 M steps: 3600, 2000, 1500; worker-hours: 1, 1.111, 1.667; efficiency: 1, 0.9, 0.6.
+    made = recommend(RUNS, {}, efficiency_floor=0.7, price_per_worker_hour=2.0)
+    assert made.fastest.world_size == 4
+    assert made.fastest.seconds == pytest.approx(1500)
+    assert made.chosen.world_size == made.efficient.world_size == 2
+    assert made.cheapest.world_size == 1
+    assert [c.cost for c in made.table] == pytest.approx([2.0, 2 * 2 / 1.8, 2 * 4 / 2.4])
+    assert [c.pareto for c in made.table] == [True, True, True]
+    assert "throughput alone decides" in made.text()
+    assert made.text().startswith(
+        "W=2 is the fastest that keeps an efficiency of 70 %: 33.3 min, cost 2.22, efficiency 0.90, measured."
+    )
 
 
 def test_time_to_target_decides_where_it_is_measured():
     # W=4 is fastest per step but learns worse; W=2 beats W=1 in time and W=4 in both.
-    chosen = recommend(Study(RUNS, {1: 3600.0, 2: 2160.0, 4: 2500.0}))
-    assert chosen.fastest.world_size == 2
-    assert [c.hours for c in chosen.table] == pytest.approx([1.0, 0.6, 2500 / 3600])
-    assert [c.pareto for c in chosen.table] == [True, True, False]
-    assert "Shortest time: W=2 (0.6 h, cost 1.2" in chosen.text()
+    made = recommend(RUNS, {1: 7.2, 2: 4.3, 4: 5.0})
+    assert made.fastest.world_size == 2
+    assert [c.pareto for c in made.table] == [True, True, False]
+    assert "4.3 s, 8.6 s of workers" in made.text()
+
+
+def test_without_a_price_nothing_costs_anything_but_the_workers_time():
+    made = recommend(RUNS, {})
+    assert {c.cost for c in made.table} == {None}
+    assert "cost" not in made.text()
 
 
 def test_a_w_that_never_gets_there_is_not_recommended():
-    chosen = recommend(Study(RUNS, {1: 3600.0, 2: inf, 4: inf}))
-    assert chosen.fastest.world_size == chosen.cheapest.world_size == 1
-    assert "never" in chosen.text()
+    made = recommend(RUNS, {1: 3600.0, 2: inf, 4: inf})
+    assert made.fastest.world_size == made.cheapest.world_size == made.chosen.world_size == 1
 
 
 def test_where_no_w_gets_there_nothing_is_recommended():
-    chosen = recommend(Study(RUNS, dict.fromkeys((1, 2, 4), inf)))
-    assert chosen.fastest is chosen.cheapest is chosen.efficient is None
-    assert "No W is known to reach the target" in chosen.text()
+    made = recommend(RUNS, dict.fromkeys((1, 2, 4), inf))
+    assert made.chosen is made.fastest is made.cheapest is made.efficient is None
+    assert "No W is known to reach the target" in made.text()
 
 
 def test_a_predicted_w_needs_the_steps_of_its_measured_neighbour():
-    chosen = recommend(Study(RUNS, {1: 3600.0, 2: 2000.0, 4: 1500.0}), Doubling())
-    assert [c.world_size for c in chosen.table] == [1, 2, 4, 8]
-    eight = chosen.table[-1]
+    made = recommend(RUNS, {1: 3600.0, 2: 2000.0, 4: 1500.0}, [EIGHT], trusted=True)
+    eight = made.table[-1]
     assert not eight.measured
-    assert eight.hours == pytest.approx(1500 * 2400 / 6400 / 3600)
-    assert any("same batch at every W" in r for r in chosen.remarks)
+    assert eight.seconds == pytest.approx(1500 * 2400 / 6400)
+    assert made.chosen is eight
+    assert "as many steps to the target as the nearest measured one" in made.text()
+
+
+def test_predictions_that_failed_their_check_are_not_recommended():
+    made = recommend(RUNS, {}, [predicted(1, 9000, 8900, 9100), EIGHT], trusted=False)
+    assert made.fastest.world_size == 4
+    assert made.chosen.world_size == 2
+    assert "W=8 is predicted to take" in made.text()
+    assert "not confirmed by a W that was held out: measure it" in made.text()
+
+
+def test_a_predicted_w_whose_interval_reaches_a_measured_one_gives_way_to_it():
+    made = recommend(RUNS, {}, [predicted(8, 2600, 2300, 2900)], trusted=True)
+    assert made.fastest.world_size == 4
+    assert "its interval does not lie above what was measured" in made.text()
+
+
+def test_a_w_below_all_measured_is_never_recommended_and_the_smallest_measured_is_the_base():
+    made = recommend(RUNS[1:], {}, [predicted(1, 5000, 4900, 5100)], trusted=True)
+    assert [c.world_size for c in made.table] == [2, 4]
+    assert [c.efficiency for c in made.table] == pytest.approx([1.0, 2 / 3])
 
 
 def test_under_weak_scaling_time_to_target_is_not_predicted():
     weak = [run(1, 1000, rule="weak"), run(2, 1800, rule="weak")]
-    chosen = recommend(Study(weak, {1: 3600.0, 2: 2500.0}), Doubling())
-    assert [c.world_size for c in chosen.table] == [1, 2]
-    assert any("batch grows with W" in r for r in chosen.remarks)
+    made = recommend(weak, {1: 3600.0, 2: 2500.0}, [EIGHT], trusted=True)
+    assert [c.world_size for c in made.table] == [1, 2]
 
 
 def test_fps_is_the_median_over_seeds():
-    chosen = recommend(Study([run(1, 900), run(1, 1000, seed=1), run(1, 5000, seed=2)]))
-    assert chosen.table[0].fps == 1000
+    made = recommend([run(1, 900), run(1, 1000, seed=1), run(1, 5000, seed=2)], {})
+    assert made.table[0].fps == 1000
 
 
 def test_an_efficiency_floor_that_none_keeps():
-    chosen = recommend(Study(RUNS[1:]), None, efficiency_floor=1.0)
-    assert chosen.efficient.world_size == 2  # the smallest measured is the baseline
-    chosen = recommend(Study(RUNS, {1: inf, 2: 100.0, 4: 90.0}), efficiency_floor=0.95)
-    assert chosen.efficient is None
-    assert "no W that reaches the target keeps it" in chosen.text()
+    made = recommend(RUNS, {1: inf, 2: 100.0, 4: 90.0}, efficiency_floor=0.95)
+    assert made.efficient is None
+    assert made.chosen.world_size == 4
+    assert "No W keeps an efficiency of 95 %; W=4 is the fastest" in made.text()
 
 
 @pytest.mark.parametrize("setting", [{"efficiency_floor": 1.5}, {"price_per_worker_hour": -1.0}])
 def test_a_floor_or_price_that_cannot_be_is_refused(setting):
     with pytest.raises(ConfigError, match="must be"):
-        recommend(Study(RUNS), **setting)
+        recommend(RUNS, {}, **setting)

@@ -115,7 +115,8 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
             tables.study_row(study, row, of.get(row.world_size)) | tables.detail(row) for row in study.rows
         ],
         "predictions": [asdict(p) for p in ahead.as_measured],
-        "held_out": asdict(ahead.held_out) | {"error": ahead.held_out.error} if ahead.held_out else None,
+        "held_out": [asdict(c) | {"error": c.error, "usl_error": c.usl_error} for c in ahead.checks],
+        "usl": asdict(ahead.usl) | {"peak": ahead.usl.peak} if ahead.usl else None,
         "what_if": ahead.changes,
         "predictions_what_if": [asdict(p) for p in ahead.changed],
         "recommendation": asdict(ahead.recommendation) if ahead.recommendation else None,
@@ -158,9 +159,8 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
         lines += [f"{c.result:<5} {c.name}: {c.reason}" for c in each.criteria]
         lines += ["", each.why]
         if each.ahead.recommendation is not None:
-            lines += ["", each.ahead.recommendation.text(table=not several), ""]
-        if each.ahead.held_out is not None:
-            lines += [f"{each.ahead.held_out}.", ""]
+            lines += ["", each.ahead.recommendation.text(), ""]
+        lines += [f"{check}." for check in each.ahead.checks[-1:]]
         notes = each.remarks if several else (*each.remarks, *each.ahead.remarks)
         lines += [f"note: {remark}" for remark in notes] + (["", ""] if several else [])
     lines += [f"left out: {item}" for item in report.left_out[:_SHOWN]]

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from ddppo.statistics import Estimate
 from ddppo.study.measure.speedup import Study
 from ddppo.study.page.figure_style import BLUE, GREY, VERMILLION, Plot, draw, log_scale, workers_axis
-from ddppo.study.page.html import embed, number_table, preformatted
-from ddppo.study.page.tables import interval, milliseconds, number
+from ddppo.study.page.html import embed, number_table
+from ddppo.study.page.tables import interval, milliseconds
 from ddppo.study.predict.model import Prediction
 from ddppo.study.predict.outlook import Outlook
 
@@ -69,17 +69,13 @@ def section(ahead: Outlook, drawn: Sequence[Plot]) -> list[str]:
     """Return the HTML of the section "What if, and which W"."""
     parts = []
     if ahead.recommendation is not None:
-        parts.append(preformatted(ahead.recommendation.text()))
+        parts.append(f"<p>{escape(ahead.recommendation.text())}</p>")
     if ahead.as_measured:
         parts.append(number_table(*_table(ahead.as_measured)))
     if ahead.changed:
         parts += [f"<p>Changed: {escape(_changes(ahead))}</p>", number_table(*_table(ahead.changed))]
-    notes = [] if ahead.held_out is None else [f"{ahead.held_out}."]
-    notes += ahead.remarks
-    if ahead.misfit:
-        off = ", ".join(f"W={w} {100 * m:+.1f} %" for w, m in ahead.misfit.items())
-        notes.append(f"Predicted against measured t_iter, at the W that the model was fitted to: {off}.")
-    parts += [f'<p class="quiet">{escape(note)}</p>' for note in notes]
+    notes = (ahead.cores_rule, *ahead.quality, *ahead.remarks)
+    parts += [f'<p class="quiet">{escape(note)}</p>' for note in notes if note]
     if drawn:
         parts.append('<div class="plots">' + "".join(map(embed, drawn)) + "</div>")
     return parts
@@ -93,12 +89,11 @@ def _changes(ahead: Outlook) -> str:
 
 
 def _table(predictions: Sequence[Prediction]) -> tuple[list[str], list[list[str]]]:
-    head = ["W", "FPS predicted", "measured", "S", "E", "t_iter ms"]
+    head = ["W", "FPS predicted", "S", "E", "t_iter ms"]
     lines = [
         [
             str(p.world_size),
             interval(Estimate(p.fps, math.nan, p.fps_low, p.fps_high, 0), "{:,.0f}"),
-            number(p.measured_fps, "{:,.0f}"),
             interval(Estimate(p.speedup, math.nan, p.speedup_low, p.speedup_high, 0), "{:.3g}"),
             interval(Estimate(p.efficiency, math.nan, p.efficiency_low, p.efficiency_high, 0), "{:.3g}"),
             milliseconds(p.t_iter),

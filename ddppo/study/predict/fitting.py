@@ -6,11 +6,11 @@ its interval, and said in a note.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
 
 import numpy as np
 
 from ddppo.study.predict.iteration import expected
+from ddppo.study.predict.least_squares import identified, nnls
 from ddppo.study.predict.order_statistics import Noise, empirical, lognormal, normal_expected_max
 from ddppo.study.predict.parameters import Parameters, sliced, system_of_point
 from ddppo.study.predict.points import Point, env_processes, of_one_stepping
@@ -21,39 +21,6 @@ _MIN_RESIDUALS = 200  # fewer have no tail to fit
 _SHARES = np.linspace(0.0, 1.0, 11)
 
 Share = Callable[[], float]
-
-
-def nnls(columns: Sequence[np.ndarray], y: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """Return x >= 0 that minimises sum(((columns x - y) / sigma)^2), by trying every set of non-zero coefficients.
-
-    The minimum of a convex function over x >= 0 is the best feasible unconstrained minimum over a subset. For 3 columns
-    that is 8 small solves. Source of the problem: Lawson and Hanson 1974, Solving Least Squares Problems, ch. 23.
-    """
-    a = np.stack(columns, axis=1) / sigma[:, None]
-    b = y / sigma
-    scale = np.linalg.norm(a, axis=0)
-    scale[scale == 0] = 1.0
-    a = a / scale
-    best, best_error = np.zeros(a.shape[1]), float(b @ b)
-    for size in range(1, a.shape[1] + 1):
-        for chosen in combinations(range(a.shape[1]), size):
-            part = a[:, chosen]
-            x = np.linalg.lstsq(part, b, rcond=None)[0]
-            error = float(((part @ x - b) ** 2).sum())
-            if (x >= 0).all() and error < best_error * (1 - 1e-12):
-                best_error = error
-                best = np.zeros(a.shape[1])
-                best[list(chosen)] = x
-    return best / scale
-
-
-def identified(columns: Sequence[np.ndarray]) -> bool:
-    """Return whether the columns, scaled to length 1, differ enough for their coefficients to be told apart."""
-    a = np.stack(columns, axis=1).astype(float)
-    norms = np.linalg.norm(a, axis=0)
-    if (norms == 0).any() or len(a) < a.shape[1]:
-        return False
-    return float(np.linalg.cond(a / norms)) < 300.0
 
 
 def fit_parameters(

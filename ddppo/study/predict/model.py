@@ -91,8 +91,8 @@ class WhatIf:
 class Prediction:
     """One W. Intervals hold 95 %; parts are mean seconds per iteration over ranks and add up to t_iter.
 
-    speedup is FPS(W) / FPS(1) of the same system, efficiency speedup / W. steps: of all ranks per iteration, fewer
-    where rollouts are cut short. measured_fps is NaN where nobody measured or where something was changed.
+    speedup is FPS(W) / FPS(W_1) of the same system, by the same law, W_1 the smallest W measured; efficiency
+    speedup * W_1 / W. t_iter and parts are NaN and empty where a law tells throughput alone.
     """
 
     world_size: int
@@ -107,8 +107,6 @@ class Prediction:
     efficiency_high: float
     t_iter: float
     parts: dict[str, float]
-    steps: float
-    measured_fps: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,24 +127,37 @@ class FittedModel:
         """The smallest world measured, whose settings hold for all."""
         return min(self.points, key=lambda p: p.run.world_size)
 
-    def measured_fps(self, world_size: int) -> float:
-        """Return environment steps / seconds over all runs of W; NaN without any."""
-        runs = [p.run for p in self.points if p.run.world_size == world_size]
-        seconds = sum(r.times["t_iter"].mean(axis=1).sum() for r in runs)
-        return float(sum(r.steps.sum() for r in runs) / seconds) if runs else float("nan")
+    def cores(self, world_size: int) -> float:
+        """Return the cores that W ranks are given, as `cores_rule` says; at a W measured those that it had."""
+        measured = {p.run.world_size: p.run.cores for p in self.points}
+        if world_size in measured:
+            return measured[world_size]
+        if self._cores_per_rank is not None:
+            return self._cores_per_rank * world_size
+        return min(measured.items(), key=lambda wc: abs(np.log(wc[0] / world_size)))[1]
 
-    def cores(self, world_size: int) -> int:
-        """Return the cores that W ranks share: those of the nearest W measured."""
-        return min(self.points, key=lambda p: abs(np.log(p.run.world_size / world_size))).run.cores
+    @property
+    def _cores_per_rank(self) -> float | None:
+        """Cores per rank of the largest W, where another W has as many; else None: ranks share what there is."""
+        measured = {p.run.world_size: p.run.cores for p in self.points}
+        largest = max(measured)
+        alike = [w for w, cores in measured.items() if cores * largest == measured[largest] * w]
+        return measured[largest] / largest if len(alike) > 1 else None
+
+    @property
+    def cores_rule(self) -> str:
+        """Return in a sentence which cores W ranks are given where W was not measured."""
+        if (each := self._cores_per_rank) is not None:
+            return f"W not measured are given {each:g} cores for each worker, as the largest W measured had."
+        cores = sorted({p.run.cores for p in self.points})
+        listed = " or ".join(f"{c:g}" for c in dict.fromkeys((cores[0], cores[-1])))
+        return f"All workers share {listed} cores, as measured; cores_per_worker=1 gives each its own."
 
     def predict(self, world_sizes: Sequence[int], what_if: WhatIf | None = None) -> list[Prediction]:
         """Return predictions for the world sizes. Raises ConfigError for one that the batch cannot be divided by."""
         what_if = what_if or WhatIf()
         ones, baselines, _ = self._outcomes(1, what_if)
         baseline = ones.fps
-        if not what_if.changes and not np.isnan(self.measured_fps(1)):
-            baseline = self.measured_fps(1)
-            baselines = baselines * (baseline / ones.fps)
         predictions = []
         for world_size in world_sizes:
             point, fps, misfits = self._outcomes(world_size, what_if)
@@ -154,7 +165,6 @@ class FittedModel:
             against = baselines if world_size > 1 else fps * misfits
             s_low, s_high = np.quantile(fps * misfits / against, (0.025, 0.975))
             speedup = point.fps / baseline
-            measured = self.measured_fps(world_size) if not what_if.changes else float("nan")
             predictions.append(
                 Prediction(
                     world_size=world_size,
@@ -169,8 +179,6 @@ class FittedModel:
                     efficiency_high=float(max(s_high, speedup)) / world_size,
                     t_iter=point.t_iter,
                     parts=point.parts,
-                    steps=point.steps,
-                    measured_fps=measured,
                 )
             )
         return predictions

@@ -7,26 +7,39 @@ from typing import Any
 from ddppo.errors import ConfigError
 from ddppo.options import filled
 from ddppo.study.measure.speedup import Study
-from ddppo.study.predict import recommend
-from ddppo.study.predict.held_out import HeldOut, without_the_largest
+from ddppo.study.predict.held_out import TOLERANCE, HeldOut, each_held_out, fps_of, judged
 from ddppo.study.predict.model import FittedModel, Prediction, WhatIf, fit
-from ddppo.study.predict.recommend import Recommendation
+from ddppo.study.predict.recommend import Recommendation, recommend
+from ddppo.study.predict.usl import Usl, fit_usl
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """Predictions of the system as measured and with `changes`; remarks say what is missing and why.
 
-    held_out: the largest W against a model that was fitted without it, where at least three W were measured.
+    misfit: {W: predicted / measured - 1} where the model was fitted; checks: at each W that was held out, ascending.
+    trusted: whether a W that nobody measured may be recommended: all of them are within the tolerance, and the largest
+    W was held out. usl: the baseline, and all that a table of W and FPS allows. cores_rule: a sentence about which
+    cores W ranks are given.
     """
 
     as_measured: tuple[Prediction, ...]
     changed: tuple[Prediction, ...]
     changes: dict[str, Any]
     misfit: dict[int, float]
-    held_out: HeldOut | None
+    checks: tuple[HeldOut, ...]
+    trusted: bool
+    usl: Usl | None
+    cores_rule: str
     recommendation: Recommendation | None
     remarks: tuple[str, ...]
+
+    @property
+    def quality(self) -> tuple[str, ...]:
+        """How far predictions can be trusted, in sentences."""
+        said = [f"{judged(self.misfit)}."] if self.misfit else []
+        said += [f"{check}." for check in self.checks]
+        return (*said, *([] if self.usl is None else [f"{self.usl}."]))
 
 
 def outlook(
@@ -35,18 +48,16 @@ def outlook(
     what_if: Mapping[str, Any],
     predict_to: int | None,
     efficiency_floor: float,
-    price_per_worker_hour: float,
+    price_per_worker_hour: float | None,
 ) -> Outlook:
     """Fit the model and recommend. Raises ConfigError for a what_if that has no meaning or no effect."""
     changes = _what_if(what_if)
     model: FittedModel | None = None
-    check: HeldOut | None = None
+    checks: tuple[HeldOut, ...] = ()
+    usl: Usl | None = None
     remarks: list[str] = []
     try:
-        if len(study.rows) == 1:
-            raise ConfigError(
-                f"only W={study.baseline} was measured, which does not tell what another W costs; add one to the sweep"
-            )
+        usl = fit_usl(fps_of(study.runs))
         model = fit(study.runs)
         remarks += model.notes
     except ConfigError as e:
@@ -55,23 +66,40 @@ def outlook(
             raise ConfigError(f"what_if={dict(what_if)} has no effect: {e}") from e
     if model is not None:
         try:
-            check = without_the_largest(study.runs)
+            checks = each_held_out(study.runs)
         except ConfigError as e:
             remarks.append(f"The model cannot be checked without the largest W: {e}.")
     largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
     as_measured = _predictions(study, model, largest, WhatIf())
     changed = _predictions(study, model, largest, changes) if changes.changes else ()
     times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
+    misfit = {} if model is None else model.misfit
+    trusted = (
+        bool(checks) and all(c.within for c in checks) and all(abs(m) <= TOLERANCE for m in misfit.values())
+    )
     recommendation = None
     if len(study.rows) > 1 and (times or any(run.env_steps for run in study.runs)):
-        recommendation = recommend.recommend(
-            recommend.Study(study.runs, times),
-            model,
+        recommendation = recommend(
+            study.runs,
+            times,
+            [p for p in as_measured if p.world_size <= 2 * study.world_sizes[-1]],
+            trusted=trusted,
             efficiency_floor=efficiency_floor,
             price_per_worker_hour=price_per_worker_hour,
         )
-    misfit = {} if model is None else model.misfit
-    return Outlook(as_measured, changed, changes.changes, misfit, check, recommendation, tuple(remarks))
+    cores_rule = "" if model is None else model.cores_rule
+    return Outlook(
+        as_measured,
+        changed,
+        changes.changes,
+        misfit,
+        checks,
+        trusted,
+        usl,
+        cores_rule,
+        recommendation,
+        tuple(remarks),
+    )
 
 
 def _what_if(given: Mapping[str, Any]) -> WhatIf:

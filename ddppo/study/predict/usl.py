@@ -1,0 +1,70 @@
+"""Gunther's universal scalability law, from W and FPS alone: the baseline beside the model of an iteration.
+
+    X(W) = gamma W / (1 + sigma (W - 1) + kappa W (W - 1))
+
+gamma: steps/s of one worker. sigma: contention, the part that only one worker at a time can do. kappa: coherence, what
+every pair of workers costs. X is largest at W = sqrt((1 - sigma) / kappa). Source: Gunther 2007, Guerrilla Capacity
+Planning, ch. 4 to 6, doi:10.1007/978-3-540-31010-5.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddppo.errors import ConfigError
+from ddppo.study.predict.least_squares import nnls
+
+
+@dataclass(frozen=True, slots=True)
+class Usl:
+    """The law fitted to FPS at some W, as W / X = alone + serial (W - 1) + pairs W (W - 1), in seconds a step."""
+
+    alone: float
+    serial: float
+    pairs: float
+
+    def fps(self, world_size: float) -> float:
+        """Return X(W) in steps/s."""
+        w = world_size
+        return w / (self.alone + self.serial * (w - 1) + self.pairs * w * (w - 1))
+
+    @property
+    def sigma(self) -> float:
+        """Contention, inf where the fit leaves nothing to one worker alone."""
+        return self.serial / self.alone if self.alone > 0 else math.inf
+
+    @property
+    def kappa(self) -> float:
+        """Coherence, likewise."""
+        return self.pairs / self.alone if self.alone > 0 else math.inf
+
+    @property
+    def peak(self) -> float:
+        """W of the largest throughput: 1 where a second worker slows, inf where no further one ever does."""
+        if self.pairs == 0:
+            return math.inf if self.serial <= self.alone else 1.0
+        return max(1.0, math.sqrt(max(0.0, self.alone - self.serial) / self.pairs))
+
+    def __str__(self) -> str:
+        peak = "has no peak" if math.isinf(self.peak) else f"peaks at W={self.peak:.3g}"
+        return f"By the universal scalability law, sigma {self.sigma:.3g} and kappa {self.kappa:.3g}, throughput {peak}"
+
+
+def fit_usl(fps: Mapping[int, Sequence[float]]) -> Usl:
+    """Fit to {W: steps/s of its runs}, by non-negative least squares of relative errors.
+
+    The law is linear in 1 / gamma, sigma / gamma and kappa / gamma. Of two W, which cannot tell sigma from kappa,
+    kappa is 0 (Amdahl's law). Raises ConfigError for fewer.
+    """
+    if len(fps) < 2:
+        raise ConfigError(
+            f"only W={', '.join(map(str, fps))} was measured, which does not tell what another W costs; add one to "
+            "the sweep"
+        )
+    w = np.array([world_size for world_size, runs in fps.items() for _ in runs], dtype=float)
+    y = w / np.array([x for runs in fps.values() for x in runs])
+    columns = [np.ones(len(w)), w - 1, w * (w - 1)][: len(fps)]
+    alone, serial, pairs = (*nnls(columns, y, y).tolist(), 0.0)[:3]
+    return Usl(alone, serial, pairs)
