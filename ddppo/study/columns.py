@@ -1,6 +1,7 @@
-"""Tables of text for a terminal."""
+"""Numbers and tables for people to read."""
 
 from collections.abc import Sequence
+from math import isinf, isnan
 
 
 def aligned(rows: Sequence[Sequence[str]], widths: Sequence[int]) -> list[str]:
@@ -15,8 +16,10 @@ def whole(x: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds in a unit that fits, e.g. "7.2 s", "12 min", "3.4 h"; "never" for infinity."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
-        if seconds >= 2 * size or (unit == "s" and seconds >= 1):
-            return "never" if seconds == float("inf") else f"{seconds / size:.3g} {unit}"
-    return f"{1e3 * seconds:.3g} ms"
+    """Return a time with three digits in a unit that fits: "7.2 s", "12 min"; infinity is "not reached", NaN a dash."""
+    if isnan(seconds) or isinf(seconds):
+        return "–" if isnan(seconds) else "not reached"
+    for unit, size, least in (("d", 86400, 2), ("h", 3600, 2), ("min", 60, 2), ("s", 1, 1), ("ms", 1e-3, 1)):
+        if abs(seconds) >= least * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{1e6 * seconds:.3g} µs" if seconds else "0 s"

@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-import matplotlib.ticker
-from matplotlib.axes import Axes
-
 from ddppo.benchmark.code import this_code
 from ddppo.benchmark.one_run import Clock
 from ddppo.benchmark.results import Measurement
@@ -23,7 +20,7 @@ from ddppo.benchmark.rounds import run_rounds
 from ddppo.benchmark.workloads import Configuration, fixed
 from ddppo.files import write_json
 from ddppo.run.records.summary import machine, versions
-from ddppo.study.page.figure_style import BLUE, GREY, ORANGE, VERMILLION, Plot, panel, style
+from ddppo.study.page.chart import Axis, Chart
 
 HERE = Path(__file__).resolve().parent
 NUM_ENVS = (8, 64, 512, 2048, 4096)
@@ -83,9 +80,8 @@ def learning_limit(point: dict[str, float], num_epochs: int = 4) -> float:
 
 def draw() -> None:
     points = json.loads((HERE / "growth.json").read_text())["points"]
-    with style():
-        for plot in (num_envs(points), width(points), workers(points)):
-            (HERE / f"{plot.name}.png").write_bytes(plot.png)
+    for chart in (num_envs(points), width(points), workers(points)):
+        (HERE / f"{chart.name}.svg").write_text(chart.svg(standalone=True), encoding="utf-8")
 
 
 def lines(points: list[dict], figure: str) -> dict[str, list[dict]]:
@@ -96,59 +92,46 @@ def lines(points: list[dict], figure: str) -> dict[str, list[dict]]:
     return found
 
 
-def num_envs(points: list[dict]) -> Plot:
-    figure, axes = panel()
-    of_line = lines(points, "num_envs")
-    for (line, found), colour in zip(of_line.items(), (BLUE, ORANGE), strict=True):
-        curve(axes, found, "fps", line, colour)
+def num_envs(points: list[dict]) -> Chart:
+    chart = empty("num_envs", "environments", NUM_ENVS)
+    for (line, found), colour in zip(lines(points, "num_envs").items(), ("blue", "orange"), strict=True):
+        curve(chart, found, line, colour)
         bound = [1 / (1 / learning_limit(p) + 1 / p["env_fps"]) for p in found]
-        axes.plot(
-            [p["x"] for p in found], bound, "--", color=colour, label=f"{line}: products and tasks alone"
-        )
-    axes.set_xlabel("environments")
-    return finished("num_envs", figure, axes, NUM_ENVS)
+        chart.line([p["x"] for p in found], bound, colour, f"{line}: products and tasks alone", dashed=True)
+    return chart
 
 
-def width(points: list[dict]) -> Plot:
-    figure, axes = panel()
+def width(points: list[dict]) -> Chart:
+    chart = empty("width", "units of each of two hidden layers, W = 1", WIDTHS, scale="log10")
     of_line = lines(points, "width")
-    for (line, found), colour in zip(of_line.items(), (BLUE, ORANGE), strict=True):
-        curve(axes, found, "fps", line, colour)
+    for (line, found), colour in zip(of_line.items(), ("blue", "orange"), strict=True):
+        curve(chart, found, line, colour)
     found = next(iter(of_line.values()))
-    axes.plot(
-        [p["x"] for p in found], [learning_limit(p) for p in found], "--", color=GREY, label="products alone"
-    )
-    axes.set_xlabel("units of each of two hidden layers, W = 1")
-    axes.set_yscale("log")
-    return finished("width", figure, axes, WIDTHS)
+    limits = [learning_limit(p) for p in found]
+    chart.line([p["x"] for p in found], limits, "grey", "products alone", dashed=True)
+    return chart
 
 
-def workers(points: list[dict]) -> Plot:
-    figure, axes = panel()
+def workers(points: list[dict]) -> Chart:
     of_line = lines(points, "workers")
-    for (line, found), colour in zip(of_line.items(), (BLUE, VERMILLION), strict=True):
-        curve(axes, found, "fps", line, colour)
     one, cores = of_line["strong"][0]["fps"], machine(with_gpu=False)["cores"]
+    chart = empty("workers", f"workers W on {cores} cores", WORLD_SIZES)
+    for (line, found), colour in zip(of_line.items(), ("blue", "red"), strict=True):
+        curve(chart, found, line, colour)
     limit = [one * min(x, cores) for x in WORLD_SIZES]
-    axes.plot(WORLD_SIZES, limit, "--", color=GREY, label=f"W = 1 times min(W, {cores} cores)")
-    axes.set_xlabel(f"workers W on {cores} cores")
-    return finished("workers", figure, axes, WORLD_SIZES)
+    chart.line(WORLD_SIZES, limit, "grey", f"W = 1 times min(W, {cores} cores)", dashed=True)
+    return chart
 
 
-def curve(axes: Axes, found: list[dict], name: str, label: str, colour: str) -> None:
-    axes.plot([p["x"] for p in found], [p[name] for p in found], "o-", color=colour, label=label)
+def empty(name: str, x: str, ticks: tuple[int, ...], scale: str = "linear") -> Chart:
+    y = Axis("environment steps/s", scale, zero=scale == "linear")
+    return Chart(name, "", Axis(x, "log2", {float(tick): str(tick) for tick in ticks}), y)
 
 
-def finished(name: str, figure, axes: Axes, ticks: tuple[int, ...]) -> Plot:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(x) for x in ticks])
-    axes.minorticks_off()
-    axes.set_ylabel("environment steps/s")
-    axes.yaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-    if axes.get_yscale() == "linear":
-        axes.set_ylim(bottom=0)
-    axes.legend()
-    return Plot(name, "", figure)
+def curve(chart: Chart, found: list[dict], label: str, colour: str) -> None:
+    xs, ys = [p["x"] for p in found], [p["fps"] for p in found]
+    chart.line(xs, ys, colour, label)
+    chart.dots(xs, ys, colour, [f"{label}, {x}: {y:,.0f} steps/s" for x, y in zip(xs, ys, strict=True)])
 
 
 if __name__ == "__main__":

@@ -1,289 +1,262 @@
-"""The figures of a study against W, as matplotlib Figures: throughput, speedup, where time goes, why it is lost."""
+"""The charts of a study against W: speedup, why it is lost, where time goes, and the ranks."""
 
 import math
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
+from ddppo.statistics import Estimate
+from ddppo.study.columns import duration
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Study
-from ddppo.study.page import learning_figures
-from ddppo.study.page.figure_style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Plot,
-    estimates,
-    from_zero,
-    legend_below,
-    log_scale,
-    panel,
-    style,
-    workers_axis,
-)
+from ddppo.study.measure.time_to_target import time_to_target
+from ddppo.study.page.chart import Axis, Chart, named, workers
+from ddppo.study.page.tables import number, percent
+from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.outlook import Outlook
 from ddppo.study.runs import PARTS
 
-PART_COLOURS = dict(zip(PARTS, (BLUE, GREEN, ORANGE, VERMILLION, GREY), strict=True))
+PART_COLOURS = dict(zip(PARTS, ("blue", "green", "orange", "red", "grey"), strict=True))
 PART_LABELS = {
-    "t_rollout": "t_rollout: acting, stepping",
-    "t_learn": "t_learn: forward, backward",
-    "t_sync": "t_sync: waiting",
-    "t_comm": "t_comm: communication",
-    "t_other": "t_other: the rest",
+    "t_rollout": "acting, stepping",
+    "t_learn": "learning",
+    "t_sync": "waiting",
+    "t_comm": "communication",
+    "t_other": "the rest",
 }
 CAUSE_COLOURS = {
-    "communication": VERMILLION,
-    "waiting": ORANGE,
-    "stragglers": SKY,
-    "acting": BLUE,
-    "learning": GREEN,
-    "cores": PURPLE,
-    "other": GREY,
-    "unexplained": "#222222",
+    "communication": "red",
+    "waiting": "orange",
+    "slow": "sky",
+    "acting": "blue",
+    "learning": "green",
+    "cores": "purple",
+    "other": "grey",
+    "unexplained": "ink",
 }
 
 
-def plots(study: Study, accounts: Sequence[Account]) -> list[Plot]:
-    """Draw every figure that the runs have numbers for."""
-    timed = bool(study.rows[0].parts)
-    with style():
-        drawn = [_fps(study), _speedup(study), _efficiency(study)]
-        if not all(math.isnan(row.t_iter["mean"]) for row in study.rows):
-            drawn.append(_t_iter(study))
-        if timed:
-            drawn.append(_breakdown(study))
-        if accounts:
-            drawn.append(_loss(study, accounts))
-        if timed:
-            drawn.append(_ratios(study))
-        if any(len(row.ranks) > 1 for row in study.rows):
-            drawn.append(_ranks(study))
-        drawn += learning_figures.plots(study)
+def overview(study: Study, accounts: Sequence[Account], ahead: Outlook) -> list[Chart]:
+    """Draw what a reader looks at first, side by side: how much faster, and what became of the rest."""
+    return [_speedup(study, ahead), *([_loss(study, accounts)] if accounts else [])]
+
+
+def times(study: Study, ahead: Outlook) -> list[Chart]:
+    """Draw efficiency and where the time of an iteration goes, of what the runs have numbers for."""
+    drawn = [_efficiency(study, ahead)]
+    if any(row.parts for row in study.rows):
+        drawn.append(_breakdown(study))
+    if sum(not math.isnan(row.t_iter["mean"]) for row in study.rows) > 1:
+        drawn.append(_t_iter(study))
     return drawn
 
 
 # -- against W -------------------------------------------------------------------------------------------------------
 
 
-def _fps(study: Study) -> Plot:
-    figure, axes = panel()
-    estimates(axes, study.world_sizes, [r.fps for r in study.rows], BLUE, "measured")
-    first = study.rows[0]
-    ideal = [first.fps.median * w / study.baseline for w in study.world_sizes]
-    axes.plot(study.world_sizes, ideal, color=GREY, linestyle="--", label="ideal")
-    workers_axis(axes, study.world_sizes)
-    log_scale(axes)
-    axes.set_ylabel("environment steps per second")
-    axes.set_title(f"Throughput FPS(W), {study.rule} scaling")
-    axes.legend()
-    return Plot("fps", "Environment steps of all workers per second of training, after warm-up.", figure)
+def _speedup(study: Study, ahead: Outlook) -> Chart:
+    base, sizes = study.baseline, study.world_sizes
+    shown = [p for p in ahead.as_measured if base <= p.world_size <= 2 * sizes[-1]]
+    chart = Chart(
+        "speedup",
+        f"Speedup S(W), {study.rule} scaling",
+        workers(sorted({*sizes, *(p.world_size for p in shown)})),
+        Axis(f"S(W) = FPS(W) / FPS({base})", "log2"),
+        caption="A dot is a seed, the line joins medians.",
+    )
+    ends = [sizes[0], max([sizes[-1], *(p.world_size for p in shown)])]
+    chart.line(ends, [w / base for w in ends], "grey", "ideal", dashed=True)
+    _model(chart, shown, "speedup", "orange", "model")
+    changed = [p for p in ahead.changed if base <= p.world_size <= 2 * sizes[-1]]
+    _model(chart, changed, "speedup", "red", f"model with {changes(ahead)}")
+    if ahead.usl is not None:
+        law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in chart.ticks]
+        chart.line(chart.ticks, law, "purple", "scalability law", dashed=True)
+    _seeds(chart, study, "S", [row.speedup for row in study.rows], _speedups(study), "measured")
+    if any(math.isfinite(row.speedup_by_target.median) for row in study.rows):
+        by_target = [row.speedup_by_target for row in study.rows]
+        chart.line(sizes, [e.median for e in by_target], "green", f"by time to {study.target_return:g}")
+        _dots(chart, study, "S by time", _speedups_by_target(study), "green")
+    return chart
 
 
-def _speedup(study: Study) -> Plot:
-    figure, axes = panel()
+def _efficiency(study: Study, ahead: Outlook) -> Chart:
+    base = study.baseline
+    shown = [p for p in ahead.as_measured if p.world_size >= base]
+    chart = Chart(
+        "efficiency",
+        "Efficiency E(W)",
+        workers(sorted({*study.world_sizes, *(p.world_size for p in shown)})),
+        Axis("E(W) = S(W) / W" if base == 1 else f"E(W) = S(W) * {base} / W", zero=True),
+        caption="The part of W workers' throughput that is left.",
+    )
+    largest = max([study.world_sizes[-1], *(p.world_size for p in shown)])
+    chart.line([base, largest], [1, 1], "grey", "ideal", dashed=True)
+    _model(chart, shown, "efficiency", "orange", "model")
+    _model(chart, ahead.changed, "efficiency", "red", f"model with {changes(ahead)}")
+    seeds = {key: s * base / key[0] for key, s in _speedups(study).items()}
+    _seeds(chart, study, "E", [row.efficiency for row in study.rows], seeds, "measured")
+    return chart
+
+
+def _model(chart: Chart, found: Sequence[Prediction], quantity: str, colour: str, label: str) -> None:
+    sizes = [p.world_size for p in found]
+    low, middle, high = ([getattr(p, quantity + end) for p in found] for end in ("_low", "", "_high"))
+    chart.band(sizes, low, high, colour)
+    chart.line(sizes, middle, colour, label, dashed=True)
+
+
+def _speedups(study: Study) -> dict[tuple[int, int], float]:
+    """Return {(W, seed): FPS over the median at the smallest W}."""
+    first = study.rows[0].fps.median
+    return {(run.world_size, run.seed): run.fps / first for run in study.runs}
+
+
+def _speedups_by_target(study: Study) -> dict[tuple[int, int], float]:
+    first = study.rows[0].time_to_target.median
+    reached = {(run.world_size, run.seed): time_to_target(run) for run in study.runs}
+    return {key: first / t for key, t in reached.items() if math.isfinite(t)}
+
+
+def _seeds(
+    chart: Chart,
+    study: Study,
+    what: str,
+    values: Sequence[Estimate],
+    seeds: dict[tuple[int, int], float],
+    label: str,
+) -> None:
+    """Draw medians as a line, their intervals where there are any, and a dot for each seed."""
     sizes = study.world_sizes
-    estimates(axes, sizes, [r.speedup for r in study.rows], BLUE, "by throughput")
-    if any(math.isfinite(r.speedup_by_target.median) for r in study.rows):
-        by_target = [r.speedup_by_target for r in study.rows]
-        estimates(axes, sizes, by_target, VERMILLION, f"by time to {study.target_return:g}")
-    axes.plot(sizes, [w / study.baseline for w in sizes], color=GREY, linestyle="--", label="ideal")
-    workers_axis(axes, sizes)
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-    axes.set_ylabel(f"speedup over W={study.baseline} (1)")
-    axes.set_title(f"Speedup S(W), {study.rule} scaling")
-    axes.legend()
-    first = study.baseline
-    caption = f"S(W) = FPS(W) / FPS({first}); by time to target it is T({first}) / T(W)."
-    return Plot("speedup", caption, figure)
+    chart.line(sizes, [e.median for e in values], "blue", label)
+    for w, value in zip(sizes, values, strict=True):
+        chart.whisker(w, value.low, value.high, "blue")
+    if any(len(row.seeds) > 1 for row in study.rows):
+        _dots(chart, study, what, seeds, "blue")
+    else:
+        said = [f"W={w}: {what} = {e.median:.3g}" for w, e in zip(sizes, values, strict=True)]
+        chart.dots(sizes, [e.median for e in values], "blue", said)
 
 
-def _efficiency(study: Study) -> Plot:
-    figure, axes = panel()
-    sizes = study.world_sizes
-    estimates(axes, sizes, [r.efficiency for r in study.rows], BLUE, "by throughput")
-    if any(math.isfinite(r.efficiency_by_target.median) for r in study.rows):
-        by_target = [r.efficiency_by_target for r in study.rows]
-        estimates(axes, sizes, by_target, VERMILLION, f"by time to {study.target_return:g}")
-    axes.axhline(1, color=GREY, linestyle="--", label="ideal")
-    workers_axis(axes, sizes)
-    from_zero(axes)
-    axes.set_ylabel("efficiency S(W) / W (1)" if study.baseline == 1 else "efficiency (1)")
-    axes.set_title(f"Efficiency E(W), {study.rule} scaling")
-    axes.legend()
-    return Plot("efficiency", "The part of W workers' throughput that is left.", figure)
+def _dots(chart: Chart, study: Study, what: str, values: dict[tuple[int, int], float], colour: str) -> None:
+    fps = {(run.world_size, run.seed): run.fps for run in study.runs}
+    said = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in values.items()]
+    chart.dots([w for w, _ in values], list(values.values()), colour, said, kind="seed")
 
 
-def _t_iter(study: Study) -> Plot:
-    figure, axes = panel()
-    sizes = study.world_sizes
-    for name, colour, line in (
-        ("max", GREY, ":"),
-        ("p95", ORANGE, "-"),
-        ("mean", BLUE, "-"),
-        ("p50", GREEN, "--"),
-    ):
-        values = [1000 * row.t_iter[name] for row in study.rows]
-        axes.plot(sizes, values, color=colour, linestyle=line, marker="o", label=name)
-    workers_axis(axes, sizes)
-    log_scale(axes)
-    axes.set_ylabel("t_iter (ms)")
-    axes.set_title(f"Iteration latency t_iter(W), {study.rule} scaling")
-    axes.legend()
-    return Plot("t_iter", "Time of an iteration (mean over ranks), over iterations and seeds.", figure)
-
-
-def _breakdown(study: Study) -> Plot:
-    figure, axes = panel()
-    positions = np.arange(len(study.rows))
-    bottom = np.zeros(len(study.rows))
-    for part in PARTS:
-        values = np.array([1000 * row.parts.get(part, 0.0) for row in study.rows])
-        axes.bar(
-            positions,
-            values,
-            bottom=bottom,
-            width=0.65,
-            color=PART_COLOURS[part],
-            edgecolor="white",
-            linewidth=0.5,
-            label=PART_LABELS[part],
-        )
-        bottom += values
-    first = study.rows[0]
-    ideal = [
-        1000 * first.t_iter["mean"] * (1 if study.rule == "weak" else study.baseline / w)
-        for w in study.world_sizes
-    ]
-    for x, y in zip(positions, ideal, strict=True):
-        axes.plot(
-            [x - 0.42, x + 0.42], [y, y], color="black", linewidth=1.4, label="ideal" if x == 0 else None
-        )
-    axes.set_xticks(positions, [str(w) for w in study.world_sizes])
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel("workers W")
-    axes.set_ylabel("time per iteration (ms)")
-    axes.set_title(f"Where an iteration's time goes, {study.rule} scaling")
-    legend_below(figure, axes, 2)
-    return Plot("breakdown", "Exclusive parts of t_iter, means over ranks, iterations and seeds.", figure)
-
-
-def _ratios(study: Study) -> Plot:
-    figure, axes = panel()
-    for values, colour, label in (
-        ([r.rho_comm for r in study.rows], VERMILLION, "rho_comm: communication"),
-        ([r.rho_sync for r in study.rows], ORANGE, "rho_sync: waiting"),
-    ):
-        axes.plot(study.world_sizes, [100 * v for v in values], color=colour, marker="o", label=label)
-    workers_axis(axes, study.world_sizes)
-    from_zero(axes)
-    axes.set_ylabel("share of t_iter (%)")
-    axes.set_title(f"Communication and waiting, {study.rule} scaling")
-    axes.legend()
-    return Plot("rho", "rho_comm = t_comm / t_iter and rho_sync = t_sync / t_iter.", figure)
-
-
-def _loss(study: Study, accounts: Sequence[Account]) -> Plot:
-    figure, axes = panel()
-    positions = np.arange(len(accounts))
-    above, below = np.zeros(len(accounts)), np.zeros(len(accounts))
-    for cause, colour in CAUSE_COLOURS.items():
-        values = np.array([100 * a.shares[cause] for a in accounts])
-        if np.all(np.abs(values) < 0.5):
+def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
+    chart = Chart(
+        "loss",
+        "Why: the lost efficiency 1 - E(W)",
+        named([str(a.world_size) for a in accounts], "workers W"),
+        Axis("share of the iteration (%)", zero=True),
+        caption="Causes add up to 1 - E(W); below 0 is a gain. A line in a bar: lowest to highest seed.",
+    )
+    above, below = [0.0] * len(accounts), [0.0] * len(accounts)
+    for cause in accounts[0].shares:
+        colour, name = CAUSE_COLOURS.get(cause, "sky"), cause_name(cause, study.rule)
+        if all(abs(a.shares[cause]) < 0.005 for a in accounts):
             continue
-        axes.bar(
-            positions,
-            values,
-            bottom=np.where(values >= 0, above, below),
-            width=0.65,
-            color=colour,
-            edgecolor="white",
-            linewidth=0.5,
-            label=cause_name(cause, study.rule),
-        )
-        above += values.clip(min=0)
-        below += values.clip(max=0)
-    losses = [100 * a.loss for a in accounts]
-    axes.plot(positions, losses, "D", color="black", markersize=6, label="1 - E(W), their sum")
-    axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks(positions, [str(a.world_size) for a in accounts])
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel("workers W")
-    axes.set_ylabel("share of the iteration (%)")
-    axes.set_title(f"Why: the lost efficiency, {study.rule} scaling")
-    legend_below(figure, axes, 2)
-    return Plot("loss", "The causes add up to 1 - E(W); what is below 0 is a gain.", figure)
+        for i, account in enumerate(accounts):
+            share = account.shares[cause]
+            side = above if share >= 0 else below
+            start, side[i] = side[i], side[i] + 100 * share
+            seeds = getattr(account, "by_seed", {}).get(cause, ())
+            said = f"W={account.world_size}: {name} {percent(share)}"
+            if len(seeds) > 1:
+                said += f" (seeds: {', '.join(map(percent, seeds))})"
+            chart.bar(i, start, side[i], colour, said, name)
+            if len(seeds) > 1 and abs(share) >= 0.02:
+                chart.whisker(i, start + 100 * min(seeds), start + 100 * max(seeds))
+    sums = [f"W={a.world_size}: 1 - E = {percent(a.loss)}" for a in accounts]
+    chart.dots(range(len(accounts)), [100 * a.loss for a in accounts], "ink", sums, "1 - E(W), their sum")
+    return chart
+
+
+def _breakdown(study: Study) -> Chart:
+    rows = [row for row in study.rows if row.parts]
+    chart = Chart(
+        "breakdown",
+        "Where an iteration's time goes",
+        named([str(row.world_size) for row in rows], "workers W"),
+        Axis("time per iteration (ms)", zero=True),
+        caption="Parts of t_iter, means over ranks, iterations and seeds.",
+    )
+    first = study.rows[0].t_iter["mean"]
+    for i, row in enumerate(rows):
+        bottom = 0.0
+        for part in PARTS:
+            value = 1000 * row.parts.get(part, 0.0)
+            said = f"W={row.world_size}: {PART_LABELS[part]} ({part}) {duration(value / 1000)}"
+            chart.bar(i, bottom, bottom + value, PART_COLOURS[part], said, PART_LABELS[part])
+            bottom += value
+        ideal = 1000 * first * (1 if study.rule == "weak" else study.baseline / row.world_size)
+        chart.line([i - 0.42, i + 0.42], [ideal, ideal], "ink", "ideal")
+    return chart
+
+
+def _t_iter(study: Study) -> Chart:
+    chart = Chart(
+        "t_iter",
+        "Time of an iteration",
+        workers(study.world_sizes),
+        Axis("t_iter (ms)", "log10"),
+        caption="Means over ranks; quantiles over iterations and seeds.",
+    )
+    for name, colour in (("max", "grey"), ("p95", "orange"), ("mean", "blue"), ("p50", "green")):
+        values = [1000 * row.t_iter[name] for row in study.rows]
+        said = [f"W={w}: {name} {duration(v / 1000)}" for w, v in zip(study.world_sizes, values, strict=True)]
+        chart.line(study.world_sizes, values, colour, name, dashed=name in ("p50", "max"))
+        chart.dots(study.world_sizes, values, colour, said)
+    return chart
 
 
 # -- ranks -----------------------------------------------------------------------------------------------------------
 
 
-def _ranks(study: Study) -> Plot:
-    figure = Figure(figsize=(11, 3.7), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+def ranks(study: Study) -> list[Chart]:
+    """Draw how ranks differ at every W, and each rank's time at the largest; nothing where ranks are not known."""
     rows = [row for row in study.rows if len(row.ranks) > 1]
-    for row in rows:
-        x = row.world_size * 2 ** np.linspace(-0.12, 0.12, len(row.ranks))
-        left.plot(x, [r.ratio for r in row.ranks], "o", color=BLUE, markersize=5)
-        for position, rank in zip(x, row.ranks, strict=True):
-            if rank.straggler:
-                left.plot([position], [rank.ratio], "o", color=VERMILLION, markersize=7)
-                left.annotate(
-                    f"rank {rank.rank}",
-                    (position, rank.ratio),
-                    xytext=(6, 4),
-                    textcoords="offset points",
-                    fontsize=8,
-                )
-    left.axhline(1, color=GREY, linestyle="--")
-    workers_axis(left, [row.world_size for row in rows])
-    left.set_ylabel("t_rollout / median rank's (1)")
-    left.set_title("Spread of ranks (stragglers in red)")
-    last = rows[-1]
-    positions = np.arange(len(last.ranks))
-    bottom = np.zeros(len(positions))
-    for part in PARTS:
-        values = np.array([1000 * r.times.get(part, 0.0) for r in last.ranks])
-        right.bar(
-            positions,
-            values,
-            bottom=bottom,
-            width=0.7,
-            color=PART_COLOURS[part],
-            edgecolor="white",
-            linewidth=0.5,
-            label=part,
-        )
-        if part == "t_rollout":
-            low = values - [1000 * r.t_rollout_p5 for r in last.ranks]
-            high = np.array([1000 * r.t_rollout_p95 for r in last.ranks]) - values
-            right.errorbar(
-                positions,
-                values,
-                [low.clip(min=0), high.clip(min=0)],
-                fmt="none",
-                ecolor="black",
-                capsize=2,
-                elinewidth=1,
-                zorder=3,
-            )
-        bottom += values
-    step = max(1, len(positions) // 16)
-    right.set_xticks(positions[::step], [str(r) for r in positions[::step]])
-    right.grid(visible=False, axis="x")
-    right.set_xlabel("rank")
-    right.set_ylabel("time per iteration (ms)")
-    right.set_title(f"Each rank at W={last.world_size}")
-    handles, labels = right.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper")
-    return Plot(
+    if not rows:
+        return []
+    spread = Chart(
         "ranks",
-        "Left: mean t_rollout of each rank relative to the median rank. Right: whiskers are p5 and p95 of t_rollout; "
-        "who waits least is who the others wait for.",
-        figure,
+        "How ranks differ",
+        workers([row.world_size for row in rows]),
+        Axis("t_rollout / median rank's"),
+        caption="A dot is a rank; slow ones are red.",
+    )
+    spread.line([rows[0].world_size, rows[-1].world_size], [1, 1], "grey", dashed=True)
+    for row in rows:
+        places = row.world_size * 2 ** np.linspace(-0.12, 0.12, len(row.ranks))
+        slow = {rank.rank for rank in row.stragglers}
+        for place, rank in zip(places, row.ranks, strict=True):
+            said = f"W={row.world_size}, rank {rank.rank}: {number(rank.ratio, '{:.2f}')} times the median rank's"
+            spread.dots([place], [rank.ratio], "red" if rank.rank in slow else "blue", [said], kind="seed")
+    last = rows[-1]
+    each = Chart(
+        "ranks_at_largest",
+        f"Each rank at W={last.world_size}",
+        Axis(
+            "rank", ticks={float(r): str(r) for r in range(0, len(last.ranks), max(1, len(last.ranks) // 16))}
+        ),
+        Axis("time per iteration (ms)", zero=True),
+        caption="Who waits least is who the others wait for. A line: p5 to p95 of t_rollout.",
+    )
+    for i, rank in enumerate(last.ranks):
+        bottom = 0.0
+        for part in PARTS:
+            value = 1000 * rank.times.get(part, 0.0)
+            said = f"rank {rank.rank}: {PART_LABELS[part]} {duration(value / 1000)}"
+            each.bar(i, bottom, bottom + value, PART_COLOURS[part], said, PART_LABELS[part])
+            bottom += value
+        each.whisker(i, 1000 * rank.t_rollout_p5, 1000 * rank.t_rollout_p95)
+    return [spread, each]
+
+
+def changes(ahead: Outlook) -> str:
+    """Return what a what-if changes, as it was asked for."""
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in ahead.changes.items()
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ddppo.errors import RunFolderError
 from ddppo.files import stored
-from ddppo.study.page import comparison, figures, html, outlook, tables
-from ddppo.study.page.figure_style import Plot
+from ddppo.study.page import html, tables
+from ddppo.study.page.chart import Chart
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
 
@@ -36,31 +36,26 @@ def make_report(
     return report, folder
 
 
-def write(report: Report, folder: Path) -> None:
+def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     """Write report.html, summary.json, the CSVs, plots/ and tensorboard/ into `folder`, all or nothing.
 
     Of several studies each has a folder of its own in plots/ and tensorboard/. An earlier report there is replaced.
     Raises RunFolderError if the folder holds anything else.
     """
     _refuse_to_overwrite(folder)
-    overview = comparison.plots([each.study for each in report.studies])
-    chapters: list[html.Chapter] = []
+    chapters = [html.chapter(each) for each in report.studies]
     with _new_folder(folder) as new:
-        _write_plots(new / "plots", overview)
         all_rows = []
-        for each, inner in zip(report.studies, _folder_names(report.studies), strict=True):
+        for each, chapter, inner in zip(report.studies, chapters, _folder_names(report.studies), strict=True):
             rows = tables.study_rows(each.study, each.accounts)
-            plots, further = figures.plots(each.study, each.accounts), outlook.plots(each.study, each.ahead)
-            _write_plots(new / "plots" / inner, plots + further)
+            _write_plots(new / "plots" / inner, chapter.charts)
             tables.write_tensorboard(new / "tensorboard" / inner, rows)
-            chapters.append(_chapter(each, plots, further))
             all_rows += rows
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
         (new / "per_run.csv").write_text(tables.to_csv(runs))
         (new / "summary.csv").write_text(tables.to_csv(all_rows))
         (new / REPORT_FILE).write_text(tables.to_json(as_json(report)))
-        page = html.page(chapters, report.left_out, report.remarks, overview)
-        (new / "report.html").write_text(page, encoding="utf-8")
+        (new / "report.html").write_text(html.page(report, chapters, live), encoding="utf-8")
 
 
 def _folder_names(reports: list[StudyReport]) -> list[str]:
@@ -77,16 +72,10 @@ def _folder_names(reports: list[StudyReport]) -> list[str]:
     return names
 
 
-def _write_plots(folder: Path, plots: Sequence[Plot]) -> None:
+def _write_plots(folder: Path, charts: Sequence[Chart]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for plot in plots:
-        (folder / f"{plot.name}.svg").write_bytes(plot.svg)
-        (folder / f"{plot.name}.png").write_bytes(plot.png)
-
-
-def _chapter(each: StudyReport, plots: list[Plot], further: list[Plot]) -> html.Chapter:
-    ahead = outlook.section(each.ahead, further)
-    return html.Chapter(each.study, each.accounts, each.criteria, each.why, plots, each.remarks, ahead)
+    for chart in charts:
+        (folder / f"{chart.name}.svg").write_text(chart.svg(standalone=True), encoding="utf-8")
 
 
 def as_json(report: Report) -> dict[str, object]:

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ddppo.statistics import Estimate
-from ddppo.study.explain.accounting import Account
+from ddppo.study.columns import duration
+from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.measure.time_to_target import time_to_target
+from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.recommend import Choice
 from ddppo.study.runs import PARTS, Run
 
 
@@ -140,98 +143,97 @@ def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 # -- for people ------------------------------------------------------------------------------------------------------
 
 
-def speed_table(study: Study) -> tuple[list[str], list[list[str]]]:
-    """Return head and cells: throughput, speedup, efficiency, time to target, return."""
-    reached = any(row.time_to_target.count for row in study.rows)
-    scored = any(row.final_return.count for row in study.rows)
-    head = ["W", "seeds", "FPS", "S", "E"]
-    head += [f"s to {study.target_return:g}", "reached", "S by time", "E by time"] if reached else []
-    head += ["return"] if scored else []
-    lines = []
-    for row in study.rows:
-        cells = [str(row.world_size), str(len(row.seeds)), interval(row.fps, "{:,.0f}")]
-        cells += [interval(row.speedup, "{:.3g}"), interval(row.efficiency, "{:.3g}")]
-        if reached:
-            cells += [
-                interval(row.time_to_target, "{:.3g}"),
-                f"{row.num_reached} of {row.time_to_target.count}",
-                interval(row.speedup_by_target, "{:.3g}"),
-                interval(row.efficiency_by_target, "{:.3g}"),
-            ]
-        lines.append(cells + ([interval(row.final_return, "{:.4g}")] if scored else []))
-    return head, lines
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A table of cells that are text; `text` where they are words, to be read from the left."""
+
+    head: list[str]
+    lines: list[list[str]]
+    text: bool = False
 
 
-def iqm_table(study: Study) -> tuple[list[str], list[list[str]]]:
-    """Return head and cells: the interquartile means of the same; no cells where every W has one seed."""
-    columns = [("FPS", "fps", "{:,.0f}"), ("S", "speedup", "{:.3g}"), ("E", "efficiency", "{:.3g}")]
-    if any(row.time_to_target.count for row in study.rows):
-        columns += [
-            (f"s to {study.target_return:g}", "time_to_target", "{:.3g}"),
-            ("S by time", "speedup_by_target", "{:.3g}"),
-            ("E by time", "efficiency_by_target", "{:.3g}"),
+def study_table(study: Study) -> Shown:
+    """Return what was measured at each W, in the columns that the runs have numbers for."""
+    rows = study.rows
+    columns: dict[str, list[str]] = {
+        "W": [str(row.world_size) for row in rows],
+        "seeds": [str(len(row.seeds)) for row in rows],
+        "FPS": [interval(row.fps, "{:,.0f}") for row in rows],
+        "S": [interval(row.speedup, "{:.3g}") for row in rows],
+        "E": [interval(row.efficiency, "{:.3g}") for row in rows],
+    }
+    if any(row.time_to_target.count for row in rows):
+        never = "not reached"
+        columns[f"s to {study.target_return:g}"] = [interval(r.time_to_target, "{:.3g}", never) for r in rows]
+        if any(row.num_reached < row.time_to_target.count for row in rows):
+            columns["reached"] = [f"{row.num_reached} of {row.time_to_target.count}" for row in rows]
+        columns["S by time"] = [interval(row.speedup_by_target, "{:.3g}") for row in rows]
+    if any(row.final_return.count for row in rows):
+        columns["return"] = [interval(row.final_return, "{:.4g}") for row in rows]
+    if any(not math.isnan(row.t_iter["mean"]) for row in rows):
+        columns["iteration"] = [duration(row.t_iter["mean"]) for row in rows]
+    if any(row.parts for row in rows):
+        columns["waiting"] = [percent(row.rho_sync) for row in rows]
+        columns["communication"] = [percent(row.rho_comm) for row in rows]
+    if any(row.stragglers for row in rows):
+        columns["slow ranks"] = [
+            " ".join(str(rank.rank) for rank in row.stragglers) or "none" for row in rows
         ]
-    if any(row.final_return.count for row in study.rows):
-        columns.append(("return", "final_return", "{:.4g}"))
-    lines = []
-    if any(len(row.seeds) > 1 for row in study.rows):
-        for row in study.rows:
-            values = [(getattr(row, name), form) for _, name, form in columns]
-            cells = [
-                interval(Estimate(value.iqm, math.nan, value.iqm_low, value.iqm_high, value.count), form)
-                for value, form in values
-            ]
-            lines.append([str(row.world_size), *cells])
-    return ["W", *(f"{name} (IQM)" for name, _, _ in columns)], lines
+    return Shown(list(columns), [list(line) for line in zip(*columns.values(), strict=True)])
 
 
-def time_table(study: Study) -> tuple[list[str], list[list[str]]]:
-    """Return head and cells: latency and parts of the iteration in ms, ratios, slow ranks; no cells without times."""
-    head = ["W", "t_iter ms", "p50", "p95", "max", *PARTS, "rho_comm", "rho_sync", "slow ranks"]
-    lines = []
-    for row in study.rows:
-        if math.isnan(row.t_iter["mean"]):
-            continue
-        seconds = [*(row.t_iter[name] for name in ("mean", "p50", "p95", "max"))]
-        seconds += [row.parts.get(part, math.nan) for part in PARTS]
-        slow = " ".join(str(rank.rank) for rank in row.stragglers) or "none"
-        ratios = [number(100 * row.rho_comm, "{:.1f} %"), number(100 * row.rho_sync, "{:.1f} %")]
-        lines.append([str(row.world_size), *map(milliseconds, seconds), *ratios, slow])
-    return head, lines
+def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
+    """Return the share of each cause at each W."""
+    lines = [
+        [cause_name(cause, study.rule), *(percent(account.shares[cause]) for account in accounts)]
+        for cause in (accounts[0].shares if accounts else ())
+    ]
+    lines.append(["lost efficiency 1 - E(W)", *(percent(account.loss) for account in accounts)])
+    return Shown(["cause", *(f"W={account.world_size}" for account in accounts)], lines)
 
 
-def number(value: float, form: str) -> str:
-    """Return a number for people: a dash for NaN, `never` for +inf (a target that was not reached)."""
-    return "–" if math.isnan(value) else "never" if math.isinf(value) else form.format(value)
+def predictions_table(found: Sequence[Prediction], choices: Sequence[Choice] = ()) -> Shown:
+    """Return what the model says of each W; with the choices compared also how long a run takes and what it costs."""
+    of = {choice.world_size: choice for choice in choices}
+    columns = {
+        "W": [str(p.world_size) for p in found],
+        "FPS": [f"{p.fps:,.0f} [{p.fps_low:,.0f}, {p.fps_high:,.0f}]" for p in found],
+        "S": [f"{p.speedup:.3g} [{p.speedup_low:.3g}, {p.speedup_high:.3g}]" for p in found],
+        "E": [f"{p.efficiency:.3g} [{p.efficiency_low:.3g}, {p.efficiency_high:.3g}]" for p in found],
+        "iteration": [duration(p.t_iter) for p in found],
+    }
+    if of:
+        columns["time"] = [duration(of[p.world_size].seconds) if p.world_size in of else "" for p in found]
+    if any(choice.cost is not None for choice in choices):
+        costs = [of[p.world_size].cost if p.world_size in of else None for p in found]
+        columns["cost"] = ["" if cost is None else f"{cost:.3g}" for cost in costs]
+    return Shown(list(columns), [list(line) for line in zip(*columns.values(), strict=True)])
 
 
-def milliseconds(seconds: float) -> str:
-    """Return a duration in ms with three digits, more for whole ones."""
-    return number(1000 * seconds, "{:,.0f}" if seconds >= 1 else "{:.3g}")
+def number(value: float, form: str, infinite: str = "unbounded") -> str:
+    """Return a number for people: a dash for NaN, and what infinity means of this quantity."""
+    return "–" if math.isnan(value) else infinite if math.isinf(value) else form.format(value)
 
 
-def interval(value: Estimate, form: str) -> str:
-    """Return `median [low, high]`, without the interval where there is none."""
-    middle = number(value.median, form)
-    if math.isnan(value.low):
+def percent(fraction: float) -> str:
+    return number(100 * fraction, "{:.0f} %" if abs(fraction) >= 0.0995 or fraction == 0 else "{:.1f} %")
+
+
+def interval(value: Estimate, form: str, infinite: str = "unbounded") -> str:
+    """Return `median [low, high]`, without the interval where there is none that says anything."""
+    middle = number(value.median, form, infinite)
+    if math.isnan(value.low) or math.isnan(value.high) or (value.low == 0 and math.isinf(value.high)):
         return middle
-    return f"{middle} [{number(value.low, form)}, {number(value.high, form)}]"
+    return f"{middle} [{number(value.low, form, infinite)}, {number(value.high, form, infinite)}]"
 
 
 def terminal(study: Study, width: int | None = None) -> str:
-    """Return the short table: medians only."""
-    head, lines = speed_table(study)
-    of_times, timed = time_table(study)
-    shown = [of_times.index(name) for name in ("t_iter ms", "rho_comm", "rho_sync", "slow ranks")]
-    if timed:
-        head += [of_times[i] for i in shown]
-        of_row = {line[0]: line for line in timed}
-        unknown = ["–"] * len(of_times)
-        lines = [line + [of_row.get(line[0], unknown)[i] for i in shown] for line in lines]
+    """Return the table of a study: medians only."""
+    shown = study_table(study)
     table = Table(title=title(study), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
-    for name in head:
+    for name in shown.head:
         table.add_column(name, justify="right")
-    for line in lines:
+    for line in shown.lines:
         table.add_row(*(cell.split(" [")[0] for cell in line))
     output = io.StringIO()
     Console(width=width, file=output).print(table)
