@@ -1,30 +1,35 @@
-"""Statistics of lists of numbers: medians, interquartile means, bootstrap intervals. Pure arithmetic."""
+"""Statistics of lists of numbers: medians, interquartile means, intervals by Student's t. Pure arithmetic."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
 NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95
+LEAST_SEEDS = (
+    3  # of an interval: with two, Student's t reaches 9 standard deviations far, and two dots say more
+)
 _SEED = 20260101  # any; fixed, so that a report made twice says the same twice
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A median over seeds and the IQM, with their 95 % bootstrap intervals, which are NaN with one seed."""
+    """A median over seeds, with its 95 % interval, which is NaN where none is honest.
+
+    count: the seeds that have a value. values: one per seed, in the order of the seeds; NaN where one has none.
+    """
 
     median: float
-    iqm: float
     low: float
     high: float
     count: int
-    iqm_low: float = math.nan
-    iqm_high: float = math.nan
+    values: tuple[float, ...] = ()
 
 
-NOTHING = Estimate(math.nan, math.nan, math.nan, math.nan, 0)
+NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
 
 
 def median(values: Sequence[float]) -> float:
@@ -54,79 +59,96 @@ def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
     return {"mean": float(x.mean()), "p50": float(p50), "p95": float(p95), "max": float(x.max())}
 
 
-def bootstrap(
-    statistic: Callable[..., np.ndarray], *samples: Sequence[float], num_resamples: int = NUM_RESAMPLES
-) -> tuple[float, float]:
-    """Return the 95 % percentile-bootstrap interval of `statistic` of one or more independent samples over seeds.
+def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], sample: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % percentile-bootstrap interval of `statistic`, which reduces the last axis of `[resamples, n]`.
 
-    `statistic` takes one array `[num_resamples, n]` per sample and reduces the last axis. Percentiles are order
-    statistics, without interpolation, so that +inf does no harm. NaN where no sample has two values.
-
+    It holds the truth in 95 % of cases with many values only: 52 % with two, 75 % with three. NaN with one.
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, ch. 13.
     """
-    if max((len(sample) for sample in samples), default=0) < 2 or not all(len(s) for s in samples):
+    n = len(sample)
+    if n < 2:
         return math.nan, math.nan
-    generator = np.random.default_rng(_SEED)
-    resampled = []
-    for sample in samples:
-        picks = generator.integers(len(sample), size=(num_resamples, len(sample)))
-        resampled.append(np.asarray(sample, dtype=np.float64)[picks])
-    values = np.sort(statistic(*resampled))
+    picks = np.random.default_rng(_SEED).integers(n, size=(NUM_RESAMPLES, n))
+    values = np.sort(statistic(np.asarray(sample, dtype=np.float64)[picks]))
     tail = (1 - CONFIDENCE) / 2
-    return float(values[math.floor(tail * num_resamples)]), float(
-        values[math.ceil((1 - tail) * num_resamples) - 1]
+    return float(values[math.floor(tail * NUM_RESAMPLES)]), float(
+        values[math.ceil((1 - tail) * NUM_RESAMPLES) - 1]
     )
 
 
-def medians(samples: np.ndarray) -> np.ndarray:
-    """Return the median over the last axis."""
-    return np.median(samples, axis=-1)
+@cache
+def t_quantile(p: float, df: float) -> float:
+    """Return the p-quantile of Student's t with `df` >= 1 degrees of freedom, to 1e-4 of itself for p up to 0.9999.
+
+    With x = sqrt(df) tan(a) its density is proportional to cos(a)^(df - 1) da.
+    """
+    df = min(df, 1e4)  # more is a normal distribution, to 1e-4
+    widest = min(math.pi / 2, 8 / math.sqrt(df) if df > 30 else math.inf)
+    a = np.linspace(-widest, widest, 40_001)
+    density = np.cos(a) ** (df - 1)
+    cdf = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return math.sqrt(df) * math.tan(float(np.interp(p, cdf / cdf[-1], a)))
 
 
-def means(samples: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis."""
-    return np.mean(samples, axis=-1)
+def difference(
+    above: Sequence[float], below: Sequence[float] | None = None, confidence: float = CONFIDENCE
+) -> tuple[float, float]:
+    """Return Student's interval of mean(above), or Welch's of mean(above) - mean(below); NaN with one value in either.
 
-
-def iqms(samples: np.ndarray) -> np.ndarray:
-    """Return the interquartile mean over the last axis."""
-    count = samples.shape[-1]
-    return np.mean(np.sort(samples, axis=-1)[..., count // 4 : count - count // 4], axis=-1)
+    m +- t(1 - (1 - confidence) / 2, df) sqrt(sum of s_i^2 / n_i), df after Satterthwaite. Source: Welch 1947,
+    doi:10.1093/biomet/34.1-2.28.
+    """
+    samples = [np.asarray(s, dtype=np.float64) for s in (above, below) if s is not None]
+    if min(map(len, samples)) < 2:
+        return math.nan, math.nan
+    middle = float(samples[0].mean() - (samples[1].mean() if len(samples) > 1 else 0.0))
+    variances = [float(s.var(ddof=1)) / len(s) for s in samples]
+    total = math.fsum(variances)
+    if not total > (1e-12 * middle) ** 2:  # all alike, but for rounding
+        return middle, middle
+    df = total**2 / sum(v**2 / (len(s) - 1) for v, s in zip(variances, samples, strict=True))
+    half = t_quantile(1 - (1 - confidence) / 2, df) * math.sqrt(total)
+    return middle - half, middle + half
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return median and IQM of `values`, one per seed, and their intervals; NaN values do not count."""
-    values = [v for v in values if not math.isnan(v)]
-    if not values:
+    """Return the median of `values`, one per seed, with Student's interval; NaN values do not count."""
+    known = [v for v in values if not math.isnan(v)]
+    if not known:
         return NOTHING
-    return Estimate(
-        median(values), iqm(values), *bootstrap(medians, values), len(values), *bootstrap(iqms, values)
-    )
+    low, high = difference(known) if len(known) >= LEAST_SEEDS else (math.nan, math.nan)
+    return Estimate(median(known), low, high, len(known), tuple(values))
+
+
+def time_estimate(seconds: Sequence[float]) -> Estimate:
+    """Return the median of times of which some are +inf (never), with an interval by order statistics.
+
+    [x_(k), x_(n + 1 - k)] holds the median unless fewer than k of n values lie on one side of it:
+    2 P[Bin(n, 1/2) < k] is at most 5 % from n = 6 on. Source: David and Nagaraja 2003, Order Statistics, section 7.1.
+    """
+    known = sorted(v for v in seconds if not math.isnan(v))
+    if not known:
+        return NOTHING
+    n, k, outside = len(known), 0, 0.0
+    while (outside := outside + 2 * math.comb(n, k) / 2**n) <= 1 - CONFIDENCE:
+        k += 1
+    low, high = (known[k - 1], known[n - k]) if k else (math.nan, math.nan)
+    return Estimate(median(known), low, high, n, tuple(seconds))
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float], scale: float = 1.0) -> Estimate:
-    """Return scale * median(numerators) / median(denominators) over independent seeds, with its interval.
+    """Return scale * median(numerators) / median(denominators) of positive numbers over independent seeds, no values.
 
-    iqm is the ratio of the two IQMs, with its own. A number over +inf is 0; +inf over anything is undefined, NaN.
+    The interval is Welch's of the logarithms; none where a seed is infinite. Nothing where a median is infinite or 0.
     """
-    numerators = [v for v in numerators if not math.isnan(v)]
-    denominators = [v for v in denominators if not math.isnan(v)]
-    if not numerators or not denominators or math.isinf(median(numerators)):
+    above = [v for v in numerators if not math.isnan(v)]
+    below = [v for v in denominators if not math.isnan(v)]
+    if not all(0 < median(side) < math.inf for side in (above, below)):
         return NOTHING
-
-    def quotient_of(middle: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
-        def quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-            top = middle(above)
-            # A resample whose middle never got there says nothing about the ratio but that it is large.
-            return scale * np.where(np.isinf(top), np.inf, np.where(np.isinf(top), 1.0, top) / middle(below))
-
-        return quotient
-
-    point = scale * median(numerators) / median(denominators)
-    low, high = bootstrap(quotient_of(medians), numerators, denominators)
-    of_iqms, iqm_low, iqm_high = math.nan, math.nan, math.nan
-    if not math.isinf(iqm(numerators)):
-        of_iqms = scale * iqm(numerators) / iqm(denominators)
-        iqm_low, iqm_high = bootstrap(quotient_of(iqms), numerators, denominators)
-    count = min(len(numerators), len(denominators))
-    return Estimate(point, of_iqms, low, high, count, iqm_low, iqm_high)
+    low = high = math.nan
+    if min(len(above), len(below)) >= LEAST_SEEDS and all(0 < v < math.inf for v in (*above, *below)):
+        low, high = (
+            scale * math.exp(min(d, 700.0))
+            for d in difference([*map(math.log, above)], [*map(math.log, below)])
+        )
+    return Estimate(scale * median(above) / median(below), low, high, min(len(above), len(below)))

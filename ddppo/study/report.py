@@ -12,6 +12,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.explain import accounting, criteria
 from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.criteria import Criterion
+from ddppo.study.explain.words import Explained, explained
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict import outlook
@@ -59,7 +60,7 @@ class StudyReport:
     study: Study
     accounts: list[Account]
     criteria: list[Criterion]
-    why: str
+    why: list[Explained]
     ahead: Outlook
     remarks: list[str]
 
@@ -139,8 +140,17 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
     )
+    why = explained(study, accounts, _worth_explaining(study, ahead, options.efficiency_floor))
     said = [*reading.remarks, *remarks, *_remarks(study)]
-    return StudyReport(study, accounts, verdict, accounting.in_words(study), ahead, said)
+    return StudyReport(study, accounts, verdict, why, ahead, said)
+
+
+def _worth_explaining(study: Study, ahead: Outlook, efficiency_floor: float) -> list[int]:
+    """Return the W to explain: the recommended one, the first below the floor of efficiency, and the largest."""
+    fastest = ahead.recommendation and ahead.recommendation.fastest
+    below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
+    asked = {study.world_sizes[-1], *below[:1], *([fastest.world_size] if fastest else [])}
+    return sorted(asked & set(study.world_sizes[1:])) or study.world_sizes[-1:]
 
 
 def _remarks(study: Study) -> list[str]:

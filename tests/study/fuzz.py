@@ -125,7 +125,7 @@ def _advice(study, said, findings):
         words = f"W={chosen.world_size} {mine:,.0f}, the best measured {best:,.0f}"
         findings.note("the W recommended is no slower", mine >= 0.97 * best, study, words)
     w = study.world_sizes[-1]
-    text = said.why
+    text = " ".join(map(str, said.why))
     before = planted.true_fps(study.truth, w)
     for words, change in REMEDIES.items():
         if words in text:

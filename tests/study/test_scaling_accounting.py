@@ -6,7 +6,7 @@ import pytest
 from scaling_folders import make_run, points
 
 from ddppo.errors import ConfigError
-from ddppo.study.explain.accounting import accounts, in_words
+from ddppo.study.explain.accounting import accounts
 from ddppo.study.explain.criteria import (
     FAIL,
     PASS,
@@ -16,12 +16,19 @@ from ddppo.study.explain.criteria import (
     returns_agree,
     speedup_increases,
 )
+from ddppo.study.explain.words import explained
 from ddppo.study.measure.speedup import study
 from ddppo.study.runs import Origin
 
 
 def of(*runs):
     return study(list(runs))
+
+
+def in_words(found):
+    """What is said of the largest W."""
+    (said,) = explained(found, accounts(found), found.world_sizes[-1:])
+    return str(said)
 
 
 def test_speedup_and_efficiency_of_hand_worked_throughputs():
@@ -61,14 +68,14 @@ def test_latency_and_ratios_are_over_means_of_ranks():
 def test_a_rank_a_tenth_slower_than_the_median_rank_is_a_straggler_and_gets_the_blame():
     slow = {"t_rollout": [1.0, 1.0, 1.0, 1.5], "t_sync": [0.5, 0.5, 0.5, 0.0]}
     row = of(make_run(4, parts=slow)).rows[0]
-    assert [rank.rank for rank in row.stragglers] == [3]
+    assert [rank.rank for rank in row.slow_ranks] == [3]
     assert row.ranks[3].ratio == 1.5
     assert [rank.blame for rank in row.ranks] == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_a_slower_rank_whose_rollout_hardly_matters_is_no_straggler():
     run = make_run(2, parts={"t_rollout": [0.001, 0.002], "t_learn": 10.0})
-    assert of(run).rows[0].stragglers == ()
+    assert of(run).rows[0].slow_ranks == ()
 
 
 def test_the_loss_under_strong_scaling_is_split_by_hand_worked_shares():
@@ -163,7 +170,7 @@ def test_what_a_slow_rank_needs_more_is_not_charged_to_the_cores():
     slow = make_run(4, parts={"t_rollout": [2.0, 2.0, 2.0, 6.0], "t_sync": [4.0, 4.0, 4.0, 0.0]}, cores=2)
     (account,) = accounts(of(base, slow))
     assert account.shares["cores"] == pytest.approx(0.0, abs=1e-12)
-    assert account.shares["stragglers"] == pytest.approx(1.0 / 6.0)
+    assert account.shares["slow"] == pytest.approx(1.0 / 6.0)
     assert account.shares["waiting"] == pytest.approx(3.0 / 6.0)
 
 
@@ -180,7 +187,7 @@ def test_the_paragraph_names_the_main_cause_the_rank_and_a_remedy():
     # 4 s instead of 2; waiting is 1.5 s of the 2 s lost, what rank 3 itself needs more the other (4 - 2) / 4 s.
     assert "75 % of the loss at W=4 is waiting for rank 3" in words
     assert "2 times the median rank's" in words
-    assert "slow ranks' own extra time 25 %" in words
+    assert "slow ranks 25 %" in words
     assert "efficiency 50 %" in words
     assert "What would help" in words
 

@@ -1,10 +1,10 @@
 import math
 
+import numpy as np
 import pytest
 from scaling_folders import make_run, points
 
-from ddppo import statistics
-from ddppo.statistics import bootstrap, estimate, iqm, means, median, medians, ratio
+from ddppo.statistics import difference, estimate, iqm, median, ratio, t_quantile, time_estimate
 from ddppo.study.measure.speedup import study
 from ddppo.study.measure.time_to_target import time_to_target
 
@@ -68,42 +68,70 @@ def test_the_median_time_to_target_over_seeds_with_two_of_five_censored_is_the_t
     assert row.num_reached == 3
 
 
-def test_an_interval_of_two_values_reaches_from_one_to_the_other():
-    assert bootstrap(medians, [1.0, 3.0]) == (1.0, 3.0)
+def test_students_quantiles_are_those_of_the_tables():
+    for (p, df), expected in {
+        (0.975, 1): 12.706,
+        (0.975, 4): 2.776,
+        (0.995, 9): 3.250,
+        (0.975, 500): 1.965,
+    }.items():
+        assert t_quantile(p, df) == pytest.approx(expected, abs=6e-4)
 
 
-def test_an_interval_is_the_same_every_time_and_contains_the_sample_median():
-    values = [3.0, 1.0, 4.0, 1.5, 9.0, 2.6]
-    low, high = bootstrap(medians, values)
-    assert (low, high) == bootstrap(medians, values)
-    assert 1.0 <= low < median(values) < high <= 9.0
+def test_an_interval_of_a_mean_is_students():
+    low, high = difference([1.0, 2.0, 3.0])
+    assert (low, high) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-3)
 
 
-def test_one_seed_has_no_interval():
-    found = estimate([5.0])
-    assert found.median == found.iqm == 5.0
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
+def test_an_interval_of_a_difference_is_welchs():
+    # Variances 1/3 and 4/3, so df = (5/3)^2 / ((1/9 + 16/9) / 2) = 50/17.
+    low, high = difference([1.0, 2.0, 3.0], [10.0, 12.0, 14.0])
+    half = t_quantile(0.975, 50 / 17) * (5 / 3) ** 0.5
+    assert (low, high) == pytest.approx((-10 - half, -10 + half))
 
 
-def test_an_interval_over_censored_seeds_may_end_at_infinity_without_a_warning():
-    low, high = bootstrap(medians, [10.0, 20.0, INF])
-    assert low == 10.0
-    assert high == INF
+def test_values_that_are_all_alike_differ_by_exactly_their_difference():
+    assert difference([3.0, 3.0], [1.0, 1.0]) == (2.0, 2.0)
 
 
-def test_the_interval_of_a_difference_resamples_both_samples():
-    low, high = bootstrap(lambda a, b: means(a) - means(b), [1.0, 2.0], [10.0, 20.0])
-    assert (low, high) == (-19.0, -8.0)
+def test_fewer_than_three_seeds_have_no_interval_but_are_kept_as_they_are():
+    for values in ([5.0], [5.0, 6.0]):
+        found = estimate(values)
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+        assert found.values == tuple(values)
 
 
-def test_a_ratio_to_something_never_reached_is_0_and_of_it_undefined():
-    assert ratio([10.0], [INF]).median == 0.0
-    assert math.isnan(ratio([INF], [10.0]).median)
+def test_times_that_are_never_reached_have_intervals_by_order_from_six_seeds_on():
+    five = time_estimate([1.0, 2.0, 3.0, 4.0, INF])
+    assert math.isnan(five.low)
+    six = time_estimate([5.0, 1.0, 2.0, 3.0, 4.0, INF])
+    assert (six.median, six.low, six.high) == (3.5, 1.0, INF)  # 1 - 2 / 64 of such intervals hold the median
+    nine = time_estimate([float(i) for i in range(1, 10)])
+    assert (nine.low, nine.high) == (2.0, 8.0)  # 1 - 20 / 512
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says():
-    generator = statistics.np.random.default_rng(1)
-    samples = generator.normal(size=(100, 20))
-    hits = sum(low <= 0 <= high for low, high in (bootstrap(means, s, num_resamples=400) for s in samples))
-    assert 85 <= hits <= 99
+def test_a_ratio_to_or_of_something_never_reached_is_not_known():
+    for pair in (([10.0], [INF]), ([INF], [10.0])):
+        assert math.isnan(ratio(*pair).median)
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_95_percent_intervals_hold_the_truth_in_94_to_96_of_100_cases(seeds):
+    rng = np.random.default_rng(seeds)
+    cases = 6000
+    above, below = np.exp(0.1 * rng.standard_normal((2, cases, seeds)))
+    hits = {"mean": 0, "ratio": 0}
+    for a, b in zip(above, below, strict=True):
+        means, ratios = estimate(np.log(a).tolist()), ratio(a.tolist(), b.tolist())
+        hits["mean"] += means.low <= 0 <= means.high
+        hits["ratio"] += ratios.low <= 1 <= ratios.high
+    assert 0.94 <= hits["mean"] / cases <= 0.96
+    assert 0.94 <= hits["ratio"] / cases <= 0.965  # Welch's degrees of freedom are a little cautious
+
+
+@pytest.mark.parametrize("seeds", [6, 9, 12])
+def test_intervals_of_the_median_time_hold_it_in_at_least_95_of_100_cases(seeds):
+    times = np.random.default_rng(seeds).exponential(size=(4000, seeds))
+    found = [time_estimate(row.tolist()) for row in times]
+    assert np.mean([f.low <= math.log(2) <= f.high for f in found]) >= 0.945

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ddppo.statistics import bootstrap, means
+from ddppo.statistics import difference as welch
 from ddppo.study.explain.accounting import Account
 from ddppo.study.measure.speedup import Study
 from ddppo.study.runs import Run
@@ -58,7 +58,7 @@ def returns_agree(study: Study, *, relative: float, absolute: float | None = Non
     outside, uncertain, reaching = [], [], []
     for w, values in others.items():
         difference = sum(values) / len(values) - reference
-        low, high = bootstrap(lambda a, b: means(a) - means(b), values, base)
+        low, high = welch(values, base)
         low, high = (difference, difference) if math.isnan(low) else (low, high)
         text = f"R_{w} - R_{study.baseline} = {difference:+.3g} [{low:+.3g}, {high:+.3g}]"
         if low > tolerance or high < -tolerance:

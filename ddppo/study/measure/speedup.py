@@ -14,17 +14,17 @@ Medians are over seeds; source of the two readings: DD-PPO, arXiv:1911.00357, se
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ddppo.errors import ConfigError
-from ddppo.statistics import Estimate, estimate, ratio, spread
+from ddppo.statistics import Estimate, estimate, median, ratio, spread, time_estimate
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.runs import PARTS, Run
 
-STRAGGLER_RATIO = 1.1
-STRAGGLER_MATTERS = 0.01
+SLOW_RATIO = 1.1
+SLOW_MATTERS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Rank:
     """One rank at one W: mean seconds per iteration, and whether the others wait for it.
 
     ratio: t_rollout / median of t_rollout over ranks. blame: share of all ranks' waiting in iterations where this
-    rank waited least, i.e. arrived last. straggler: ratio > STRAGGLER_RATIO, and the surplus is more than
-    STRAGGLER_MATTERS of t_iter.
+    rank waited least, i.e. arrived last. slow: ratio > SLOW_RATIO, and the surplus is more than
+    SLOW_MATTERS of t_iter.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class Rank:
     t_rollout_p95: float
     ratio: float
     blame: float
-    straggler: bool
+    slow: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ class Row:
         return self.parts.get("t_sync", math.nan) / self.t_iter["mean"]
 
     @property
-    def stragglers(self) -> tuple[Rank, ...]:
-        return tuple(rank for rank in self.ranks if rank.straggler)
+    def slow_ranks(self) -> tuple[Rank, ...]:
+        return tuple(rank for rank in self.ranks if rank.slow)
 
     @property
-    def straggler_extra(self) -> float:
-        """Seconds that stragglers act longer than the median rank, as a mean over all ranks."""
-        surplus = [rank.times["t_rollout"] * (1 - 1 / rank.ratio) for rank in self.stragglers]
+    def slow_extra(self) -> float:
+        """Seconds that slow ranks act longer than the median rank, as a mean over all ranks."""
+        surplus = [rank.times["t_rollout"] * (1 - 1 / rank.ratio) for rank in self.slow_ranks]
         return sum(surplus) / self.world_size
 
 
@@ -129,6 +129,8 @@ def study(runs: list[Run]) -> Study:
     groups: defaultdict[int, list[Run]] = defaultdict(list)
     for run in runs:
         groups[run.world_size].append(run)
+    for same in groups.values():
+        same.sort(key=lambda run: run.seed)
     base = groups[min(groups)]
     rows = tuple(_row(groups[world_size], base) for world_size in sorted(groups))
     first = base[0]
@@ -148,7 +150,7 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
     steps = np.concatenate([r.steps for r in runs])
     return Row(
         world_size=run.world_size,
-        seeds=tuple(sorted(r.seed for r in runs)),
+        seeds=tuple(r.seed for r in runs),
         num_envs=run.num_envs,
         rollout_steps=run.rollout_steps,
         steps_per_iter=float(steps.mean()) if steps.size else math.nan,
@@ -156,12 +158,12 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
         cores=run.cores,
         oversubscription=max(1.0, run.world_size * threads / run.cores) if run.cores else 1.0,
         fps=estimate(fps),
-        speedup=_against_itself(runs, base, ratio(fps, base_fps)),
-        efficiency=_against_itself(runs, base, ratio(fps, base_fps, 1 / relative)),
-        time_to_target=estimate(reach),
+        speedup=_speedup(fps, base_fps, runs is base),
+        efficiency=_speedup(fps, base_fps, runs is base, 1 / relative),
+        time_to_target=time_estimate(reach),
         num_reached=sum(math.isfinite(t) for t in reach),
-        speedup_by_target=_against_itself(runs, base, ratio(base_reach, reach)),
-        efficiency_by_target=_against_itself(runs, base, ratio(base_reach, reach, 1 / relative)),
+        speedup_by_target=_speedup_by_target(reach, base_reach, runs is base),
+        efficiency_by_target=_speedup_by_target(reach, base_reach, runs is base, 1 / relative),
         t_iter=spread(times["t_iter"].mean(axis=1) if "t_iter" in times else np.array([])),
         parts={name: float(times[name].mean()) for name in PARTS if name in times},
         wall_per_iter=_wall(runs) / len(steps) if len(steps) else math.nan,
@@ -171,11 +173,22 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
     )
 
 
-def _against_itself(runs: list[Run], base: list[Run], value: Estimate) -> Estimate:
-    """Drop the interval of the smallest W against itself, which is 1 and not a measurement."""
-    if runs is not base:
+def _speedup(fps: list[float], base: list[float], against_itself: bool, scale: float = 1.0) -> Estimate:
+    """Return scale * median(fps) / median(base); the smallest W against itself is 1, without an interval."""
+    value = ratio(fps, base, scale)
+    seeds = tuple(scale * one / median(base) for one in fps)
+    return replace(value if not against_itself else replace(value, low=math.nan, high=math.nan), values=seeds)
+
+
+def _speedup_by_target(
+    seconds: list[float], base: list[float], against_itself: bool, scale: float = 1.0
+) -> Estimate:
+    """Return scale * median(base) / median(seconds), nothing unless both are reached by most seeds."""
+    value = ratio(base, seconds, scale)
+    if math.isnan(value.median):
         return value
-    return Estimate(value.median, value.iqm, math.nan, math.nan, value.count)
+    seeds = tuple(scale * median(base) / one if 0 < one < math.inf else math.nan for one in seconds)
+    return replace(value if not against_itself else replace(value, low=math.nan, high=math.nan), values=seeds)
 
 
 def _wall(runs: list[Run]) -> float:
@@ -200,7 +213,7 @@ def _ranks(times: dict[str, np.ndarray]) -> tuple[Rank, ...]:
     t_iter = float(times["t_iter"].mean())
     ranks = []
     for r, mean in enumerate(means):
-        slow = mean > STRAGGLER_RATIO * middle and mean - middle > STRAGGLER_MATTERS * t_iter
+        slow = mean > SLOW_RATIO * middle and mean - middle > SLOW_MATTERS * t_iter
         ranks.append(
             Rank(
                 rank=r,
@@ -209,7 +222,7 @@ def _ranks(times: dict[str, np.ndarray]) -> tuple[Rank, ...]:
                 t_rollout_p95=float(high[r]),
                 ratio=float(mean / middle) if middle > 0 else math.nan,
                 blame=float(blame[r]),
-                straggler=bool(slow),
+                slow=bool(slow),
             )
         )
     return tuple(ranks)

@@ -229,7 +229,7 @@ def ranks(study: Study) -> list[Chart]:
     spread.line([rows[0].world_size, rows[-1].world_size], [1, 1], "grey", dashed=True)
     for row in rows:
         places = row.world_size * 2 ** np.linspace(-0.12, 0.12, len(row.ranks))
-        slow = {rank.rank for rank in row.stragglers}
+        slow = {rank.rank for rank in row.slow_ranks}
         for place, rank in zip(places, row.ranks, strict=True):
             said = f"W={row.world_size}, rank {rank.rank}: {number(rank.ratio, '{:.2f}')} times the median rank's"
             spread.dots([place], [rank.ratio], "red" if rank.rank in slow else "blue", [said], kind="seed")

@@ -99,7 +99,7 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
         "baseline_world_size": study.baseline,
         "target_return": study.target_return,
         "criteria": [asdict(criterion) for criterion in each.criteria],
-        "why": each.why,
+        "why": [asdict(why) for why in each.why],
         "world_sizes": [
             tables.study_row(study, row, of.get(row.world_size)) | tables.detail(row) for row in study.rows
         ],
@@ -146,7 +146,7 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
     for each in report.studies:
         lines += [tables.terminal(each.study, width), ""]
         lines += [f"{c.result:<5} {c.name}: {c.reason}" for c in each.criteria]
-        lines += ["", each.why]
+        lines += [line for why in each.why for line in ("", str(why))]
         if each.ahead.recommendation is not None:
             lines += ["", each.ahead.recommendation.text(), ""]
         lines += [f"{check}." for check in each.ahead.checks[-1:]]

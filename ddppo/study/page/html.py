@@ -67,7 +67,7 @@ def chapter(each: StudyReport) -> Chapter:
         overview=figures.overview(study, each.accounts, ahead),
         remarks=each.remarks,
         criteria=each.criteria,
-        why=[each.why],
+        why=[str(why) for why in each.why],
         which=[] if recommendation is None else recommendation.reasons,
         table=tables.study_table(study),
         folded=_folded(each),

@@ -70,7 +70,7 @@ def study_row(study: Study, row: Row, account: Account | None) -> dict[str, Any]
         "rho_comm": row.rho_comm,
         "rho_sync": row.rho_sync,
         "oversubscription": row.oversubscription,
-        "stragglers": " ".join(str(rank.rank) for rank in row.stragglers),
+        "slow_ranks": " ".join(str(rank.rank) for rank in row.slow_ranks),
         **_spelled("final_return", row.final_return),
         **{f"{name}_p50": quantiles["p50"] for name, quantiles in row.stability.items()},
         **({} if account is None else {f"loss_{cause}": share for cause, share in account.shares.items()}),
@@ -82,9 +82,6 @@ def _spelled(name: str, value: Estimate) -> dict[str, float]:
         name: value.median,
         f"{name}_low": value.low,
         f"{name}_high": value.high,
-        f"{name}_iqm": value.iqm,
-        f"{name}_iqm_low": value.iqm_low,
-        f"{name}_iqm_high": value.iqm_high,
     }
 
 
@@ -175,9 +172,9 @@ def study_table(study: Study) -> Shown:
     if any(row.parts for row in rows):
         columns["waiting"] = [percent(row.rho_sync) for row in rows]
         columns["communication"] = [percent(row.rho_comm) for row in rows]
-    if any(row.stragglers for row in rows):
+    if any(row.slow_ranks for row in rows):
         columns["slow ranks"] = [
-            " ".join(str(rank.rank) for rank in row.stragglers) or "none" for row in rows
+            " ".join(str(rank.rank) for rank in row.slow_ranks) or "none" for row in rows
         ]
     return Shown(list(columns), [list(line) for line in zip(*columns.values(), strict=True)])
 
