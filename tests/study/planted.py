@@ -226,7 +226,7 @@ def run(truth: Truth, world_size: int, seed: int, *, others: dict[int, int] | No
             env_backend="sync",
             collective="none" if world_size == 1 else truth.collective,
             num_hosts=hosts,
-            # hosts=tuple(f"host{rank // (truth.host_size or world_size)}" for rank in range(world_size)),
+            hosts=tuple(f"host{rank // (truth.host_size or world_size)}" for rank in range(world_size)),
         ),
         others=others or {},
     )
