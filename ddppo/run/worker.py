@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,18 +20,12 @@ import torch.distributed as dist
 
 from ddppo import config as configuration
 from ddppo.collectives import Group
-from ddppo.collectives.meeting import machine_number
 from ddppo.config import Config
-from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.launch import (
-    cores_per_rank,
     join,
     launchers_store,
     leave,
-    threads_per_rank,
 )
-from ddppo.distributed.parameters import FlatParameters
-from ddppo.envs import make_eval_env, make_vec_env, probe, settled
 from ddppo.errors import (
     LOST_PEERS,
     CollectiveError,
@@ -42,19 +35,17 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.files import move_aside
-from ddppo.models import build_model, num_noise
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner
+from ddppo.models import num_noise
 from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run import checkpoint
-from ddppo.run.compilation import Compilation, can_be_native
-from ddppo.run.evaluation import Policy, Scores, play_episodes
+from ddppo.run.compilation import Compilation
+from ddppo.run.evaluation import Policy
+from ddppo.run.parts import build
 from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
-from ddppo.run.records.summary import evaluation_metrics
 from ddppo.run.reporting import LocalIteration, Reporter
+from ddppo.run.scoring import Scoring
 from ddppo.run.timing import IterationClock
 from ddppo.seeding import action_noise, derived_seed
 from ddppo.signals import StopRequest, stop_signals_kill
@@ -71,53 +62,9 @@ class Worker:
         self.run_dir = run_dir
         self.group = group
         self.device = device
-        self.shape = shape = configuration.validate(config)
-        self.env_indices = shape.env_indices(group.rank)
-        ppo, dtype = config.ppo, getattr(torch, config.dtype)
-        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.spec = spec = probe(config.env)
-        cores = cores_per_rank(local_world_size)
-        env_config = settled(config.env, spec, shape.local_num_envs, cores)
-        self.env = make_vec_env(env_config, self.env_indices, group.rank, cores, config.dist.timeout_s)
-        self.model = build_model(spec, config.model, config.seed, dtype).to(device)
-        self.parameters = FlatParameters(self.model)
-        num_parameters = self.parameters.gradient.numel()
-        group.broadcast_(
-            self.parameters.vector.data
-        )  # machines may differ in how they round the initialisation
-        self.obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if ppo.normalize_obs else None
-        self.reward_normalizer = (
-            RewardNormalizer(shape.local_num_envs, ppo.gamma, device) if ppo.normalize_rewards else None
-        )
-        self.collector = Collector(
-            self.env,
-            self.model,
-            self.obs_normalizer,
-            rollout_steps=shape.rollout_steps,
-            first_env=self.env_indices.start,
-            device=device,
-            dtype=dtype,
-        )
-        sync = make_gradient_sync(
-            config.dist.grad_sync, self.model, self.parameters, group, bucket_cap_mb=config.dist.bucket_cap_mb
-        )
-        work = self.model.num_products() * shape.minibatch_size // shape.world_size
-        if can_be_native(config, self.model, device, sync.name):
-            work = 0  # one thread in C++ is faster than several in torch
-        torch.set_num_threads(threads_per_rank(config, local_world_size, work))
-        self.learner = Learner(
-            ppo,
-            shape,
-            spec.action,
-            self.parameters.vector,
-            forward=sync.forward,
-            backward_=sync.backward_,
-            gather=group.gather,
-            rank=group.rank,
-            seed=config.seed,
-            obs_normalizer=self.obs_normalizer,
-            reward_normalizer=self.reward_normalizer,
-        )
+        self.parts = build(config, group, device)
+        policy = Policy(self.parts.model, self.parts.obs_normalizer, self.parts.spec)
+        self.scoring = Scoring(config, policy, group)
         self.reporter = Reporter(group, config.log.episode_window)
         self.profiler = make_profiler(
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
@@ -128,20 +75,6 @@ class Worker:
         self.iteration = 0
         self.env_steps = 0
         self.wall_before = 0.0
-        self.best: dict[str, float] = {}
-        self.target: dict[str, float] = {}
-        self.derived = {
-            "num_parameters": num_parameters,
-            "num_products": self.model.num_products(),  # of weights, for one observation
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-            "threads_per_rank": torch.get_num_threads(),
-            "env_backend": env_config.backend,
-            "num_nodes": -(-group.world_size // local_world_size),
-            "num_hosts": group.gather(torch.tensor([machine_number()])).unique().numel(),
-            "collective": group.name,
-            "grad_sync": sync.name if group.world_size > 1 else "none",
-        }
-        self.sync_name = sync.name
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -160,8 +93,8 @@ class Worker:
             self._begin_compilation()
             if self.group.rank == 0:
                 recorder = self._recorder()
-            seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.env_indices]
-            self.collector.reset(seeds)
+            seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.parts.env_indices]
+            self.parts.collector.reset(seeds)
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.group, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
@@ -177,55 +110,60 @@ class Worker:
         self._close(recorder, status)
 
     def _begin_compilation(self) -> None:
-        iterations = -(-(self.config.ppo.total_steps - self.env_steps) // self.shape.batch_size)
+        iterations = -(-(self.config.ppo.total_steps - self.env_steps) // self.parts.shape.batch_size)
         self.compilation = Compilation(
             self.config,
-            self.spec,
-            self.model,
-            self.learner,
+            self.parts.spec,
+            self.parts.model,
+            self.parts.learner,
             self.group,
-            sync_name=self.sync_name,
-            num_steps=iterations * self.shape.num_epochs * self.shape.num_minibatches,
+            sync_name=self.parts.sync_name,
+            num_steps=iterations * self.parts.shape.num_epochs * self.parts.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
         )
         self._switch(self.iteration + 1, compiled=self.compilation.begin())
-        self.derived["step"] = self.compilation.kind
+        self.parts.derived["step"] = self.compilation.kind
         if isinstance(self.compilation.step, NativeStep):
-            self.collector.act_by(self.compilation.step.network)
+            self.parts.collector.act_by(self.compilation.step.network)
 
     def _switch(self, iteration: int, *, compiled: bool) -> None:
         """Take the compiled step from `iteration` on, or the eager one."""
         if not compiled:
             self.compiled_from = None
         elif self.compilation is not None and self.compilation.step is not None:
-            self.learner.step = self.compilation.step
+            self.parts.learner.step = self.compilation.step
             self.compiled_from = self.compiled_from or iteration
 
     def _recorder(self) -> Recorder:
         position = {"iteration": self.iteration, "env_steps": self.env_steps}
         return Recorder(
-            self.config, self.shape, self.run_dir, self.derived, **position, wall_s=self.wall_before
+            self.config,
+            self.parts.shape,
+            self.run_dir,
+            self.parts.derived,
+            **position,
+            wall_s=self.wall_before,
         )
 
     def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
         try:
             recorder.close(
                 status,
-                params_hash=self.parameters.digest(),
+                params_hash=self.parts.parameters.digest(),
                 compiled_from=self.compiled_from,
-                best=self.best,
-                target=self.target,
+                best=self.scoring.best,
+                target=self.scoring.target,
             )
         finally:
             if self.compilation is not None:
                 self.compilation.close()
-            self.env.close()
+            self.parts.env.close()
 
     def _loop(self, recorder: Recorder | NullRecorder, stop: StopRequest) -> str:
         config = self.config
         if self.env_steps >= config.ppo.total_steps:  # killed after its last checkpoint, before its summary
             report = IterationReport(
-                self.iteration, self.env_steps, self.wall_before, ({},) * self.shape.world_size, {}
+                self.iteration, self.env_steps, self.wall_before, ({},) * self.parts.shape.world_size, {}
             )
             if config.eval.final_episodes:
                 report = self._with_evaluation(report, config.eval.final_episodes)
@@ -259,16 +197,16 @@ class Worker:
             noise = action_noise(
                 config.seed,
                 iteration,
-                self.env_indices,
-                self.shape.rollout_steps,
-                num_noise(self.spec.action),
-                normal=self.spec.action.kind == "box",
+                self.parts.env_indices,
+                self.parts.shape.rollout_steps,
+                num_noise(self.parts.spec.action),
+                normal=self.parts.spec.action.kind == "box",
             )
-            with self.model.unchanged():
-                rollout, episodes = self.collector.collect(noise)
+            with self.parts.model.unchanged():
+                rollout, episodes = self.parts.collector.collect(noise)
         self.group.barrier()  # what a rank spends here it spends on the slowest rollout
         with self.clock.phase("learn"):
-            update = self.learner.update(rollout, iteration, self.env_steps / config.ppo.total_steps)
+            update = self.parts.learner.update(rollout, iteration, self.env_steps / config.ppo.total_steps)
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         local = LocalIteration(
             iteration=iteration,
@@ -278,7 +216,8 @@ class Worker:
             episodes=episodes,
             stop_requested=stop.requested,
             step_ready=self.compilation is not None and self.compilation.is_ready(),
-            params_hash=int(self.parameters.digest()[:12], 16) if compare else 0,  # 48 bits: exact in float64
+            # 48 bits: exact in float64
+            params_hash=int(self.parts.parameters.digest()[:12], 16) if compare else 0,
         )
         report, agreed = self.reporter.exchange(
             local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed
@@ -293,38 +232,11 @@ class Worker:
     def _with_evaluation(self, report: IterationReport, num_episodes: int) -> IterationReport:
         """Return the report with eval/* added; the time it takes is on evaluation's own clock."""
         with self.clock.excluded():
-            start = time.perf_counter()
-            scores = self._evaluate(num_episodes)
-            metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
-            mean = metrics["eval/return_mean"]
-            if not self.best or mean > self.best["return_mean"]:
-                self.best = {k.removeprefix("eval/"): v for k, v in metrics.items()}
-                self.best["env_steps"] = self.env_steps
-                if self.group.rank == 0:
-                    checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
+            metrics, is_best = self.scoring.score(num_episodes, self.env_steps, report.wall_s)
+            if is_best and self.group.rank == 0:
+                checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
             self.group.barrier()  # else the others' next iteration would book rank 0's saving as waiting
-        target = self.config.target_return
-        if target is not None and not self.target and mean >= target:
-            self.target = {"time_to_target_s": report.wall_s, "steps_to_target": self.env_steps}
         return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
-
-    def _evaluate(self, num_episodes: int) -> Scores:
-        """Play episodes 0 to num_episodes - 1, dealt to the ranks in turn; all ranks return all scores."""
-        mine = range(self.group.rank, num_episodes, self.group.world_size)
-        rows = torch.full((-(-num_episodes // self.group.world_size), 2), math.nan, dtype=torch.float64)
-        if mine:
-            policy = Policy(self.model, self.obs_normalizer, self.spec)
-            env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
-            try:
-                scores = play_episodes(policy, env, mine, self.config.seed)
-            finally:
-                env.close()
-            rows[: len(mine)] = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
-        dealt = (
-            self.group.gather(rows).transpose(0, 1).reshape(-1, 2)
-        )  # [W, n/W, 2] -> [n/W, W, 2] -> by episode
-        returns, lengths = dealt[:num_episodes].T.tolist()
-        return Scores(tuple(returns), tuple(int(n) for n in lengths))
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -341,45 +253,45 @@ class Worker:
             "iteration": self.iteration,
             "env_steps": self.env_steps,
             "wall_s": self.wall_before + self.clock.elapsed,
-            "model": self.model.state_dict(),
-            "optimizer": self.learner.optimizer.state_dict(),
-            "learning_rate": self.learner.learning_rate,
+            "model": self.parts.model.state_dict(),
+            "optimizer": self.parts.learner.optimizer.state_dict(),
+            "learning_rate": self.parts.learner.learning_rate,
             "compiled_from": self.compiled_from,
             "window": [list(episode) for episode in self.reporter.window],
-            "best": self.best,
-            "target": self.target,
+            "best": self.scoring.best,
+            "target": self.scoring.target,
         }
-        if self.obs_normalizer is not None:
-            state["obs_moments"] = self.obs_normalizer.state
-        if self.reward_normalizer is not None:
-            state["return_moments"] = self.reward_normalizer.state
+        if self.parts.obs_normalizer is not None:
+            state["obs_moments"] = self.parts.obs_normalizer.state
+        if self.parts.reward_normalizer is not None:
+            state["return_moments"] = self.parts.reward_normalizer.state
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; environments start new episodes."""
-        self.model.load_state_dict(state["model"])
-        self.learner.optimizer.load_state_dict(state["optimizer"])
-        self.learner.learning_rate = state["learning_rate"]
+        self.parts.model.load_state_dict(state["model"])
+        self.parts.learner.optimizer.load_state_dict(state["optimizer"])
+        self.parts.learner.learning_rate = state["learning_rate"]
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]
         self.compiled_from = state.get("compiled_from")
         self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
-        self.best, self.target = state["best"], state["target"]
+        self.scoring.best, self.scoring.target = state["best"], state["target"]
         self._check_best()
-        if self.obs_normalizer is not None:
-            self.obs_normalizer.load(state["obs_moments"])
-        if self.reward_normalizer is not None:
-            self.reward_normalizer.state = state["return_moments"]
+        if self.parts.obs_normalizer is not None:
+            self.parts.obs_normalizer.load(state["obs_moments"])
+        if self.parts.reward_normalizer is not None:
+            self.parts.reward_normalizer.state = state["return_moments"]
 
     def _check_best(self) -> None:
         """Forget the best scores where best.pt is not of them: a crash undid its iteration, or it was damaged."""
         best, is_there = self.run_dir / "checkpoints" / "best.pt", False
         if self.group.rank == 0 and best.is_file():
-            is_there = checkpoint.load(best)["env_steps"] == self.best.get("env_steps")
+            is_there = checkpoint.load(best)["env_steps"] == self.scoring.best.get("env_steps")
             if not is_there:
                 move_aside(best)
         if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
-            self.best = {}
+            self.scoring.best = {}
 
 
 def _next_multiple(steps: int, every: int) -> float:

@@ -98,13 +98,13 @@ def test_a_hangup_that_nohup_has_ignored_stops_nothing(call, monkeypatch, tmp_pa
 def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on_from(
     call, monkeypatch, tmp_path
 ):
-    signal_before(monkeypatch, "ddppo.run.worker.build_model", signal.SIGTERM)
+    signal_before(monkeypatch, "ddppo.run.parts.build_model", signal.SIGTERM)
     code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
     assert (code, stderr) == (143, "stopped by SIGTERM; there is no checkpoint\n")
 
 
 @pytest.mark.parametrize(
-    ("target", "outcome"), [(COLLECT, "stopped"), ("ddppo.run.worker.play_episodes", "completed")]
+    ("target", "outcome"), [(COLLECT, "stopped"), ("ddppo.run.scoring.play_episodes", "completed")]
 )
 def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
     call, monkeypatch, tmp_path, target, outcome

@@ -48,7 +48,7 @@ def train(config, run_dir, monkeypatch, *, made_at=None, state=None):
     if state is not None:
         worker.restore(state)
     functions = {
-        "gradient.so": gradient_function(worker.model, worker.spec, 7, clips_value=False),
+        "gradient.so": gradient_function(worker.parts.model, worker.parts.spec, 7, clips_value=False),
         "optimizer.so": optimize_,
     }
     looks = iter(range(1, 100))
