@@ -6,6 +6,7 @@ Hydra ends here. Ranks read the config.yaml that this writes into the run folder
 import json
 import multiprocessing
 import os
+import shlex
 import signal
 import sys
 import time
@@ -62,6 +63,8 @@ def _command() -> None:
         if "--version" in sys.argv[1:]:
             print(versions())
             return
+        # For summary.json, which rank 0 writes, in whatever process: as it was typed.
+        os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
         sys.argv[1:] = prepared_arguments(sys.argv[1:])
         configuration.register()
         # Hydra looks for launchers in packages of the name hydra_plugins only.

@@ -22,7 +22,8 @@ import torch.distributed as dist
 
 from ddppo import config as configuration
 from ddppo.config import Config
-from ddppo.distributed.launch import available_cores, join
+from ddppo.cores import available_cores
+from ddppo.distributed.launch import join
 from ddppo.envs import make_vec_env
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec

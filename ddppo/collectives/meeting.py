@@ -29,6 +29,7 @@ from ddppo.collectives.shared_memory import (
     this_process,
 )
 from ddppo.collectives.torch_distributed import ProcessGroup
+from ddppo.cores import allowed_cores, at_most, cpu_quota
 from ddppo.errors import TrainingError
 
 
@@ -95,7 +96,8 @@ def _hello(wanted: Wanted) -> dict[str, Any]:
         "machine": machine_number(),
         "memory": f"{machine_number()} {namespace}",
         "process": [process.pid, process.started],
-        "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        "cores": allowed_cores(),
+        "quota": min(cpu_quota(), sys.maxsize),  # JSON has no infinity
         "own_gpu": wanted.own_gpu,
     }
 
@@ -126,13 +128,14 @@ def _share_memory(
         return next(f"{error} (rank {each})" for each, error in enumerate(errors) if error)
     assert segment is not None
     members = [Process(*words[each]["process"]) for each in here]
-    cores = {core for each in here for core in words[each]["cores"]}
+    allowed = {core for each in here for core in words[each]["cores"]}
+    cores = at_most(len(allowed), max(words[each]["quota"] for each in here))
     local = SharedMemoryGroup(
         watch,
         segment,
         members,
         place=here.index(rank),
-        ranks_per_core=len(here) / len(cores),
+        ranks_per_core=len(here) / cores,
         device=wanted.device,
     )
     if wanted.process_group:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ddppo.collectives import Group, compiled, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.config import Config
+from ddppo.cores import available_cores
 from ddppo.errors import CollectiveError, ConfigError
 from ddppo.signals import die_with_parent
 
@@ -59,11 +60,6 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
                 raise ConfigError(
                     f"dist.collective=shm needs its compiled part: {e}; install one, or use dist.collective=gloo"
                 ) from e
-
-
-def available_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cores_per_rank(local_world_size: int) -> int:

@@ -8,7 +8,6 @@ import torch
 
 from ddppo import config as configuration
 from ddppo.collectives import Group
-from ddppo.collectives.meeting import machine_number
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.launch import cores_per_rank, threads_per_rank
@@ -20,6 +19,7 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.run.compilation import can_be_native
+from ddppo.run.machines import gather_machines
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 
@@ -87,6 +87,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         obs_normalizer=obs_normalizer,
         reward_normalizer=reward_normalizer,
     )
+    machines = gather_machines(group, with_gpu=device.type == "cuda")
     derived = {
         "num_parameters": parameters.gradient.numel(),
         "num_products": model.num_products(),  # of weights, for one observation
@@ -94,7 +95,8 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "threads_per_rank": torch.get_num_threads(),
         "env_backend": env_config.backend,
         "num_nodes": -(-group.world_size // local_world_size),
-        "num_hosts": group.gather(torch.tensor([machine_number()])).unique().numel(),
+        "num_hosts": len(machines),
+        "machines": machines,
         "collective": group.name,
         "grad_sync": sync.name if group.world_size > 1 else "none",
     }

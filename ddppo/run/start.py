@@ -10,8 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo import config as configuration
 from ddppo.collectives import compiled
 from ddppo.config import Config
+from ddppo.cores import available_cores
 from ddppo.distributed.gradient_sync import FLAT_BELOW
-from ddppo.distributed.launch import available_cores, check_collective, resolve_device
+from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.envs import probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model

@@ -144,10 +144,10 @@ def change_summary(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def trained(folder, *starts, rule="strong", seed=0, warmup=1):
+def trained(folder, *starts, rule="strong", seed=0, warmup=1, first=2):
     """Write the records of a run of several starts, (world_size, iterations, seconds of each), as the trainer does.
 
-    The first iteration of a start takes twice as long. The return is 10 times the number of the iteration.
+    The first iteration of a start takes `first` times as long. The return is 10 times the number of the iteration.
     """
     folder.mkdir(parents=True)
     path = folder / "metrics.jsonl"
@@ -163,7 +163,7 @@ def trained(folder, *starts, rule="strong", seed=0, warmup=1):
         writer = JsonlWriter(path)
         for i in range(count):
             iteration, env_steps = iteration + 1, env_steps + shape.batch_size
-            t_iter = seconds * (2 if i == 0 else 1)
+            t_iter = seconds * (first if i == 0 else 1)
             wall_s += t_iter
             per_rank = {"time/t_iter": t_iter} | {f"time/{part}": t_iter / len(PARTS) for part in PARTS}
             per_rank["rollout/local_steps"] = shape.batch_size / world_size

@@ -54,6 +54,15 @@ def test_lines_are_readable_before_the_writer_is_closed(path):
     writer.close()
 
 
+def test_where_a_resumed_run_began_is_marked(five_iterations):
+    writer = JsonlWriter(five_iterations)
+    for iteration in (6, 7):
+        writer.write(report(iteration))
+    writer.close()
+    assert [line["iteration"] for line in lines(five_iterations) if "resumed" in line] == [6]
+    assert [read.iteration for read in read_reports(five_iterations) if read.resumed] == [6]
+
+
 def test_a_second_writer_appends(five_iterations):
     writer = JsonlWriter(five_iterations)
     writer.write(report(6))

@@ -10,6 +10,7 @@ OF_THE_TRAIN_DOOR = {"arguments", "command_line"}  # for those who start it
 GROUND = {
     "__init__",
     "config",
+    "cores",
     "errors",
     "files",
     "fork_server",

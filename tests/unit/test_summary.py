@@ -1,5 +1,6 @@
 import json
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -102,7 +103,13 @@ def test_fps_counts_steps_and_time_after_warm_up():
     summary = build.build(status="completed")
     assert summary["fps"] == 2000 / 1.0
     assert (summary["env_steps"], summary["iterations"], summary["wall_s"]) == (4000, 4, 21.0)
-    assert summary["warmup"] == {"iterations": 2, "left_out": 2, "measured": 2, "too_few_iterations": False}
+    assert summary["warmup"] == {
+        "iterations": 2,
+        "left_out": 2,
+        "ranges": [[1, 2]],
+        "measured": 2,
+        "too_few_iterations": False,
+    }
 
 
 def test_a_run_shorter_than_warm_up_is_measured_whole_and_says_so():
@@ -112,7 +119,13 @@ def test_a_run_shorter_than_warm_up_is_measured_whole_and_says_so():
     summary = build.build(status="stopped")
     assert summary["fps"] == 500.0
     assert summary["time"]["t_iter"]["mean"] == 1.0
-    assert summary["warmup"] == {"iterations": 5, "left_out": 0, "measured": 2, "too_few_iterations": True}
+    assert summary["warmup"] == {
+        "iterations": 5,
+        "left_out": 0,
+        "ranges": [],
+        "measured": 2,
+        "too_few_iterations": True,
+    }
 
 
 def test_warm_up_begins_anew_after_a_resume():
@@ -124,6 +137,22 @@ def test_warm_up_begins_anew_after_a_resume():
     assert summary["time"]["t_iter"]["max"] == 1.0
     assert summary["fps"] == 1000.0
     assert summary["warmup"]["left_out"] == 2
+
+
+def test_warm_up_of_every_start_is_left_out_and_listed():
+    build = builder(warmup_iterations=2)
+    earlier = [report(i) for i in range(1, 9)]
+    earlier[4] = replace(earlier[4], resumed=True)
+    build.restore(earlier)
+    for i in (9, 10, 11):
+        build.add(report(i))
+    assert build.build(status="completed")["warmup"] == {
+        "iterations": 2,
+        "left_out": 6,
+        "ranges": [[1, 2], [5, 6], [9, 10]],
+        "measured": 5,
+        "too_few_iterations": False,
+    }
 
 
 def test_fps_ignores_an_iteration_whose_beginning_is_unknown():

@@ -44,6 +44,8 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
         ),
     ]
     for name, value in derived.items():
+        if name == "machines":
+            value = ", ".join(f"{each['hostname']} ({each['cores']} cores)" for each in value)
         label = {"num_parameters": "parameters", "run_dir": "run folder"}.get(name, name.replace("_", " "))
         rows.append((label, f"{value:,}" if type(value) is int else str(value)))
     return _columns(rows)

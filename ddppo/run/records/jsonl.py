@@ -18,14 +18,16 @@ _LINE_KEYS = ("iteration", "rank", "env_steps", "wall_s")
 class JsonlWriter:
     """Appends to metrics.jsonl: for each report one line per rank; that of rank 0 has the global metrics too.
 
-    A line has iteration, rank, env_steps, wall_s and flat metric names. It is in the hands of the operating
-    system when `write` returns, so that kill -9 loses at most the line being written.
+    A line has iteration, rank, env_steps, wall_s and flat metric names; the first that is appended to others has
+    resumed=true. It is in the hands of the operating system when `write` returns, so that kill -9 loses at most the
+    line being written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         with stored(path):
             self._file = path.open("ab", buffering=0)
+            self._resumes = os.fstat(self._file.fileno()).st_size > 0
 
     def write(self, report: IterationReport) -> None:
         """Append the report's lines, all of them or, where the disk refuses, none. Raises StorageError."""
@@ -34,7 +36,7 @@ class JsonlWriter:
             position = (report.iteration, rank, report.env_steps, report.wall_s)
             line = dict(zip(_LINE_KEYS, position, strict=True)) | metrics
             if rank == 0:
-                line |= report.global_metrics
+                line |= report.global_metrics | ({"resumed": True} if self._resumes else {})
             lines.append(_as_json(line) + "\n")
         rest = memoryview("".join(lines).encode())
         size = os.fstat(self._file.fileno()).st_size
@@ -44,6 +46,7 @@ class JsonlWriter:
         except OSError as e:
             os.ftruncate(self._file.fileno(), size)
             raise StorageError.of(self._path, e) from e
+        self._resumes = False
 
     def close(self) -> None:
         self._file.close()
@@ -89,13 +92,15 @@ def read_reports(path: Path) -> Iterator[IterationReport]:
     for iteration, group in groupby(lines, key=lambda line: line["iteration"]):
         ranks: list[dict[str, float]] = []
         global_metrics: dict[str, float] = {}
+        resumed = False
         for line in group:
+            resumed = bool(line.pop("resumed", False)) or resumed
             position = {key: line.pop(key) for key in _LINE_KEYS}
             values = {name: math.nan if value is None else value for name, value in line.items()}
             ranks.append({name: value for name, value in values.items() if name in PER_RANK_NAMES})
             global_metrics |= {name: value for name, value in values.items() if name not in PER_RANK_NAMES}
         yield IterationReport(
-            iteration, position["env_steps"], position["wall_s"], tuple(ranks), global_metrics
+            iteration, position["env_steps"], position["wall_s"], tuple(ranks), global_metrics, resumed
         )
 
 

@@ -183,6 +183,8 @@ class IterationReport:
     rank_metrics: tuple[dict[str, float], ...]
     """One dict per rank, with the metrics that are per rank."""
     global_metrics: dict[str, float]
+    resumed: bool = False
+    """Whether a resumed run began with it; known of what is read from metrics.jsonl."""
 
     def __post_init__(self) -> None:
         assert self.rank_metrics, f"iteration {self.iteration} reports no rank"

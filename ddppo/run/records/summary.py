@@ -18,6 +18,7 @@ import numpy as np
 
 import ddppo
 from ddppo.config import Config
+from ddppo.cores import available_cores
 from ddppo.run.records.metrics import TIME_NAMES, IterationReport
 from ddppo.scaling import BatchShape
 from ddppo.statistics import iqm, spread
@@ -45,7 +46,8 @@ class SummaryBuilder:
     """Collects reports while a run lasts, and tells the whole at its end.
 
     The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
-    `derived` holds what only the process knows: num_parameters, device, threads, ...
+    `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
+    themselves in the summary.
     """
 
     def __init__(
@@ -53,10 +55,12 @@ class SummaryBuilder:
     ) -> None:
         self._config = config
         self._shape = shape
-        self._derived = dict(derived)
+        self._derived = {name: value for name, value in derived.items() if name != "machines"}
+        self._machines = derived.get("machines", [])
         self._num_warmup = warmup_iterations
         self._warmup_left = warmup_iterations
         self._warmup, self._measured = _Measurements(), _Measurements()
+        self._ranges: list[list[int]] = []  # first and last iteration of each stretch of warm-up
         self._last: IterationReport | None = None
         # Now, not at the end: the checkout may change while the run lasts.
         self._started_at = _now()
@@ -67,11 +71,13 @@ class SummaryBuilder:
         return self._shape.world_size
 
     def restore(self, reports: Iterable[IterationReport]) -> None:
-        """Add the reports of earlier starts of a resumed run; warm-up then begins anew.
+        """Add the reports of earlier starts of a resumed run; warm-up begins anew with each of them, and then.
 
         Iterations with another number of ranks are history, but none of the means that describe this world size.
         """
         for report in reports:
+            if report.resumed:
+                self._warmup_left = self._num_warmup
             if len(report.rank_metrics) == self._shape.world_size:
                 self.add(report)
             else:
@@ -81,6 +87,10 @@ class SummaryBuilder:
     def add(self, report: IterationReport) -> None:
         if self._warmup_left > 0:
             self._warmup_left -= 1
+            if self._ranges and self._ranges[-1][1] == report.iteration - 1:
+                self._ranges[-1][1] = report.iteration
+            else:
+                self._ranges.append([report.iteration, report.iteration])
             self._warmup.add(report, self._last)
         else:
             self._measured.add(report, self._last)
@@ -115,6 +125,7 @@ class SummaryBuilder:
             "warmup": {
                 "iterations": self._num_warmup,
                 "left_out": 0 if all_warm else self._warmup.count,
+                "ranges": [] if all_warm else self._ranges,
                 "measured": measured.count,
                 "too_few_iterations": all_warm,
             },
@@ -131,6 +142,8 @@ class SummaryBuilder:
             "versions": versions(),
             **self._commit,
             "machine": machine(with_gpu=self._derived.get("device", "cpu") != "cpu"),
+            "machines": self._machines,
+            "command": os.environ.get("DDPPO_COMMAND"),
             "started_at": self._started_at,
             "finished_at": _now(),
         }
@@ -239,7 +252,7 @@ def machine(*, with_gpu: bool) -> dict[str, Any]:
     return {
         "hostname": socket.gethostname(),
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpu": gpu,
         "platform": platform.platform(),

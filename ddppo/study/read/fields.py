@@ -101,6 +101,13 @@ def as_text(name: str, value: Any, *, choices: tuple[str, ...] = (), longest: in
     return value
 
 
+def as_list(name: str, value: Any) -> list[Any]:
+    """Return a list of any values. Raises FieldError."""
+    if not isinstance(value, list):
+        raise FieldError(f"{name}={quoted(value)} is not a list")
+    return value
+
+
 # -- an object of many -----------------------------------------------------------------------------------------------
 
 

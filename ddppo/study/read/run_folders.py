@@ -145,7 +145,7 @@ def _run(path: Path, summary: Fields) -> Run:
         seed=config.whole("seed", low=-(2**63), high=2**63),
         rule=rule,
         **sizes,
-        cores=summary_file.cores(summary, derived),
+        cores=summary_file.cores(derived, origin.machines),
         env_steps=int(metrics.env_steps[-1]),
         wall_s=float(metrics.wall_s[-1]),
         fps=_fps(summary, counts, metrics, kept),
@@ -201,14 +201,22 @@ def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None
 
 
 def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
-    """Return which iterations count `[iterations]`: with world_size ranks, after warm-up at each change to it.
+    """Return which iterations count `[iterations]`: with world_size ranks, without the warm-up of every start.
 
-    Where a run was resumed with the same world_size the warm-up of later starts is not known, and counts.
+    An older summary.json does not say which iterations were warm-up. Those at each change to world_size were; those of
+    later starts with the same world_size are not known, and count.
     """
-    begins = np.flatnonzero(own & ~np.concatenate([[False], own[:-1]]))
-    place = np.arange(len(own))
-    since = place - begins[np.maximum(np.searchsorted(begins, place, side="right") - 1, 0)]
-    kept = own if counts.too_few else own & (since >= counts.warmup)
+    kept = own.copy()
+    if counts.ranges is not None:
+        for first, last in counts.ranges:
+            kept[first - 1 : last] = False
+        if int((own & ~kept).sum()) != counts.left_out:
+            raise FieldError(f"warmup.ranges have not the warmup.left_out={counts.left_out} iterations")
+    elif not counts.too_few:
+        begins = np.flatnonzero(own & ~np.concatenate([[False], own[:-1]]))
+        place = np.arange(len(own))
+        since = place - begins[np.maximum(np.searchsorted(begins, place, side="right") - 1, 0)]
+        kept &= since >= counts.warmup
     if not kept.any():
         raise FieldError(
             f"warmup.iterations={counts.warmup} leave nothing of {counts.with_world_size} iterations, but "
@@ -228,14 +236,14 @@ def _check_batch(sizes: dict[str, int], most_steps: int) -> None:
 def _fps(summary: Fields, counts: Counts, metrics: Metrics, kept: np.ndarray) -> float:
     """Return environment steps of all ranks / seconds of training, over the iterations that count.
 
-    Where a later start's warm-up lies is not recorded, but summary.json's fps leaves it out. Being steps / seconds of
-    some iterations, it lies between the slowest and the fastest of them.
+    Where an older summary.json does not say which iterations it left out, its fps is that of some of them, and so lies
+    between the slowest and the fastest.
     """
     own = metrics.num_ranks == counts.world_size
     steps, seconds = steps_of(metrics.env_steps), seconds_of(metrics.wall_s)
     said = summary.number("fps", above=0)
     one_start = counts.too_few or counts.left_out == int((own & ~kept).sum())
-    if one_start and not (np.diff(own.astype(int)) != 0).sum() > 1:
+    if counts.ranges is not None or (one_start and not (np.diff(own.astype(int)) != 0).sum() > 1):
         total = float(seconds[kept].sum())
         fps = float(steps[kept].sum()) / total if total > 0 else math.nan
         if not math.isclose(fps, said, rel_tol=1e-6):

@@ -3,7 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ddppo.study.read.fields import LARGEST_SECONDS, MOST_PARAMETERS, MOST_WORKERS, FieldError, Fields
+from ddppo.study.read.fields import (
+    LARGEST_SECONDS,
+    MOST_PARAMETERS,
+    MOST_WORKERS,
+    FieldError,
+    Fields,
+    as_list,
+    as_whole,
+    quoted,
+)
 from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
 
 _LONGEST_COMMAND = 4000
@@ -11,7 +20,10 @@ _LONGEST_COMMAND = 4000
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many iterations a run had, and what became of those with its last world_size, as summary.json says."""
+    """How many iterations a run had, and what became of those with its last world_size, as summary.json says.
+
+    ranges: first and last iteration of each stretch of warm-up; None in older summaries, which do not say.
+    """
 
     world_size: int
     iterations: int
@@ -19,10 +31,12 @@ class Counts:
     left_out: int
     measured: int
     too_few: bool
+    ranges: list[tuple[int, int]] | None = None
 
     @classmethod
     def of(cls, summary: Fields) -> "Counts":
         warmup = summary.section("warmup")
+        ranges = warmup.values.get("ranges")
         return cls(
             world_size=summary.whole("world_size", low=1, high=MOST_WORKERS),
             iterations=summary.whole("iterations", low=1),
@@ -30,11 +44,19 @@ class Counts:
             left_out=warmup.whole("left_out"),
             measured=warmup.whole("measured"),
             too_few=warmup.flag("too_few_iterations"),
+            ranges=None if ranges is None else [_range(each) for each in as_list("warmup.ranges", ranges)],
         )
 
     @property
     def with_world_size(self) -> int:
         return self.left_out + self.measured
+
+
+def _range(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise FieldError(f"warmup.ranges has {quoted(value)}, which is not a first and a last iteration")
+    first = as_whole("warmup.ranges", value[0], low=1)
+    return first, as_whole("warmup.ranges", value[1], low=first)
 
 
 def sizes(derived: Fields) -> dict[str, int]:
@@ -93,11 +115,24 @@ def origin(summary: Fields) -> Origin:
 
 
 def _machines(summary: Fields) -> tuple[tuple[Machine, ...], tuple[str, ...]]:
-    """Return the machines that ran the ranks, and the host of each rank; a run of one machine need not list them."""
-    one = _machine(summary.section("machine", default={}))
+    """Return the machines that ran the ranks, and the host of each rank; an older run tells of rank 0's alone."""
     world_size = summary.whole("world_size", low=1, high=MOST_WORKERS)
-    alone = summary.section("derived").whole("num_hosts", high=1e6, default=0) == 1 or world_size == 1
-    return (one,), (one.hostname,) * world_size if alone and one.hostname else ()
+    listed = [_entry(each) for each in as_list("machines", summary.values.get("machines") or [])]
+    if not listed:
+        one = _machine(summary.section("machine"))
+        alone = world_size == 1 or summary.section("derived").whole("num_hosts", high=1e6, default=0) == 1
+        return (one,), (one.hostname,) * world_size if alone and one.hostname else ()
+    hosts: dict[int, str] = {}
+    for each in listed:
+        for rank in as_list("machines.ranks", each.values.get("ranks")):
+            hosts[as_whole("machines.ranks", rank, high=world_size - 1)] = each.text("hostname")
+    if len(hosts) != world_size:
+        raise FieldError(f"machines have {len(hosts)} of {world_size} ranks")
+    return tuple(map(_machine, listed)), tuple(hosts[rank] for rank in range(world_size))
+
+
+def _entry(value: Any) -> Fields:
+    return Fields({"": value}).section("")
 
 
 def _machine(machine: Fields) -> Machine:
@@ -109,8 +144,9 @@ def _machine(machine: Fields) -> Machine:
     )
 
 
-def cores(summary: Fields, derived: Fields) -> int:
-    """Return the cores of all machines that the run used; 0 if its machine could not tell."""
-    of_one = summary.section("machine").whole("cores", high=1e6, default=0)
+def cores(derived: Fields, machines: tuple[Machine, ...]) -> int:
+    """Return the cores of all machines that the run used, 0 if unknown; an older run's are all taken for rank 0's."""
     hosts = derived.whole("num_hosts", high=1e6, default=0)
-    return of_one * (hosts or derived.whole("num_nodes", low=1, high=1e6, default=1))
+    if len(machines) == hosts:
+        return sum(machine.cores for machine in machines) if all(m.cores for m in machines) else 0
+    return machines[0].cores * (hosts or derived.whole("num_nodes", low=1, high=1e6, default=1))
