@@ -5,8 +5,8 @@ Every run is started through the train door, as a user would.
 
 import sys
 
-from ddppo.benchmark.command import BenchConfig, bench, parted
-from ddppo.options import door, parse
+from ddppo.benchmark.command import BenchConfig, bench
+from ddppo.options import door, parse, parted
 from ddppo.signals import stop_signals_raise
 
 _USAGE = """python -m ddppo.bench [workloads=W1,W2,W4] [world_sizes=1,2] [key=value ...] [settings of ddppo.train ...]
@@ -23,7 +23,7 @@ Exit code 0, 1 if something is slower than allowed or a run failed, or 2 for a m
 @stop_signals_raise()
 def main() -> None:
     """Run the command line; the exit code is that of the usage."""
-    arguments, overrides = parted(sys.argv[1:])
+    arguments, overrides = parted(BenchConfig, sys.argv[1:])
     sys.exit(1 if bench(parse(BenchConfig, arguments, usage=_USAGE), overrides) else 0)
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config import check_fields, escaped, in_words, near
+from ddppo.config import SECTIONS, Config, check_fields, escaped, in_words, near
 from ddppo.config.help import shown_default
 from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
@@ -94,6 +94,26 @@ def parse_all(
         filled(section, {f.name: given[f.name] for f in fields(section) if f.name in given}, usage)
         for section in sections
     ]
+
+
+def parted(section: type[Any], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the options of `section`, and settings of the train door. Raises ConfigError for a near miss of one."""
+    names = [item.name for item in fields(section)]
+    of_train = {*SECTIONS, "experiment", *(item.name for item in fields(Config))}
+    ours: list[str] = []
+    others: list[str] = []
+    for argument in arguments:
+        key = argument.partition("=")[0]
+        is_ours = argument.startswith("-") or key in names
+        (ours if is_ours else others).append(argument)
+        if (
+            not is_ours
+            and not {".", "/"} & set(key)
+            and key.lstrip("+~") not in of_train
+            and near(key, names)
+        ):
+            raise ConfigError(f"{argument}: there is no setting {key}{near(key, names)}; --help lists all")
+    return ours, others
 
 
 def _is_path(argument: str, is_setting: bool) -> bool:

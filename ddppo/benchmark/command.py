@@ -23,7 +23,7 @@ from ddppo.benchmark.workloads import (
     fixed,
     missing_extra,
 )
-from ddppo.config import SECTIONS, Config, near, setting
+from ddppo.config import setting
 from ddppo.config.integers import written_out
 from ddppo.errors import ConfigError
 
@@ -55,21 +55,6 @@ class BenchConfig:
     profile: bool = setting(
         False, "write traces and pages of where the time goes instead, into the folder out (outputs/profile)"
     )
-
-
-def parted(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return our own options, and settings of the train door. Raises ConfigError for a near miss of one of ours."""
-    names = [item.name for item in fields(BenchConfig)]
-    of_train = {*SECTIONS, "experiment", *(item.name for item in fields(Config))}
-    ours: list[str] = []
-    others: list[str] = []
-    for argument in arguments:
-        key = argument.partition("=")[0]
-        is_ours = argument.startswith("-") or key in names
-        (ours if is_ours else others).append(argument)
-        if not is_ours and "." not in key and key.lstrip("+~") not in of_train and near(key, names):
-            raise ConfigError(f"{argument}: there is no setting {key}{near(key, names)}; --help lists all")
-    return ours, others
 
 
 def bench(options: BenchConfig, overrides: list[str]) -> bool:

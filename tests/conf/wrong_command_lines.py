@@ -493,7 +493,13 @@ def _train_sweep(draw: random.Random) -> list[str]:
 
 # -- the small doors ------------------------------------------------------------------------------------------------
 
-_PATHS = {"evaluate": "{run}", "report": "{study}", "predict": "{study}", "jobs": "{jobs}"}
+_PATHS = {
+    "evaluate": "{run}",
+    "report": "{study}",
+    "predict": "{study}",
+    "jobs": "{jobs}",
+    "advise": "env=acrobot",  # what makes the rest a command that would do something
+}
 _OF_OTHERS = (
     "env=cartpole",
     "dist.world_size=2",
@@ -662,10 +668,51 @@ _SMALL = {
             "--wait {jobs}",
         ),
     ),
+    "advise": (
+        *(
+            "env=acrobot,pendulum",
+            "env=nope",
+            "env.id=A-v0,B-v0",
+            "seed=1,2",
+            "dist.world_size=3",
+            "dist.world_size=1,3",
+            "dist.world_size=1,many",
+            "dist.world_size=0",
+        ),
+        *(
+            "sweep=x",
+            "resume={run}",
+            "hydra.run.dir=x",
+            "objective=eval_return",
+            "-m env=acrobot",
+            "--budget_s=30",
+            "hydra/launcher=joblib",
+            "hydra.launcher.partition=cpu",
+        ),
+        *(
+            "hydra/launcher=slurm",
+            "hydra/launcher=slurm dist.world_size=1,2 scaling=weak",
+            "hydra/launcher=slurm dist.world_size=1,2 ppo.gamma=0.9,0.8",
+            "predict=",
+            "predict=0",
+            "predict=many",
+            "predict=1.5",
+        ),
+        *(
+            "steps_to_target={missing}",
+            "steps_to_target={empty}",
+            "steps_to_target={study}",
+            "steps_to_target=0",
+            "steps_to_target=-5",
+            "env.kwargs.x=1,2 dist.world_size=7",
+            "ppo.num_minibatches=1e9,2",
+        ),
+    ),
 }
 
 
 def _options(door: str) -> list[Any]:
+    from ddppo.advice.command import AdviseConfig
     from ddppo.evaluate import EvaluateConfig
     from ddppo.jobs import JobsConfig
     from ddppo.predict import PredictConfig
@@ -677,6 +724,7 @@ def _options(door: str) -> list[Any]:
         "report": (ReportOptions,),
         "predict": (PredictConfig, WhatIf),
         "jobs": (JobsConfig,),
+        "advise": (AdviseConfig,),
     }[door]
     return [item for section in sections for item in fields(section)]
 
@@ -689,6 +737,8 @@ def _small_door(draw: random.Random, door: str) -> tuple[list[str], str]:
         return draw.choice(_SMALL[door]).split(" "), kind
     if kind == "other door":
         others = [o for o in _OF_OTHERS if o.partition("=")[0] not in names]
+        if door == "advise":  # which takes settings of the train door
+            others = [o for o in others if not o.startswith(("env", "dist"))]
         return [_PATHS[door], draw.choice(others)], kind
     if kind == "name":
         name = draw.choice([n for n in names if len(n) > 2])
@@ -731,7 +781,7 @@ def cases(number: int, seed: int = 0) -> list[Case]:
     draw = random.Random(seed)
     found: dict[tuple[str, ...], Case] = {}
     while len(found) < number:
-        door = draw.choices(("train", *_PATHS), (10, 2, 2, 2, 2))[0]
+        door = draw.choices(("train", *_PATHS), (10, 2, 2, 2, 2, 2))[0]
         if door == "train":
             kind = draw.choices(list(_SHARE), list(_SHARE.values()))[0]
             wrong = _TRAIN[kind](draw)
@@ -874,6 +924,8 @@ def _no_ranks() -> Iterator[None]:
     with (
         mock.patch("ddppo.run.worker.train_rank", side_effect=Started),
         mock.patch("ddppo.distributed.launcher.start_ranks", side_effect=Started),
+        mock.patch("ddppo.advice.command.Probes", side_effect=Started),
+        mock.patch("ddppo.advice.cluster._runs", side_effect=Started),
         mock.patch("ddppo.cluster.slurm.command", return_value="MaxArraySize = 9"),
         mock.patch("ddppo.cluster.submit.submitit.SlurmExecutor", side_effect=Started),
     ):

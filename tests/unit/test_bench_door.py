@@ -9,12 +9,13 @@ import pytest
 
 from ddppo import bench
 from ddppo.benchmark.code import Code, other_code, this_code
-from ddppo.benchmark.command import BenchConfig, parted
+from ddppo.benchmark.command import BenchConfig
 from ddppo.benchmark.command import bench as run_bench
 from ddppo.benchmark.memory import descendants, memory_of
 from ddppo.benchmark.one_run import Clock, measure
 from ddppo.benchmark.workloads import composed, configurations, fixed, fixed_names
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.options import parted
 from tests.support import CHECKOUT, process_of
 
 TINY = ("env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")
@@ -122,7 +123,7 @@ def test_at_one_rank_the_rules_are_the_same_and_measured_once():
 
 
 def test_settings_of_the_train_door_change_the_fixed_workloads():
-    options, overrides = parted(["workloads=W1", "env.backend=native", "seed=3"])
+    options, overrides = parted(BenchConfig, ["workloads=W1", "env.backend=native", "seed=3"])
     assert (options, overrides) == (["workloads=W1"], ["env.backend=native", "seed=3"])
     assert composed(fixed("W1", overrides).overrides).env.backend == "native"
 

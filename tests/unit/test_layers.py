@@ -37,7 +37,8 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
     "study": set(),  # reads run folders, never the trainer
-    "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "benchmark", "study"},
+    "advice": {"envs", "models", "ppo", "distributed", "run", "benchmark", "study"},
+    "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "benchmark", "study", "advice"},
 }
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.
 ROOMS = ["runs", "columns", "read", "measure", "predict", "explain", "report", "page"]
@@ -95,7 +96,7 @@ def test_a_module_imports_only_from_below(module):
         other = layer(imported)
         allowed = other in {"ground", own} | MAY_IMPORT[own] or (
             (own == "study" and imported in TABLES_OF_RUN)
-            or (own == "benchmark" and imported in OF_THE_TRAIN_DOOR)
+            or (own in ("benchmark", "advice") and imported in OF_THE_TRAIN_DOOR)
         )
         assert allowed, f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
 

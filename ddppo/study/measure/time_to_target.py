@@ -22,11 +22,18 @@ def time_to_target(run: Run) -> float:
     +inf if it never was (the run is censored). NaN if there is no target or nothing to compare with it, and for a run
     of several world sizes, whose seconds are those of none of them.
     """
-    if run.others:
-        return math.nan
+    return math.nan if run.others else _to_target(run, "wall_s")
+
+
+def steps_to_target(run: Run) -> float:
+    """Return the same in environment steps of all ranks, also for a run of several world sizes."""
+    return _to_target(run, "env_steps")
+
+
+def _to_target(run: Run, what: str) -> float:
     # A run that was evaluated only at its end was at the target then at the latest.
     points = sorted({*curve(run), *run.evaluations}, key=lambda point: point.wall_s)
     if math.isnan(run.target_return) or not points:
         return math.nan
     reached = first_reaching(points, run.target_return)
-    return math.inf if reached is None else reached.wall_s
+    return math.inf if reached is None else float(getattr(reached, what))

@@ -1,0 +1,187 @@
+"""What is tried: a setting with one value is the user's, one with several is tried at each. Imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from ddppo.arguments import prepared_arguments
+from ddppo.benchmark.workloads import composed
+from ddppo.config import Config, validate
+from ddppo.errors import ConfigError
+
+W = "dist.world_size"
+_NEUTRAL = (
+    "dist.",
+    "env.backend",
+    "env.num_workers",
+    "compile",
+    "device",
+)  # the same is learnt whatever they are
+_OURS = {
+    **dict.fromkeys(("hydra.run.dir", "hydra.sweep.dir", "sweep"), "probes have temporary folders"),
+    "resume": "probes begin anew, so give the run's settings",
+    "objective": "steps/s decide",
+}
+_MOST_WORLD_SIZES = 7
+_PAYS_FROM = 0.1  # of an iteration: what less is spent on is not worth a probe
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The settings of a command line: `fixed` as given, and `axes` with the several values of each."""
+
+    fixed: tuple[str, ...]
+    axes: Mapping[str, tuple[str, ...]]
+
+    @property
+    def through_slurm(self) -> bool:
+        return any(o.startswith("hydra/launcher=slurm") for o in self.fixed)
+
+    @property
+    def of_run(self) -> tuple[str, ...]:
+        """The fixed settings but for those of the launcher."""
+        return tuple(o for o in self.fixed if not o.startswith(("hydra/", "hydra.")))
+
+    def names(self, key: str) -> bool:
+        return key in self.axes or any(o.partition("=")[0].lstrip("+") == key for o in self.fixed)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run: `overrides` come behind the fixed settings and make `config` of them."""
+
+    overrides: tuple[str, ...]
+    config: Config
+
+    @property
+    def world_size(self) -> int:
+        return self.config.dist.world_size
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The overrides but for W."""
+        return tuple(o for o in self.overrides if not o.startswith(f"{W}="))
+
+    @property
+    def name(self) -> str:
+        return " ".join((f"W={self.world_size}", *self.others))
+
+
+def question(overrides: Sequence[str]) -> Question:
+    """Return which settings are fixed and which have several values, a,b as with -m. Raises ConfigError."""
+    fixed: list[str] = []
+    axes: dict[str, tuple[str, ...]] = {}
+    for override in overrides:
+        key, values = override.partition("=")[0].lstrip("+~"), _values(override)
+        if key in _OURS:
+            raise ConfigError(f"{override} is not for advice to try: {_OURS[key]}")
+        if key in ("env", "env.id", "experiment", "seed") and len(values) > 1:
+            raise ConfigError(f"{override}: advice is about one task and seed, give one")
+        if len(values) > 1:
+            axes[key] = values
+        else:
+            fixed.append(override)
+    found = Question(tuple(fixed), axes)
+    of_launcher = [o for o in overrides if o.startswith(("hydra/", "hydra."))]
+    if of_launcher and not found.through_slurm:
+        raise ConfigError(
+            f"{of_launcher[0]} has no effect on probes: leave it out, or use hydra/launcher=slurm"
+        )
+    return found
+
+
+def _values(override: str) -> tuple[str, ...]:
+    """Return the values that Hydra would make runs of, as it would write them; one where it would not."""
+    try:
+        parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", override])[-1])
+    except (HydraException, ConfigError):  # said where all of the command line is composed
+        return (override,)
+    return tuple(parsed.sweep_string_iterator()) if parsed.is_sweep_override() else (override,)
+
+
+def candidates(asked: Question, cores: int) -> list[Candidate]:
+    """Return what is tried first, in the order in which it is while there is time.
+
+    Each is a combination of the values of `axes` at a W: those given, or by `world_sizes`. Raises ConfigError.
+    """
+    others = {key: values for key, values in asked.axes.items() if key != W}
+    given = asked.axes.get(W, ())
+    if not all(w.isdigit() and int(w) > 0 for w in given):
+        raise ConfigError(f"{W}={','.join(given)}: numbers of workers, e.g. {W}=1,2,4")
+    found: list[Candidate] = []
+    for values in product(*others.values()):
+        chosen = tuple(f"{key}={value}" for key, value in zip(others, values, strict=True))
+        config = composed((*asked.of_run, *chosen))
+        if not given and asked.names(W):
+            found.append(Candidate(chosen, config))
+            continue
+        for w in {int(w) for w in given} or world_sizes(config, cores):
+            at_w = replace(config, dist=replace(config.dist, world_size=w))
+            validate(at_w)
+            found.append(Candidate((*chosen, f"{W}={w}"), at_w))
+    return sorted(found, key=lambda c: (c.world_size > 1, _apart(c.world_size, cores), c.world_size))
+
+
+def world_sizes(config: Config, cores: int) -> list[int]:
+    """Return W from 1 to the cores and one beyond that keep the batch, some of them where they are many.
+
+    Under scaling=strong they are divisors of num_envs; under weak, where any W would do, powers of 2.
+    """
+    num_envs, most = config.env.num_envs, config.dist.max_world_size or 2**31
+    divisors = (w for w in range(1, num_envs + 1) if num_envs % w == 0)
+    powers = (2**k for k in range(cores.bit_length() + 1))
+    possible = [w for w in (powers if config.scaling.rule == "weak" else divisors) if w <= most]
+    within, beyond = [w for w in possible if w <= cores], [w for w in possible if w > cores][:1]
+    if len(within) > _MOST_WORLD_SIZES:  # as even as they come, on a scale of ratios
+        even = [cores ** (k / (_MOST_WORLD_SIZES - 1)) for k in range(_MOST_WORLD_SIZES)]
+        within = sorted({min(within, key=partial(_apart, each)) for each in even})
+    return within + beyond
+
+
+def _apart(one: float, other: float) -> float:
+    """Return by which factor two numbers differ."""
+    return max(one / other, other / one)
+
+
+def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores: int) -> list[Candidate]:
+    """Return what could be faster at the best W: other ways to do what takes a tenth of its iterations or more.
+
+    parts: fractions of an iteration by part. A setting that was given is not varied.
+    """
+    from ddppo.envs.batched.make import BATCHED_IDS
+
+    config, own_cores = best.config, cores // best.world_size
+    is_batch = config.env.is_ale or (
+        config.env.id in BATCHED_IDS and not {"step_time_s", "reset_time_s"} & config.env.kwargs.keys()
+    )
+    possible = {
+        "env.backend": () if is_batch or parts["t_rollout"] < _PAYS_FROM else ("sync", "pool"),
+        # Our own step for mlp knows one thread.
+        "dist.threads_per_rank": (own_cores,)
+        if own_cores > 1 and config.model.name != "mlp" and parts["t_learn"] >= _PAYS_FROM
+        else (),
+        "dist.collective": ("gloo",) if parts["t_comm"] >= _PAYS_FROM else (),
+    }
+    return [
+        Candidate((*best.overrides, f"{key}={value}"), config)
+        for key, values in possible.items()
+        for value in values
+        if not asked.names(key)
+    ]
+
+
+def changes_learning(asked: Question, chosen: Candidate) -> list[str]:
+    """Return the settings by which candidates learn otherwise from as many steps, so that steps/s do not decide all."""
+    found = [f"{key}={','.join(v)}" for key, v in asked.axes.items() if not key.startswith(_NEUTRAL)]
+    if "native" in asked.axes.get("env.backend", ()):
+        found.append("env.backend=native")
+    if not asked.names(W) or W in asked.axes:
+        if chosen.config.scaling.rule == "weak":
+            found.append("scaling=weak")
+        elif chosen.world_size > chosen.config.env.num_envs:
+            found.append(f"W={chosen.world_size}, more than env.num_envs={chosen.config.env.num_envs}")
+    return found

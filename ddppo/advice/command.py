@@ -1,0 +1,137 @@
+"""What advice is asked, and what it does then: probe, choose, say. Imports no torch."""
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, isnan
+from pathlib import Path
+from statistics import median
+
+from ddppo.advice import text
+from ddppo.advice.candidates import Candidate, Question, candidates, changes_learning, question, variants
+from ddppo.advice.cluster import through_slurm
+from ddppo.advice.probe import Probes
+from ddppo.advice.race import Entrant, Race, choose
+from ddppo.config import Config, setting
+from ddppo.config.integers import written_out
+from ddppo.cores import available_cores
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.study.measure.time_to_target import steps_to_target
+from ddppo.study.read.run_folders import read_runs
+from ddppo.study.read.selection import with_target
+
+_OF_WORLD_SIZES = 0.6  # of the time, the rest for variants of the best
+
+
+@dataclass(slots=True)
+class AdviseConfig:
+    budget_s: float = setting(60.0, "seconds that all may take, but for jobs of SLURM", low=10, high=86400)
+    steps_to_target: str | None = setting(
+        None,
+        "environment steps until the target, or a sweep folder whose runs reached it; ppo.total_steps if null",
+    )
+    price_per_worker_hour: float | None = setting(
+        None, "price of a worker for an hour, in any currency", low=0
+    )
+    tolerance: float = setting(
+        0.05, "what is slower by no more than this counts as equal, and fewer workers win", above=0, high=0.5
+    )
+    predict: str | None = setting(None, "W to predict from those measured, e.g. 64,128")
+
+
+def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> None:
+    """Try, choose and print; what is known so far where Ctrl-C comes. Raises ConfigError, TrainingError."""
+    asked, cores = question(overrides), available_cores()
+    todo = candidates(asked, cores)
+    bill, predict = _bill(options, todo[0].config), _numbers(options.predict)
+    own_cores = None if asked.through_slurm else cores
+    stages: list[list[Entrant]] = []
+    try:
+        if asked.through_slurm:
+            stages.append(through_slurm(asked, todo))
+        else:
+            _race(asked, todo, cores, began + options.budget_s, options.tolerance, stages)
+    finally:
+        chosen = None
+        for number, entrants in enumerate(stages):
+            if found := choose(entrants, options.tolerance):
+                chosen = found
+                ahead, law = text.predicted(entrants, found, [] if number else predict, own_cores)
+                print(f"\n{text.table(entrants, found, bill, ahead)}\n")
+                print("\n".join(filter(None, [*text.sureness(entrants, found, options.tolerance), law])))
+        if chosen is not None:
+            _say_command(asked, chosen.candidate)
+            print(f"{time.monotonic() - began:.0f} s on {cores} cores.")
+    if chosen is None:
+        raise TrainingError(
+            f"budget_s={options.budget_s:g} was over before there was a round of probes: give more, or a smaller batch "
+            "(env.num_envs, ppo.rollout_steps)"
+        )
+
+
+def _race(
+    asked: Question, todo: Sequence[Candidate], cores: int, until: float, tolerance: float,
+    stages: list[list[Entrant]],
+) -> None:  # fmt: skip
+    """Fill `stages`: those of `todo`, and then, from a new start, the best of them and its variants."""
+    with Probes(asked.of_run) as probes:
+        first = Race(probes.start, until, tolerance, _say)
+        stages.append(first.entrants)
+        first.enter(todo)
+        first.run(time.monotonic() + _OF_WORLD_SIZES * (until - time.monotonic()))
+        best = choose(first.entrants, tolerance)
+        more = variants(best.candidate, best.parts(), asked, cores) if best is not None else []
+        if best is None or not more or time.monotonic() + 2 * first.seconds_with_one_more() > until:
+            first.run()
+            return
+        for each in first.running:
+            assert each.probe is not None
+            each.probe.close()
+        second = Race(probes.start, until, tolerance, _say)
+        stages.append(second.entrants)
+        second.enter([best.candidate, *more])
+        second.run()
+
+
+def _say_command(asked: Question, chosen: Candidate) -> None:
+    if changed := changes_learning(asked, chosen):
+        print(f"Steps/s were compared; {', '.join(changed)} may change what is learnt from as many steps.")
+    sweep = ["-m"] if asked.through_slurm else []
+    print(f"\n{shlex.join(['python', '-m', 'ddppo.train', *sweep, *asked.fixed, *chosen.overrides])}\n")
+
+
+def _bill(options: AdviseConfig, config: Config) -> text.Bill:
+    """Return what learning takes: the steps that were given, or that runs took, or all. Raises ConfigError."""
+    given, steps = options.steps_to_target, float(config.ppo.total_steps)
+    if given is not None:
+        steps = float(written_out(given)) if written_out(given).isdigit() else _steps_of_runs(given, config)
+    if not steps:
+        raise ConfigError(f"steps_to_target={given}: must be at least 1")
+    return text.Bill(steps, f"{steps:,.0f} steps", options.price_per_worker_hour)
+
+
+def _steps_of_runs(folder: str, config: Config) -> float:
+    """Return the median of the steps that the runs of a sweep took to the target of `config`, or to their own."""
+    if not Path(folder).is_dir():
+        raise ConfigError(f"steps_to_target={folder}: neither a number of steps nor a sweep folder")
+    runs = [run for run in read_runs(Path(folder)).runs if run.env_id == config.env.id]
+    took = [steps_to_target(run) for run in with_target(runs, config.target_return)[0]] if runs else []
+    if not (known := [steps for steps in took if not isnan(steps)]) or not isfinite(median(known)):
+        raise ConfigError(
+            f"steps_to_target={folder}: of its {len(runs)} usable runs of {config.env.id} most reached no target; give "
+            "a target_return that they did reach, or a number of steps"
+        )
+    return median(known)
+
+
+def _numbers(given: str | None) -> list[int]:
+    words = [] if given is None else given.strip("[]").split(",")
+    if not all(word.strip().isdigit() and 0 < int(word) <= 10**9 for word in words):
+        raise ConfigError(f"predict={given}: numbers of workers, e.g. predict=64,128")
+    return sorted(map(int, words))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,171 @@
+"""A probe: a run of the train door that is let run for a few iterations at a time, and stands still between.
+
+Probes fork from a process that has imported all they need. While one runs the others are held by SIGSTOP, so that a
+round of all costs no start. Imports no torch.
+"""
+
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddppo.advice.candidates import Candidate
+from ddppo.benchmark.memory import descendants
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.forking import ForkedProcess, ForkServer
+from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+
+_POLL_S = 0.003
+_ENDED_WITHIN_S = 5.0
+_IMPORTS = ("hydra", "torch._dynamo", "ddppo.run.worker", "ddppo.run.start", "ddppo.run.sweep", "ddppo.train")
+# Last, so that they win: what would be on the clock, or end a probe by itself.
+QUIET = (
+    *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0", "target_return=null"),
+    *("log.progress=none", "log.tensorboard=false", "log.profile_iterations=0", "dist.oversubscribe=warn"),
+)
+_FOREVER = "ppo.total_steps=1000000000000"
+
+
+class OutOfTimeError(Exception):
+    """The budget ended before a probe had done what it was to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a probe did in one round; parts: mean fractions of an iteration over ranks, of `EXCLUSIVE_PARTS`."""
+
+    fps: float
+    parts: Mapping[str, float]
+
+
+class Probes:
+    """The process that probes fork from and the folder that theirs are in; nothing is left of them after the block."""
+
+    def __init__(self, fixed: Sequence[str]) -> None:
+        if not Path("/proc/self/stat").exists():
+            raise ConfigError(
+                "probes are held while others run, for which /proc must tell their processes, and there is none here: "
+                "use python -m ddppo.bench world_sizes=1,2,4"
+            )
+        self._fixed = fixed
+        self._folder = tempfile.TemporaryDirectory(prefix="ddppo-advice-", ignore_cleanup_errors=True)
+        self._server = ForkServer.started()
+        self._server.have_imported(_IMPORTS)
+        self._started: list[Probe] = []
+
+    def __enter__(self) -> "Probes":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for probe in self._started:
+            probe.close()
+        self._server.close()
+        self._folder.cleanup()
+
+    def start(self, candidate: Candidate, until: float) -> "Probe":
+        """Return a probe after its first two iterations. Raises ConfigError, TrainingError, OutOfTimeError."""
+        folder = Path(self._folder.name) / str(len(self._started))
+        folder.mkdir()
+        overrides = [*self._fixed, *candidate.overrides]
+        if candidate.config.model.name != "mlp" and candidate.config.compile == "auto":
+            overrides.append(
+                "compile=off"
+            )  # else torch's compiler takes a core from them, for up to a minute
+        hole, said = os.open(os.devnull, os.O_RDWR), os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
+        try:
+            process = self._server.start(
+                "ddppo.train", [*overrides, *QUIET, _FOREVER, f"hydra.run.dir={folder / 'run'}"], os.environ,
+                title=f"ddppo.advise {candidate.name}", cwd=str(folder), stdio=(hole, hole, said),
+            )  # fmt: skip
+        finally:
+            os.close(hole)
+            os.close(said)
+        self._started.append(Probe(process, folder, candidate, until))
+        self._started[-1].warm_up()
+        return self._started[-1]
+
+
+class Probe:
+    """A run that stands still but for its slices, none of which goes on after the time `until`."""
+
+    def __init__(self, process: ForkedProcess, folder: Path, candidate: Candidate, until: float) -> None:
+        self.start_up_s = self.iteration_s = 0.0
+        self._process = process
+        self._folder = folder
+        self._candidate = candidate
+        self._until = until
+        self._num_read = 0
+        self._lines: list[dict[str, Any]] = []
+
+    def warm_up(self) -> None:
+        """Wait for two iterations, which nobody counts, and hold it."""
+        began = time.monotonic()
+        self._wait_for(1)
+        self.start_up_s = time.monotonic() - began
+        self._wait_for(2)
+        self.iteration_s = time.monotonic() - began - self.start_up_s
+        self._signal(signal.SIGSTOP)
+
+    def run(self, num_iterations: int) -> Slice:
+        """Let it do so many iterations and hold it again. Raises TrainingError, OutOfTimeError."""
+        before, began = self._num_iterations(), time.monotonic()
+        last = self._lines[-1]
+        self._signal(signal.SIGCONT)
+        self._wait_for(before + num_iterations)
+        seconds = time.monotonic() - began
+        self._signal(signal.SIGSTOP)
+        done = self._lines[before * self._candidate.world_size :]
+        self.iteration_s = seconds / (done[-1]["iteration"] - last["iteration"])
+        whole = [line for line in done if line["iteration"] > done[0]["iteration"]]  # the first stood still
+        t_iter = sum(line["time/t_iter"] for line in whole)
+        parts = {part: sum(line[f"time/{part}"] for line in whole) / t_iter for part in EXCLUSIVE_PARTS}
+        return Slice((done[-1]["env_steps"] - last["env_steps"]) / seconds, parts)
+
+    def close(self) -> None:
+        """End it at once with all its processes."""
+        if self._process.returncode is None:
+            self._signal(signal.SIGSTOP)  # nobody starts another meanwhile
+            pids, give_up = self._signal(signal.SIGKILL), time.monotonic() + _ENDED_WITHIN_S
+            while any(map(_is_alive, pids)) and time.monotonic() < give_up:
+                time.sleep(_POLL_S)
+            self._process.poll()
+
+    def _signal(self, number: int) -> list[int]:
+        pids = [self._process.pid, *descendants(self._process.pid)]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return pids
+
+    def _wait_for(self, num_iterations: int) -> None:
+        while self._num_iterations() < num_iterations:
+            if (code := self._process.poll()) is not None:
+                said = (self._folder / "stderr").read_text(errors="replace").strip() or "it said nothing"
+                message = said.splitlines()[-1].removeprefix("error: ")
+                raise ConfigError(message) if code == 2 else TrainingError(f"exit code {code}: {message}")
+            if time.monotonic() > self._until:
+                raise OutOfTimeError
+            time.sleep(_POLL_S)
+
+    def _num_iterations(self) -> int:
+        """Read what was written since the last time and return how many iterations all ranks have told of."""
+        with suppress(FileNotFoundError), (self._folder / "run" / "metrics.jsonl").open("rb") as file:
+            file.seek(self._num_read)
+            new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._num_read += len(whole)
+            self._lines += map(json.loads, whole.splitlines())
+        return len(self._lines) // self._candidate.world_size
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,35 @@
+"""The door `python -m ddppo.advise`: how many workers, which settings, and what will it cost?
+
+Short probes of a user's own configuration on this machine, each a run of the train door.
+"""
+
+import os
+import sys
+import time
+
+from ddppo.advice.command import AdviseConfig, advise
+from ddppo.options import door, parse, parted
+from ddppo.signals import stop_signals_raise
+
+_USAGE = """python -m ddppo.advise [settings of ddppo.train] [key=value ...]
+python -m ddppo.advise env=lunarlander                                  which W, and with which settings
+python -m ddppo.advise env=lunarlander dist.world_size=1,2,8            of these W
+python -m ddppo.advise env=lunarlander env.backend=sync                 with this backend
+python -m ddppo.advise env=lunarlander steps_to_target=outputs/sweeps/mine
+
+A setting that is given is fixed; one with several values is tried at each. Ctrl-C prints what is known so far.
+Exit code 0, 1 if nothing could be measured, or 2 for a mistake in the command."""
+
+
+@door("stopped")
+@stop_signals_raise()
+def main() -> None:
+    """Run the command line; the exit code is that of the usage."""
+    began = time.monotonic()
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as the train door does, before torch is imported
+    arguments, overrides = parted(AdviseConfig, sys.argv[1:])
+    advise(parse(AdviseConfig, arguments, usage=_USAGE), overrides, began)
+
+
+if __name__ == "__main__":
+    main()
