@@ -12,7 +12,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.explain import accounting, criteria
 from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.criteria import Criterion
-from ddppo.study.explain.words import Explained, explained
+from ddppo.study.explain.words import Explained, explained, stalls
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict import outlook
@@ -182,7 +182,7 @@ def _remarks(study: Study) -> list[str]:
             "env.backend=auto stepped environments in processes of their own at some W, where workers had cores to "
             "spare, and not at others: set env.backend=sync (or pool) to compare like with like."
         )
-    return remarks
+    return remarks + stalls(study)
 
 
 def _nodes_alone(run: Run) -> bool:

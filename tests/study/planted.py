@@ -61,6 +61,7 @@ class Truth:
     contention: tuple[float, float] = (0.0, 0.0)  # of acting, of learning
     stalls: dict[tuple[int, int, int], float] = field(default_factory=dict)
     unseen_s: float = 0.0  # of an iteration, on no rank's clock
+    draw: int = 0  # of what is random: studies of one draw would all be lucky at the same W
 
     def envs(self, world_size: int) -> float:
         return self.num_envs / world_size if self.rule == "strong" else self.num_envs
@@ -88,7 +89,7 @@ class Played:
 
 def play(truth: Truth, world_size: int, seed: int, iterations: int | None = None) -> Played:
     """Play the iterations of a run."""
-    rng = np.random.default_rng([seed, world_size, 7])
+    rng = np.random.default_rng([seed, world_size, truth.draw, 7])
     count = iterations or truth.iterations
     pace = float(np.exp(truth.run_cv * rng.standard_normal()))
     slowness = np.ones(world_size)
@@ -191,7 +192,7 @@ def run(truth: Truth, world_size: int, seed: int, *, others: dict[int, int] | No
     played = play(truth, world_size, seed)
     steps = np.full(truth.iterations, truth.steps(world_size))
     hosts = 1 if truth.host_size is None else -(-world_size // truth.host_size)
-    rng = np.random.default_rng([seed, world_size, 11])
+    rng = np.random.default_rng([seed, world_size, truth.draw, 11])
     final = float(rng.normal(480, 8))
     return Run(
         path=f"{truth.rule}/W{world_size}-seed{seed}",
@@ -295,6 +296,7 @@ def _plant(rng, kind, main, changes, *, largest=None, missing_one=0.15, rules=("
         num_parameters=int(rng.choice([5_000, 20_000])),
         noise_cv=float(rng.uniform(0.003, 0.02)),
         run_cv=float(rng.uniform(0.001, 0.01)),
+        draw=int(rng.integers(2**31)),
     )
     if truth.rule == "weak":
         truth = replace(truth, num_envs=16)

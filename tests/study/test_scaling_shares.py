@@ -50,14 +50,13 @@ def test_shares_add_up_to_the_loss(data):
 @given(st.data())
 def test_only_what_the_clock_does_not_cover_is_unexplained(data):
     drawn = [data.draw(runs(w, 0, 80)) for w in (1, 2)]
-    base, row = study(drawn).rows
     (account,) = accounts(study(drawn))
-    ideal = base.wall_per_iter / 2
-    covered = [sum(r.parts.values()) for r in (base, row)]
-    outside = (row.wall_per_iter - covered[1]) - (base.wall_per_iter - covered[0]) / 2
-    assert account.unexplained == pytest.approx(
-        outside / row.wall_per_iter, abs=1e-9 * (1 + ideal / row.wall_per_iter)
-    )
+    wall = [float(run.steps.mean()) / run.fps for run in drawn]
+    outside = [
+        t - sum(float(run.times[part].mean()) for part in PARTS) for t, run in zip(wall, drawn, strict=True)
+    ]
+    expected = (outside[1] - outside[0] / 2) / wall[1]
+    assert account.unexplained == pytest.approx(expected, abs=1e-9 * (1 + wall[0] / wall[1]))
 
 
 @given(st.lists(st.one_of(st.floats(0, 1e6), st.just(float("inf"))), min_size=1))

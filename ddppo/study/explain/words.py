@@ -3,11 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from ddppo.study.columns import duration
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.runs import Run
 
 NEGLIGIBLE_LOSS = 0.02
+STALLED = 20.0  # times the median iteration
+_OVERLAP_FROM = (
+    250_000  # numbers of a gradient, 1 MB: for fewer an exchange is latency, which nothing overlaps
+)
+_PHASES = {"t_rollout": "rollouts", "t_learn": "learning"}
+_REMEDIES = {
+    "waiting": "more environments or longer rollouts per worker, which even out the differences between them",
+    "cores": "more cores, or no more workers than there are cores ({cores})",
+    "acting strong": "a larger batch, since a step costs about the same however few environments a worker has",
+    "acting weak": "find what the workers share when they act (cores, memory, disk, an environment server)",
+    "learning strong": "fewer, larger minibatches, or a larger batch, since an update has a cost whatever its samples",
+    "learning weak": "find what the workers share when they compute (cores, memory bandwidth)",
+    "other": "rarer checkpoints (checkpoint.every_steps) and log.tensorboard=false",
+    "unexplained": "look for work outside the trainer's clock, which the parts do not cover",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,62 +42,74 @@ class Explained:
 
 
 def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[int]) -> list[Explained]:
-    """Explain each of these W; the smallest, or one without an account, is said to have none."""
+    """Explain each of these W; of one without an account it is said why there is none."""
     of = {account.world_size: account for account in accounts}
-    return [_explained(study, of[w]) if w in of else _without_account(study, w) for w in world_sizes]
+    return [
+        _explained(study, of[w], first=w == world_sizes[0]) if w in of else _without_account(study, w)
+        for w in world_sizes
+    ]
+
+
+def stalls(study: Study) -> list[str]:
+    """Name the iterations that took more than 20 times the median of their run, the longest first."""
+    found = []
+    for run in study.runs:
+        seconds = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.array([])
+        middle = float(np.median(seconds)) if seconds.size else 0.0
+        for i in np.flatnonzero(seconds > STALLED * middle) if middle > 0 else ():
+            where = f"W={run.world_size}, seed {run.seed}, iteration {i + 1} after warm-up"
+            found.append(
+                (
+                    float(seconds[i]),
+                    f"{where}: {duration(float(seconds[i]))}, {seconds[i] / middle:.0f} times",
+                )
+            )
+    if not found:
+        return []
+    told = "; ".join(text for _, text in sorted(found, reverse=True)[:3])
+    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+    return [
+        f"Something else held up iterations, which took more than 20 times their run's median: {told}{more}."
+    ]
 
 
 def _without_account(study: Study, world_size: int) -> Explained:
     if len(study.rows) == 1:
-        return Explained(
-            world_size, (f"Only W={study.baseline} was measured: there is nothing to compare it with.",)
+        said = f"Only W={study.baseline} was measured: there is nothing to compare it with."
+    elif world_size == study.baseline:
+        said = f"W={world_size} is what the others are compared with."
+    else:
+        said = (
+            f"The runs do not say where their time went at W={world_size} or at W={study.baseline} (no t_comm, t_sync, "
+            "...), so the loss cannot be explained."
         )
-    if world_size == study.baseline:
-        return Explained(world_size, (f"W={world_size} is what the others are compared with.",))
-    said = (
-        f"The runs do not say where their time went at W={world_size} (no t_comm, t_sync, ...), so the loss "
-    )
-    return Explained(world_size, (said + "cannot be explained.",))
+    return Explained(world_size, (said,))
 
 
-def _explained(study: Study, last: Account) -> Explained:
-    base = study.rows[0]
-    row = study.row(last.world_size)
+def _explained(study: Study, account: Account, *, first: bool) -> Explained:
+    row, base = study.row(account.world_size), study.rows[0]
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
-    ideal = last.wall_per_iter * last.efficiency
-    opening = (
-        f"{_setting(study)} At W={row.world_size} an iteration takes {_ms(last.wall_per_iter)} where {_ms(ideal)} "
-        f"would be ideal: efficiency {_percent(last.efficiency)}{against}."
+    said = [_setting(study)] if first else []
+    said.append(
+        f"At W={row.world_size} an iteration takes {duration(account.wall_per_iter)} where "
+        f"{duration(account.wall_per_iter * account.efficiency)} would be ideal: efficiency "
+        f"{_percent(account.efficiency)}{against}."
     )
-    if last.loss < NEGLIGIBLE_LOSS:
-        gain = "more than ideal" if last.loss < 0 else "next to nothing is lost"
-        return Explained(row.world_size, (opening, f"There is nothing to explain: {gain}."))
-    ordered = sorted(last.shares.items(), key=lambda item: -item[1])
-    (main, share), rest = ordered[0], ordered[1:]
-    sentences = [
-        opening,
-        f"{_percent(share / last.loss)} of the loss at W={row.world_size} is {_described(main, row, study)} "
-        f"({_ms(share * last.wall_per_iter)} per iteration).",
+    if account.loss < NEGLIGIBLE_LOSS:
+        gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
+        return Explained(row.world_size, (*said, f"There is nothing to explain: {gain}."))
+    main = max(account.shares, key=lambda cause: account.shares[cause])
+    share = account.shares[main]
+    said.append(
+        f"{_percent(share)} of the iteration ({duration(share * account.wall_per_iter)}) goes to "
+        f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}."
+    )
+    said += [
+        *_others(account, main, study.rule),
+        *_without_it(account, main, row, base),
+        *_unknown(account, row),
     ]
-    others = [
-        f"{cause_name(cause, study.rule)} {_percent(s / last.loss)}"
-        for cause, s in rest
-        if abs(s / last.loss) >= 0.05
-    ]
-    if others:
-        sentences.append(
-            f"Then: {', '.join(others)}{' (negative: a gain)' if '-' in ''.join(others) else ''}."
-        )
-    if share < 1:
-        sentences.append(
-            f"With the main cause gone, efficiency would be about {_percent(last.efficiency / (1 - share))}."
-        )
-    if main != "cores" and row.oversubscription > 1:
-        sentences.append(
-            f"At W={row.world_size} the {row.cores} cores of the machine are oversubscribed, and workers that take "
-            "turns on a core also wait longer, for each other and in collectives: on more cores this would look better."
-        )
-    return Explained(row.world_size, tuple(sentences), main, _remedy(main, row, study))
+    return Explained(row.world_size, tuple(said), main, f"What would help: {_remedy(main, row, study)}.")
 
 
 def _setting(study: Study) -> str:
@@ -92,24 +122,68 @@ def _setting(study: Study) -> str:
     return f"Strong scaling: W workers share one batch of {batch:.0f} steps, so an ideal iteration is W times shorter."
 
 
+def _over_seeds(shares: Sequence[float]) -> str:
+    if len(shares) < 2 or max(shares) - min(shares) < 0.02:
+        return ""
+    return f", {_percent(min(shares))} to {_percent(max(shares))} over seeds"
+
+
+def _others(account: Account, main: str, rule: str) -> list[str]:
+    least = max(0.01, 0.05 * account.loss)
+    rest = {c: s for c, s in account.shares.items() if c != main and abs(s) >= least}
+    lost, gained = (
+        ", ".join(
+            f"{cause_name(c, rule)} {_percent(abs(s))}"
+            for c, s in sorted(rest.items(), key=lambda i: -abs(i[1]))
+            if s * sign > 0
+        )
+        for sign in (1, -1)
+    )
+    return [f"Then: {lost}."] * bool(lost) + [f"Less than ideal: {gained}."] * bool(gained)
+
+
+def _without_it(account: Account, main: str, row: Row, base: Row) -> list[str]:
+    """Say what curing the main cause would give, where it stands alone: other causes overlap."""
+    without = account.efficiency / (1 - account.shares[main]) if account.shares[main] < 1 else 2.0
+    alone = main in ("slow", "communication") and row.oversubscription <= base.oversubscription
+    return (
+        [f"With that gone, efficiency would be about {_percent(without)}."]
+        if alone and without < 1.05
+        else []
+    )
+
+
+def _unknown(account: Account, row: Row) -> list[str]:
+    said = []
+    if account.cores_between is not None:
+        low, high = account.cores_between
+        said.append(
+            f"{row.world_size * row.threads} compute threads share {row.cores} cores, and no W above 1 with a core for "
+            "each was measured: what the parts cost by themselves and by taking turns cannot be told apart, and the "
+            f"cores may take from {_percent(low)} to {_percent(high)} of the iteration."
+        )
+    if account.missing:
+        said.append(
+            f"The runs do not tell {', '.join(account.missing)}: such time is in the unexplained rest."
+        )
+    return said
+
+
 def _described(cause: str, row: Row, study: Study) -> str:
     if cause == "waiting":
         return _waiting(row)
+    if cause == "slow":
+        return _slow(row, study.runs_at(row.world_size)[0])
     if cause == "cores":
         return f"oversubscribed cores: {row.world_size * row.threads} compute threads take turns on {row.cores} cores"
     return cause_name(cause, study.rule)
 
 
 def _waiting(row: Row) -> str:
-    if row.slow_ranks:
-        slowest_first = sorted(row.slow_ranks, key=lambda rank: -rank.ratio)
-        names = " and ".join(f"rank {rank.rank}" for rank in slowest_first[:3])
-        up_to = "" if len(slowest_first) == 1 else "up to "
-        return f"waiting for {names}, whose rollouts take {up_to}{slowest_first[0].ratio:.2g} times the median rank's"
     last = max(row.ranks, key=lambda rank: rank.blame, default=None)
     if last is None:
         return "waiting for the slowest rank"
-    if last.blame >= 0.5:
+    if last.blame >= 0.5 and row.world_size > 2:
         return f"waiting for rank {last.rank}, which is last for {_percent(last.blame)} of the time waited"
     return (
         f"waiting, for no rank in particular: ranks are late in turn (rank {last.rank} most, for "
@@ -117,72 +191,64 @@ def _waiting(row: Row) -> str:
     )
 
 
+def _slow(row: Row, run: Run) -> str:
+    ranks = row.slow_ranks
+    if not ranks:
+        return "ranks that are slower than the others, not the same ones in every seed"
+    phases = [phase for phase in _PHASES if any(phase in rank.slow for rank in ranks)]
+    most = max(times for rank in ranks for times in rank.slow.values())
+    up_to = "up to " if len(ranks) * len(phases) > 1 else ""
+    what = " and ".join(_PHASES[phase] for phase in phases)
+    return f"waiting for {_place(row, run)}, whose {what} took {up_to}{most:.2g} times as long as the others'"
+
+
+def _place(row: Row, run: Run) -> str:
+    """Return which ranks are slow, and their node where it is the only one that has slow ranks, of several."""
+    ranks = [rank.rank for rank in row.slow_ranks]
+    listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    named = f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+    hosts = run.origin.hosts
+    slow_hosts = {hosts[rank] for rank in ranks} if len(hosts) == run.world_size else set()
+    if len(slow_hosts) != 1 or len(set(hosts)) == 1:
+        return named
+    (host,) = slow_hosts
+    whole = [i for i, one in enumerate(hosts) if one == host] == ranks
+    return f"node {host} ({named})" if whole else f"{named} on node {host}"
+
+
 def _remedy(cause: str, row: Row, study: Study) -> str:
+    """Return what would help, to follow a colon."""
+    run, first = study.runs_at(row.world_size)[0], study.rows[0]
     if cause == "communication":
-        run = study.runs_at(row.world_size)[0]
         updates = run.num_epochs * run.num_minibatches
         each = f" ({updates} gradient exchanges of {run.num_parameters:,} numbers each)" if updates else ""
-        return (
-            f"What would help: {_other_ways(run)}fewer exchanges per iteration{each} by fewer minibatches or epochs, "
-            "or a larger batch."
-        )
-    if cause in ("waiting", "slow"):
-        if row.slow_ranks:
-            ranks = ", ".join(str(r.rank) for r in row.slow_ranks)
-            return (
-                f"What would help: look at what else runs where rank {ranks} does, or let its rollouts end early "
-                "(preemption)."
-            )
-        return (
-            "What would help: more environments or longer rollouts per worker, which even out the differences between "
-            "them, or ending rollouts early for the last ones (preemption)."
-        )
-    if cause == "cores":
-        return f"What would help: more cores, or no more workers than the {row.cores} there are."
-    if cause == "acting":
-        if study.rule == "weak":
-            return (
-                "What would help: find what the workers share (cores, memory, disk, an environment server)."
-            )
-        return (
-            f"What would help: a larger batch. At W={row.world_size} each worker steps "
-            f"{row.num_envs // row.world_size} of {row.num_envs} environments, and a call of the policy costs about "
-            "the same however few there are."
-        )
-    if cause == "learning":
-        if study.rule == "weak":
-            return "What would help: find what the workers share when they compute (cores, memory bandwidth)."
-        base = study.rows[0]
-        threads = (
-            f" (part of it: a worker has {row.threads} compute threads, at W={base.world_size} it had {base.threads})"
-            if row.threads < base.threads
-            else ""
-        )
-        return (
-            "What would help: fewer, larger minibatches, or a larger batch: every update has a cost that does not "
-            f"depend on its samples{threads}."
-        )
-    if cause == "other":
-        return "What would help: rarer checkpoints (checkpoint.every_steps) and log.tensorboard=false."
-    return (
-        "The parts of the iteration do not cover its wall-clock time: look for work outside the trainer's clock, or "
-        "seeds that differ widely."
-    )
+        return f"{_cheaper(run)}fewer exchanges per iteration{each} by fewer minibatches or epochs, or a larger batch"
+    if cause == "slow":
+        phases = {phase for rank in row.slow_ranks for phase in rank.slow}
+        where = _place(row, run) if phases else "the slow ranks"
+        what = "its environments" if phases == {"t_rollout"} else "its cores and memory"
+        return f"find what slows {where} (other programs, {what}), or go without"
+    said = _REMEDIES.get(cause) or _REMEDIES[f"{cause} {study.rule}"]
+    if cause == "acting" and row.num_envs and study.rule == "strong":
+        return f"{said}: at W={row.world_size} it steps {row.num_envs // row.world_size} of {row.num_envs}"
+    if cause == "learning" and row.threads < first.threads:
+        return f"{said}; and a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"
+    return said.format(cores=row.cores)
 
 
-def _other_ways(run: Run) -> str:
+def _cheaper(run: Run) -> str:
     """Return what would make an exchange cheaper, as the beginning of a list; "" where nothing is known to."""
-    within = "shared memory between ranks of one machine (dist.collective=shm), "
-    network, overlap = "a faster network, ", "exchanges that overlap with backward (dist.grad_sync=ddp), "
-    by = run.origin.collective
+    by, ways = run.origin.collective, []
     if by == "gloo":
-        return within + (network if run.origin.num_hosts > 1 else "")
-    return {"shm": "", "shm+gloo": network}.get(by, network + overlap)
+        ways.append("shared memory between ranks of one machine (dist.collective=shm)")
+    if run.origin.num_hosts > 1 or len(set(run.origin.hosts)) > 1:
+        ways.append("a faster network")
+    if by == "nccl" and run.num_parameters >= _OVERLAP_FROM and run.origin.grad_sync != "ddp":
+        ways.append("exchanges that overlap with backward (dist.grad_sync=ddp)")
+    return "".join(f"{way}, " for way in ways)
 
 
 def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.0f} %" if abs(fraction) >= 0.1 or fraction == 0 else f"{100 * fraction:.1f} %"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds:.2f} s" if abs(seconds) >= 1 else f"{1000 * seconds:.3g} ms"
+    return (
+        f"{100 * fraction:.0f} %" if abs(fraction) >= 0.0995 or fraction == 0 else f"{100 * fraction:.1f} %"
+    )

@@ -20,20 +20,18 @@ import numpy as np
 
 from ddppo.errors import ConfigError
 from ddppo.statistics import Estimate, estimate, median, ratio, spread, time_estimate
+from ddppo.study.measure.slow import PHASES, Slowness, level_of, slowness
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.runs import PARTS, Run
-
-SLOW_RATIO = 1.1
-SLOW_MATTERS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
     """One rank at one W: mean seconds per iteration, and whether the others wait for it.
 
-    ratio: t_rollout / median of t_rollout over ranks. blame: share of all ranks' waiting in iterations where this
-    rank waited least, i.e. arrived last. slow: ratio > SLOW_RATIO, and the surplus is more than
-    SLOW_MATTERS of t_iter.
+    ratio: t_rollout / that of the ranks that are not slow. blame: share of all ranks' waiting in iterations where this
+    rank waited least, i.e. arrived last. slow: {phase: times the others', median over seeds} where it is slow in at
+    least half of the seeds.
     """
 
     rank: int
@@ -42,7 +40,7 @@ class Rank:
     t_rollout_p95: float
     ratio: float
     blame: float
-    slow: bool
+    slow: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +48,7 @@ class Row:
     """One W of a study. Estimates are over seeds; times are seconds, over ranks, iterations and seeds.
 
     cores: of all machines that ran W, 0 if unknown. oversubscription is compute threads per core where they exceed
-    it, else 1. wall_per_iter: seconds of training /
-    iterations. num_reached: seeds that reached the target.
+    it, else 1. slowness: of each seed. num_reached: seeds that reached the target.
     """
 
     world_size: int
@@ -71,8 +68,8 @@ class Row:
     efficiency_by_target: Estimate
     t_iter: dict[str, float]
     parts: dict[str, float]
-    wall_per_iter: float
     ranks: tuple[Rank, ...]
+    slowness: tuple[Slowness, ...]
     final_return: Estimate
     stability: dict[str, dict[str, float]]
 
@@ -89,12 +86,6 @@ class Row:
     @property
     def slow_ranks(self) -> tuple[Rank, ...]:
         return tuple(rank for rank in self.ranks if rank.slow)
-
-    @property
-    def slow_extra(self) -> float:
-        """Seconds that slow ranks act longer than the median rank, as a mean over all ranks."""
-        surplus = [rank.times["t_rollout"] * (1 - 1 / rank.ratio) for rank in self.slow_ranks]
-        return sum(surplus) / self.world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,31 +123,79 @@ def study(runs: list[Run]) -> Study:
     for same in groups.values():
         same.sort(key=lambda run: run.seed)
     base = groups[min(groups)]
-    rows = tuple(_row(groups[world_size], base) for world_size in sorted(groups))
+    rows: list[Row] = []
+    for world_size in sorted(groups):
+        same = groups[world_size]
+        rows.append(_row(same, base, _slowness(same, rows)))
     first = base[0]
-    return Study(tuple(runs), rows, first.env_id, first.rule, first.target_return)
+    ordered = tuple(run for world_size in sorted(groups) for run in groups[world_size])
+    return Study(ordered, tuple(rows), first.env_id, first.rule, first.target_return)
 
 
-def _row(runs: list[Run], base: list[Run]) -> Row:
+def _slowness(runs: list[Run], before: list[Row]) -> tuple[Slowness, ...]:
+    """Return who is slow in each run, judged by the smaller W `before` whose cores were no more crowded."""
+    calm = [row for row in before if row.oversubscription <= before[0].oversubscription]
+    turns = _oversubscription(runs[0]) / (calm[0].oversubscription if calm else 1.0)
+    known = {p: {rank.rank for row in calm for rank in row.slow_ranks if p in rank.slow} for p in PHASES}
+    expected = {p: _expected(p, runs, calm) for p in PHASES} if calm else {}
+    return tuple(slowness(run, expected=expected, turns=max(turns, 1.0), known=known) for run in runs)
+
+
+def _expected(phase: str, runs: list[Run], calm: list[Row]) -> float:
+    """Return the seconds of a phase on a line, in the work g of an iteration, through the first and the last of `calm`.
+
+    At least g times those of the first; NaN where they are not known.
+    """
+    first, last = calm[0], calm[-1]
+    g, g_last = (
+        work(_steps(runs), runs[0].world_size, first),
+        work(last.steps_per_iter, last.world_size, first),
+    )
+    at_first, at_last = (
+        level_of(np.array([rank.times.get(phase, math.nan) for rank in row.ranks] or [math.nan]))
+        for row in (first, last)
+    )
+    slope = (at_first - at_last) / (1 - g_last) if g_last < 1 else 0.0
+    return max(g * at_first, at_last + (g - g_last) * slope) if last is not first else g * at_first
+
+
+def work(steps_per_iter: float, world_size: int, base: Row) -> float:
+    """Return g, what a worker has to do in an iteration relative to one at the smallest W.
+
+    g = (steps per iteration at W / at W_1) * W_1 / W: W_1 / W under strong scaling, 1 under weak scaling.
+    """
+    return (steps_per_iter / base.steps_per_iter) * base.world_size / world_size
+
+
+def _steps(runs: list[Run]) -> float:
+    """Return environment steps of all ranks per iteration, NaN if no run tells them."""
+    steps = np.concatenate([run.steps for run in runs])
+    return float(steps.mean()) if steps.size else math.nan
+
+
+def _oversubscription(run: Run) -> float:
+    """Return compute threads per core, at least 1; 1 where cores are not known."""
+    return max(1.0, run.world_size * run.origin.threads_per_rank / run.cores) if run.cores else 1.0
+
+
+def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Row:
     run, relative = runs[0], runs[0].world_size / base[0].world_size
     fps, base_fps = [r.fps for r in runs], [r.fps for r in base]
     reach, base_reach = [time_to_target(r) for r in runs], [time_to_target(r) for r in base]
     times = pooled_times(runs)
-    threads = run.origin.threads_per_rank
     stability = {
         name: _quantiles(np.concatenate([r.stability[name] for r in runs if name in r.stability]))
         for name in sorted({name for r in runs for name in r.stability})
     }
-    steps = np.concatenate([r.steps for r in runs])
     return Row(
         world_size=run.world_size,
         seeds=tuple(r.seed for r in runs),
         num_envs=run.num_envs,
         rollout_steps=run.rollout_steps,
-        steps_per_iter=float(steps.mean()) if steps.size else math.nan,
-        threads=threads,
+        steps_per_iter=_steps(runs),
+        threads=run.origin.threads_per_rank,
         cores=run.cores,
-        oversubscription=max(1.0, run.world_size * threads / run.cores) if run.cores else 1.0,
+        oversubscription=_oversubscription(run),
         fps=estimate(fps),
         speedup=_speedup(fps, base_fps, runs is base),
         efficiency=_speedup(fps, base_fps, runs is base, 1 / relative),
@@ -166,8 +205,8 @@ def _row(runs: list[Run], base: list[Run]) -> Row:
         efficiency_by_target=_speedup_by_target(reach, base_reach, runs is base, 1 / relative),
         t_iter=spread(times["t_iter"].mean(axis=1) if "t_iter" in times else np.array([])),
         parts={name: float(times[name].mean()) for name in PARTS if name in times},
-        wall_per_iter=_wall(runs) / len(steps) if len(steps) else math.nan,
-        ranks=_ranks(times) if all(r.tells_ranks for r in runs) else (),
+        ranks=_ranks(times, slow) if all(r.tells_ranks for r in runs) else (),
+        slowness=slow,
         final_return=estimate([r.final_return for r in runs]),
         stability=stability,
     )
@@ -191,41 +230,37 @@ def _speedup_by_target(
     return replace(value if not against_itself else replace(value, low=math.nan, high=math.nan), values=seeds)
 
 
-def _wall(runs: list[Run]) -> float:
-    """Return the seconds of training that the arrays of these runs cover: steps / fps, summed."""
-    return sum(float(run.steps.sum()) / run.fps for run in runs)
-
-
 def pooled_times(runs: list[Run]) -> dict[str, np.ndarray]:
     """Return `[iterations of all runs, W]` seconds by name, of the names that all runs have."""
     names = [n for n in ("t_iter", *PARTS) if all(n in run.times for run in runs)]
     return {name: np.concatenate([run.times[name] for run in runs]) for name in names}
 
 
-def _ranks(times: dict[str, np.ndarray]) -> tuple[Rank, ...]:
+def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Rank, ...]:
     if "t_iter" not in times or "t_rollout" not in times:
         return ()
     rollout = times["t_rollout"]
     means = rollout.mean(axis=0)
-    middle = float(np.median(means))
+    level = level_of(means)
     low, high = np.percentile(rollout, (5, 95), axis=0)
     blame = _blame(times["t_sync"]) if "t_sync" in times else np.zeros(len(means))
-    t_iter = float(times["t_iter"].mean())
-    ranks = []
-    for r, mean in enumerate(means):
-        slow = mean > SLOW_RATIO * middle and mean - middle > SLOW_MATTERS * t_iter
-        ranks.append(
-            Rank(
-                rank=r,
-                times={name: float(values[:, r].mean()) for name, values in times.items()},
-                t_rollout_p5=float(low[r]),
-                t_rollout_p95=float(high[r]),
-                ratio=float(mean / middle) if middle > 0 else math.nan,
-                blame=float(blame[r]),
-                slow=bool(slow),
-            )
+    return tuple(
+        Rank(
+            rank=r,
+            times={name: float(values[:, r].mean()) for name, values in times.items()},
+            t_rollout_p5=float(low[r]),
+            t_rollout_p95=float(high[r]),
+            ratio=float(mean / level) if level > 0 else math.nan,
+            blame=float(blame[r]),
+            slow=_mostly_slow(r, slow),
         )
-    return tuple(ranks)
+        for r, mean in enumerate(means)
+    )
+
+
+def _mostly_slow(rank: int, slow: tuple[Slowness, ...]) -> dict[str, float]:
+    factors = {p: [s.ranks[p][rank] for s in slow if rank in s.ranks.get(p, {})] for p in PHASES}
+    return {phase: median(found) for phase, found in factors.items() if found and 2 * len(found) >= len(slow)}
 
 
 def _blame(t_sync: np.ndarray) -> np.ndarray:
