@@ -18,7 +18,7 @@ from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict import outlook
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
-from ddppo.study.read.run_folders import read_runs
+from ddppo.study.read.run_folders import Known, read_runs
 from ddppo.study.read.selection import Found, named, studies, with_target
 from ddppo.study.runs import LeftOut, Reading, Run
 
@@ -39,6 +39,7 @@ class ReportOptions:
     return_tolerance: float = setting(0.05, "|R_W - R_1| may be this part of |R_1|", low=0)
     return_tolerance_abs: float | None = setting(None, "|R_W - R_1| may be this much, instead", low=0)
     unexplained_tolerance: float = setting(0.05, "part of the loss that may stay unexplained", above=0)
+    watch: bool = setting(False, "keep the page current until the sweep has ended, or Ctrl-C")
     columns: dict[str, str] = setting(
         meaning="of a table: our columns to its own, {world_size: W, fps: FPS}", factory=dict
     )
@@ -75,13 +76,15 @@ class Report:
     options: ReportOptions
 
 
-def read(options: ReportOptions, progress: Callable[[str], None] = lambda path: None) -> Found:
+def read(
+    options: ReportOptions, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
+) -> Found:
     """Return the studies below the folder, or the one in the table, that `path` names."""
     path = Path(options.path)
     if path.is_dir():
         if options.columns:
             raise RunFolderError(f"columns={options.columns} has no effect on a sweep folder: leave it out")
-        found = studies(read_runs(path, progress), env=options.env, rule=options.rule)
+        found = studies(read_runs(path, progress, known), env=options.env, rule=options.rule)
     elif path.is_file():
         if path.name == "summary.json":
             raise RunFolderError(f"{path} is a file of a run: give the sweep folder, {path.parent.parent}")
@@ -147,9 +150,9 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
 
 def _worth_explaining(study: Study, ahead: Outlook, efficiency_floor: float) -> list[int]:
     """Return the W to explain: the recommended one, the first below the floor of efficiency, and the largest."""
-    fastest = ahead.recommendation and ahead.recommendation.fastest
+    chosen = ahead.recommendation and ahead.recommendation.chosen
     below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
-    asked = {study.world_sizes[-1], *below[:1], *([fastest.world_size] if fastest else [])}
+    asked = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
     return sorted(asked & set(study.world_sizes[1:])) or study.world_sizes[-1:]
 
 

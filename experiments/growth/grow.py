@@ -124,7 +124,7 @@ def workers(points: list[dict]) -> Chart:
 
 
 def empty(name: str, x: str, ticks: tuple[int, ...], scale: str = "linear") -> Chart:
-    y = Axis("environment steps/s", scale, zero=scale == "linear")
+    y = Axis("environment steps/s", scale, shows=(0,) if scale == "linear" else ())
     return Chart(name, "", Axis(x, "log2", {float(tick): str(tick) for tick in ticks}), y)
 
 

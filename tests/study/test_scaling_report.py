@@ -7,7 +7,6 @@ from xml.etree import ElementTree
 
 import pytest
 from scaling_folders import change_summary, write_run
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ddppo import report as door
 from ddppo.errors import ConfigError
@@ -160,10 +159,10 @@ def test_nothing_to_report_is_one_clear_sentence(tmp_path, path, said):
         make_report(options(tmp_path / path))
 
 
-def test_a_report_folder_has_page_tables_plots_and_scalars(sweep):
+def test_a_report_folder_has_page_tables_and_plots(sweep):
     report = sweep / "report"
     names = sorted(path.name for path in report.iterdir())
-    assert names == ["per_run.csv", "plots", "report.html", "summary.csv", "summary.json", "tensorboard"]
+    assert names == ["per_run.csv", "plots", "report.html", "summary.csv", "summary.json"]
     plots = {path.name for path in (report / "plots").iterdir()}
     names = (
         "speedup",
@@ -174,6 +173,7 @@ def test_a_report_folder_has_page_tables_plots_and_scalars(sweep):
         "ranks",
         "ranks_at_largest",
         "learning_wall",
+        "speedup_by_target",
     )
     assert {f"{name}.svg" for name in (*names, "learning_steps")} == plots
 
@@ -248,14 +248,6 @@ def test_figures_say_their_numbers_to_a_pointer_and_show_every_seed(sweep):
     page = (sweep / "report" / "report.html").read_text()
     assert len(re.findall(r"<title>W=\d, seed \d: S = ", page)) == 6
     assert "<title>W=4, seed 1: S = 2.4 (381 steps/s)</title>" in page
-
-
-def test_tensorboard_has_the_rows_with_w_as_the_step(sweep):
-    events = EventAccumulator(str(sweep / "report" / "tensorboard"))
-    events.Reload()
-    points = [(e.step, e.value) for e in events.Scalars("scaling/speedup")]
-    assert [step for step, _ in points] == [1, 2, 4]
-    assert points[0][1] == 1.0
 
 
 def test_a_report_made_again_replaces_its_own_folder_only(tmp_path):
@@ -364,16 +356,12 @@ def test_every_study_of_a_folder_is_reported_with_its_own_numbers(mixed):
     assert [item["path"][-6:] for item in found["left_out"]] == ["failed"]
 
 
-def test_each_study_has_its_own_folder_of_plots_and_scalars(mixed):
+def test_each_study_has_its_own_folder_of_plots(mixed):
     _, _, folder = mixed
     names = ["Task-v0_strong", "Task-v0_weak", "my_Other_v0_strong"]
     assert sorted(path.name for path in (folder / "plots").iterdir()) == names
-    assert sorted(path.name for path in (folder / "tensorboard").iterdir()) == names
     for name in names:
         assert (folder / "plots" / name / "speedup.svg").stat().st_size > 0
-    events = EventAccumulator(str(folder / "tensorboard" / "Task-v0_weak"))
-    events.Reload()
-    assert [e.value for e in events.Scalars("scaling/speedup")] == [1.0, 1.0, 1.0]
 
 
 def test_the_page_has_a_chapter_for_each_study_that_its_contents_lead_to(mixed):

@@ -22,13 +22,13 @@ _LETTER, _ROW = 6.2, 17  # of the legend: width of a letter, height of a line
 class Axis:
     """One direction. scale: linear, log2 or log10. ticks: {value: text}, else chosen from the data.
 
-    zero: whether a linear axis shows 0.
+    shows: values that are always in view; an axis that begins at a shown 0 stands on it.
     """
 
     label: str
     scale: str = "linear"
     ticks: dict[float, str] | None = None
-    zero: bool = False
+    shows: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class _Place:
     def __init__(self, axis: Axis, values: Iterable[float], start: float, end: float) -> None:
         self._log = axis.scale != "linear"
         known = [self._on(v) for v in values if math.isfinite(v) and not (self._log and v <= 0)]
-        known += [self._on(v) for v in axis.ticks or ()] + ([0.0] if axis.zero else [])
+        known += [self._on(v) for v in (*(axis.ticks or ()), *axis.shows)]
         self.low, self.high = (min(known), max(known)) if known else (0.0, 1.0)
         if self.high - self.low < 1e-9 * max(abs(self.high), 1e-9):
             self.low, self.high = self.low - 0.5, self.high + 0.5
         margin = 0.05 * (self.high - self.low)
-        self.low -= 0.0 if axis.zero and self.low == 0 else margin
+        self.low -= 0.0 if 0 in axis.shows and self.low == 0 else margin
         self.high += margin
         self._start, self._end = start, end
         self.ticks = self._ticks(axis)
@@ -182,7 +182,7 @@ class Chart:
         swatch: str = "",
     ) -> None:  # fmt: skip
         self._marks.append(_Mark(tuple(xs), tuple(ys), draw))
-        if label:
+        if label and xs:
             self._legend.setdefault(label, swatch)
 
     def svg(self, *, standalone: bool = False) -> str:

@@ -73,11 +73,29 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
         law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in chart.ticks]
         chart.line(chart.ticks, law, "purple", "scalability law", dashed=True)
     _seeds(chart, study, "S", [row.speedup for row in study.rows], _speedups(study), "measured")
-    if any(math.isfinite(row.speedup_by_target.median) for row in study.rows):
-        by_target = [row.speedup_by_target for row in study.rows]
-        chart.line(sizes, [e.median for e in by_target], "green", f"by time to {study.target_return:g}")
-        _dots(chart, study, "S by time", _speedups_by_target(study), "green")
     return chart
+
+
+def by_target(study: Study) -> list[Chart]:
+    """Draw the speedup by time to target; nothing where that was not measured."""
+    base, rows = study.baseline, [r for r in study.rows if math.isfinite(r.speedup_by_target.median)]
+    if len(rows) < 2:
+        return []
+    chart = Chart(
+        "speedup_by_target",
+        f"Speedup by time to {study.target_return:g}",
+        workers(study.world_sizes),
+        Axis(f"T({base}) / T(W)", "log2"),
+        caption="A dot is a seed that got there, the line joins medians.",
+    )
+    chart.line([r.world_size for r in rows], [r.speedup_by_target.median for r in rows], "green")
+    first = study.rows[0].time_to_target.median
+    reached = {(run.world_size, run.seed): time_to_target(run) for run in study.runs}
+    for (w, seed), seconds in reached.items():
+        if math.isfinite(seconds):
+            said = f"W={w}, seed {seed}: {duration(seconds)}"
+            chart.dots([w], [first / seconds], "green", [said], kind="seed")
+    return [chart]
 
 
 def _efficiency(study: Study, ahead: Outlook) -> Chart:
@@ -87,7 +105,7 @@ def _efficiency(study: Study, ahead: Outlook) -> Chart:
         "efficiency",
         "Efficiency E(W)",
         workers(sorted({*study.world_sizes, *(p.world_size for p in shown)})),
-        Axis("E(W) = S(W) / W" if base == 1 else f"E(W) = S(W) * {base} / W", zero=True),
+        Axis("E(W) = S(W) / W" if base == 1 else f"E(W) = S(W) * {base} / W", shows=(0,)),
         caption="The part of W workers' throughput that is left.",
     )
     largest = max([study.world_sizes[-1], *(p.world_size for p in shown)])
@@ -110,12 +128,6 @@ def _speedups(study: Study) -> dict[tuple[int, int], float]:
     """Return {(W, seed): FPS over the median at the smallest W}."""
     first = study.rows[0].fps.median
     return {(run.world_size, run.seed): run.fps / first for run in study.runs}
-
-
-def _speedups_by_target(study: Study) -> dict[tuple[int, int], float]:
-    first = study.rows[0].time_to_target.median
-    reached = {(run.world_size, run.seed): time_to_target(run) for run in study.runs}
-    return {key: first / t for key, t in reached.items() if math.isfinite(t)}
 
 
 def _seeds(
@@ -149,14 +161,15 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
         "loss",
         "Why: the lost efficiency 1 - E(W)",
         named([str(a.world_size) for a in accounts], "workers W"),
-        Axis("share of the iteration (%)", zero=True),
+        Axis("share of the iteration (%)", shows=(0,)),
         caption="Causes add up to 1 - E(W); below 0 is a gain. A line in a bar: lowest to highest seed.",
     )
     above, below = [0.0] * len(accounts), [0.0] * len(accounts)
+    largest = max(abs(a.loss) for a in accounts)
     for cause in accounts[0].shares:
         colour, name = CAUSE_COLOURS.get(cause, "sky"), cause_name(cause, study.rule)
-        if all(abs(a.shares[cause]) < 0.005 for a in accounts):
-            continue
+        if all(abs(a.shares[cause]) < 0.02 * largest for a in accounts):
+            continue  # nobody would see it
         for i, account in enumerate(accounts):
             share = account.shares[cause]
             side = above if share >= 0 else below
@@ -166,7 +179,7 @@ def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
             if len(seeds) > 1:
                 said += f" (seeds: {', '.join(map(percent, seeds))})"
             chart.bar(i, start, side[i], colour, said, name)
-            if len(seeds) > 1 and abs(share) >= 0.02:
+            if len(seeds) > 1 and abs(share) >= 0.1 * largest:
                 chart.whisker(i, start + 100 * min(seeds), start + 100 * max(seeds))
     sums = [f"W={a.world_size}: 1 - E = {percent(a.loss)}" for a in accounts]
     chart.dots(range(len(accounts)), [100 * a.loss for a in accounts], "ink", sums, "1 - E(W), their sum")
@@ -179,7 +192,7 @@ def _breakdown(study: Study) -> Chart:
         "breakdown",
         "Where an iteration's time goes",
         named([str(row.world_size) for row in rows], "workers W"),
-        Axis("time per iteration (ms)", zero=True),
+        Axis("time per iteration (ms)", shows=(0,)),
         caption="Parts of t_iter, means over ranks, iterations and seeds.",
     )
     first = study.rows[0].t_iter["mean"]
@@ -223,7 +236,7 @@ def ranks(study: Study) -> list[Chart]:
         "ranks",
         "How ranks differ",
         workers([row.world_size for row in rows]),
-        Axis("t_rollout / median rank's"),
+        Axis("t_rollout / median rank's", shows=(0.9, 1.1)),
         caption="A dot is a rank; slow ones are red.",
     )
     spread.line([rows[0].world_size, rows[-1].world_size], [1, 1], "grey", dashed=True)
@@ -240,7 +253,7 @@ def ranks(study: Study) -> list[Chart]:
         Axis(
             "rank", ticks={float(r): str(r) for r in range(0, len(last.ranks), max(1, len(last.ranks) // 16))}
         ),
-        Axis("time per iteration (ms)", zero=True),
+        Axis("time per iteration (ms)", shows=(0,)),
         caption="Who waits least is who the others wait for. A line: p5 to p95 of t_rollout.",
     )
     for i, rank in enumerate(last.ranks):

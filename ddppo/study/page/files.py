@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ddppo.errors import RunFolderError
-from ddppo.files import stored
+from ddppo.files import stored, write_json
 from ddppo.study.page import html, tables
 from ddppo.study.page.chart import Chart
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
@@ -27,19 +27,24 @@ def make_report(
 
     Raises ConfigError if there is nothing to report, StorageError if it cannot be written.
     """
-    path = Path(options.path)
-    beside = path / "report" if path.is_dir() else path.with_name(f"{path.stem}_report")
-    folder = Path(options.out) if options.out else beside
+    folder = folder_of(options)
     _refuse_to_overwrite(folder)
     report = compute(options, read(options, progress))
     write(report, folder)
     return report, folder
 
 
-def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
-    """Write report.html, summary.json, the CSVs, plots/ and tensorboard/ into `folder`, all or nothing.
+def folder_of(options: ReportOptions) -> Path:
+    """Return where the report of these options goes."""
+    path = Path(options.path)
+    beside = path / "report" if path.is_dir() else path.with_name(f"{path.stem}_report")
+    return Path(options.out) if options.out else beside
 
-    Of several studies each has a folder of its own in plots/ and tensorboard/. An earlier report there is replaced.
+
+def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
+    """Write report.html, summary.json, the CSVs and plots/ into `folder`, all or nothing.
+
+    Of several studies each has a folder of its own in plots/. An earlier report there is replaced.
     Raises RunFolderError if the folder holds anything else.
     """
     _refuse_to_overwrite(folder)
@@ -49,12 +54,11 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
         for each, chapter, inner in zip(report.studies, chapters, _folder_names(report.studies), strict=True):
             rows = tables.study_rows(each.study, each.accounts)
             _write_plots(new / "plots" / inner, chapter.charts)
-            tables.write_tensorboard(new / "tensorboard" / inner, rows)
             all_rows += rows
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
         (new / "per_run.csv").write_text(tables.to_csv(runs))
         (new / "summary.csv").write_text(tables.to_csv(all_rows))
-        (new / REPORT_FILE).write_text(tables.to_json(as_json(report)))
+        write_json(new / REPORT_FILE, as_json(report))
         (new / "report.html").write_text(html.page(report, chapters, live), encoding="utf-8")
 
 

@@ -2,13 +2,9 @@
 
 import csv
 import io
-import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -101,40 +97,9 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def to_json(value: Any) -> str:
-    """Return JSON in which NaN and infinity are null."""
-    return json.dumps(_jsonable(value), indent=2, allow_nan=False) + "\n"
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (str, int)) else str(value)
-
-
 def detail(row: Row) -> dict[str, Any]:
     """Return what summary.json tells of one W beyond its flat row: ranks and stability."""
     return {"ranks": [asdict(rank) for rank in row.ranks], "stability": row.stability}
-
-
-def write_tensorboard(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write every finite number of the rows as scaling/<name>, with W as the step."""
-    event_pb2 = import_module("tensorboard.compat.proto.event_pb2")
-    summary_pb2 = import_module("tensorboard.compat.proto.summary_pb2")
-    writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(str(folder))
-    for row in rows:
-        values = [
-            summary_pb2.Summary.Value(tag=f"scaling/{name}", simple_value=float(value))
-            for name, value in row.items()
-            if name != "world_size" and isinstance(value, (int, float)) and math.isfinite(value)
-        ]
-        summary = summary_pb2.Summary(value=values)
-        writer.add_event(event_pb2.Event(wall_time=time.time(), step=int(row["world_size"]), summary=summary))
-    writer.close()
 
 
 # -- for people ------------------------------------------------------------------------------------------------------
@@ -213,7 +178,8 @@ def number(value: float, form: str, infinite: str = "unbounded") -> str:
 
 
 def percent(fraction: float) -> str:
-    return number(100 * fraction, "{:.0f} %" if abs(fraction) >= 0.0995 or fraction == 0 else "{:.1f} %")
+    small = 0.0005 <= abs(fraction) < 0.0995
+    return number(100 * fraction, "{:.1f} %" if small else "{:.0f} %").replace("-0 %", "0 %")
 
 
 def interval(value: Estimate, form: str, infinite: str = "unbounded") -> str:

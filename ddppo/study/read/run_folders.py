@@ -36,15 +36,24 @@ class _Unusable(Exception):
         self.reason, self.remedy = reason, remedy
 
 
-def read_runs(folder: Path, progress: Callable[[str], None] = lambda path: None) -> Reading:
-    """Read every run below `folder`; `progress` is told each path before it is read."""
-    runs, left_out = [], []
+# Runs that were read before, by folder, with the time at which their summary.json was written (ns).
+Known = dict[Path, tuple[int, Run]]
+
+
+def read_runs(
+    folder: Path, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
+) -> Reading:
+    """Read every run below `folder`; `progress` is told each path before it is read, `known` spares those in it."""
+    runs, left_out, known = [], [], {} if known is None else known
     for path, problem in _run_folders(folder):
         try:
             if problem is not None:
                 raise problem
             progress(_name(path))
-            runs.append(read_run(path))
+            written = (path / "summary.json").stat().st_mtime_ns
+            if known.get(path, (0,))[0] != written:
+                known[path] = written, read_run(path)
+            runs.append(known[path][1])
         except _Unusable as e:
             left_out.append(LeftOut(_name(path), e.reason, e.remedy))
     return Reading(runs, left_out)

@@ -1,0 +1,193 @@
+"""How far a sweep is, by its own records, and when the rest of it will be there.
+
+Hydra's multirun.yaml has the command, sweep.jsonl a line for each outcome, and each run a folder.
+"""
+
+import fcntl
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hydra._internal.config_loader_impl import get_overrides_dirname
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from ddppo.config import folder_name
+from ddppo.study.predict.usl import fit_usl
+from ddppo.study.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run of a sweep that is not complete. since: when it began, 0 if it has not. failed: why, or "".
+
+    part_done: of its environment steps; two jobs are the same in the same quarter of it.
+    """
+
+    name: str
+    world_size: int
+    since: float = 0.0
+    part_done: float = field(default=0.0, compare=False)
+    quarters: int = 0
+    failed: str = ""
+
+    @property
+    def running(self) -> bool:
+        return self.since > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sweep at one moment. done: names of complete runs. num_planned: 0 if unknown. ended: nothing more will come."""
+
+    num_planned: int
+    done: frozenset[str]
+    missing: tuple[Job, ...]
+    ended: bool
+
+    @property
+    def to_come(self) -> list[Job]:
+        """The jobs that will still end, those that run first."""
+        return sorted((job for job in self.missing if not job.failed), key=lambda job: not job.running)
+
+
+def progress(sweep: Path) -> Progress:
+    """Return how far the sweep in this folder is."""
+    command = sweep / "multirun.yaml"
+    began = command.stat().st_mtime if command.exists() else 0.0
+    jobs = _planned(command, began)
+    outcomes = _outcomes(sweep / "sweep.jsonl", began)
+    done = {name for name in jobs if (sweep / name / "summary.json").exists()}
+    missing = [
+        _job(sweep, name, w, outcomes.get(name, {}), began) for name, w in jobs.items() if name not in done
+    ]
+    queued = any(outcomes.get(job.name, {}).get("outcome") == "submitted" for job in missing)
+    over = bool(jobs) and all(job.failed for job in missing)
+    return Progress(
+        len(jobs), frozenset(done), tuple(missing), over or not (queued or _is_held(sweep / ".lock"))
+    )
+
+
+def _job(sweep: Path, name: str, world_size: int, outcome: Mapping[str, Any], began: float) -> Job:
+    """Return what became of a run that is not complete, since the command began."""
+    kind = outcome.get("outcome")
+    if kind == "failed":
+        return Job(name, world_size, failed=str(outcome.get("why")) or "unknown")
+    config, metrics = sweep / name / "config.yaml", sweep / name / "metrics.jsonl"
+    written = [path.stat().st_mtime for path in (config, metrics) if path.exists()]
+    # A job in a queue has its config.yaml already.
+    if not any(at >= began for at in (written[1:] if kind == "submitted" else written)):
+        return Job(name, world_size)
+    part = _part_done(config, metrics)
+    return Job(name, world_size, max(began, written[0]), part, math.floor(4 * part))
+
+
+def _part_done(config: Path, metrics: Path) -> float:
+    """Return the part of its environment steps that a run has done, 0 where its files do not say yet."""
+    try:
+        with metrics.open("rb") as file:
+            file.seek(max(0, metrics.stat().st_size - 20_000))
+            last = file.read().splitlines()[-2]  # the last may be cut short
+        return min(1.0, json.loads(last)["env_steps"] / OmegaConf.load(config).ppo.total_steps)
+    except (OSError, ValueError, IndexError, KeyError, AttributeError):
+        return 0.0
+
+
+@lru_cache(maxsize=1)
+def _planned(command: Path, written: float) -> dict[str, int]:
+    """Return {folder: W} of all runs of the command, in its order; none if a sweeper draws them as it goes."""
+    if not written:
+        return {}
+    config = OmegaConf.load(command)
+    params = config.hydra.sweeper.get("params") or {}
+    given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
+    parser, naming, found = OverridesParser.create(), config.hydra.job.config.override_dirname, {}
+    try:
+        (batch,) = BasicSweeper.split_arguments(parser.parse_overrides(given), None)
+    except (HydraException, ValueError):
+        return {}
+    for job in batch:
+        overrides = parser.parse_overrides(job)
+        name = get_overrides_dirname(overrides, naming.exclude_keys, naming.item_sep, naming.kv_sep)
+        values = {each.key_or_group: each.value() for each in overrides}
+        found[folder_name(name)] = int(values.get("dist.world_size", config.dist.world_size))
+    return found
+
+
+def _outcomes(journal: Path, began: float) -> dict[str, dict[str, Any]]:
+    """Return the last word on each run since the command began."""
+    found = {}
+    for line in journal.read_text().splitlines() if journal.exists() else ():
+        try:
+            entry = json.loads(line)
+            if entry["at"] >= began:
+                found[entry["run"]] = entry
+        except (ValueError, KeyError, TypeError):  # a line cut short by a full disk
+            continue
+    return found
+
+
+def _is_held(lock: Path) -> bool:
+    """Return whether a command works on the sweep. To know it takes the hold, shared, for an instant."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False
+
+
+# -- when the rest will be there -------------------------------------------------------------------------------------
+
+
+def expected(now: Progress, runs: Sequence[Run], at: float) -> dict[str, float]:
+    """Return {run: when it will end}, in seconds since the epoch, of the runs to come, as far as that can be told.
+
+    As many run at once as run `at` this moment, the others follow in turn.
+    """
+    lanes, found = [at] * max(1, sum(job.running for job in now.to_come)), {}
+    for place, job in enumerate(now.to_come):
+        seconds = _duration(job.world_size, runs)
+        if seconds is None and job.part_done > 0:
+            seconds = (at - job.since) / job.part_done
+        if seconds is None:
+            break
+        lane = place if job.running else lanes.index(min(lanes))
+        lanes[lane] = max(at, job.since + seconds) if job.running else lanes[lane] + seconds
+        found[job.name] = lanes[lane]
+    return found
+
+
+def _duration(world_size: int, runs: Sequence[Run]) -> float | None:
+    """Return seconds of a whole run: the median of those with this W, else by the law that FPS(W) follows so far."""
+    if same := [_seconds(run) for run in runs if run.world_size == world_size]:
+        return median(same)
+    if not runs:
+        return None
+    fps: dict[int, list[float]] = {}
+    for run in runs:
+        fps.setdefault(run.world_size, []).append(run.fps)
+    nearest = min(fps, key=lambda w: abs(math.log(w / world_size)))
+    predicted = fit_usl(fps).fps(world_size) if len(fps) > 1 else fps[nearest][0]
+    own = [run for run in runs if run.world_size == nearest]
+    outside = median(_seconds(run) - run.wall_s for run in own)
+    return outside + median(run.wall_s * run.fps for run in own) / predicted
+
+
+def _seconds(run: Run) -> float:
+    """Return how long a run took from its start to its end, with all that is not training."""
+    try:
+        ends = [datetime.fromisoformat(text) for text in (run.origin.started_at, run.origin.finished_at)]
+        return max(run.wall_s, (ends[1] - ends[0]).total_seconds())
+    except ValueError:
+        return run.wall_s
