@@ -1,7 +1,7 @@
 """From a sweep folder, or somebody else's table, to all that a report says; `page.files` writes it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,13 @@ class ReportOptions:
     out: str | None = setting(
         None, "where the report goes; <sweep>/report if null, <table>_report for a file"
     )
-    env: str | None = setting(None, "report the runs of this task only, by its id")
+    env: str | None = setting(
+        None, "report the runs of this task only, by its id; of a table without tasks: its name"
+    )
     rule: str | None = setting(
-        None, "report only strong or only weak scaling; of a table: what it is", choices=("strong", "weak")
+        None,
+        "report only strong or only weak scaling; of a table without such a column: what it is",
+        choices=("strong", "weak"),
     )
     target_return: float | None = setting(None, "return that time to target asks for; the runs' own if null")
     return_tolerance: float = setting(0.05, "|R_W - R_1| may be this part of |R_1|", low=0)
@@ -79,21 +83,21 @@ class Report:
 def read(
     options: ReportOptions, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
 ) -> Found:
-    """Return the studies below the folder, or the one in the table, that `path` names."""
+    """Return the studies below the folder, or in the table, that `path` names."""
     path = Path(options.path)
     if path.is_dir():
         if options.columns:
             raise RunFolderError(f"columns={options.columns} has no effect on a sweep folder: leave it out")
-        found = studies(read_runs(path, progress, known), env=options.env, rule=options.rule)
+        reading = read_runs(path, progress, known)
     elif path.is_file():
         if path.name == "summary.json":
             raise RunFolderError(f"{path} is a file of a run: give the sweep folder, {path.parent.parent}")
         reading = read_table(
             ForeignTable(path, options.columns, options.env or path.stem, options.rule or "strong")
         )
-        found = Found([replace(reading, left_out=[])] if reading.runs else [], reading.left_out)
     else:
         raise RunFolderError(f"{path} does not exist: give a sweep folder or a .csv or .jsonl file")
+    found = studies(reading, env=options.env, rule=options.rule)
     tasks = sorted({each.runs[0].env_id for each in found.studies})
     if options.target_return is not None and len(tasks) > 1:
         raise ConfigError(

@@ -4,6 +4,7 @@ Whoever is handed a `Run` can therefore trust it: types are as declared, numbers
 sizes at least 1.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,8 @@ class Run:
     where one was not finite. config is the resolved configuration as nested dicts. What a foreign table does not tell
     is empty or NaN.
 
+    reached_at_s: seconds until target_return was reached where a table tells them, +inf if it never was; else NaN.
+
     others: {W: iterations} that a resumed run had made with another world size than its last. fps, times, steps and
     stability are without them; env_steps, wall_s and the curves are of the whole run.
     """
@@ -98,6 +101,7 @@ class Run:
     config: dict[str, Any] = field(default_factory=dict)
     origin: Origin = Origin()
     others: dict[int, int] = field(default_factory=dict)
+    reached_at_s: float = math.nan
 
     @property
     def tells_ranks(self) -> bool:

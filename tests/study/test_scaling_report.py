@@ -71,10 +71,10 @@ def test_jsonl_and_semicolons_are_read_too(tmp_path):
 def test_steps_and_seconds_give_throughput_and_times_an_account(tmp_path):
     table = tmp_path / "a.csv"
     table.write_text(
-        "world_size,env_steps,wall_s,t_iter,t_rollout,t_comm\n1,800,80,8,8,\n2,800,50,5,4,1\n2,800,50,5,4,1\n"
+        "world_size,env_steps,wall_s,t_iter,t_rollout,t_comm\n1,800,80,8,8,\n2,800,50,5,4,1\n2,800,40,4,3.2,0.8\n"
     )
     report = computed(table)
-    assert [row.fps.median for row in report.study.rows] == [10.0, 16.0]
+    assert [row.fps.median for row in report.study.rows] == [10.0, 18.0]
     assert report.study.row(2).seeds == (0, 1)
     assert report.accounts[0].shares["communication"] == pytest.approx(0.2)
 
@@ -352,7 +352,7 @@ def test_every_study_of_a_folder_is_reported_with_its_own_numbers(mixed):
     assert len(read_csv(folder / "per_run.csv")) == 7
     found = json.loads((folder / "summary.json").read_text())
     assert [(each["env_id"], each["rule"]) for each in found["studies"]] == names
-    assert "is mixed" in found["remarks"][0]
+    assert "are mixed" in found["remarks"][0]
     assert [item["path"][-6:] for item in found["left_out"]] == ["failed"]
 
 

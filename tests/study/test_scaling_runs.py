@@ -185,7 +185,7 @@ def test_runs_are_sorted_into_studies_by_task_and_rule(tmp_path):
     assert found.left_out == []
     (remark,) = found.remarks
     assert (
-        "is mixed, it holds 3 studies: Other-v0, strong scaling (1 run), Task-v0, strong scaling (2 runs)"
+        "are mixed, of 3 studies: Other-v0, strong scaling (1 run), Task-v0, strong scaling (2 runs)"
         in remark
     )
 
@@ -202,7 +202,7 @@ def test_a_task_or_a_rule_can_be_asked_for(tmp_path):
         assert "Task-v0, strong scaling (2 runs): is not asked for by" in " ".join(map(str, found.left_out))
         assert found.remarks == []
     with pytest.raises(
-        ConfigError, match=r"env=Othr-v0: .* \(did you mean Other-v0\?\); it has Other-v0 \(strong"
+        ConfigError, match=r"env=Othr-v0: .* \(did you mean Other-v0\?\); there are Other-v0 \(strong"
     ):
         studies(read_runs(tmp_path), env="Othr-v0")
 

@@ -22,6 +22,8 @@ def time_to_target(run: Run) -> float:
     +inf if it never was (the run is censored). NaN if there is no target or nothing to compare with it, and for a run
     of several world sizes, whose seconds are those of none of them.
     """
+    if not math.isnan(run.reached_at_s):
+        return run.reached_at_s
     return math.nan if run.others else _to_target(run, "wall_s")
 
 

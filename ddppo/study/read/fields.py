@@ -189,3 +189,12 @@ class Fields:
             return default
         missing = "is missing" if name not in self.values else "is null"
         raise FieldError(f"{self.prefix}{name} {missing}")
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names; an empty mapping is kept as a value."""
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        nested = isinstance(value, dict) and value
+        result |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return result

@@ -26,27 +26,41 @@ from ddppo.study.read.fields import (
 )
 from ddppo.study.runs import PARTS, LeftOut, Reading, Run
 
-# Our columns, and what each is. A row needs world_size and either fps or env_steps and wall_s.
+# Our columns, and what each is. A row needs world_size and either fps or env_steps and wall_s. Times may also be called
+# as in our own per_run.csv, t_iter_mean.
 COLUMNS = {
     "world_size": "workers W",
     "fps": "environment steps of all workers per second",
+    "env_id": "task",
+    "rule": "strong or weak",
     "seed": "seed; rows of one W without seeds are numbered",
     "env_steps": "environment steps of the whole run",
     "wall_s": "seconds of training of the whole run",
     "num_envs": "environments of all workers",
     "rollout_steps": "steps per environment and iteration",
     "final_return": "return at the end",
+    "target_return": "return asked for",
+    "time_to_target_s": "seconds of training until it was reached; empty or inf if it never was",
     "t_iter": "mean seconds per iteration",
     **{part: f"mean seconds per iteration in {part}, means over workers" for part in PARTS},
 }
-
-
+_TEXTS = ("env_id", "rule")
+_LONGER = (
+    1.5  # times what the throughput makes: so much longer an iteration is not for what lies outside its clock
+)
 _SHOWN = 16  # names of columns in a message
+
+
+class _UnitError(FieldError):
+    """Seconds that are hardly seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignTable:
-    """Where the rows are and how to read them: columns maps our names to those of the file."""
+    """Where the rows are and how to read them: columns maps our names to those of the file.
+
+    env_id and rule hold for rows that do not tell theirs.
+    """
 
     path: Path
     columns: Mapping[str, str]
@@ -59,19 +73,37 @@ def read_table(table: ForeignTable) -> Reading:
     rows, left_out = _rows(table.path)
     if not rows and not left_out:
         raise ConfigError(f"{table.path} has no rows: it needs a line per run, with column names first")
-    columns = _mapping(table, sorted({name for _, row in rows for name in row})) if rows else {}
-    runs: list[Run] = []
-    counts: Counter[int] = Counter()
+    present = sorted({name for _, row in rows for name in row if name})
+    columns = _mapping(table, present) if rows else {}
+    runs: dict[tuple[str, str, int, int], tuple[int, Run]] = {}
+    first: dict[str, int] = {}
+    counts: Counter[tuple[str, str, int]] = Counter()
+    asked: _UnitError | None = None
     for number, row in rows:
         try:
-            values = {ours: _cell(row.get(theirs), theirs) for ours, theirs in columns.items()}
+            values = {
+                ours: _cell(row.get(theirs), theirs, ours in _TEXTS) for ours, theirs in columns.items()
+            }
+            same = first.setdefault(repr(sorted(row.items())), number)
+            if same != number:
+                raise FieldError(f"it repeats line {same}, which counts once")
             run = _run(_where(table.path, number), table, values, counts)
         except FieldError as e:
+            asked = e if isinstance(e, _UnitError) and asked is None else asked
             left_out.append(_left_out(table.path, number, e))
             continue
-        counts[run.world_size] += 1
-        runs.append(run)
-    return Reading(runs, left_out)
+        counts[run.env_id, run.rule, run.world_size] += 1
+        key = (run.env_id, run.rule, run.world_size, run.seed)
+        if key in runs:
+            earlier = runs.pop(key)[0]
+            said = f"line {number} has W={run.world_size} seed={run.seed} again, and as the later one counts"
+            left_out.append(_left_out(table.path, earlier, FieldError(said)))
+        runs[key] = number, run
+    if asked is not None and not runs:
+        raise ConfigError(f"{table.path}: {asked}")
+    ignored = [name for name in present if name not in columns.values()]
+    remarks = [f"Columns of {table.path} that are not read: {_listed(ignored)}."] if ignored else []
+    return Reading([run for _, run in runs.values()], left_out, remarks)
 
 
 def _where(path: Path, number: int) -> str:
@@ -140,7 +172,8 @@ def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
             raise ConfigError(
                 f"columns: {table.path} has no column {theirs}{near(theirs, present)}; it has {_listed(present)}"
             )
-    mapping = {name: name for name in COLUMNS if name in present} | dict(table.columns)
+    spelled = {name: next((n for n in (name, f"{name}_mean") if n in present), None) for name in COLUMNS}
+    mapping = {name: n for name, n in spelled.items() if n is not None} | dict(table.columns)
     if "world_size" not in mapping or not ("fps" in mapping or {"env_steps", "wall_s"} <= mapping.keys()):
         raise ConfigError(
             f"{table.path} needs columns for world_size and for fps (or env_steps and wall_s), it has "
@@ -154,12 +187,14 @@ def _listed(names: list[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _cell(cell: Any, column: str) -> Any:
-    """Return None for an empty cell, and the number that a text spells."""
+def _cell(cell: Any, column: str, is_text: bool) -> Any:
+    """Return None for an empty cell, and the number that a text spells where it should."""
     if not isinstance(cell, str):
         return None if isinstance(cell, float) and math.isnan(cell) else cell
     if not cell.strip():
         return None
+    if is_text:
+        return cell.strip()
     try:
         number = float(cell)
     except ValueError:
@@ -167,22 +202,28 @@ def _cell(cell: Any, column: str) -> Any:
     return None if math.isnan(number) else number
 
 
-def _run(where: str, table: ForeignTable, values: dict[str, Any], counts: Counter[int]) -> Run:
+def _run(
+    where: str, table: ForeignTable, values: dict[str, Any], counts: Counter[tuple[str, str, int]]
+) -> Run:
     row = Fields(values)
     world_size = as_whole("world_size", values.get("world_size", math.nan), low=1, high=MOST_WORKERS)
     wall_s = row.number("wall_s", above=0, high=LARGEST_SECONDS, default=math.nan)
     env_steps = row.whole("env_steps", default=0)
     of_whole = env_steps / wall_s if wall_s > 0 else math.nan
     fps = as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
-    times = _times(row)
+    env_id = row.text("env_id", default=table.env_id)
+    rule = row.text("rule", choices=("strong", "weak"), default=table.rule)
+    num_envs, rollout_steps = (row.whole(n, high=1e9, default=0) for n in ("num_envs", "rollout_steps"))
+    times = _times(row, num_envs * rollout_steps / fps or wall_s)
+    steps = num_envs * rollout_steps or (fps * float(times["t_iter"][0, 0]) if times else math.nan)
     return Run(
         path=where,
-        env_id=table.env_id,
+        env_id=env_id,
         world_size=world_size,
-        seed=row.whole("seed", low=-(2**63), high=2**63, default=counts[world_size]),
-        rule=table.rule,
-        num_envs=row.whole("num_envs", high=1e9, default=0),
-        rollout_steps=row.whole("rollout_steps", high=1e9, default=0),
+        seed=row.whole("seed", low=-(2**63), high=2**63, default=counts[env_id, rule, world_size]),
+        rule=rule,
+        num_envs=num_envs,
+        rollout_steps=rollout_steps,
         num_epochs=0,
         num_minibatches=0,
         num_parameters=0,
@@ -191,24 +232,46 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any], counts: Counte
         wall_s=wall_s,
         fps=fps,
         final_return=row.number("final_return", default=math.nan),
-        target_return=math.nan,
+        target_return=row.number("target_return", default=math.nan),
         times=times,
-        steps=np.array([fps * float(times["t_iter"][0, 0])]) if times else np.array([]),
+        steps=np.array([steps]) if times else np.array([]),
         evaluations=(),
+        reached_at_s=_reached_at_s(row),
     )
 
 
-def _times(row: Fields) -> dict[str, np.ndarray]:
-    """Return t_iter and the parts that the row has `[1, 1]`: a table of means tells nothing of single workers."""
+def _reached_at_s(row: Fields) -> float:
+    """Return the time to target that a row tells: +inf if it never was, NaN if there is no such column or target."""
+    if "time_to_target_s" not in row.values:
+        return math.nan
+    told = row.values["time_to_target_s"]
+    if told is None:
+        no_target = "target_return" in row.values and row.values["target_return"] is None
+        return math.nan if no_target else math.inf
+    return math.inf if told == math.inf else row.number("time_to_target_s", low=0, high=LARGEST_SECONDS)
+
+
+def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
+    """Return t_iter and the parts that the row has `[1, 1]`: a table of means tells nothing of single workers.
+
+    longest: seconds that an iteration takes by the throughput, or the whole run.
+    """
     t_iter = row.number("t_iter", above=0, high=LARGEST_SECONDS, default=math.nan)
+    if t_iter > _LONGER * longest:
+        raise _UnitError(
+            f"t_iter={t_iter:g} is {t_iter / longest:.3g} times the {longest:.3g} s that num_envs * rollout_steps / "
+            "fps (or wall_s) leave for an iteration: are these milliseconds? Times are in seconds, and num_envs are "
+            "those of all workers"
+        )
     seconds = {"t_iter": t_iter}
     for part in PARTS:
         # As in a run's own lines, t_other is what the others leave, and may be a rounding below 0.
         low = -1e-6 if part != "t_other" else -LARGEST_SECONDS
         seconds[part] = row.number(part, low=low, high=LARGEST_SECONDS, default=math.nan)
         if seconds[part] > t_iter * (1 + 1e-6):
-            raise FieldError(
-                f"{part}={seconds[part]:g} is more than t_iter={t_iter:g}, of which it is a part"
+            raise _UnitError(
+                f"{part}={seconds[part]:g} is more than t_iter={t_iter:g}, of which it is a part: are these "
+                "milliseconds? Times are in seconds"
             )
     if math.isnan(t_iter):
         return {}

@@ -1,9 +1,10 @@
 """Where the runs of a study come from, and what besides W differs between its W."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ddppo.study.read.selection import flat
+from ddppo.study.read.fields import flat, one_line
 from ddppo.study.runs import Machine, Run
 
 # Settings that may differ between W: they name a run, or change neither what is learnt nor how fast.
@@ -73,6 +74,29 @@ def varying(runs: Sequence[Run]) -> dict[str, dict[int, str]]:
         }
         found[name] = {w: " or ".join(sorted(texts)) for w, texts in told.items()}
     return {name: told for name, told in found.items() if len(set(told.values())) > 1} | _hosts(runs)
+
+
+def mixed(runs: Sequence[Run]) -> list[str]:
+    """Say where the runs of a study were made under different conditions, which a comparison over W should not be."""
+    differ = varying(runs)
+    remarks = []
+    for what, told in (
+        ("commits", Counter(map(_commit, runs))),
+        ("machines", Counter(run.origin.hostname for run in runs if "hosts" not in differ)),
+        ("devices", Counter(run.origin.device for run in runs if "derived.device" not in differ)),
+    ):
+        if len(told) > 1:
+            listed = ", ".join(f"{name or _UNKNOWN} ({count} runs)" for name, count in told.most_common(4))
+            remarks.append(f"The runs come from {len(told)} {what}: {listed}. Compare them with care.")
+    if differ:
+        listed = "; ".join(
+            f"{name}: {', '.join(f'{one_line(value, 60)} at W={w}' for w, value in told.items())}"
+            for name, told in differ.items()
+        )
+        remarks.append(
+            f"Not only W differs between the W measured. {listed}. What is put down to W may be due to these."
+        )
+    return remarks
 
 
 def _conditions(run: Run) -> dict[str, str]:

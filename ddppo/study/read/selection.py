@@ -5,11 +5,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ddppo.config import near
 from ddppo.errors import RunFolderError
-from ddppo.study.read.fields import one_line
+from ddppo.study.read.fields import flat, one_line
+from ddppo.study.read.provenance import mixed
 from ddppo.study.runs import LeftOut, Reading, Run
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
@@ -60,15 +60,15 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
     if found.runs and not groups:
         hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
         listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
-        raise RunFolderError(f"{asked}: the folder has no such run{hint}; it has {listed}")
+        raise RunFolderError(f"{asked}: there is no such run{hint}; there are {listed}")
     chosen = [_of_one_setting(groups[key]) for key in sorted(groups)]
     chosen.sort(key=lambda each: len({run.world_size for run in each.runs}) == 1)
-    remarks = []
+    remarks = list(found.remarks)
     if len(chosen) > 1:
         counted = ", ".join(map(_counted, chosen))
         remarks.append(
-            f"The folder is mixed, it holds {len(chosen)} studies: {counted}. Each is reported by itself, nothing is "
-            "averaged over them; env= and rule= ask for one."
+            f"The runs are mixed, of {len(chosen)} studies: {counted}. Each is reported by itself, nothing is averaged "
+            "over them; env= and rule= ask for one."
         )
     return Found(chosen, found.left_out + left_out, remarks)
 
@@ -109,7 +109,7 @@ def _of_one_setting(runs: list[Run]) -> Reading:
     ]
     kept, variants = _one_variant_per_world_size(kept)
     kept, duplicates = _newest(kept)
-    return Reading(kept, left_out + variants + duplicates, [*_resumed(kept), *_origins(kept)])
+    return Reading(kept, left_out + variants + duplicates, [*_resumed(kept), *mixed(kept)])
 
 
 def _study_key(run: Run) -> str:
@@ -124,15 +124,6 @@ def _variant_key(run: Run) -> str:
         if k.startswith(("dist.", "env.slow_ranks")) and k not in _FREE_AT_ONE_W
     }
     return json.dumps(settings, sort_keys=True, default=str)
-
-
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings under dotted names; an empty mapping is kept as a value."""
-    result: dict[str, Any] = {}
-    for key, value in config.items():
-        nested = isinstance(value, dict) and value
-        result |= flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return result
 
 
 def _largest(runs: list[Run], key: Callable[[Run], str]) -> list[Run]:
@@ -215,29 +206,23 @@ def _resumed(runs: list[Run]) -> list[str]:
     return remarks
 
 
-def _origins(runs: list[Run]) -> list[str]:
-    """Say where runs were made under different conditions, which a comparison over W should not be."""
-    remarks = []
-    for what, get in (
-        ("commits", lambda origin: origin.git_commit),
-        ("machines", lambda origin: origin.hostname),
-        ("devices", lambda origin: origin.device),
-    ):
-        found = Counter(get(run.origin)[:12] or "unknown" for run in runs)
-        if len(found) > 1:
-            listed = ", ".join(f"{name} ({count} runs)" for name, count in found.most_common(4))
-            remarks.append(f"The runs come from {len(found)} {what}: {listed}. Compare them with care.")
-    return remarks
-
-
 def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run], list[str]]:
-    """Give all runs the same target: `target_return`, or the one that most of them were run with."""
+    """Give all runs the same target: `target_return`, or the one that most of them were run with.
+
+    A table's time to target stays if it is for this target, or for none that the table names.
+    """
+    targets = Counter(run.target_return for run in runs if not math.isnan(run.target_return))
+    remarks = []
     if target_return is None:
-        targets = Counter(run.target_return for run in runs if not math.isnan(run.target_return))
         if not targets:
             return runs, []
         target_return = targets.most_common(1)[0][0]
         if len(targets) > 1:
-            remark = [f"The runs have {len(targets)} targets; target_return={target_return:g} is compared."]
-            return [replace(run, target_return=target_return) for run in runs], remark
-    return [replace(run, target_return=target_return) for run in runs], []
+            remarks = [f"The runs have {len(targets)} targets; target_return={target_return:g} is compared."]
+    chosen = []
+    for run in runs:
+        same = math.isnan(run.target_return) or run.target_return == target_return
+        chosen.append(
+            replace(run, target_return=target_return, reached_at_s=run.reached_at_s if same else math.nan)
+        )
+    return chosen, remarks
