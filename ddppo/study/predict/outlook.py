@@ -78,7 +78,7 @@ def outlook(
         bool(checks) and all(c.within for c in checks) and all(abs(m) <= TOLERANCE for m in misfit.values())
     )
     recommendation = None
-    if len(study.rows) > 1 and (times or any(run.env_steps for run in study.runs)):
+    if len(study.rows) > 1:
         recommendation = recommend(
             study.runs,
             times,

@@ -109,7 +109,7 @@ def recommend(
     fastest = _best(reaching, lambda c: c.seconds)
     efficient = _best([c for c in reaching if worth_it(c)], lambda c: c.seconds)
     cheapest = _best(reaching, lambda c: c.worker_seconds)
-    steps = max(r.env_steps for r in runs)
+    steps = _steps(runs)
     made = Recommendation(
         chosen=efficient or fastest,
         reasons=(),
@@ -136,13 +136,17 @@ def _check(runs: Sequence[Run], efficiency_floor: float, price: float | None) ->
 def _seconds(runs: Sequence[Run], fps: Mapping[int, float], times: Mapping[int, float]) -> dict[int, float]:
     """Return seconds at every W: as measured, or what the nearest measured W needed in steps, at this one's speed."""
     if not times:
-        steps = max(r.env_steps for r in runs)
-        return {w: steps / f for w, f in fps.items()}
+        return {w: _steps(runs) / f for w, f in fps.items()}
     seconds = {}
     for w, f in fps.items():
         nearest = min(times, key=lambda m: (abs(np.log(m / w)), m))
         seconds[w] = times[w] if w in times else times[nearest] * fps[nearest] / f
     return seconds
+
+
+def _steps(runs: Sequence[Run]) -> int:
+    """Return the environment steps to compare W by: those of the longest run, a million if a table tells none."""
+    return max(r.env_steps for r in runs) or 1_000_000
 
 
 def _best(candidates: Sequence[Choice], of: Callable[[Choice], float]) -> Choice | None:
