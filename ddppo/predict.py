@@ -3,11 +3,12 @@
 From the runs of a sweep, or from one published point.
 """
 
-import math
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
@@ -15,10 +16,10 @@ from ddppo.options import door, parse_all
 from ddppo.study.columns import aligned, whole
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict import published
-from ddppo.study.predict.held_out import held_out, measured_fps
-from ddppo.study.predict.model import FittedModel, Prediction, WhatIf, fit
+from ddppo.study.predict.held_out import fps_of, held_out, judged
+from ddppo.study.predict.intervals import Prediction
+from ddppo.study.predict.model import FittedModel, WhatIf, fit
 from ddppo.study.predict.outlook import outlook
-from ddppo.study.predict.simulate import simulate
 from ddppo.study.read.fields import FieldError, as_number, as_whole
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import one_study, with_target
@@ -42,9 +43,6 @@ class PredictConfig:
         None, "fit on these W only, e.g. 1,2,4, and compare at the others: how good the model is"
     )
     target_return: float | None = setting(None, "return that time to target asks for; the runs' own if null")
-    simulate: int = setting(
-        0, "also simulate so many iterations at each W, beside the formula", low=0, high=100_000
-    )
     efficiency_floor: float = setting(0.7, "least efficiency of the W that is recommended", low=0, high=1)
     price_per_worker_hour: float | None = setting(
         None, "price of a worker for an hour; null: the workers' time counts", low=0
@@ -62,7 +60,7 @@ def main() -> None:
 def predict(options: PredictConfig, what_if: WhatIf) -> str:
     """Return what to print. Raises ConfigError for a folder without usable runs or W that cannot be."""
     if options.published is not None:
-        return published.text(_published_point(options.published))
+        return published.text(*_published_point(options.published))
     assert options.folder is not None
     if not Path(options.folder).is_dir():
         raise RunFolderError(f"{options.folder}: not a folder")
@@ -76,17 +74,31 @@ def predict(options: PredictConfig, what_if: WhatIf) -> str:
         raise RunFolderError(f"{options.folder}: no usable run ({reasons})")
     runs, about_target = with_target(reading.runs, options.target_return)
     model = fit(_fitted_to(runs, options.fit_on))
-    predictions = model.predict(_world_sizes(options.world_sizes, runs, model, what_if), what_if)
+    sizes = _world_sizes(options.world_sizes, runs, model, what_if)
+    predictions = model.predict(sizes, what_if)
+    notes = [*map(str, reading.left_out), *reading.remarks, *about_target, *model.notes]
+    beside = {w: float(np.median(x)) for w, x in fps_of(runs).items()}
+    if what_if.changes:
+        beside = {p.world_size: p.fps for p in model.predict([w for w in sizes if model.divides(w)])}
     if options.fit_on is None:
-        last = "Which W, of the system as measured:\n" + _recommended(runs, model, options)
+        ahead = outlook(
+            compute_study(runs),
+            what_if={},
+            predict_to=None,
+            cores_per_worker=None,
+            efficiency_floor=options.efficiency_floor,
+            price_per_worker_hour=options.price_per_worker_hour,
+        )
+        last = list(ahead.quality[1:])
+        if ahead.recommendation is not None:
+            last.append("Which W, of the system as measured: " + ahead.recommendation.text())
     else:
-        last = "\n".join(f"{each}." for each in held_out(model, runs))
-    remarks = [*reading.remarks, *about_target, *model.notes]
+        last = [f"{each}." for each in held_out(model, runs)]
     blocks = [
         _heading(model, what_if),
-        _table(predictions, runs, model, what_if, options.simulate),
-        "\n".join(f"note: {n}" for n in (*map(str, reading.left_out), *remarks)),
-        last,
+        _table(predictions, beside, what_if),
+        "\n".join(f"note: {n}" for n in notes),
+        "\n".join(last),
     ]
     return "\n\n".join(b for b in blocks if b)
 
@@ -107,29 +119,16 @@ def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
     return [run for run in runs if run.world_size in wanted]
 
 
-def _recommended(runs: list[Run], model: FittedModel, options: PredictConfig) -> str:
-    study = compute_study(runs)
-    ahead = outlook(
-        study,
-        what_if={},
-        predict_to=2 * study.world_sizes[-1],
-        efficiency_floor=options.efficiency_floor,
-        price_per_worker_hour=options.price_per_worker_hour,
-    )
-    chosen = "" if ahead.recommendation is None else ahead.recommendation.text()
-    return "\n".join([*ahead.quality, chosen])
-
-
 def _heading(model: FittedModel, what_if: WhatIf) -> str:
     p, run = model.parameters, model.base.run
-    off = ", ".join(f"W={w} {100 * m:+.1f} %" for w, m in model.misfit.items())
     sleep = f", asleep {1e3 * p.env_sleep_s:.3g} ms per environment" if p.env_sleep_s else ""
     lines = [
-        f"{run.env_id}, {what_if.rule or run.rule} scaling; fitted t_iter is off by {off}",
-        f"vectorised step {1e3 * p.acting_s:.3g} + {1e3 * p.per_env_s:.3g} E ms{sleep}; minibatch "
-        f"{1e3 * p.minibatch_s:.3g} ms + {1e6 * p.sample_s:.3g} n us; collective {1e3 * p.call_s:.3g} ms, latency "
-        f"{1e3 * p.latency_s:.3g} ms a message, {1 / p.byte_s / 1e9 if p.byte_s else float('inf'):.3g} GB/s; "
-        f"rollouts spread by {100 * model.system(run.world_size).noise.cv:.1f} % over ranks",
+        f"{run.env_id}, {what_if.rule or run.rule} scaling. {judged(model.errors.relative)}.",
+        f"vectorised step {1e3 * p.step.fixed_s:.3g} + {1e3 * p.step.unit_s:.3g} E ms{sleep}; minibatch "
+        f"{1e3 * p.minibatch.fixed_s:.3g} ms + {1e6 * p.minibatch.unit_s:.3g} n us; collective {1e3 * p.call_s:.3g} "
+        f"ms, latency {1e3 * p.latency_s:.3g} ms a message, {1 / p.byte_s / 1e9 if p.byte_s else float('inf'):.3g} "
+        f"GB/s, {1e3 * p.turn_s:.3g} ms for each further rank on a core; rollouts spread by "
+        f"{100 * model.system(run.world_size).noise.cv:.1f} % over ranks",
     ]
     if what_if.cores_per_worker is None:
         lines.append(model.cores_rule)
@@ -138,38 +137,23 @@ def _heading(model: FittedModel, what_if: WhatIf) -> str:
     return "\n".join(lines)
 
 
-def _table(
-    predictions: list[Prediction], runs: list[Run], model: FittedModel, what_if: WhatIf, iterations: int
-) -> str:
-    """Return one line per W. Beside it: FPS without preemption, or without any change, or measured with the error."""
+def _table(predictions: list[Prediction], beside: dict[int, float], what_if: WhatIf) -> str:
+    """Return one line per W. Beside it: FPS without the changes, or measured with the error."""
     names = [p.removeprefix("t_") for p in PARTS]
-    preempted = what_if.preemption is not None
-    last = "without" if preempted else "as it is" if what_if.changes else "measured"
-    unchanged = replace(what_if, preemption=None) if preempted else WhatIf()
-    head = ["W", "FPS", "95 % interval", "S", "E", "t_iter ms", *names, last]
-    widths = [5, 10, 22, 9, 7, 11, *[9] * len(names), 10]
-    head, widths = (head, widths) if what_if.changes else ([*head, "off"], [*widths, 9])
-    head, widths = ([*head, "simulated"], [*widths, 11]) if iterations else (head, widths)
-    measured = measured_fps(runs)
+    head = ["W", "FPS", "95 % interval", "S", "E", "t_iter ms", *names]
+    head += ["as it is"] if what_if.changes else ["measured", "off"]
+    widths = [5, 10, 22, 9, 7, 11, *[9] * len(names), 10, 9][: len(head)]
     lines = [head]
     for p in predictions:
         cells = [str(p.world_size), whole(p.fps), f"{whole(p.fps_low)} to {whole(p.fps_high)}"]
         cells += [f"{p.speedup:.2f}", f"{p.efficiency:.3f}", f"{1e3 * p.t_iter:.2f}"]
         cells += [f"{1e3 * p.parts[n]:.2f}" for n in PARTS]
-        beside = math.nan if what_if.changes else measured.get(p.world_size, math.nan)
-        if what_if.changes and model.divides(p.world_size, unchanged):
-            beside = model.predict([p.world_size], unchanged)[0].fps
-        cells.append("" if math.isnan(beside) else whole(beside))
+        fps = beside.get(p.world_size)
+        cells.append("" if fps is None else whole(fps))
         if not what_if.changes:
-            cells.append("" if math.isnan(beside) else f"{100 * (p.fps / beside - 1):+.1f} %")
-        if iterations:
-            cells.append(whole(_simulated_fps(model, p.world_size, what_if, iterations)))
+            cells.append("" if fps is None else f"{100 * (p.fps / fps - 1):+.1f} %")
         lines.append(cells)
     return "\n".join(aligned(lines, widths))
-
-
-def _simulated_fps(model: FittedModel, world_size: int, what_if: WhatIf, iterations: int) -> float:
-    return simulate(model.system(world_size, what_if), iterations).fps
 
 
 def _world_sizes(given: Any, runs: list[Run], model: FittedModel, what_if: WhatIf) -> list[int]:
@@ -195,7 +179,7 @@ def _numbers(name: str, given: Any) -> list[int]:
         raise ConfigError(f"{e}: give numbers of workers, e.g. {name}=1,2,4") from e
 
 
-def _published_point(given: Any) -> published.PublishedPoint:
+def _published_point(given: Any) -> tuple[int, float]:
     usage = 'e.g. published="{world_size: 128, speedup: 107}"'
     if not isinstance(given, dict) or set(given) != {"world_size", "speedup"}:
         raise ConfigError(f"published={given}: needs world_size and speedup, {usage}")
@@ -204,7 +188,7 @@ def _published_point(given: Any) -> published.PublishedPoint:
         speedup = as_number("speedup", given["speedup"], above=0)
     except FieldError as e:
         raise ConfigError(f"published: {e}; both are numbers, {usage}") from e
-    return published.PublishedPoint(world_size, speedup)
+    return world_size, speedup
 
 
 def _parsed(arguments: list[str]) -> tuple[PredictConfig, WhatIf]:

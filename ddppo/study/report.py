@@ -52,6 +52,9 @@ class ReportOptions:
         factory=dict,
     )
     predict_to: int | None = setting(None, "largest W predicted; 4 times the largest measured if null", low=1)
+    cores_per_worker: float | None = setting(
+        None, "cores of a worker at W not measured; as measured if null, the report says how", low=1e-3
+    )
     efficiency_floor: float = setting(0.7, "least efficiency of the W recommended for it", low=0, high=1)
     price_per_worker_hour: float | None = setting(
         None, "price of a worker for an hour, in any currency; null: the workers' time counts", low=0
@@ -144,6 +147,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         study,
         what_if=options.what_if,
         predict_to=options.predict_to,
+        cores_per_worker=options.cores_per_worker,
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
     )

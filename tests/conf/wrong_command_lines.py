@@ -619,7 +619,7 @@ _SMALL = {
             "published={world_size:8,speedup:.nan}",
         ),
         *(
-            "{study} algorithm=carrier_pigeon",
+            "{study} latency_s=pigeon",
             "{study} bandwidth=0",
             "{study} rule=week",
             "{study} env=Nope-v0",
@@ -628,12 +628,11 @@ _SMALL = {
         *(
             "{study} world_sizes=1e30",
             "{study} num_envs=7 world_sizes=3",
-            "{study} preemption=2",
-            "{study} straggler_share=2",
+            "{study} slow_factor=0",
+            "{study} cores_per_worker=0",
         ),
         *(
-            "{study} straggler_factor=0",
-            "{study} simulate=-1",
+            "{study} num_parameters=0",
             "{study} target_return=inf",
             "{study} world_sizes=[1,[2]]",
             "{study} world_sizes=",

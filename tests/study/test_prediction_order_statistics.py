@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from ddppo.study.predict.order_statistics import empirical, lognormal, normal_expected_max
+from tests.study.simulation import drawn
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ def test_the_mean_is_one_and_the_spread_what_was_asked_for():
 
 def test_a_sample_has_the_maximum_that_the_formula_expects():
     noise = lognormal(0.3)
-    largest = noise.sample(np.random.default_rng(0), (4000, 128)).max(axis=1).mean()
+    largest = drawn(noise, np.random.default_rng(0), (4000, 128)).max(axis=1).mean()
     assert noise.expected_max(128) == pytest.approx(largest, rel=0.02)
 
 
@@ -35,16 +36,9 @@ def test_a_constant_slow_rank_is_waited_for_in_full():
 
 def test_a_slow_rank_among_noisy_ones():
     noise = lognormal(0.2)
-    x = noise.sample(np.random.default_rng(1), (100_000, 4))
+    x = drawn(noise, np.random.default_rng(1), (100_000, 4))
     x[:, 3] += 0.3
     assert noise.expected_max_with_late(4, [0.3]) == pytest.approx(x.max(axis=1).mean(), rel=0.005)
-
-
-def test_stragglers_make_the_mean_and_the_maximum_larger():
-    noise = lognormal(0.1).with_stragglers(0.05, 3.0)
-    assert noise.expected_max(1) == pytest.approx(0.95 + 0.05 * 3.0, rel=1e-3)
-    largest = noise.sample(np.random.default_rng(2), (5000, 64)).max(axis=1).mean()
-    assert noise.expected_max(64) == pytest.approx(largest, rel=0.02)
 
 
 def test_an_exponential_tail_is_found_in_a_sample_and_extrapolated():

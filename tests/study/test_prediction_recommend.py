@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import recommend
 from ddppo.study.runs import Run
 
@@ -34,7 +34,7 @@ def run(world_size, fps, rule="strong", seed=0):
 
 
 def predicted(world_size, fps, low, high):
-    return Prediction(world_size, fps, low, high, *[nan] * 6, nan, {})
+    return Prediction(world_size, 1, fps, low, high, nan, nan, nan, nan, {})
 
 
 RUNS = [run(1, 1000), run(2, 1800), run(4, 2400)]

@@ -420,12 +420,12 @@ def test_a_study_that_cannot_be_reported_is_left_out_and_the_rest_is_reported(tm
         whole(tmp_path, what_if={"latency_s": 1e-3}, env="Short-v0")
 
 
-def test_the_largest_world_is_held_out_to_see_how_good_the_model_is(sweep):
-    (check,) = computed(sweep).ahead.checks
-    assert (check.fitted_on, check.world_size) == ((1, 2), 4)
-    assert "the model predicts" in (sweep / "report" / "report.html").read_text()
+def test_each_world_but_the_smallest_is_held_out_to_see_how_good_the_model_is(sweep):
+    checks = computed(sweep).ahead.checks
+    assert [(check.fitted_on, check.world_size) for check in checks] == [((1, 4), 2), ((1, 2), 4)]
+    assert "Held out: fitted on W=1, 2" in (sweep / "report" / "report.html").read_text()
     (study,) = json.loads((sweep / "report" / "summary.json").read_text())["studies"]
-    assert [c["world_size"] for c in study["held_out"]] == [4]
+    assert [c["world_size"] for c in study["held_out"]] == [2, 4]
 
 
 def test_nodes_without_a_count_of_machines_are_remarked_on(tmp_path):

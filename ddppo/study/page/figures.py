@@ -12,7 +12,7 @@ from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.page.chart import Axis, Chart, named, workers
 from ddppo.study.page.tables import number, percent
-from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.runs import PARTS
 

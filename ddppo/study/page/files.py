@@ -109,7 +109,7 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
         ],
         "predictions": [asdict(p) for p in ahead.as_measured],
         "held_out": [asdict(c) | {"error": c.error, "usl_error": c.usl_error} for c in ahead.checks],
-        "usl": asdict(ahead.usl) | {"peak": ahead.usl.peak} if ahead.usl else None,
+        "usl": {n: getattr(ahead.usl, n) for n in ("sigma", "kappa", "peak")} if ahead.usl else None,
         "what_if": ahead.changes,
         "predictions_what_if": [asdict(p) for p in ahead.changed],
         "recommendation": asdict(ahead.recommendation) if ahead.recommendation else None,

@@ -16,7 +16,7 @@ from ddppo.study.columns import duration
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.measure.time_to_target import time_to_target
-from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import Choice
 from ddppo.study.runs import PARTS, Run
 

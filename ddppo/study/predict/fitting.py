@@ -1,7 +1,7 @@
-"""Parameters of the iteration model, fitted to measured runs by non-negative least squares.
+"""Parameters of the iteration model, fitted to measured W by non-negative least squares.
 
-What the measured world sizes cannot tell apart is split by a share: a half for the estimate, anything from 0 to 1 for
-its interval, and said in a note.
+What the measured W cannot tell apart is split by a share: a half for the estimate, anything from 0 to 1 for its
+interval, and said in a note.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,265 +12,285 @@ import numpy as np
 from ddppo.study.predict.iteration import expected
 from ddppo.study.predict.least_squares import identified, nnls
 from ddppo.study.predict.order_statistics import Noise, empirical, lognormal, normal_expected_max
-from ddppo.study.predict.parameters import Parameters, sliced, system_of_point
-from ddppo.study.predict.points import Point, env_processes, of_one_stepping
+from ddppo.study.predict.parameters import Parameters, Work
+from ddppo.study.predict.points import Point
 
 ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
-_ASSUMED_BANDWIDTHS = (1e8, 1e10)
+_TURN_S = {
+    True: 1e-4,
+    False: 4e-3,
+}  # through shared memory, else; where no crowded W tells, up to twice as long
 _MIN_RESIDUALS = 200  # fewer have no tail to fit
-_SHARES = np.linspace(0.0, 1.0, 11)
 
 Share = Callable[[], float]
 
 
-def fit_parameters(
-    all_points: Sequence[Point], slow: dict[int, float], share: Share, notes: list[str]
-) -> Parameters:
-    """Return the parameters; `share` is asked for every split that cannot be measured, and `notes` gets the reasons."""
-    alike = of_one_stepping(all_points)
-    stepping = alike[0].stepping
-    if len(alike) < len(all_points):
-        others = sorted({p.run.world_size for p in all_points} - {p.run.world_size for p in alike})
+def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
+    """Return the points whose environments were stepped as those of the largest W were; others cost otherwise."""
+    stepping = points[-1].stepping
+    others = sorted({p.world_size for p in points if p.stepping != stepping})
+    if others:
         notes.append(
             f"rollouts at W={', '.join(map(str, others))} are left out of the fit: their environments were stepped "
             f"otherwise than the {stepping} of the largest W; env.backend={stepping} makes all alike"
         )
-    asleep, processes = alike[-1].env_asleep, env_processes(alike[-1])
-    sleep = (alike[-1].env_step_s or 0.0) if asleep else 0.0
-    acting, per_env, computing = fit_rollout(alike, sleep, share, notes, processes=processes)
-    minibatch, sample = fit_learning(all_points, share, notes)
-    call, latency, byte, comm_crowding = fit_communication(all_points, share, notes)
-    variance, common, shape = fit_noise(all_points, notes)
-    by_rank: list[np.ndarray] = [p.run.times["t_other"].mean(axis=0) for p in all_points]
-    first = float(np.mean([t[0] for t in by_rank]))  # rank 0 writes
-    other = float(np.mean([t[1:].mean() for t in by_rank if len(t) > 1] or first))
-    writer = max(0.0, first - other)
+    return [p for p in points if p.stepping == stepping]
+
+
+def fit_parameters(
+    points: Sequence[Point], share: Share, notes: list[str], shape: Noise | None = None
+) -> Parameters:
+    """Return the parameters; `share` is asked for every split that cannot be measured, and `notes` gets the reasons.
+
+    points: W ascending. shape: of the noise, if it is known already.
+    """
+    alike = of_one_stepping(points, notes)
+    last = alike[-1]
+    step, computing = _fit_step(alike, share, notes)
+    minibatch = _fit_minibatch(points, share, notes)
+    call, latency, byte, turn = _fit_communication(points, share, notes)
+    shape = shape or noise_shape(points, notes)
+    errors = np.array([p.errors["t_other"] for p in points])
+    many = [p.world_size > 1 for p in points]
+    writer = (
+        float(np.average(_column(points, lambda p: p.writer_s)[many], weights=errors[many] ** -2.0))
+        if any(many)
+        else 0.0
+    )
+    others = np.array([p.means["t_other"] - writer / p.world_size for p in points])
     fitted = Parameters(
-        acting_s=acting,
-        per_env_s=per_env,
+        step=step,
         computing=computing,
-        env_sleep_s=sleep,
-        env_step_s=alike[-1].env_step_s,
-        env_processes=processes,
-        minibatch_s=minibatch,
-        sample_s=sample,
+        env_sleep_s=(last.step_s or 0.0) if last.asleep else 0.0,
+        env_step_s=last.step_s,
+        env_processes=last.env_processes,
+        minibatch=minibatch,
         call_s=call,
         latency_s=latency,
         byte_s=byte,
-        comm_crowding=comm_crowding,
-        jitter_s=0.0,
-        other_s=other,
+        turn_s=turn,
+        other_s=max(0.0, float(np.average(others, weights=errors**-2.0))),
         writer_s=writer,
-        noise_variance=variance,
+        noise_variance=_fit_noise(points, shape),
         noise_shape=shape,
-        common_cv=common,
-        slow_step_s=slow,
     )
-    return _with_jitter(fitted, all_points)
+    return _with_waiting(replace(fitted, slow=_fit_slow(fitted, points)), points, share)
 
 
-def fit_rollout(
-    alike: Sequence[Point], sleep_s: float, share: Share, notes: list[str], *, processes: float
-) -> tuple[float, float, float]:
-    """Return (a, b, computing) of a vectorised step that works a + b E; Parameters.step_s adds sleep and cores.
+def _column(points: Sequence[Point], of: Callable[[Point], float]) -> np.ndarray:
+    return np.array([of(p) for p in points], dtype=float)
+
+
+def _coefficients(
+    columns: list[np.ndarray], y: np.ndarray, sigma: np.ndarray, split: float | None
+) -> list[float]:
+    """Return non-negative coefficients; where `split` is given the first two columns share what both explain."""
+    if split is None:
+        return nnls(columns, y, sigma).tolist()
+    first, second, *others = columns
+    level, *rest = nnls([first, *others], y, sigma).tolist()
+    return [split * level, (1 - split) * level * float((first / second).mean()), *rest]
+
+
+def _fit_step(alike: Sequence[Point], share: Share, notes: list[str]) -> tuple[Work, float]:
+    """Return the work of a vectorised step of E environments, and the share of it that needs a core.
 
     What environments that sleep take beyond their sleep is part computing, part waking late. Only the first needs a
     core; without a run bound by its cores the two cannot be told apart.
     """
-    y = np.array([p.means["t_rollout"] / p.run.rollout_steps for p in alike])
-    sigma = np.array([p.spread["t_rollout"] / p.run.rollout_steps for p in alike])
-    envs = np.array([p.local_num_envs for p in alike])
-    crowded = np.array([p.crowding for p in alike])
-    sleep = sleep_s * np.maximum(1.0, envs / processes)
-    bound = (crowded > 1.0) & (sleep == 0.0)
-    split = None if identified([np.ones(len(y)), envs]) else share()
+    envs = _column(alike, lambda p: p.load.local_num_envs)
+    split = None if identified([np.ones(len(envs)), envs]) else share()
     if split is not None:
         notes.append(
             f"all rollouts had about {envs.mean():g} environments per rank: what a vectorised step costs by itself and "
             "what each environment adds cannot be told apart; the interval covers every split"
         )
-    computing = share() if sleep_s > 0.0 else 1.0
-    a = b = 0.0
-    for _ in range(5):  # who is bound by cores depends on a and b; it settles at once or is a tie
+    steps = _column(alike, lambda p: p.load.rollout_steps)
+    y = _column(alike, lambda p: p.means["t_rollout"]) / steps
+    sigma = _column(alike, lambda p: p.errors["t_rollout"]) / steps
+    if not (alike[-1].asleep and alike[-1].step_s):
+        return _fit_work(alike, envs, np.ones(len(y)), steps, y, sigma, split), 1.0
+    sleep = alike[-1].step_s * np.maximum(1.0, envs / alike[-1].env_processes)
+    crowded = _column(alike, lambda p: p.load.crowded)
+    computing, work = share(), Work(0.0, 0.0)
+    bound = np.zeros(len(y), dtype=bool)
+    for _ in range(5):  # who is bound by cores depends on the work; it settles at once or is a tie
         factor = np.where(bound, crowded * computing, 1.0)
-        compute = np.maximum((y - np.where(bound, 0.0, sleep)) / factor, 0.0)
-        if split is None:
-            a, b = nnls([np.ones(len(y)), envs], compute, sigma / factor).tolist()
-        else:
-            mean = float(np.average(compute, weights=(factor / sigma) ** 2))
-            a, b = split * mean, (1 - split) * mean / float(envs.mean())
-        now = (crowded * computing - 1.0) * (a + b * envs) > sleep
+        rest = np.maximum((y - np.where(bound, 0.0, sleep)) / factor, 0.0)
+        fixed, unit = _coefficients([np.ones(len(y)), envs], rest, sigma / factor, split)
+        work = Work(fixed, unit)
+        now = (crowded * computing - 1.0) * (fixed + unit * envs) > sleep
         if (now == bound).all():
             break
         bound = now
-    return a, b, computing
+    return work, computing
 
 
-def fit_learning(all_points: Sequence[Point], share: Share, notes: list[str]) -> tuple[float, float]:
-    """Return (c0, c1) of t_learn = (c0 K M + c1 K n) (1 + sliced (crowding - 1)), n the local batch; see `sliced`."""
-    y = np.array([p.means["t_learn"] for p in all_points])
-    sigma = np.array([p.spread["t_learn"] for p in all_points])
-    calls = np.array([p.num_segments for p in all_points])
-    samples = np.array([p.num_epochs * p.local_batch_size for p in all_points])
-    crowded = np.array([p.crowding for p in all_points])
-    split = None if identified([calls, samples]) else share()
+def _fit_minibatch(points: Sequence[Point], share: Share, notes: list[str]) -> Work:
+    count = _column(points, lambda p: p.load.num_segments)
+    sizes = _column(points, lambda p: p.load.minibatch_size)
+    split = None if identified([count, count * sizes]) else share()
     if split is not None:
         notes.append(
             "all runs learned from batches of one size: the fixed cost of a minibatch and the cost of a sample cannot "
             "be told apart; the interval covers every split"
         )
-    factor = np.ones(len(y))
-    c0 = c1 = 0.0
-    for _ in range(10):  # how much is sliced depends on the cost of a minibatch: it settles
-        if split is None:
-            c0, c1 = nnls([calls * factor, samples * factor], y, sigma).tolist()
-        else:
-            level = float(np.average(y / factor, weights=(factor / sigma) ** 2))
-            c0, c1 = split * level / float(calls.mean()), (1 - split) * level / float(samples.mean())
-        segments = c0 + c1 * samples / calls
-        factor = 1 + np.array([sliced(float(s)) for s in segments]) * (crowded - 1)
-    return c0, c1
+    y = _column(points, lambda p: p.means["t_learn"])
+    sigma = _column(points, lambda p: p.errors["t_learn"])
+    return _fit_work(points, sizes, count, np.ones(len(y)), y, sigma, split)
 
 
-def fit_communication(
-    all_points: Sequence[Point], share: Share, notes: list[str]
-) -> tuple[float, float, float, float]:
-    """Return (call, alpha, beta, crowded): t_comm = calls * call + (latencies * alpha + bytes * beta) * factor.
+def _fit_work(
+    points: Sequence[Point],
+    sizes: np.ndarray,
+    count: np.ndarray,
+    piece: np.ndarray,
+    y: np.ndarray,
+    sigma: np.ndarray,
+    split: float | None,
+) -> Work:
+    """Fit y = count * work(sizes), where `piece` times the work runs at a stretch: interrupted or not, as fits best.
 
-    factor = 1 + crowded (crowding - 1): how far messages wait for turns on shared cores.
+    What further ranks add (contention) is asked only of three W or more.
     """
-    many = [p for p in all_points if p.run.world_size > 1]
+    crowded = _column(points, lambda p: p.load.crowded)
+    others = _column(points, lambda p: p.load.others)
+    contended = len(points) >= 3 and bool(others.any())
+    best, best_error = Work(0.0, 0.0), np.inf
+    for interrupted in (False, True) if (crowded > 1).any() else (False,):
+        work, factor = Work(0.0, 0.0, 0.0, interrupted), np.ones(len(y))
+        for _ in range(10):  # how much is interrupted depends on how long it is: it settles
+            columns = [count * factor, count * sizes * factor]
+            columns += [count * sizes * others * factor] if contended else []
+            fixed, unit, contention = (*_coefficients(columns, y, sigma, split), 0.0)[:3]
+            work = Work(fixed, unit, contention, interrupted)
+            alone = [work.seconds(n, p.load.others) for n, p in zip(sizes, points, strict=True)]
+            factor = np.array(
+                [work.stretched(k * s, c) for k, s, c in zip(piece, alone, crowded, strict=True)]
+            )
+        error = float((((count * np.array(alone) * factor - y) / sigma) ** 2).sum())
+        if error < best_error * (1 - 1e-9):
+            best, best_error = work, error
+    return best
+
+
+def _fit_communication(
+    points: Sequence[Point], share: Share, notes: list[str]
+) -> tuple[float, float, float, float]:
+    """Return (call, alpha, beta, turn): t_comm = calls (call + (crowded - 1) turn) + latencies alpha + bytes beta.
+
+    Every collective waits once for all ranks to have had a core, whatever it sends: six sweeps on two cores, through
+    shared memory and by Gloo, W = 4 to 32, cost so much for each further rank of a core at every W.
+    """
+    many = [p for p in points if p.world_size > 1]
+    in_memory = bool(many) and many[-1].run.origin.collective.startswith("shm")
+    unmeasured = 2 * share() * _TURN_S[in_memory]
     if not many:
         notes.append("only W=1 is measured: communication and waiting are unknown and taken as 0")
-        return 0.0, 0.0, 0.0, 1.0
-    y = np.array([p.means["t_comm"] for p in many])
-    sigma = np.array([p.spread["t_comm"] for p in many])
-    calls = np.array([p.num_segments + p.num_gathers for p in many])
-    latencies = np.array([p.sums.num_latencies + p.gathers.num_latencies for p in many])
-    num_bytes = np.array([p.sums.num_bytes + p.gathers.num_bytes for p in many])
-    crowded = np.array([p.crowding for p in many])
-    know_bytes = identified([latencies, num_bytes])
-    world_sizes = {p.run.world_size for p in many}
-    byte = 1.0 / ASSUMED_BANDWIDTH
-    if not know_bytes:
-        low, high = np.log(_ASSUMED_BANDWIDTHS)
-        byte = float(np.exp(-(low + share() * (high - low))))  # a share of a half is 1 GB/s
-        byte = min(byte, float((y / num_bytes).min()))
-        notes.append(
-            f"one model size over these W cannot tell latency from bandwidth: {ASSUMED_BANDWIDTH / 1e9:g} GB/s is "
-            "assumed, the rest is latency; runs with another model.hidden_sizes would tell"
-        )
-    is_crowded = bool((crowded > 1.0).any())
-    # Where it cannot be measured, a quarter, as three sweeps W=1,2,4,8 on 2 cores had it; 0 to 1 in the interval.
-    candidates = _SHARES if is_crowded and len(world_sizes) >= 4 else np.array([share() ** 2])
-    columns_known = identified([calls, latencies, num_bytes] if know_bytes else [calls, latencies])
-    best: tuple[float, float, float, float, float] | None = None
-    for crowd in candidates:
-        factor = 1 + crowd * (crowded - 1)
-        alpha_beta = [latencies * factor, num_bytes * factor]
-        if know_bytes and columns_known:
-            call, latency, byte = nnls([calls, *alpha_beta], y, sigma).tolist()
-        elif know_bytes:
-            call = 0.0
-            latency, byte = nnls(alpha_beta, y, sigma).tolist()
-        else:
-            rest = np.maximum(y - byte * alpha_beta[1], 0.0)
-            if columns_known:
-                call, latency = nnls([calls, alpha_beta[0]], rest, sigma).tolist()
-            else:
-                split, level = share(), float(rest.mean())
-                call, latency = (
-                    split * level / float(calls.mean()),
-                    (1 - split) * level / float(alpha_beta[0].mean()),
-                )
-        predicted = call * calls + latency * alpha_beta[0] + byte * alpha_beta[1]
-        error = float(((predicted - y) ** 2 / sigma**2).sum())
-        if best is None or error < best[0]:
-            best = error, call, latency, byte, float(crowd)
-    if not know_bytes and not columns_known:
-        notes.append(
-            "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be "
-            "told apart; the interval covers every split"
-        )
-    assert best is not None
-    return best[1:]
+        return 0.0, 0.0, 0.0, unmeasured
+    y = _column(many, lambda p: p.means["t_comm"])
+    sigma = _column(many, lambda p: p.errors["t_comm"])
+    calls = _column(many, lambda p: p.load.num_calls)
+    latencies = _column(many, lambda p: p.load.messages.num_latencies)
+    num_bytes = _column(many, lambda p: p.load.messages.num_bytes)
+    turns = calls * (_column(many, lambda p: p.load.crowded) - 1)
+    crowded = [turns] if turns.any() else []
+    if identified([latencies, num_bytes]):
+        columns = [calls, *crowded, latencies, num_bytes]
+        found = nnls(columns, y, sigma).tolist()
+        call, latency, byte = found[0], found[-2], found[-1]
+        return call, latency, byte, found[1] if crowded else unmeasured
+    byte = 10 ** (2 * share() - 1) / ASSUMED_BANDWIDTH  # a share of a half is 1 GB/s
+    byte = min(byte, float((y / num_bytes).min()))
+    notes.append(
+        f"one model size over these W cannot tell latency from bandwidth: {ASSUMED_BANDWIDTH / 1e9:g} GB/s is "
+        "assumed, the rest is latency; runs with another model.hidden_sizes would tell"
+    )
+    rest = np.maximum(y - byte * num_bytes, 0.0)
+    if identified([calls, latencies]):
+        found = nnls([calls, *crowded, latencies], rest, sigma).tolist()
+        return found[0], found[-1], byte, found[1] if crowded else unmeasured
+    notes.append(
+        "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be told "
+        "apart; the interval covers every split"
+    )
+    split = share()
+    level = float(rest.mean()) * (1 - share() if crowded else 1.0)
+    turn = (float(rest.mean()) - level) / float(turns.mean()) if crowded else unmeasured
+    return split * level / float(calls.mean()), (1 - split) * level / float(latencies.mean()), byte, turn
 
 
-def variance_components(x: np.ndarray) -> tuple[float, float, float]:
-    """Return the variances (common, persistent, idiosyncratic) of `x` `[iterations, W]`, W >= 2, relative to its mean.
+def _fit_noise(points: Sequence[Point], shape: Noise) -> tuple[float, float]:
+    """Return (v0, v1) of cv^2 = v0 + v1 / n for a rank's rollout of n samples.
 
-    x = mean (1 + c_i + p_r + e_ir): a two-way layout with one observation per cell. With row and column means, from
-    MSE = sum(e^2) / ((n - 1) (W - 1)):  e = MSE, c = var(rows) - MSE / W, p = var(columns) - MSE / n, at least 0.
-    Source: Searle, Casella and McCulloch 1992, Variance Components.
+    v0 is noise of the rank in an iteration (and between ranks), v1 that of independent steps. cv is what makes E[max of
+    W] - 1 of the noise's shape the gap that was seen: what ranks wait for, and steadier than a variance of heavy tails.
     """
-    x = x / x.mean()
-    n, world_size = x.shape
-    rows, columns = x.mean(axis=1), x.mean(axis=0)
-    residual = x - rows[:, None] - columns + 1.0
-    mse = float((residual**2).sum()) / max(1, (n - 1) * (world_size - 1))
-    common = float(rows.var(ddof=1)) - mse / world_size if n > 1 else 0.0
-    persistent = float(columns.var(ddof=1)) - mse / n
-    return max(0.0, common), max(0.0, persistent), mse
+    known = [p for p in points if p.spread is not None]
+    spreads = [p.spread for p in known if p.spread is not None]
+    unit = _column(known, lambda p: shape.expected_max(p.world_size) - 1) / shape.cv
+    cv = np.array([s.gap for s in spreads]) / unit
+    if not known or cv.max() < 1e-6:
+        return 0.0, 0.0
+    sigma = 2 * cv * np.array([s.gap_error for s in spreads]) / unit + 1e-3 * float((cv**2).max())
+    inverse = 1 / _column(known, lambda p: p.load.local_batch_size)
+    if not identified([np.ones(len(known)), inverse]):
+        return float(np.average(cv**2, weights=sigma**-2.0)), 0.0
+    v0, v1 = nnls([np.ones(len(known)), inverse], cv**2, sigma).tolist()
+    return v0, v1
 
 
-def fit_noise(all_points: Sequence[Point], notes: list[str]) -> tuple[tuple[float, float], float, Noise]:
-    """Return (v0, v1) of cv^2 = v0 + v1 / n for a rank's rollout of n samples, the common cv, and the noise's shape.
-
-    v0 is noise of the rank in an iteration (and between ranks), v1 that of independent steps. Residuals are deviations
-    from the mean less the part of their iteration's deviation that all ranks share.
-    """
-    many = [p for p in all_points if p.run.world_size > 1 and p.rollout.mean() > 0.0 and len(p.rollout) > 1]
-    if not many:
-        return (0.0, 0.0), 0.0, lognormal(0.0)
-    variances, weights, commons, residuals = [], [], [], []
-    for p in many:
-        common, persistent, own = variance_components(p.rollout)
-        n, world_size = p.rollout.shape
-        x = p.rollout / p.rollout.mean() - 1.0
-        rows = x.mean(axis=1, keepdims=True)
-        shared = common / (common + (own + persistent) / world_size) if common > 0 else 0.0
-        left = (x - shared * rows).ravel()
-        variances.append(persistent + own)
-        weights.append((n - 1) * (world_size - 1))
-        commons.append(common)
-        if left.std() > 0:
-            residuals.append(left / left.std())
-    variance, df = np.array(variances), np.array(weights, dtype=float)
-    common_cv = float(np.sqrt(np.average(commons, weights=df)))
-    inverse = np.array([1 / p.local_batch_size for p in many])
-    if variance.max() < 1e-12:
-        return (0.0, 0.0), common_cv, lognormal(0.0)
-    floor = 1e-3 * float(variance.max())
-    sigma = np.maximum(variance, floor) * np.sqrt(
-        2 / df
-    )  # of a variance estimated with df degrees of freedom
-    if identified([np.ones(len(many)), inverse]):
-        v0, v1 = nnls([np.ones(len(many)), inverse], variance, sigma).tolist()
-    else:
-        v0, v1 = float(np.average(variance, weights=df)), 0.0
-    pooled = np.concatenate(residuals)
+def noise_shape(points: Sequence[Point], notes: list[str]) -> Noise:
+    """Return how rollouts are distributed about their mean: as the residuals, lognormal where these are too few."""
+    pooled = np.concatenate([np.zeros(0), *(p.spread.residuals for p in points if p.spread is not None)])
     if len(pooled) >= _MIN_RESIDUALS:
-        shape = empirical(pooled, 0.1)
-    else:
-        shape = lognormal(0.1)
+        return empirical(pooled, 0.1)
+    if len(pooled):
         notes.append(
-            f"{len(pooled)} rollouts at W > 1 are too few to fit the tail of their durations (from "
-            f"{_MIN_RESIDUALS}): lognormal is assumed"
+            f"{len(pooled)} rollouts at W > 1 are too few to fit the tail of their durations (from {_MIN_RESIDUALS}): "
+            "lognormal is assumed"
         )
-    return (v0, v1), common_cv, shape
+    return lognormal(0.1)
 
 
-def _with_jitter(fitted: Parameters, all_points: Sequence[Point]) -> Parameters:
-    """Return the parameters with jitter_s: waiting that rollouts, queues and rank 0's writing do not explain."""
-    many = [p for p in all_points if p.run.world_size > 1]
+def _fit_slow(fitted: Parameters, points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
+    """Return what slow ranks take longer: so long a step (a sleep), or in proportion (a slow core), as fits best."""
+    slow = {}
+    for rank in sorted({rank for p in points for rank in p.slow}):
+        having = [p for p in points if rank in p.slow]
+        steps = _column(having, lambda p: p.load.rollout_steps)
+        rollouts = _column(having, lambda p: fitted.rollout_s(p.load))
+        extra = np.array([p.slow[rank].rollout_s for p in having])
+        known = identified([steps, rollouts])
+        each = nnls([rollouts, steps] if known else [rollouts], extra, rollouts).tolist()
+        slow[rank] = (
+            each[1] if known else 0.0,
+            each[0],
+            float(np.mean([p.slow[rank].learning for p in having])),
+        )
+    return slow
+
+
+def _with_waiting(fitted: Parameters, points: Sequence[Point], share: Share) -> Parameters:
+    """Return the parameters with the waiting that rollouts, slow ranks and rank 0's writing do not explain.
+
+    It is jitter at every sum, work of others on a rank's core that runs through, and turns at every collective.
+    """
+    many = [p for p in points if p.world_size > 1]
+    fitted = replace(fitted, queueing=0.5 + share(), waiting_turn_s=fitted.turn_s * share())
     if not many:
         return fitted
-    columns, rest, sigma = [], [], []
-    for p in many:
-        explained = expected(system_of_point(fitted, p)).parts["t_sync"]
-        factor = 1 + fitted.comm_crowding * (p.crowding - 1)
-        columns.append(p.num_segments * factor * normal_expected_max(p.run.world_size))
-        rest.append(max(0.0, p.means["t_sync"] - explained))
-        sigma.append(p.spread["t_sync"])
-    jitter = nnls([np.array(columns)], np.array(rest), np.array(sigma))[0]
-    return replace(fitted, jitter_s=float(jitter))
+    alone = replace(fitted, queueing=0.0, waiting_turn_s=0.0)
+    explained = _column(many, lambda p: expected(alone.system(p.load)).parts["t_sync"])
+    rest = np.maximum(_column(many, lambda p: p.means["t_sync"]) - explained, 0.0)
+    sigma = _column(many, lambda p: p.errors["t_sync"])
+    jitter = _column(many, lambda p: p.load.num_segments * normal_expected_max(p.world_size))
+    queue = _column(many, lambda p: fitted.run_through_s(p.load))
+    turns = _column(many, lambda p: p.load.num_calls * (p.load.crowded - 1))
+    if not turns.any():
+        return replace(fitted, jitter_s=float(nnls([jitter], rest, sigma)[0]))
+    if len(many) < 3:  # turns take as long as they do in collectives, and the rest is jitter
+        rest = np.maximum(rest - fitted.queueing * queue - fitted.waiting_turn_s * turns, 0.0)
+        return replace(fitted, jitter_s=float(nnls([jitter], rest, sigma)[0]))
+    jitter_s, queueing, turn = nnls([jitter, queue, turns], rest, sigma).tolist()
+    return replace(fitted, jitter_s=jitter_s, queueing=queueing, waiting_turn_s=turn)

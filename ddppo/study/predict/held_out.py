@@ -1,4 +1,4 @@
-"""How good the model is: fitted without some W that were measured, how far is it off there?"""
+"""How good a law is: fitted without some W that were measured, how far is it off there?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from math import isnan, nan
 
 import numpy as np
 
-from ddppo.study.predict.model import FittedModel, fit, tells_times
-from ddppo.study.predict.usl import fit_usl
+from ddppo.study.predict.model import FittedModel
+from ddppo.study.predict.usl import FittedUsl, fit_usl
 from ddppo.study.runs import Run
 
 TOLERANCE = 0.15
@@ -15,7 +15,7 @@ TOLERANCE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One W that the model was not fitted to. measured_fps: median over seeds, as FPS(W) everywhere.
+    """One W that the law was not fitted to. measured_fps: median over seeds, as FPS(W) everywhere.
 
     usl_fps: what the universal scalability law predicts, fitted to the same W; NaN where it cannot be.
     """
@@ -44,21 +44,14 @@ class HeldOut:
 
     def __str__(self) -> str:
         verdict = "within" if self.within else "NOT within"
-        law = (
-            ""
-            if isnan(self.usl_fps)
-            else f" (the universal scalability law by {100 * self.usl_error:+.1f} %)"
-        )
+        simple = isnan(self.usl_fps) or self.usl_fps == self.fps
+        law = "" if simple else f" (the universal scalability law by {100 * self.usl_error:+.1f} %)"
         return (
-            f"Held out: fitted on W={', '.join(map(str, self.fitted_on))}, the model predicts {self.fps:,.0f} steps/s "
-            f"({self.fps_low:,.0f} to {self.fps_high:,.0f}) at W={self.world_size}, where {self.measured_fps:,.0f} "
-            f"were measured: off by {100 * self.error:+.1f} %{law}, {verdict} {100 * TOLERANCE:.0f} %"
+            f"Held out: fitted on W={', '.join(map(str, self.fitted_on))}, {self.fps:,.0f} steps/s "
+            f"({self.fps_low:,.0f} to {self.fps_high:,.0f}) are predicted at W={self.world_size}, where "
+            f"{self.measured_fps:,.0f} were measured: off by {100 * self.error:+.1f} %{law}, {verdict} "
+            f"{100 * TOLERANCE:.0f} %"
         )
-
-
-def measured_fps(runs: Sequence[Run]) -> dict[int, float]:
-    """Return FPS(W), the median over seeds, at every W measured."""
-    return {w: float(np.median(fps)) for w, fps in fps_of(runs).items()}
 
 
 def fps_of(runs: Sequence[Run]) -> dict[int, list[float]]:
@@ -67,11 +60,10 @@ def fps_of(runs: Sequence[Run]) -> dict[int, list[float]]:
     return {w: [r.fps for r in runs if r.world_size == w] for w in world_sizes}
 
 
-def held_out(model: FittedModel, runs: Sequence[Run]) -> list[HeldOut]:
-    """Compare the model with `runs`, at each W that it was not fitted to."""
-    fitted_on = tuple(sorted({point.run.world_size for point in model.points}))
-    measured = {w: fps for w, fps in measured_fps(runs).items() if w not in fitted_on}
-    seen = fps_of([run for run in runs if run.world_size in fitted_on])
+def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]:
+    """Compare a law with `runs`, at each W that it was not fitted to."""
+    fps, fitted_on = fps_of(runs), tuple(sorted(law.fps))
+    seen = {w: fps[w] for w in fitted_on if w in fps}
     usl = fit_usl(seen) if len(seen) > 1 else None
     return [
         HeldOut(
@@ -80,30 +72,26 @@ def held_out(model: FittedModel, runs: Sequence[Run]) -> list[HeldOut]:
             p.fps,
             p.fps_low,
             p.fps_high,
-            measured[p.world_size],
+            float(np.median(fps[p.world_size])),
             nan if usl is None else usl.fps(p.world_size),
         )
-        for p in model.predict(sorted(measured))
+        for p in law.predict([w for w in fps if w not in fitted_on])
     ]
 
 
-def each_held_out(runs: Sequence[Run]) -> tuple[HeldOut, ...]:
-    """Fit to all W but one and compare there, the largest and every other; nothing unless three W tell their times.
-
-    Raises ConfigError if the others cannot be fitted.
-    """
-    runs = [run for run in runs if tells_times(run)]
-    world_sizes = sorted({run.world_size for run in runs})
-    if len(world_sizes) < 3:
-        return ()
-    model = fit([run for run in runs if run.world_size < world_sizes[-1]])
-    return tuple(held_out(model, runs))
+def each_held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> tuple[HeldOut, ...]:
+    """Fit to all W but one and compare there, at each W above the smallest; nothing unless there are three."""
+    sizes = sorted(law.fps)
+    known = [run for run in runs if run.world_size in sizes]
+    return (
+        tuple(check for w in sizes[1:] for check in held_out(law.without(w), known)) if len(sizes) > 2 else ()
+    )
 
 
 def judged(misfit: Mapping[int, float]) -> str:
-    """Return how far the model is off at each W that it was fitted to, and whether that is within the tolerance."""
+    """Return how far a law is off at each W that it was fitted to, and whether that is within the tolerance."""
     off = ", ".join(
         f"W={w} {100 * m:+.1f} %" + ("" if abs(m) <= TOLERANCE else " (NOT within)")
         for w, m in misfit.items()
     )
-    return f"Predicted against measured, where the model was fitted: {off}; within is {100 * TOLERANCE:.0f} %"
+    return f"Predicted against measured, where the law was fitted: {off}; within is {100 * TOLERANCE:.0f} %"

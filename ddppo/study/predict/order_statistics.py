@@ -10,7 +10,6 @@ import numpy as np
 _Z = np.linspace(-6.0, 6.0, 1201)
 _LOWER = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _Z])
 _UPPER = np.array([0.5 * math.erfc(z / math.sqrt(2)) for z in _Z])
-_LOGIT = np.log(_LOWER) - np.log(_UPPER)
 
 _TAIL_SHARE = 0.1  # the part of the residuals to which the tail is fitted
 _TAIL_SHAPES = (-0.5, 0.4)  # outside: no finite variance of the estimate, or of the maximum
@@ -44,9 +43,6 @@ class Noise:
                 log_cdf += (world_size - len(late)) * np.log(self._cdf(x))
         return _mean_under(x, log_cdf)
 
-    def sample(self, rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-        return np.interp(rng.standard_normal(size), _Z, self.quantiles)
-
     @property
     def cv(self) -> float:
         """Standard deviation of the factor."""
@@ -61,29 +57,8 @@ class Noise:
             return lognormal(cv)
         return _normalised(1.0 + (self.quantiles - 1.0) * (cv / own))
 
-    def with_stragglers(self, share: float, factor: float) -> "Noise":
-        """Return the mixture in which a rank is, with probability `share`, `factor` times slower; the mean grows.
-
-        F'(x) = (1 - share) F(x) + share F(x / factor). Not normalised: stragglers cost time.
-        """
-        if not (0.0 <= share <= 1.0 and factor >= 1.0):
-            raise ValueError(
-                f"straggler_share={share:g} and straggler_factor={factor:g}: the share is from 0 to 1, "
-                "the factor at least 1"
-            )
-        if share == 0.0 or factor == 1.0:
-            return self
-        x = np.sort(np.concatenate([self.quantiles, factor * self.quantiles]))
-        lower = (1 - share) * self._cdf(x) + share * self._cdf(x / factor)
-        upper = (1 - share) * self._upper(x) + share * self._upper(x / factor)
-        keep = (lower > 0) & (upper > 0)
-        return Noise(np.interp(_LOGIT, np.log(lower[keep]) - np.log(upper[keep]), x[keep]))
-
     def _cdf(self, x: np.ndarray) -> np.ndarray:
         return np.interp(x, self.quantiles, _LOWER, left=0.0, right=1.0)
-
-    def _upper(self, x: np.ndarray) -> np.ndarray:
-        return np.interp(x, self.quantiles, _UPPER, left=1.0, right=0.0)
 
 
 def lognormal(cv: float) -> Noise:

@@ -1,6 +1,6 @@
 """The part of a report that looks ahead: predictions for W not measured, and which W to use."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,19 +8,20 @@ from ddppo.errors import ConfigError
 from ddppo.options import filled
 from ddppo.study.measure.speedup import Study
 from ddppo.study.predict.held_out import TOLERANCE, HeldOut, each_held_out, fps_of, judged
-from ddppo.study.predict.model import FittedModel, Prediction, WhatIf, fit
+from ddppo.study.predict.intervals import Prediction
+from ddppo.study.predict.model import FittedModel, WhatIf, fit
 from ddppo.study.predict.recommend import Recommendation, recommend
-from ddppo.study.predict.usl import Usl, fit_usl
+from ddppo.study.predict.usl import FittedUsl, Usl, fit_usl_with_errors
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """Predictions of the system as measured and with `changes`; remarks say what is missing and why.
 
-    misfit: {W: predicted / measured - 1} where the model was fitted; checks: at each W that was held out, ascending.
-    trusted: whether a W that nobody measured may be recommended: all of them are within the tolerance, and the largest
-    W was held out. usl: the baseline, and all that a table of W and FPS allows. cores_rule: a sentence about which
-    cores W ranks are given.
+    misfit: {W: predicted / measured - 1} where the law was fitted; checks: at each W that was held out, ascending.
+    trusted: whether a W that nobody measured may be recommended: some W was held out, and all of these are within the
+    tolerance. usl: the baseline, and all that a table of W and FPS allows. cores_rule: a sentence about which cores W
+    ranks are given.
     """
 
     as_measured: tuple[Prediction, ...]
@@ -47,58 +48,74 @@ def outlook(
     *,
     what_if: Mapping[str, Any],
     predict_to: int | None,
+    cores_per_worker: float | None,
     efficiency_floor: float,
     price_per_worker_hour: float | None,
 ) -> Outlook:
-    """Fit the model and recommend. Raises ConfigError for a what_if that has no meaning or no effect."""
-    changes = _what_if(what_if)
-    model: FittedModel | None = None
-    checks: tuple[HeldOut, ...] = ()
-    usl: Usl | None = None
-    remarks: list[str] = []
+    """Fit the model, or the simple law where times are not told, and recommend.
+
+    Raises ConfigError for a what_if that has no meaning or no effect.
+    """
+    changes, remarks = _what_if(what_if), list[str]()
+    model, usl = _laws(study, cores_per_worker, remarks)
+    if changes.changes and model is None:
+        raise ConfigError(f"what_if={dict(what_if)} has no effect: {remarks[-1]}")
+    law: FittedModel | FittedUsl | None = model or usl
+    checks = () if law is None else each_held_out(law, study.runs)
+    largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
+    asked = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
+    as_measured: tuple[Prediction, ...] = ()
+    changed: tuple[Prediction, ...] = ()
+    if model is not None:
+        as_measured = tuple(model.predict([w for w in asked if model.divides(w)]))
+        if changes.changes:
+            changed = tuple(model.predict([w for w in asked if model.divides(w, changes)], changes))
+    elif usl is not None:
+        as_measured = tuple(usl.predict([w for w in asked if w >= study.baseline]))
+    misfit = {} if law is None else law.errors.relative
+    within = [abs(off) <= TOLERANCE for off in misfit.values()]
+    trusted = bool(checks) and all(within) and all(check.within for check in checks)
+    return Outlook(
+        as_measured=as_measured,
+        changed=changed,
+        changes=changes.changes,
+        misfit=misfit,
+        checks=checks,
+        trusted=trusted,
+        usl=None if usl is None else usl.usl,
+        cores_rule="" if model is None else model.cores_rule,
+        recommendation=_recommendation(study, as_measured, trusted, efficiency_floor, price_per_worker_hour),
+        remarks=tuple(remarks),
+    )
+
+
+def _laws(
+    study: Study, cores_per_worker: float | None, remarks: list[str]
+) -> tuple[FittedModel | None, FittedUsl | None]:
+    """Return both laws, as far as there are runs for them; the remarks say what is missing."""
     try:
-        usl = fit_usl(fps_of(study.runs))
-        model = fit(study.runs)
-        remarks += model.notes
+        usl = fit_usl_with_errors(fps_of(study.runs))
     except ConfigError as e:
         remarks.append(f"No predictions: {e}.")
-        if changes.changes:
-            raise ConfigError(f"what_if={dict(what_if)} has no effect: {e}") from e
-    if model is not None:
-        try:
-            checks = each_held_out(study.runs)
-        except ConfigError as e:
-            remarks.append(f"The model cannot be checked without the largest W: {e}.")
-    largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
-    as_measured = _predictions(study, model, largest, WhatIf())
-    changed = _predictions(study, model, largest, changes) if changes.changes else ()
+        return None, None
+    try:
+        model = fit(study.runs, cores_per_worker=cores_per_worker)
+    except ConfigError as e:
+        remarks.append(f"Predictions are by the universal scalability law, from W and FPS alone: {e}.")
+        return None, usl
+    remarks += model.notes
+    return model, usl
+
+
+def _recommendation(
+    study: Study, predictions: Sequence[Prediction], trusted: bool, floor: float, price: float | None
+) -> Recommendation | None:
     times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
-    misfit = {} if model is None else model.misfit
-    trusted = (
-        bool(checks) and all(c.within for c in checks) and all(abs(m) <= TOLERANCE for m in misfit.values())
-    )
-    recommendation = None
-    if len(study.rows) > 1:
-        recommendation = recommend(
-            study.runs,
-            times,
-            [p for p in as_measured if p.world_size <= 2 * study.world_sizes[-1]],
-            trusted=trusted,
-            efficiency_floor=efficiency_floor,
-            price_per_worker_hour=price_per_worker_hour,
-        )
-    cores_rule = "" if model is None else model.cores_rule
-    return Outlook(
-        as_measured,
-        changed,
-        changes.changes,
-        misfit,
-        checks,
-        trusted,
-        usl,
-        cores_rule,
-        recommendation,
-        tuple(remarks),
+    if len(study.rows) < 2:
+        return None
+    near = [p for p in predictions if p.world_size <= 2 * study.world_sizes[-1]]
+    return recommend(
+        study.runs, times, near, trusted=trusted, efficiency_floor=floor, price_per_worker_hour=price
     )
 
 
@@ -107,13 +124,3 @@ def _what_if(given: Mapping[str, Any]) -> WhatIf:
         return filled(WhatIf, given)
     except ConfigError as e:
         raise ConfigError(f"what_if: {e}") from e
-
-
-def _predictions(
-    study: Study, model: FittedModel | None, largest: int, what_if: WhatIf
-) -> tuple[Prediction, ...]:
-    if model is None:
-        return ()
-    powers = [2**i for i in range(largest.bit_length()) if 2**i <= largest]
-    asked = sorted({*study.world_sizes, *powers})
-    return tuple(model.predict([w for w in asked if model.divides(w, what_if)], what_if))

@@ -2,125 +2,123 @@
 
 from dataclasses import dataclass, field
 
-from ddppo.study.predict.collective_cost import Messages
-from ddppo.study.predict.iteration import Preemption, System
-from ddppo.study.predict.order_statistics import Noise
-from ddppo.study.predict.points import Point
+from ddppo.study.predict.iteration import System
+from ddppo.study.predict.order_statistics import Noise, lognormal
+from ddppo.study.predict.points import Load
 
 _TIME_SLICE_S = 3e-3  # Linux: base_slice_ns, 3 ms on 8 or more cores, fewer on fewer
+
+
+def sliced(piece_s: float) -> float:
+    """Return the share of what crowded cores cost that falls into the work itself: max(0, 1 - slice / piece).
+
+    Ranks that share a core take turns of a scheduler's slice. A piece of work longer than that is interrupted, and
+    itself takes longer; a shorter one runs through, and its rank had to wait before it, the others after it: t_sync.
+    """
+    return max(0.0, 1.0 - _TIME_SLICE_S / piece_s) if piece_s > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Seconds of computing on n things: fixed_s + (unit_s + contention_s * others) n.
+
+    contention: of memory and caches, by every other rank that runs at the same time. interrupted: however short it is,
+    ranks that share a core interrupt it.
+    """
+
+    fixed_s: float
+    unit_s: float
+    contention_s: float = 0.0
+    interrupted: bool = False
+
+    def seconds(self, size: float, others: float) -> float:
+        return self.fixed_s + (self.unit_s + self.contention_s * others) * size
+
+    def stretched(self, piece_s: float, crowded: float) -> float:
+        """Return how many times longer a piece takes because ranks share its core."""
+        return 1 + (1.0 if self.interrupted else sliced(piece_s)) * (crowded - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
     """What an iteration's parts cost, in seconds. docs/prediction.md has the formulas.
 
-    acting_s, per_env_s: a vectorised step works acting_s + per_env_s * E, of which the share `computing` needs a core;
-    env_sleep_s: and sleeps so long per environment, env_processes of them at once. minibatch_s, sample_s:
-    a minibatch of n local samples takes minibatch_s + sample_s * n. call_s, latency_s, byte_s: a collective takes
-    call_s + alpha-beta; comm_crowding, in 0 to 1: see `fit_communication`. jitter_s: waiting at a collective / E[max
-    of W standard normals]. noise_variance: cv^2 of a rank's rollout is the first + the second / local batch size.
+    step: a vectorised step, of E environments. env_sleep_s: which also sleep so long each, env_processes of them at
+    once; computing: the share of step that then needs a core. minibatch: of n local samples. call_s, latency_s, byte_s:
+    a collective takes call_s + alpha-beta, and turn_s more for every further rank on a core. jitter_s: waiting at a
+    collective / E[max of W standard normals]. queueing: how much of the work that runs through is waited for, in turns
+    on a core; waiting_turn_s: and so long at each collective. noise_variance: cv^2 of a rank's rollout is the first +
+    the second / local batch size. slow: {rank: (seconds a vectorised step, parts of a rollout, parts of learning)}.
     """
 
-    acting_s: float
-    per_env_s: float
-    computing: float
-    env_sleep_s: float
-    env_step_s: float | None
-    env_processes: float
-    minibatch_s: float
-    sample_s: float
-    call_s: float
-    latency_s: float
-    byte_s: float
-    comm_crowding: float
-    jitter_s: float
+    step: Work
+    minibatch: Work
     other_s: float
-    writer_s: float
-    noise_variance: tuple[float, float]
-    noise_shape: Noise
-    common_cv: float
-    slow_step_s: dict[int, float] = field(default_factory=dict)
+    writer_s: float = 0.0
+    env_sleep_s: float = 0.0
+    env_step_s: float | None = None
+    env_processes: float = 1.0
+    computing: float = 1.0
+    call_s: float = 0.0
+    latency_s: float = 0.0
+    byte_s: float = 0.0
+    turn_s: float = 0.0
+    jitter_s: float = 0.0
+    queueing: float = 1.0
+    waiting_turn_s: float = 0.0
+    noise_variance: tuple[float, float] = (0.0, 0.0)
+    noise_shape: Noise = field(default_factory=lambda: lognormal(0.1))
+    slow: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
     def noise(self, local_batch_size: float) -> Noise:
-        return self.noise_shape.with_cv(
-            (self.noise_variance[0] + self.noise_variance[1] / local_batch_size) ** 0.5
-        )
+        v0, v1 = self.noise_variance
+        return self.noise_shape.with_cv((v0 + v1 / local_batch_size) ** 0.5)
 
-    def step_s(self, local_num_envs: float, crowded: float) -> float:
-        """Return max(c + s, crowded * computing * c): a rank's own work c and sleep s, or all ranks wait for cores.
+    def rollout_s(self, load: Load) -> float:
+        """Return a rollout's mean seconds, T steps; of environments that sleep T max(c + s, crowded computing c).
 
-        Asymptotic bounds of a closed queueing network: Lazowska et al. 1984, Quantitative System Performance, ch. 5.
+        A rank's own work c and sleep s, or all ranks wait for cores: asymptotic bounds of a closed queueing network,
+        Lazowska et al. 1984, Quantitative System Performance, ch. 5.
         """
-        work = self.acting_s + self.per_env_s * local_num_envs
-        sleep = self.env_sleep_s * max(1.0, local_num_envs / self.env_processes)
-        return max(work + sleep, crowded * self.computing * work)
+        work = self.step.seconds(load.local_num_envs, load.others)
+        if self.env_sleep_s:
+            sleep = self.env_sleep_s * max(1.0, load.local_num_envs / self.env_processes)
+            return load.rollout_steps * max(work + sleep, load.crowded * self.computing * work)
+        whole = load.rollout_steps * work
+        return whole * self.step.stretched(whole, load.crowded)
 
+    def segment_s(self, load: Load) -> float:
+        alone = self.minibatch.seconds(load.minibatch_size, load.others)
+        return alone * self.minibatch.stretched(alone, load.crowded)
 
-def sliced(segment_s: float) -> float:
-    """Return the share of what crowded cores cost that falls into t_learn: max(0, 1 - slice / segment).
+    def run_through_s(self, load: Load) -> float:
+        """Return seconds of work that ranks sharing a core do not interrupt but wait for, in an iteration."""
+        more = load.crowded - 1
+        segment = self.minibatch.seconds(load.minibatch_size, load.others)
+        waited = load.num_segments * (segment * load.crowded - self.segment_s(load))
+        if not self.env_sleep_s:
+            work = load.rollout_steps * self.step.seconds(load.local_num_envs, load.others)
+            waited += work * load.crowded - self.rollout_s(load)
+        return waited if more > 0 else 0.0
 
-    Ranks that share a core take turns of a scheduler's slice. A minibatch longer than that is interrupted, and itself
-    takes longer; a shorter one runs through, and its rank had to wait before it, the others after it: t_sync.
-    """
-    return max(0.0, 1.0 - _TIME_SLICE_S / segment_s) if segment_s > 0 else 0.0
-
-
-def build_system(
-    fitted: Parameters,
-    *,
-    world_size: int,
-    rollout_steps: int,
-    local_num_envs: float,
-    num_epochs: float,
-    num_minibatches: int,
-    num_gathers: int,
-    sums: Messages,
-    gathers: Messages,
-    crowded: float,
-    sum_s: float | None = None,
-    noise: Noise | None = None,
-    preemption: Preemption | None = None,
-) -> System:
-    """Return the system of W ranks; `sums` and `gathers` are the messages of all its collectives of an iteration.
-
-    sum_s, if given, is what the messages of one gradient sum take (another algorithm's).
-    """
-    num_segments = max(1, round(num_epochs * num_minibatches))
-    local_batch = local_num_envs * rollout_steps
-    segment = fitted.minibatch_s + fitted.sample_s * local_batch / num_minibatches
-    factor = 1 + fitted.comm_crowding * (crowded - 1)
-    if sum_s is None:
-        sum_s = factor * sums.seconds(fitted.latency_s, fitted.byte_s) / num_segments
-    return System(
-        world_size=world_size,
-        rollout_steps=rollout_steps,
-        local_num_envs=local_num_envs,
-        step_s=fitted.step_s(local_num_envs, crowded),
-        num_segments=num_segments,
-        segment_s=segment * (1 + sliced(segment) * (crowded - 1)),
-        queue_s=segment * (1 - sliced(segment)) * (crowded - 1),
-        sum_s=fitted.call_s + sum_s,
-        gathers_s=num_gathers * fitted.call_s + factor * gathers.seconds(fitted.latency_s, fitted.byte_s),
-        other_s=fitted.other_s,
-        writer_s=fitted.writer_s,
-        jitter_s=fitted.jitter_s * factor,
-        noise=noise or fitted.noise(local_batch),
-        common_cv=fitted.common_cv,
-        slow_step_s={r: s for r, s in fitted.slow_step_s.items() if r < world_size},
-        preemption=preemption,
-    )
-
-
-def system_of_point(fitted: Parameters, p: Point) -> System:
-    return build_system(
-        fitted,
-        world_size=p.run.world_size,
-        rollout_steps=p.run.rollout_steps,
-        local_num_envs=p.local_num_envs,
-        num_epochs=p.num_epochs,
-        num_minibatches=p.run.num_minibatches,
-        num_gathers=p.num_gathers,
-        sums=p.sums,
-        gathers=p.gathers,
-        crowded=p.crowding,
-    )
+    def system(self, load: Load, noise: Noise | None = None) -> System:
+        """Return the system of W ranks that has this to do."""
+        more = load.crowded - 1
+        rollout = self.rollout_s(load)
+        slow = {rank: cost for rank, cost in self.slow.items() if rank < load.world_size}
+        return System(
+            world_size=load.world_size,
+            batch_size=load.world_size * load.local_batch_size,
+            rollout_s=rollout,
+            num_segments=load.num_segments,
+            segment_s=self.segment_s(load),
+            comm_s=load.num_calls * (self.call_s + more * self.turn_s)
+            + load.messages.seconds(self.latency_s, self.byte_s),
+            other_s=self.other_s,
+            writer_s=self.writer_s,
+            jitter_s=self.jitter_s,
+            queue_s=self.queueing * self.run_through_s(load) + load.num_calls * more * self.waiting_turn_s,
+            noise=noise or self.noise(load.local_batch_size),
+            late={r: load.rollout_steps * s + k * rollout for r, (s, k, _) in slow.items()},
+            late_segments={r: k for r, (_, _, k) in slow.items() if k > 0},
+        )

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddppo.errors import ConfigError
 from ddppo.study.columns import duration
-from ddppo.study.predict.model import Prediction
+from ddppo.study.predict.intervals import Prediction
 from ddppo.study.runs import Run
 
 

@@ -14,12 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.errors import ConfigError
+from ddppo.study.predict.intervals import Errors, Prediction, errors, moved, predicted
 from ddppo.study.predict.least_squares import nnls
+
+_REPLICATES = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Usl:
-    """The law fitted to FPS at some W, as W / X = alone + serial (W - 1) + pairs W (W - 1), in seconds a step."""
+    """The law as W / X = alone + serial (W - 1) + pairs W (W - 1), in seconds a step."""
 
     alone: float
     serial: float
@@ -32,13 +35,13 @@ class Usl:
 
     @property
     def sigma(self) -> float:
-        """Contention, inf where the fit leaves nothing to one worker alone."""
-        return self.serial / self.alone if self.alone > 0 else math.inf
+        """Contention, huge where the fit leaves nothing to one worker alone."""
+        return self.serial / self.alone
 
     @property
     def kappa(self) -> float:
         """Coherence, likewise."""
-        return self.pairs / self.alone if self.alone > 0 else math.inf
+        return self.pairs / self.alone
 
     @property
     def peak(self) -> float:
@@ -50,6 +53,28 @@ class Usl:
     def __str__(self) -> str:
         peak = "has no peak" if math.isinf(self.peak) else f"peaks at W={self.peak:.3g}"
         return f"By the universal scalability law, sigma {self.sigma:.3g} and kappa {self.kappa:.3g}, throughput {peak}"
+
+
+@dataclass(frozen=True, eq=False)
+class FittedUsl:
+    """The law fitted to `fps`, {W: steps/s of its runs}; to these moved by their errors; and how far it is off."""
+
+    fps: Mapping[int, Sequence[float]]
+    usl: Usl
+    replicates: tuple[Usl, ...]
+    errors: Errors
+
+    def predict(self, world_sizes: Sequence[int]) -> list[Prediction]:
+        """Return predictions; intervals as those of the model."""
+
+        def at(world_size: int) -> np.ndarray:
+            return np.array([law.fps(world_size) for law in (self.usl, *self.replicates)])
+
+        base = min(self.fps)
+        return [predicted(w, base, (at(w), at(base)), self.errors) for w in world_sizes]
+
+    def without(self, world_size: int) -> "FittedUsl":
+        return fit_usl_with_errors({w: x for w, x in self.fps.items() if w != world_size})
 
 
 def fit_usl(fps: Mapping[int, Sequence[float]]) -> Usl:
@@ -67,4 +92,14 @@ def fit_usl(fps: Mapping[int, Sequence[float]]) -> Usl:
     y = w / np.array([x for runs in fps.values() for x in runs])
     columns = [np.ones(len(w)), w - 1, w * (w - 1)][: len(fps)]
     alone, serial, pairs = (*nnls(columns, y, y).tolist(), 0.0)[:3]
-    return Usl(alone, serial, pairs)
+    return Usl(max(alone, 1e-6 * float(y.min())), serial, pairs)  # one worker takes some time
+
+
+def fit_usl_with_errors(fps: Mapping[int, Sequence[float]]) -> FittedUsl:
+    """Fit the law, and how far it may be off."""
+    measured = {w: float(np.median(x)) for w, x in fps.items()}
+    rng, own = np.random.default_rng(0), fit_usl(fps)
+    factors = [moved(fps, rng) for _ in range(_REPLICATES)]
+    others = [fit_usl({w: [by[w] * x] for w, x in measured.items()}) for by in factors]
+    off = errors(measured, own.fps, lambda sizes: fit_usl({w: fps[w] for w in sizes}).fps)
+    return FittedUsl(fps, own, tuple(others), off)
