@@ -157,7 +157,9 @@ def trained(folder, *starts, rule="strong", seed=0, warmup=1, first=2):
         config.env.id, config.seed, config.target_return = "CartPole-v1", seed, 20.0
         config.dist.world_size, config.scaling.rule = world_size, rule
         shape = validate(config)
-        builder = SummaryBuilder(config, shape, {"num_parameters": 1000}, warmup)
+        here = {"hostname": "here", "cpu": "Xeon", "gpu": None, "cores": 64, "ranks": list(range(world_size))}
+        derived = {"num_parameters": 1000, "num_hosts": 1, "machines": [here]}
+        builder = SummaryBuilder(config, shape, derived, warmup)
         if path.exists():
             builder.restore(read_reports(path))
         writer = JsonlWriter(path)

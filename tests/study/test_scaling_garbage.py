@@ -244,6 +244,7 @@ HEAD = [
     "t_iter",
 ]
 HEAD += [f"t_{name}" for name in ("rollout", "learn", "sync", "comm", "other")]
+HEAD += ["target_return", "time_to_target_s", "cores", "threads_per_rank", "rule"]
 CELLS = (
     "",
     "x",
@@ -265,8 +266,24 @@ CELLS = (
 
 
 def row_of(world_size, seed):
-    t = 1.0 / world_size
-    return [world_size, 100 * world_size, seed, 1000, 10 / world_size, 8, 10, 5.0, t, *[t / 5] * 5]
+    t = 0.8 / world_size
+    times = [t, *[t / 5] * 5]
+    return [
+        world_size,
+        100 * world_size,
+        seed,
+        1000,
+        10 / world_size,
+        8,
+        10,
+        5.0,
+        *times,
+        4.0,
+        3.0,
+        64,
+        1,
+        "strong",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5 * COUNT))

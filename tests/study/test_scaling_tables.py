@@ -59,7 +59,20 @@ def test_our_own_table_of_a_strong_and_a_weak_study_gives_both_as_their_runs_did
                 assert getattr(theirs, name).median == pytest.approx(getattr(ours, name).median), name
             assert theirs.num_reached == ours.num_reached
             assert theirs.parts == pytest.approx(ours.parts)
+            assert (theirs.cores, theirs.oversubscription) == (ours.cores, ours.oversubscription)
     assert again.left_out == []
+    (told, _) = again.remarks
+    assert told.endswith("not read: iterations_measured, iterations_of_other_world_sizes, path.")
+
+
+def test_a_table_that_does_not_tell_its_cores_says_where_their_cost_stands(tmp_path):
+    head = "world_size,fps,t_iter,t_rollout,t_sync"
+    told = table(tmp_path, f"{head},cores\n1,100,1,1,0,2\n8,100,1,.2,.8,2\n")
+    assert reported(told).studies[0].study.row(8).oversubscription == 4
+    assert reported(told).remarks == []
+    untold = table(tmp_path, f"{head}\n1,100,1,1,0\n8,100,1,.2,.8\n")
+    assert reported(untold).studies[0].study.row(8).oversubscription == 1
+    assert "has no column cores" in reported(untold).remarks[0]
 
 
 @pytest.mark.parametrize(("asked", "found"), [

@@ -15,6 +15,7 @@ from ddppo.config import near
 from ddppo.errors import ConfigError
 from ddppo.study.read.fields import (
     LARGEST_SECONDS,
+    MOST_PARAMETERS,
     MOST_WORKERS,
     FieldError,
     Fields,
@@ -24,7 +25,7 @@ from ddppo.study.read.fields import (
     parsed,
     quoted,
 )
-from ddppo.study.runs import PARTS, LeftOut, Reading, Run
+from ddppo.study.runs import PARTS, LeftOut, Origin, Reading, Run
 
 # Our columns, and what each is. A row needs world_size and either fps or env_steps and wall_s. Times may also be called
 # as in our own per_run.csv, t_iter_mean.
@@ -38,12 +39,18 @@ COLUMNS = {
     "wall_s": "seconds of training of the whole run",
     "num_envs": "environments of all workers",
     "rollout_steps": "steps per environment and iteration",
+    "num_epochs": "passes over the samples of an iteration",
+    "num_minibatches": "minibatches of an epoch",
+    "num_parameters": "parameters of the model",
+    "cores": "cores of all machines of the run",
+    "threads_per_rank": "compute threads of a worker",
     "final_return": "return at the end",
     "target_return": "return asked for",
     "time_to_target_s": "seconds of training until it was reached; empty or inf if it never was",
     "t_iter": "mean seconds per iteration",
     **{part: f"mean seconds per iteration in {part}, means over workers" for part in PARTS},
 }
+_SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")
 _TEXTS = ("env_id", "rule")
 _LONGER = (
     1.5  # times what the throughput makes: so much longer an iteration is not for what lies outside its clock
@@ -103,7 +110,13 @@ def read_table(table: ForeignTable) -> Reading:
         raise ConfigError(f"{table.path}: {asked}")
     ignored = [name for name in present if name not in columns.values()]
     remarks = [f"Columns of {table.path} that are not read: {_listed(ignored)}."] if ignored else []
-    return Reading([run for _, run in runs.values()], left_out, remarks)
+    found = [run for _, run in runs.values()]
+    if "cores" not in columns and any(run.times for run in found):
+        remarks.append(
+            f"{table.path} has no column cores: what it costs that workers share cores stands under waiting, "
+            "communication and the other causes."
+        )
+    return Reading(found, left_out, remarks)
 
 
 def _where(path: Path, number: int) -> str:
@@ -213,21 +226,18 @@ def _run(
     fps = as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
     env_id = row.text("env_id", default=table.env_id)
     rule = row.text("rule", choices=("strong", "weak"), default=table.rule)
-    num_envs, rollout_steps = (row.whole(n, high=1e9, default=0) for n in ("num_envs", "rollout_steps"))
-    times = _times(row, num_envs * rollout_steps / fps or wall_s)
-    steps = num_envs * rollout_steps or (fps * float(times["t_iter"][0, 0]) if times else math.nan)
+    sizes: dict[str, Any] = {name: row.whole(name, high=MOST_PARAMETERS, default=0) for name in _SIZES}
+    steps = float(sizes["num_envs"] * sizes["rollout_steps"])
+    times = _times(row, steps / fps or wall_s)
+    if times and not steps:
+        steps = fps * float(times["t_iter"][0, 0])
     return Run(
         path=where,
         env_id=env_id,
         world_size=world_size,
         seed=row.whole("seed", low=-(2**63), high=2**63, default=counts[env_id, rule, world_size]),
         rule=rule,
-        num_envs=num_envs,
-        rollout_steps=rollout_steps,
-        num_epochs=0,
-        num_minibatches=0,
-        num_parameters=0,
-        cores=0,
+        **sizes,
         env_steps=env_steps,
         wall_s=wall_s,
         fps=fps,
@@ -236,6 +246,7 @@ def _run(
         times=times,
         steps=np.array([steps]) if times else np.array([]),
         evaluations=(),
+        origin=Origin(threads_per_rank=row.whole("threads_per_rank", low=1, high=1e6, default=1)),
         reached_at_s=_reached_at_s(row),
     )
 
