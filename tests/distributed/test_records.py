@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from ddppo.study.read.run_folders import read_run
 from tests.support import door, lines, run, summary
 
 STEPS = 8 * 32  # of an iteration
@@ -81,6 +82,26 @@ def test_a_resumed_run_remembers_when_the_target_was_reached(finished, tmp_path)
     assert result.code == 0, result.stderr
     assert summary(copy)["target"] == summary(finished.run_dir)["target"]
     assert [line["iteration"] for line in lines(copy) if line["rank"] == 0] == [1, 2, 3, 4, 5]
+
+
+def test_a_run_resumed_twice_has_its_throughput_and_its_times_of_the_same_iterations(finished, tmp_path):
+    copy = shutil.copytree(finished.run_dir, tmp_path / "copy")
+    for iterations in (6, 8):
+        result = door(f"resume={copy}", f"ppo.total_steps={iterations * STEPS}", run_dir=copy)
+        assert result.code == 0, result.stderr
+    assert summary(copy)["warmup"]["ranges"] == [[1, 1], [5, 5], [7, 7]]
+    read = read_run(copy)
+    assert read.times["t_iter"].shape == (5, 2)
+    assert read.times["t_iter"].mean() == pytest.approx(STEPS / read.fps, rel=0.02)
+
+
+def test_a_run_tells_its_machine_its_ranks_and_its_command(finished):
+    found = summary(finished.run_dir)
+    (machine,) = found["machines"]
+    assert machine == {key: found["machine"][key] for key in ("hostname", "cpu", "gpu", "cores")} | {
+        "ranks": [0, 1]
+    }
+    assert found["command"].startswith("python -m ddppo.train env=cartpole env.num_envs=8 ")
 
 
 def test_evaluating_the_last_checkpoint_again_gives_the_final_scores(finished):
