@@ -141,7 +141,7 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         criteria.returns_agree(
             study, relative=options.return_tolerance, absolute=options.return_tolerance_abs
         ),
-        criteria.loss_explained(accounts, tolerance=options.unexplained_tolerance),
+        criteria.loss_explained(study, accounts, tolerance=options.unexplained_tolerance),
     ]
     ahead = outlook.outlook(
         study,

@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -7,15 +6,6 @@ from scaling_folders import make_run, points
 
 from ddppo.errors import ConfigError
 from ddppo.study.explain.accounting import accounts
-from ddppo.study.explain.criteria import (
-    FAIL,
-    PASS,
-    UNCERTAIN,
-    UNKNOWN,
-    loss_explained,
-    returns_agree,
-    speedup_increases,
-)
 from ddppo.study.explain.words import explained, stalls
 from ddppo.study.measure.speedup import study
 from ddppo.study.runs import Origin
@@ -386,47 +376,3 @@ def test_one_world_size_alone_is_compared_with_nothing():
 def test_no_runs_are_an_error_and_not_a_crash():
     with pytest.raises(ConfigError, match="no usable run"):
         study([])
-
-
-def test_speedup_must_rise_at_every_step():
-    rising = of(make_run(1, fps=100.0), make_run(2, fps=101.0))
-    falling = of(*(make_run(w, fps=fps, cores=2) for w, fps in ((1, 100.0), (2, 150.0), (4, 150.0))))
-    assert speedup_increases(rising).result == PASS
-    verdict = speedup_increases(falling)
-    assert verdict.result == FAIL
-    assert "W=4 is no faster than W=2" in verdict.reason
-    assert "2 compute threads on each of 2 cores" in verdict.reason
-    assert speedup_increases(of(make_run(1, fps=1.0))).result == UNKNOWN
-
-
-def with_returns(at_1, at_2):
-    runs = [make_run(1, seed, fps=1.0, final_return=float(r)) for seed, r in enumerate(at_1)]
-    return of(*runs, *(make_run(2, seed, fps=2.0, final_return=float(r)) for seed, r in enumerate(at_2)))
-
-
-@pytest.mark.parametrize(
-    ("at_1", "at_2", "options", "result", "said"),
-    [
-        ([100, 101], [99, 100], {}, PASS, "all intervals lie within"),
-        ([100, 101], [60, 61], {}, FAIL, "outside the tolerance"),
-        ([100, 101], [60, 110], {}, UNCERTAIN, "more seeds would tell"),
-        ([100, 101], [90, 110], {}, PASS, "the interval reaches beyond it"),
-        ([100, 101], [60, 61], {"absolute": 50.0}, PASS, "tolerance 50"),
-        ([100], [99], {}, PASS, "one seed at some W"),
-        ([0, 0], [1, 1], {}, FAIL, "return_tolerance_abs"),
-        ([math.nan], [math.nan], {}, UNKNOWN, "no final return"),
-    ],
-)
-def test_final_returns_must_agree_within_the_tolerance(at_1, at_2, options, result, said):
-    verdict = returns_agree(with_returns(at_1, at_2), relative=0.05, **options)
-    assert verdict.result == result
-    assert said in verdict.reason
-
-
-def test_an_unexplained_part_under_5_percent_passes_and_more_fails():
-    base = make_run(1, parts={"t_rollout": 8.0})
-    nearly = make_run(2, parts={"t_rollout": 4.0, "t_comm": 3.9}, fps=80 / 8.0)
-    hardly = make_run(2, parts={"t_rollout": 4.0, "t_comm": 3.0}, fps=80 / 8.0)
-    assert loss_explained(accounts(of(base, nearly)), tolerance=0.05).result == PASS
-    assert loss_explained(accounts(of(base, hardly)), tolerance=0.05).result == FAIL
-    assert loss_explained([], tolerance=0.05).result == UNKNOWN

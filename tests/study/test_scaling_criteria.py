@@ -1,0 +1,149 @@
+"""The verdict: each criterion passes, fails, or is not certain, as made-up studies let expect."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scaling_folders import make_run
+
+from ddppo.study.explain.accounting import accounts
+from ddppo.study.explain.criteria import (
+    FAIL,
+    PASS,
+    UNCERTAIN,
+    UNKNOWN,
+    loss_explained,
+    returns_agree,
+    speedup_increases,
+)
+from ddppo.study.measure.speedup import study
+
+
+def of(*runs):
+    return study(list(runs))
+
+
+def at_speeds(*fps_by_world_size, cores=64):
+    """A study of W=1, 2, 4, ... with these steps/s, one list per W."""
+    return of(
+        *(
+            make_run(2**i, seed, fps=fps, cores=cores)
+            for i, speeds in enumerate(fps_by_world_size)
+            for seed, fps in enumerate(speeds)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("speeds", "result", "said"),
+    [
+        ([[100, 101, 99], [150, 151, 149], [200, 201, 199]], PASS, "S(4)=2"),
+        ([[100], [180], [300]], PASS, "S(4)=3"),
+        ([[100], [100.04]], UNCERTAIN, "W=2 is 0.871 to 1.15 times as fast as W=1"),
+        ([[100] * 3, [100.04] * 3], UNCERTAIN, "more seeds would tell"),
+        ([[100, 90, 110], [115, 105, 125]], UNCERTAIN, "more seeds would tell"),
+        ([[100, 101], [150, 151], [140, 141]], FAIL, "W=4 is no faster than W=2"),
+        ([[100], [150], [145]], UNCERTAIN, "one seed"),
+        ([[100], [150], [100]], FAIL, "2 compute threads on each of 2 cores"),
+        ([[1.0]], UNKNOWN, "only W=1"),
+    ],
+)
+def test_speedup_must_rise_beyond_noise_at_every_step(speeds, result, said):
+    verdict = speedup_increases(at_speeds(*speeds, cores=2))
+    assert verdict.result == result
+    assert said in verdict.reason or said == "one seed"
+
+
+def test_noise_of_iterations_counts_where_there_is_one_seed():
+    rng = np.random.default_rng(0)
+    noisy = make_run(2, parts={"t_rollout": 1.0}, iterations=40)
+    times = {**noisy.times, "t_iter": np.repeat(rng.lognormal(0, 2, (40, 1)), 2, axis=1)}
+    found = of(make_run(1, fps=60.0), replace(noisy, times=times, fps=80.0))
+    assert speedup_increases(found).result == UNCERTAIN
+    assert speedup_increases(of(make_run(1, fps=60.0), replace(noisy, fps=80.0))).result == PASS
+
+
+def with_returns(at_1, at_2):
+    runs = [make_run(1, seed, fps=1.0, final_return=float(r)) for seed, r in enumerate(at_1)]
+    return of(*runs, *(make_run(2, seed, fps=2.0, final_return=float(r)) for seed, r in enumerate(at_2)))
+
+
+@pytest.mark.parametrize(
+    ("at_1", "at_2", "options", "result", "said"),
+    [
+        ([100, 101], [99, 100], {}, PASS, "all intervals lie within"),
+        ([100, 101], [60, 61], {}, FAIL, "outside the tolerance"),
+        ([100, 101], [60, 110], {}, UNCERTAIN, "more seeds would tell"),
+        ([100, 101], [90, 110], {}, PASS, "the interval reaches beyond it"),
+        ([100, 101], [60, 61], {"absolute": 50.0}, PASS, "tolerance 50"),
+        ([100], [99], {}, UNCERTAIN, "one seed"),
+        ([100], [10], {}, UNCERTAIN, "one seed"),
+        ([0, 0], [1, 1], {}, FAIL, "return_tolerance_abs"),
+        ([math.nan], [math.nan], {}, UNKNOWN, "no final return"),
+    ],
+)
+def test_final_returns_must_agree_within_the_tolerance(at_1, at_2, options, result, said):
+    verdict = returns_agree(with_returns(at_1, at_2), relative=0.05, **options)
+    assert verdict.result == result
+    assert said in verdict.reason
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 3, 5, 10])
+def test_equal_returns_fail_in_at_most_5_percent_of_studies_and_a_third_less_is_found(seeds):
+    rng = np.random.default_rng(seeds)
+    failed = found = 0
+    studies = 200
+    for _ in range(studies):
+        runs = [make_run(w, seed, fps=float(w)) for w in (1, 2, 4, 8, 16) for seed in range(seeds)]
+        returns = rng.normal(100, 10, len(runs))
+        equal = [replace(run, final_return=float(r)) for run, r in zip(runs, returns, strict=True)]
+        worse = [replace(run, final_return=run.final_return - 34 * (run.world_size == 16)) for run in equal]
+        failed += returns_agree(of(*equal), relative=0.0, absolute=0.0).result == FAIL
+        found += returns_agree(of(*worse), relative=0.05).result == FAIL
+    assert failed <= (0 if seeds == 1 else 0.05 * studies + 6)  # 2 standard deviations
+    assert found >= {1: 0, 2: 0, 3: 0.1, 5: 0.6, 10: 0.95}[seeds] * studies
+
+
+def explained_loss(found):
+    return loss_explained(found, accounts(found), tolerance=0.05)
+
+
+def test_an_unexplained_part_under_5_percent_passes_and_more_fails():
+    base = make_run(1, parts={"t_rollout": 8.0})
+    nearly = make_run(2, parts={"t_rollout": 4.0, "t_comm": 3.9}, fps=80 / 8.0)
+    hardly = make_run(2, parts={"t_rollout": 4.0, "t_comm": 3.0}, fps=80 / 8.0)
+    assert explained_loss(of(base, nearly)).result == PASS
+    assert explained_loss(of(base, hardly)).result == FAIL
+    assert explained_loss(of(base)).result == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("seconds", "result"),
+    [
+        ([{"t_comm": 4.0}, {"t_comm": 4.1}], PASS),
+        ([{"t_comm": 4.0}, {"t_comm": 6.0}], UNCERTAIN),
+        ([{"t_comm": 4.0}, {"t_sync": 4.0}], FAIL),
+    ],
+)
+def test_the_account_of_half_of_the_seeds_must_hold_for_the_other_half(seconds, result):
+    base = [make_run(1, seed, parts={"t_rollout": 8.0}) for seed in range(2)]
+    verdict = explained_loss(
+        of(*base, *(make_run(2, i, parts={"t_rollout": 4.0} | t) for i, t in enumerate(seconds)))
+    )
+    assert verdict.result == result
+    assert ("communication and waiting" in verdict.reason) == (result == FAIL)
+
+
+def test_with_one_seed_the_account_of_its_first_half_must_hold_for_the_second():
+    base = make_run(1, parts={"t_rollout": 8.0}, iterations=10)
+    two = make_run(2, parts={"t_rollout": 4.0, "t_comm": 4.0}, iterations=10)
+    comm, sync = two.times["t_comm"].copy(), two.times["t_sync"].copy()
+    comm[5:], sync[5:] = 0.0, 4.0
+    assert explained_loss(of(base, two)).result == PASS
+    assert (
+        explained_loss(of(base, replace(two, times={**two.times, "t_comm": comm, "t_sync": sync}))).result
+        == FAIL
+    )
+    few = [make_run(w, parts={"t_rollout": 8.0 / w, "t_comm": w - 1.0}, iterations=3) for w in (1, 2)]
+    assert explained_loss(of(*few)).result == UNCERTAIN
