@@ -71,7 +71,7 @@ def test_a_sweep_says_what_is_planned_what_is_done_and_what_runs(running):
     running.note(NAMES[2], "failed", "no such task")
     now = progress(running.folder)
     assert (now.num_planned, now.done, now.ended) == (4, {NAMES[0]}, False)
-    assert [(job.name, job.running, job.part_done, job.failed) for job in now.missing] == [
+    assert [(job.name, job.since > 0, job.part_done, job.failed) for job in now.missing] == [
         (NAMES[1], True, 0.5, ""),
         (NAMES[2], False, 0.0, "no such task"),
         (NAMES[3], False, 0.0, ""),

@@ -169,7 +169,6 @@ def test_a_report_folder_has_page_tables_and_plots(sweep):
         "loss",
         "efficiency",
         "breakdown",
-        "t_iter",
         "ranks",
         "ranks_at_largest",
         "learning_wall",
@@ -234,7 +233,7 @@ def test_the_page_begins_with_where_its_numbers_come_from_and_shows_what_matters
     assert places == sorted(places)
     folded = page[page.index("<details>") :]
     for title in (
-        "Times",
+        "Efficiency",
         "Predictions",
         "Ranks",
         "Learning and stability",

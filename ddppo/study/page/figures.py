@@ -1,7 +1,7 @@
 """The charts of a study against W: speedup, why it is lost, where time goes, and the ranks."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,20 +11,19 @@ from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.page.chart import Axis, Chart, named, workers
-from ddppo.study.page.tables import number, percent
+from ddppo.study.page.tables import percent
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.runs import PARTS
 
-PART_COLOURS = dict(zip(PARTS, ("blue", "green", "orange", "red", "grey"), strict=True))
-PART_LABELS = {
-    "t_rollout": "acting, stepping",
-    "t_learn": "learning",
-    "t_sync": "waiting",
-    "t_comm": "communication",
-    "t_other": "the rest",
+_PARTS = {
+    "t_rollout": ("blue", "acting, stepping"),
+    "t_learn": ("green", "learning"),
+    "t_sync": ("orange", "waiting"),
+    "t_comm": ("red", "communication"),
+    "t_other": ("grey", "the rest"),
 }
-CAUSE_COLOURS = {
+_CAUSES = {
     "communication": "red",
     "waiting": "orange",
     "slow": "sky",
@@ -43,36 +42,51 @@ def overview(study: Study, accounts: Sequence[Account], ahead: Outlook) -> list[
 
 def times(study: Study, ahead: Outlook) -> list[Chart]:
     """Draw efficiency and where the time of an iteration goes, of what the runs have numbers for."""
-    drawn = [_efficiency(study, ahead)]
-    if any(row.parts for row in study.rows):
-        drawn.append(_breakdown(study))
-    if sum(not math.isnan(row.t_iter["mean"]) for row in study.rows) > 1:
-        drawn.append(_t_iter(study))
-    return drawn
+    return [_efficiency(study, ahead), *([_breakdown(study)] if any(row.parts for row in study.rows) else [])]
 
 
 # -- against W -------------------------------------------------------------------------------------------------------
 
 
 def _speedup(study: Study, ahead: Outlook) -> Chart:
-    base, sizes = study.baseline, study.world_sizes
-    shown = [p for p in ahead.as_measured if base <= p.world_size <= 2 * sizes[-1]]
+    base, largest = study.baseline, 2 * study.world_sizes[-1]
+    predicted, changed = (
+        [p for p in found if base <= p.world_size <= largest] for found in (ahead.as_measured, ahead.changed)
+    )
+    sizes = sorted({*study.world_sizes, *(p.world_size for p in predicted)})
     chart = Chart(
         "speedup",
         f"Speedup S(W), {study.rule} scaling",
-        workers(sorted({*sizes, *(p.world_size for p in shown)})),
+        workers(sizes),
         Axis(f"S(W) = FPS(W) / FPS({base})", "log2"),
-        caption="A dot is a seed, the line joins medians.",
+        "A dot is a seed, the line joins medians.",
     )
-    ends = [sizes[0], max([sizes[-1], *(p.world_size for p in shown)])]
-    chart.line(ends, [w / base for w in ends], "grey", "ideal", dashed=True)
-    _model(chart, shown, "speedup", "orange", "model")
-    changed = [p for p in ahead.changed if base <= p.world_size <= 2 * sizes[-1]]
+    chart.line(sizes, [w / base for w in sizes], "grey", "ideal", dashed=True)
+    _model(chart, predicted, "speedup", "orange", "model")
     _model(chart, changed, "speedup", "red", f"model with {changes(ahead)}")
     if ahead.usl is not None:
-        law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in chart.ticks]
-        chart.line(chart.ticks, law, "purple", "scalability law", dashed=True)
-    _seeds(chart, study, "S", [row.speedup for row in study.rows], _speedups(study), "measured")
+        law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in sizes]
+        chart.line(sizes, law, "purple", "scalability law", dashed=True)
+    _measured(chart, study, [row.speedup for row in study.rows], _speedups(study), "S")
+    return chart
+
+
+def _efficiency(study: Study, ahead: Outlook) -> Chart:
+    base = study.baseline
+    predicted = [p for p in ahead.as_measured if p.world_size >= base]
+    sizes = sorted({*study.world_sizes, *(p.world_size for p in predicted)})
+    chart = Chart(
+        "efficiency",
+        "Efficiency E(W)",
+        workers(sizes),
+        Axis("E(W) = S(W) / W" if base == 1 else f"E(W) = S(W) * {base} / W", shows=(0,)),
+        "The part of W workers' throughput that is left.",
+    )
+    chart.line(sizes, [1] * len(sizes), "grey", "ideal", dashed=True)
+    _model(chart, predicted, "efficiency", "orange", "model")
+    _model(chart, ahead.changed, "efficiency", "red", f"model with {changes(ahead)}")
+    seeds = {key: s * base / key[0] for key, s in _speedups(study).items()}
+    _measured(chart, study, [row.efficiency for row in study.rows], seeds, "E")
     return chart
 
 
@@ -86,35 +100,15 @@ def by_target(study: Study) -> list[Chart]:
         f"Speedup by time to {study.target_return:g}",
         workers(study.world_sizes),
         Axis(f"T({base}) / T(W)", "log2"),
-        caption="A dot is a seed that got there, the line joins medians.",
+        "A dot is a seed that got there, the line joins medians.",
     )
     chart.line([r.world_size for r in rows], [r.speedup_by_target.median for r in rows], "green")
     first = study.rows[0].time_to_target.median
-    reached = {(run.world_size, run.seed): time_to_target(run) for run in study.runs}
-    for (w, seed), seconds in reached.items():
-        if math.isfinite(seconds):
-            said = f"W={w}, seed {seed}: {duration(seconds)}"
-            chart.dots([w], [first / seconds], "green", [said], kind="seed")
+    for run in study.runs:
+        if math.isfinite(seconds := time_to_target(run)):
+            said = f"W={run.world_size}, seed {run.seed}: {duration(seconds)}"
+            chart.seeds([run.world_size], [first / seconds], "green", [said])
     return [chart]
-
-
-def _efficiency(study: Study, ahead: Outlook) -> Chart:
-    base = study.baseline
-    shown = [p for p in ahead.as_measured if p.world_size >= base]
-    chart = Chart(
-        "efficiency",
-        "Efficiency E(W)",
-        workers(sorted({*study.world_sizes, *(p.world_size for p in shown)})),
-        Axis("E(W) = S(W) / W" if base == 1 else f"E(W) = S(W) * {base} / W", shows=(0,)),
-        caption="The part of W workers' throughput that is left.",
-    )
-    largest = max([study.world_sizes[-1], *(p.world_size for p in shown)])
-    chart.line([base, largest], [1, 1], "grey", "ideal", dashed=True)
-    _model(chart, shown, "efficiency", "orange", "model")
-    _model(chart, ahead.changed, "efficiency", "red", f"model with {changes(ahead)}")
-    seeds = {key: s * base / key[0] for key, s in _speedups(study).items()}
-    _seeds(chart, study, "E", [row.efficiency for row in study.rows], seeds, "measured")
-    return chart
 
 
 def _model(chart: Chart, found: Sequence[Prediction], quantity: str, colour: str, label: str) -> None:
@@ -130,55 +124,39 @@ def _speedups(study: Study) -> dict[tuple[int, int], float]:
     return {(run.world_size, run.seed): run.fps / first for run in study.runs}
 
 
-def _seeds(
-    chart: Chart,
-    study: Study,
-    what: str,
-    values: Sequence[Estimate],
-    seeds: dict[tuple[int, int], float],
-    label: str,
+def _measured(
+    chart: Chart, study: Study, values: Sequence[Estimate], seeds: Mapping[tuple[int, int], float], what: str
 ) -> None:
     """Draw medians as a line, their intervals where there are any, and a dot for each seed."""
-    sizes = study.world_sizes
-    chart.line(sizes, [e.median for e in values], "blue", label)
-    for w, value in zip(sizes, values, strict=True):
+    chart.line(study.world_sizes, [e.median for e in values], "blue", "measured")
+    for w, value in zip(study.world_sizes, values, strict=True):
         chart.whisker(w, value.low, value.high, "blue")
-    if any(len(row.seeds) > 1 for row in study.rows):
-        _dots(chart, study, what, seeds, "blue")
-    else:
-        said = [f"W={w}: {what} = {e.median:.3g}" for w, e in zip(sizes, values, strict=True)]
-        chart.dots(sizes, [e.median for e in values], "blue", said)
-
-
-def _dots(chart: Chart, study: Study, what: str, values: dict[tuple[int, int], float], colour: str) -> None:
     fps = {(run.world_size, run.seed): run.fps for run in study.runs}
-    said = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in values.items()]
-    chart.dots([w for w, _ in values], list(values.values()), colour, said, kind="seed")
+    said = [f"W={w}, seed {s}: {what} = {v:.3g} ({fps[w, s]:,.0f} steps/s)" for (w, s), v in seeds.items()]
+    chart.seeds([w for w, _ in seeds], list(seeds.values()), "blue", said)
 
 
 def _loss(study: Study, accounts: Sequence[Account]) -> Chart:
     chart = Chart(
         "loss",
         "Why: the lost efficiency 1 - E(W)",
-        named([str(a.world_size) for a in accounts], "workers W"),
+        named([str(a.world_size) for a in accounts]),
         Axis("share of the iteration (%)", shows=(0,)),
-        caption="Causes add up to 1 - E(W); below 0 is a gain. A line in a bar: lowest to highest seed.",
+        "Causes add up to 1 - E(W); below 0 is a gain. A line in a bar: lowest to highest seed.",
     )
-    above, below = [0.0] * len(accounts), [0.0] * len(accounts)
     largest = max(abs(a.loss) for a in accounts)
-    for cause in accounts[0].shares:
-        colour, name = CAUSE_COLOURS.get(cause, "sky"), cause_name(cause, study.rule)
-        if all(abs(a.shares[cause]) < 0.02 * largest for a in accounts):
-            continue  # nobody would see it
-        for i, account in enumerate(accounts):
-            share = account.shares[cause]
-            side = above if share >= 0 else below
-            start, side[i] = side[i], side[i] + 100 * share
-            seeds = getattr(account, "by_seed", {}).get(cause, ())
+    for i, account in enumerate(accounts):
+        ends = {True: 0.0, False: 0.0}  # of the bars above and below 0
+        for cause, colour in _CAUSES.items():
+            share, seeds = account.shares.get(cause, 0.0), account.by_seed.get(cause, ())
+            start, end = ends[share >= 0], ends[share >= 0] + 100 * share
+            ends[share >= 0] = end
+            name = cause_name(cause, study.rule)
             said = f"W={account.world_size}: {name} {percent(share)}"
-            if len(seeds) > 1:
-                said += f" (seeds: {', '.join(map(percent, seeds))})"
-            chart.bar(i, start, side[i], colour, said, name)
+            said += f" (seeds: {', '.join(map(percent, seeds))})" if len(seeds) > 1 else ""
+            seen = any(abs(a.shares.get(cause, 0.0)) >= 0.02 * largest for a in accounts)
+            if share:
+                chart.bar(i, start, end, colour, said, name if seen else "")
             if len(seeds) > 1 and abs(share) >= 0.1 * largest:
                 chart.whisker(i, start + 100 * min(seeds), start + 100 * max(seeds))
     sums = [f"W={a.world_size}: 1 - E = {percent(a.loss)}" for a in accounts]
@@ -191,40 +169,25 @@ def _breakdown(study: Study) -> Chart:
     chart = Chart(
         "breakdown",
         "Where an iteration's time goes",
-        named([str(row.world_size) for row in rows], "workers W"),
+        named([str(row.world_size) for row in rows]),
         Axis("time per iteration (ms)", shows=(0,)),
-        caption="Parts of t_iter, means over ranks, iterations and seeds.",
+        "Parts of t_iter, means over ranks, iterations and seeds.",
     )
-    first = study.rows[0].t_iter["mean"]
+    first = study.rows[0]
     for i, row in enumerate(rows):
-        bottom = 0.0
-        for part in PARTS:
-            value = 1000 * row.parts.get(part, 0.0)
-            said = f"W={row.world_size}: {PART_LABELS[part]} ({part}) {duration(value / 1000)}"
-            chart.bar(i, bottom, bottom + value, PART_COLOURS[part], said, PART_LABELS[part])
-            bottom += value
-        ideal = 1000 * first * (1 if study.rule == "weak" else study.baseline / row.world_size)
+        _stack(chart, i, row.parts, f"W={row.world_size}")
+        ideal = 1000 * first.t_iter["mean"] * (1 if study.rule == "weak" else study.baseline / row.world_size)
         chart.line([i - 0.42, i + 0.42], [ideal, ideal], "ink", "ideal")
     return chart
 
 
-def _t_iter(study: Study) -> Chart:
-    chart = Chart(
-        "t_iter",
-        "Time of an iteration",
-        workers(study.world_sizes),
-        Axis("t_iter (ms)", "log10"),
-        caption="Means over ranks; quantiles over iterations and seeds.",
-    )
-    for name, colour in (("max", "grey"), ("p95", "orange"), ("mean", "blue"), ("p50", "green")):
-        values = [1000 * row.t_iter[name] for row in study.rows]
-        said = [f"W={w}: {name} {duration(v / 1000)}" for w, v in zip(study.world_sizes, values, strict=True)]
-        chart.line(study.world_sizes, values, colour, name, dashed=name in ("p50", "max"))
-        chart.dots(study.world_sizes, values, colour, said)
-    return chart
-
-
-# -- ranks -----------------------------------------------------------------------------------------------------------
+def _stack(chart: Chart, at: int, parts: Mapping[str, float], whose: str) -> None:
+    bottom = 0.0
+    for part in PARTS:
+        (colour, label), value = _PARTS[part], 1000 * parts.get(part, 0.0)
+        said = f"{whose}: {label} ({part}) {duration(value / 1000)}"
+        chart.bar(at, bottom, bottom + value, colour, said, label)
+        bottom += value
 
 
 def ranks(study: Study) -> list[Chart]:
@@ -235,41 +198,30 @@ def ranks(study: Study) -> list[Chart]:
     spread = Chart(
         "ranks",
         "How ranks differ",
-        workers([row.world_size for row in rows]),
-        Axis("t_rollout / median rank's", shows=(0.9, 1.1)),
-        caption="A dot is a rank; slow ones are red.",
+        workers(row.world_size for row in rows),
+        Axis("t_rollout / that of ranks not slow", shows=(0.9, 1, 1.1)),
+        "A dot is a rank; slow ones are red.",
     )
-    spread.line([rows[0].world_size, rows[-1].world_size], [1, 1], "grey", dashed=True)
     for row in rows:
         places = row.world_size * 2 ** np.linspace(-0.12, 0.12, len(row.ranks))
         slow = {rank.rank for rank in row.slow_ranks}
         for place, rank in zip(places, row.ranks, strict=True):
-            said = f"W={row.world_size}, rank {rank.rank}: {number(rank.ratio, '{:.2f}')} times the median rank's"
-            spread.dots([place], [rank.ratio], "red" if rank.rank in slow else "blue", [said], kind="seed")
+            said = f"W={row.world_size}, rank {rank.rank}: {rank.ratio:.2f} times"
+            spread.seeds([place], [rank.ratio], "red" if rank.rank in slow else "blue", [said])
     last = rows[-1]
     each = Chart(
         "ranks_at_largest",
         f"Each rank at W={last.world_size}",
-        Axis(
-            "rank", ticks={float(r): str(r) for r in range(0, len(last.ranks), max(1, len(last.ranks) // 16))}
-        ),
+        named([str(rank.rank) for rank in last.ranks], "rank"),
         Axis("time per iteration (ms)", shows=(0,)),
-        caption="Who waits least is who the others wait for. A line: p5 to p95 of t_rollout.",
+        "Who waits least is who the others wait for. A line: p5 to p95 of t_rollout.",
     )
     for i, rank in enumerate(last.ranks):
-        bottom = 0.0
-        for part in PARTS:
-            value = 1000 * rank.times.get(part, 0.0)
-            said = f"rank {rank.rank}: {PART_LABELS[part]} {duration(value / 1000)}"
-            each.bar(i, bottom, bottom + value, PART_COLOURS[part], said, PART_LABELS[part])
-            bottom += value
+        _stack(each, i, rank.times, f"rank {rank.rank}")
         each.whisker(i, 1000 * rank.t_rollout_p5, 1000 * rank.t_rollout_p95)
     return [spread, each]
 
 
 def changes(ahead: Outlook) -> str:
     """Return what a what-if changes, as it was asked for."""
-    return ", ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in ahead.changes.items()
-    )
+    return ", ".join(f"{name}={value}" for name, value in ahead.changes.items())

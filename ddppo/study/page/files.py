@@ -12,6 +12,7 @@ from ddppo.errors import RunFolderError
 from ddppo.files import stored, write_json
 from ddppo.study.page import html, tables
 from ddppo.study.page.chart import Chart
+from ddppo.study.read.provenance import provenance
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
 
@@ -50,14 +51,12 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     _refuse_to_overwrite(folder)
     chapters = [html.chapter(each) for each in report.studies]
     with _new_folder(folder) as new:
-        all_rows = []
-        for each, chapter, inner in zip(report.studies, chapters, _folder_names(report.studies), strict=True):
-            rows = tables.study_rows(each.study, each.accounts)
+        for chapter, inner in zip(chapters, _folder_names(report.studies), strict=True):
             _write_plots(new / "plots" / inner, chapter.charts)
-            all_rows += rows
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
+        rows = [row for each in report.studies for row in tables.study_rows(each.study, each.accounts)]
         (new / "per_run.csv").write_text(tables.to_csv(runs))
-        (new / "summary.csv").write_text(tables.to_csv(all_rows))
+        (new / "summary.csv").write_text(tables.to_csv(rows))
         write_json(new / REPORT_FILE, as_json(report))
         (new / "report.html").write_text(html.page(report, chapters, live), encoding="utf-8")
 
@@ -96,16 +95,18 @@ def as_json(report: Report) -> dict[str, object]:
 
 def _study_as_json(each: StudyReport) -> dict[str, object]:
     study, ahead = each.study, each.ahead
-    of = {account.world_size: account for account in each.accounts}
+    rows = zip(study.rows, tables.study_rows(study, each.accounts), strict=True)
     return {
         "env_id": study.env_id,
         "rule": study.rule,
         "baseline_world_size": study.baseline,
         "target_return": study.target_return,
+        "provenance": asdict(provenance(study.runs)),
         "criteria": [asdict(criterion) for criterion in each.criteria],
         "why": [asdict(why) for why in each.why],
         "world_sizes": [
-            tables.study_row(study, row, of.get(row.world_size)) | tables.detail(row) for row in study.rows
+            said | {"ranks": [asdict(rank) for rank in row.ranks], "stability": row.stability}
+            for row, said in rows
         ],
         "predictions": [asdict(p) for p in ahead.as_measured],
         "held_out": [asdict(c) | {"error": c.error, "usl_error": c.usl_error} for c in ahead.checks],

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from ddppo.study.explain.criteria import Criterion
 from ddppo.study.measure.speedup import Study
 from ddppo.study.page import figures, learning, tables
 from ddppo.study.page.chart import Chart, stylesheet
@@ -28,20 +27,17 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """What the page shows of one study, in this order."""
+    """What the page shows of one study, besides what the report says."""
 
-    title: str
+    said: StudyReport
     facts: Mapping[str, str]
     overview: Sequence[Chart]
-    remarks: Sequence[str]
-    criteria: Sequence[Criterion]
-    why: Sequence[str]
-    which: Sequence[str]
     table: Shown
     folded: Sequence[Section]
-    sizes: str
-    speedup: str
-    efficiency: str
+
+    @property
+    def title(self) -> str:
+        return tables.title(self.said.study)
 
     @property
     def charts(self) -> list[Chart]:
@@ -59,22 +55,8 @@ class Live:
 
 def chapter(each: StudyReport) -> Chapter:
     """Return what the page shows of a study."""
-    study, ahead, last = each.study, each.ahead, each.study.rows[-1]
-    recommendation = ahead.recommendation
-    return Chapter(
-        title=tables.title(study),
-        facts=_facts(study),
-        overview=figures.overview(study, each.accounts, ahead),
-        remarks=each.remarks,
-        criteria=each.criteria,
-        why=[str(why) for why in each.why],
-        which=[] if recommendation is None else recommendation.reasons,
-        table=tables.study_table(study),
-        folded=_folded(each),
-        sizes=", ".join(map(str, study.world_sizes)),
-        speedup=tables.number(last.speedup.median, "{:.3g}"),
-        efficiency=tables.number(last.efficiency.median, "{:.3g}"),
-    )
+    overview = figures.overview(each.study, each.accounts, each.ahead)
+    return Chapter(each, _facts(each.study), overview, tables.study_table(each.study), _folded(each))
 
 
 def _folded(each: StudyReport) -> list[Section]:
@@ -83,10 +65,7 @@ def _folded(each: StudyReport) -> list[Section]:
     curves, same = learning.charts(study)
     sections = [
         Section(
-            "Times: efficiency, parts of an iteration, the loss by cause",
-            figures.times(study, ahead),
-            (),
-            shares,
+            "Efficiency, parts of an iteration, the loss by cause", figures.times(study, ahead), (), shares
         ),
         _predictions(ahead),
         Section("Ranks", figures.ranks(study)),

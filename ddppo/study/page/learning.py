@@ -56,7 +56,7 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
         "Learning against " + ("environment steps" if steps else "time"),
         Axis("environment steps of all workers" if steps else "training time (s)"),
         Axis("evaluation return" if several else "return of training episodes"),
-        caption="Median over seeds; the band reaches from the lowest to the highest seed.",
+        "Median over seeds; the band reaches from the lowest to the highest seed.",
     )
     ends = []
     for row, colour in zip(study.rows[:1] if once else study.rows, _COLOURS * 3, strict=False):
@@ -95,27 +95,19 @@ def _stability(study: Study) -> tuple[list[Chart], list[str]]:
     """Return a chart of each diagnostic that differs over W, and the names of those that do not."""
     drawn, same = [], []
     for name, label in _STABILITY.items():
-        rows = [
-            row for row in study.rows if name in row.stability and math.isfinite(row.stability[name]["p50"])
-        ]
-        if not rows:
-            continue
-        middles = [row.stability[name]["p50"] for row in rows]
-        if len(rows) > 1 and max(middles) - min(middles) <= _SAME * max(map(abs, middles)):
+        found = {row.world_size: row.stability.get(name, {}) for row in study.rows}
+        found = {w: q for w, q in found.items() if math.isfinite(q.get("p50", math.nan))}
+        sizes, middles = list(found), [q["p50"] for q in found.values()]
+        if len(sizes) > 1 and max(middles) - min(middles) <= _SAME * max(map(abs, middles)):
             same.append(label)
-            continue
-        chart = Chart(
-            f"stability_{name}",
-            label,
-            workers([row.world_size for row in rows]),
-            Axis(label),
-            caption="Medians over iterations and seeds; lines from p5 to p95.",
-            size=(460, 220),
-        )
-        sizes = [row.world_size for row in rows]
-        for row in rows:
-            chart.whisker(row.world_size, row.stability[name]["p5"], row.stability[name]["p95"], "blue")
-        chart.line(sizes, middles, "blue")
-        chart.dots(sizes, middles, "blue", [f"W={w}: {m:.3g}" for w, m in zip(sizes, middles, strict=True)])
-        drawn.append(chart)
+        elif sizes:
+            caption = "Medians over iterations and seeds; lines from p5 to p95."
+            chart = Chart(f"stability_{name}", label, workers(sizes), Axis(label), caption)
+            for w, quantiles in found.items():
+                chart.whisker(w, quantiles["p5"], quantiles["p95"], "blue")
+            chart.line(sizes, middles, "blue")
+            chart.dots(
+                sizes, middles, "blue", [f"W={w}: {m:.3g}" for w, m in zip(sizes, middles, strict=True)]
+            )
+            drawn.append(chart)
     return drawn, same

@@ -6,7 +6,7 @@ Hydra's multirun.yaml has the command, sweep.jsonl a line for each outcome, and 
 import fcntl
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from ddppo.config import folder_name
+from ddppo.study.predict.held_out import fps_of
 from ddppo.study.predict.usl import fit_usl
 from ddppo.study.runs import Run
 
@@ -29,7 +30,7 @@ from ddppo.study.runs import Run
 class Job:
     """A run of a sweep that is not complete. since: when it began, 0 if it has not. failed: why, or "".
 
-    part_done: of its environment steps; two jobs are the same in the same quarter of it.
+    part_done: of its environment steps; a page is made again when another of its quarters is done.
     """
 
     name: str
@@ -38,10 +39,6 @@ class Job:
     part_done: float = field(default=0.0, compare=False)
     quarters: int = 0
     failed: str = ""
-
-    @property
-    def running(self) -> bool:
-        return self.since > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +53,38 @@ class Progress:
     @property
     def to_come(self) -> list[Job]:
         """The jobs that will still end, those that run first."""
-        return sorted((job for job in self.missing if not job.failed), key=lambda job: not job.running)
+        return sorted((job for job in self.missing if not job.failed), key=lambda job: not job.since)
 
 
 def progress(sweep: Path) -> Progress:
     """Return how far the sweep in this folder is."""
     command = sweep / "multirun.yaml"
     began = command.stat().st_mtime if command.exists() else 0.0
-    jobs = _planned(command, began)
-    outcomes = _outcomes(sweep / "sweep.jsonl", began)
+    jobs, outcomes = _planned(command, began), _outcomes(sweep / "sweep.jsonl", began)
     done = {name for name in jobs if (sweep / name / "summary.json").exists()}
     missing = [
-        _job(sweep, name, w, outcomes.get(name, {}), began) for name, w in jobs.items() if name not in done
+        _job(sweep / name, name, w, outcomes.get(name, {}), began)
+        for name, w in jobs.items()
+        if name not in done
     ]
     queued = any(outcomes.get(job.name, {}).get("outcome") == "submitted" for job in missing)
-    over = bool(jobs) and all(job.failed for job in missing)
+    ended = all(job.failed for job in missing) if jobs else False
     return Progress(
-        len(jobs), frozenset(done), tuple(missing), over or not (queued or _is_held(sweep / ".lock"))
+        len(jobs), frozenset(done), tuple(missing), ended or not (queued or _is_held(sweep / ".lock"))
     )
 
 
-def _job(sweep: Path, name: str, world_size: int, outcome: Mapping[str, Any], began: float) -> Job:
+def _job(folder: Path, name: str, world_size: int, outcome: dict[str, Any], began: float) -> Job:
     """Return what became of a run that is not complete, since the command began."""
-    kind = outcome.get("outcome")
-    if kind == "failed":
-        return Job(name, world_size, failed=str(outcome.get("why")) or "unknown")
-    config, metrics = sweep / name / "config.yaml", sweep / name / "metrics.jsonl"
-    written = [path.stat().st_mtime for path in (config, metrics) if path.exists()]
+    if outcome.get("outcome") == "failed":
+        return Job(name, world_size, failed=str(outcome.get("why")))
+    config, metrics = folder / "config.yaml", folder / "metrics.jsonl"
     # A job in a queue has its config.yaml already.
-    if not any(at >= began for at in (written[1:] if kind == "submitted" else written)):
+    telling = (metrics,) if outcome.get("outcome") == "submitted" else (config, metrics)
+    if not any(path.exists() and path.stat().st_mtime >= began for path in telling):
         return Job(name, world_size)
     part = _part_done(config, metrics)
-    return Job(name, world_size, max(began, written[0]), part, math.floor(4 * part))
+    return Job(name, world_size, max(began, config.stat().st_mtime), part, math.floor(4 * part))
 
 
 def _part_done(config: Path, metrics: Path) -> float:
@@ -106,19 +103,18 @@ def _planned(command: Path, written: float) -> dict[str, int]:
     """Return {folder: W} of all runs of the command, in its order; none if a sweeper draws them as it goes."""
     if not written:
         return {}
-    config = OmegaConf.load(command)
-    params = config.hydra.sweeper.get("params") or {}
+    config, parser = OmegaConf.load(command), OverridesParser.create()
+    naming, params = config.hydra.job.config.override_dirname, config.hydra.sweeper.get("params") or {}
     given = [*(f"{key}={value}" for key, value in params.items()), *config.hydra.overrides.task]
-    parser, naming, found = OverridesParser.create(), config.hydra.job.config.override_dirname, {}
     try:
         (batch,) = BasicSweeper.split_arguments(parser.parse_overrides(given), None)
     except (HydraException, ValueError):
         return {}
-    for job in batch:
-        overrides = parser.parse_overrides(job)
-        name = get_overrides_dirname(overrides, naming.exclude_keys, naming.item_sep, naming.kv_sep)
-        values = {each.key_or_group: each.value() for each in overrides}
-        found[folder_name(name)] = int(values.get("dist.world_size", config.dist.world_size))
+    found = {}
+    for job in map(parser.parse_overrides, batch):
+        name = get_overrides_dirname(job, naming.exclude_keys, naming.item_sep, naming.kv_sep)
+        sizes = [str(each.value()) for each in job if each.key_or_group == "dist.world_size"]
+        found[folder_name(name)] = int(sizes[0] if sizes else config.dist.world_size)
     return found
 
 
@@ -140,10 +136,8 @@ def _is_held(lock: Path) -> bool:
     try:
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no such file, or a file system without locks
-        return False
+    except OSError as e:  # others: no such file, or a file system without locks
+        return isinstance(e, BlockingIOError)
     return False
 
 
@@ -155,39 +149,35 @@ def expected(now: Progress, runs: Sequence[Run], at: float) -> dict[str, float]:
 
     As many run at once as run `at` this moment, the others follow in turn.
     """
-    lanes, found = [at] * max(1, sum(job.running for job in now.to_come)), {}
+    lanes, found = [at] * max(1, sum(job.since > 0 for job in now.to_come)), {}
     for place, job in enumerate(now.to_come):
-        seconds = _duration(job.world_size, runs)
-        if seconds is None and job.part_done > 0:
+        seconds = _seconds(job.world_size, runs)
+        if math.isnan(seconds) and job.part_done > 0:
             seconds = (at - job.since) / job.part_done
-        if seconds is None:
+        if math.isnan(seconds):
             break
-        lane = place if job.running else lanes.index(min(lanes))
-        lanes[lane] = max(at, job.since + seconds) if job.running else lanes[lane] + seconds
+        lane = place if job.since else lanes.index(min(lanes))
+        lanes[lane] = max(at, job.since + seconds) if job.since else lanes[lane] + seconds
         found[job.name] = lanes[lane]
     return found
 
 
-def _duration(world_size: int, runs: Sequence[Run]) -> float | None:
-    """Return seconds of a whole run: the median of those with this W, else by the law that FPS(W) follows so far."""
-    if same := [_seconds(run) for run in runs if run.world_size == world_size]:
+def _seconds(world_size: int, runs: Sequence[Run]) -> float:
+    """Return how long a run takes: the median of those with this W, else by the law that FPS(W) follows so far."""
+    if same := [_elapsed(run) for run in runs if run.world_size == world_size]:
         return median(same)
     if not runs:
-        return None
-    fps: dict[int, list[float]] = {}
-    for run in runs:
-        fps.setdefault(run.world_size, []).append(run.fps)
+        return math.nan
+    fps = fps_of(runs)
     nearest = min(fps, key=lambda w: abs(math.log(w / world_size)))
-    predicted = fit_usl(fps).fps(world_size) if len(fps) > 1 else fps[nearest][0]
-    own = [run for run in runs if run.world_size == nearest]
-    outside = median(_seconds(run) - run.wall_s for run in own)
-    return outside + median(run.wall_s * run.fps for run in own) / predicted
+    slower = 1.0 if len(fps) == 1 else median(fps[nearest]) / fit_usl(fps).fps(world_size)
+    return median(_elapsed(run) + (slower - 1) * run.wall_s for run in runs if run.world_size == nearest)
 
 
-def _seconds(run: Run) -> float:
-    """Return how long a run took from its start to its end, with all that is not training."""
+def _elapsed(run: Run) -> float:
+    """Return the seconds from a run's start to its end, with all that is not training."""
     try:
-        ends = [datetime.fromisoformat(text) for text in (run.origin.started_at, run.origin.finished_at)]
-        return max(run.wall_s, (ends[1] - ends[0]).total_seconds())
+        start, end = map(datetime.fromisoformat, (run.origin.started_at, run.origin.finished_at))
     except ValueError:
         return run.wall_s
+    return max(run.wall_s, (end - start).total_seconds())

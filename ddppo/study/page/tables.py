@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -102,11 +102,6 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-def detail(row: Row) -> dict[str, Any]:
-    """Return what summary.json tells of one W beyond its flat row: ranks and stability."""
-    return {"ranks": [asdict(rank) for rank in row.ranks], "stability": row.stability}
-
-
 # -- for people ------------------------------------------------------------------------------------------------------
 
 
@@ -139,6 +134,7 @@ def study_table(study: Study) -> Shown:
         columns["return"] = [interval(row.final_return, "{:.4g}") for row in rows]
     if any(not math.isnan(row.t_iter["mean"]) for row in rows):
         columns["iteration"] = [duration(row.t_iter["mean"]) for row in rows]
+        columns["p95"] = [duration(row.t_iter["p95"]) for row in rows]
     if any(row.parts for row in rows):
         columns["waiting"] = [percent(row.rho_sync) for row in rows]
         columns["communication"] = [percent(row.rho_comm) for row in rows]
@@ -188,11 +184,10 @@ def percent(fraction: float) -> str:
 
 
 def interval(value: Estimate, form: str, infinite: str = "unbounded") -> str:
-    """Return `median [low, high]`, without the interval where there is none that says anything."""
-    middle = number(value.median, form, infinite)
-    if math.isnan(value.low) or math.isnan(value.high) or (value.low == 0 and math.isinf(value.high)):
-        return middle
-    return f"{middle} [{number(value.low, form, infinite)}, {number(value.high, form, infinite)}]"
+    """Return `median [low, high]`, without the interval where there is none that says more."""
+    middle, low, high = (number(v, form, infinite) for v in (value.median, value.low, value.high))
+    nothing = math.isnan(value.low) or (value.low == 0 and math.isinf(value.high)) or low == middle == high
+    return middle if nothing else f"{middle} [{low}, {high}]"
 
 
 def terminal(study: Study, width: int | None = None) -> str:
