@@ -20,7 +20,7 @@ from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
 from ddppo.study.read.run_folders import Known, read_runs
 from ddppo.study.read.selection import Found, named, studies, with_target
-from ddppo.study.runs import LeftOut, Reading, Run
+from ddppo.study.runs import LeftOut, Reading
 
 _SHOWN = 20  # of what is left out, where nothing is left
 
@@ -172,30 +172,14 @@ def _remarks(study: Study) -> list[str]:
             f"There is no run with W=1, so S and E are relative to W={first}, the smallest there is: S(W) = FPS(W) / "
             f"FPS({first}), E(W) = S(W) * {first} / W. Add dist.world_size=1 to the sweep for absolute ones."
         )
-    counts = {len(row.seeds) for row in study.rows}
-    if len(counts) > 1:
-        listed = ", ".join(f"W={row.world_size}: {len(row.seeds)}" for row in study.rows)
-        remarks.append(f"Not every W has as many runs as the others ({listed}).")
-    if counts == {1} and len(study.rows) > 1:
-        remarks.append(
-            "There is one run per W: no intervals. Add seeds (seed=0,1,2) to tell noise from scaling."
-        )
     over = [f"W={row.world_size} ({row.cores} cores)" for row in study.rows if row.oversubscription > 1]
     if over:
         remarks.append(f"Oversubscribed, more compute threads than cores: {', '.join(over)}.")
-    if guessed := sorted({run.world_size for run in study.runs if _nodes_alone(run)}):
+    if guessed := {
+        run.world_size for run in study.runs if run.origin.num_nodes > 1 and not run.origin.num_hosts
+    }:
         remarks.append(
-            f"W={', '.join(map(str, guessed))} ran on several nodes, which are taken for as many machines: their cores "
-            "are added up. Nodes that are one machine in truth hide oversubscription."
-        )
-    if len({run.origin.env_backend for run in study.runs}) > 1:
-        remarks.append(
-            "env.backend=auto stepped environments in processes of their own at some W, where workers had cores to "
-            "spare, and not at others: set env.backend=sync (or pool) to compare like with like."
+            f"W={', '.join(map(str, sorted(guessed)))} ran on several nodes, which are taken for as many machines: "
+            "their cores are added up. Nodes that are one machine in truth hide oversubscription."
         )
     return remarks + stalls(study)
-
-
-def _nodes_alone(run: Run) -> bool:
-    """Return whether a run tells its nodes, but not how many machines they are."""
-    return run.origin.num_nodes > 1 and not run.origin.num_hosts

@@ -19,6 +19,7 @@ _STABILITY = {
     "explained_variance": "explained variance",
     "grad_norm": "gradient norm",
 }
+_BANDS = 3  # more cannot be told apart
 _SAME = 0.01  # relative difference over W that no reader would see in a chart
 
 
@@ -50,13 +51,15 @@ def _same_curves(study: Study) -> bool:
 
 
 def _curves(study: Study, against: str, *, once: bool) -> Chart:
+    banded = once or len(study.rows) <= _BANDS
     steps, several = against == "env_steps", any(len(r.evaluations) > 1 for r in study.runs)
     chart = Chart(
         "learning_steps" if steps else "learning_wall",
         "Learning against " + ("environment steps" if steps else "time"),
         Axis("environment steps of all workers" if steps else "training time (s)"),
         Axis("evaluation return" if several else "return of training episodes"),
-        "Median over seeds; the band reaches from the lowest to the highest seed.",
+        "Medians over seeds"
+        + ("; a band reaches from the lowest to the highest." if once or len(study.rows) <= _BANDS else "."),
     )
     ends = []
     for row, colour in zip(study.rows[:1] if once else study.rows, _COLOURS * 3, strict=False):
@@ -65,7 +68,7 @@ def _curves(study: Study, against: str, *, once: bool) -> Chart:
         if not runs:
             continue
         grid, scores = _on_one_grid(runs, against)
-        if len(runs) > 1:
+        if len(runs) > 1 and banded:
             chart.band(grid, scores.min(axis=0).tolist(), scores.max(axis=0).tolist(), colour)
         chart.line(
             grid, np.median(scores, axis=0).tolist(), colour, "every W" if once else f"W={row.world_size}"
@@ -102,7 +105,7 @@ def _stability(study: Study) -> tuple[list[Chart], list[str]]:
             same.append(label)
         elif sizes:
             caption = "Medians over iterations and seeds; lines from p5 to p95."
-            chart = Chart(f"stability_{name}", label, workers(sizes), Axis(label), caption)
+            chart = Chart(f"stability_{name}", label, workers(sizes), Axis(""), caption)
             for w, quantiles in found.items():
                 chart.whisker(w, quantiles["p5"], quantiles["p95"], "blue")
             chart.line(sizes, middles, "blue")

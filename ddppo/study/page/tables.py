@@ -149,7 +149,8 @@ def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
     """Return the share of each cause at each W."""
     lines = [
         [cause_name(cause, study.rule), *(percent(account.shares[cause]) for account in accounts)]
-        for cause in (accounts[0].shares if accounts else ())
+        for cause in accounts[0].shares
+        if any(account.shares[cause] for account in accounts)
     ]
     lines.append(["lost efficiency 1 - E(W)", *(percent(account.loss) for account in accounts)])
     return Shown(["cause", *(f"W={account.world_size}" for account in accounts)], lines)
