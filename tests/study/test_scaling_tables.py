@@ -62,7 +62,7 @@ def test_our_own_table_of_a_strong_and_a_weak_study_gives_both_as_their_runs_did
             assert (theirs.cores, theirs.oversubscription) == (ours.cores, ours.oversubscription)
     assert again.left_out == []
     (told, _) = again.remarks
-    assert told.endswith("not read: iterations_measured, iterations_of_other_world_sizes, path.")
+    assert told.endswith("not read: iterations_measured, path.")
 
 
 def test_a_table_that_does_not_tell_its_cores_says_where_their_cost_stands(tmp_path):
@@ -138,8 +138,27 @@ def test_a_time_to_target_is_taken_as_the_table_tells_it(tmp_path):
     assert [time_to_target(run) for run in study.study.runs[:4]] == [60.0, 30.0, math.inf, math.inf]
     row = study.study.row(2)
     assert (row.num_reached, study.study.target_return) == (1, 475.0)
+    assert math.isnan(time_to_target(study.study.runs[4]))  # it was asked for nothing
     (other,) = reported(path, target_return=400.0).studies
     assert math.isnan(time_to_target(other.study.runs[0]))  # of another target it says nothing
+
+
+def test_a_resumed_run_of_two_w_in_our_own_table_has_no_time_to_target(tmp_path):
+    head = "world_size,fps,target_return,final_return,time_to_target_s,iterations_of_other_world_sizes\n"
+    (study,) = reported(table(tmp_path, head + "1,10,475,500,60,0\n2,20,475,500,,5\n")).studies
+    assert math.isnan(time_to_target(study.study.runs[1]))
+
+
+def test_rows_without_a_seed_get_one_that_no_other_row_has(tmp_path):
+    path = table(tmp_path, "world_size,seed,fps\n1,,100\n1,,101\n1,0,102\n1,2,103\n")
+    report = reported(path)
+    assert [(run.seed, run.fps) for run in report.studies[0].study.runs] == [
+        (0, 102),
+        (1, 100),
+        (2, 103),
+        (3, 101),
+    ]
+    assert report.left_out == []
 
 
 def test_without_a_target_in_the_table_target_return_names_it(tmp_path):

@@ -1,11 +1,11 @@
 """Somebody else's runs, from a CSV or JSONL file: one row per run, columns mapped to ours by name."""
 
 import csv
+import itertools
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +47,14 @@ COLUMNS = {
     "final_return": "return at the end",
     "target_return": "return asked for",
     "time_to_target_s": "seconds of training until it was reached; empty or inf if it never was",
+    "iterations_of_other_world_sizes": "of a resumed run, whose time to target is then of no one W",
     "t_iter": "mean seconds per iteration",
     **{part: f"mean seconds per iteration in {part}, means over workers" for part in PARTS},
 }
 _SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")
 _TEXTS = ("env_id", "rule")
-_LONGER = (
-    1.5  # times what the throughput makes: so much longer an iteration is not for what lies outside its clock
-)
+_LONGER = 1.5  # times what the throughput makes of an iteration: warm-up and rounding are not more
+_NO_SEED = -(2**63)  # the least there is, which nobody takes
 _SHOWN = 16  # names of columns in a message
 
 
@@ -82,41 +82,49 @@ def read_table(table: ForeignTable) -> Reading:
         raise ConfigError(f"{table.path} has no rows: it needs a line per run, with column names first")
     present = sorted({name for _, row in rows for name in row if name})
     columns = _mapping(table, present) if rows else {}
-    runs: dict[tuple[str, str, int, int], tuple[int, Run]] = {}
+    found: list[tuple[int, Run]] = []
     first: dict[str, int] = {}
-    counts: Counter[tuple[str, str, int]] = Counter()
     asked: _UnitError | None = None
     for number, row in rows:
         try:
-            values = {
-                ours: _cell(row.get(theirs), theirs, ours in _TEXTS) for ours, theirs in columns.items()
-            }
             same = first.setdefault(repr(sorted(row.items())), number)
             if same != number:
                 raise FieldError(f"it repeats line {same}, which counts once")
-            run = _run(_where(table.path, number), table, values, counts)
+            values = {
+                our: _cell(row.get(their), their, is_text=our in _TEXTS) for our, their in columns.items()
+            }
+            found.append((number, _run(_where(table.path, number), table, values)))
         except FieldError as e:
             asked = e if isinstance(e, _UnitError) and asked is None else asked
             left_out.append(_left_out(table.path, number, e))
-            continue
-        counts[run.env_id, run.rule, run.world_size] += 1
-        key = (run.env_id, run.rule, run.world_size, run.seed)
-        if key in runs:
-            earlier = runs.pop(key)[0]
-            said = f"line {number} has W={run.world_size} seed={run.seed} again, and as the later one counts"
-            left_out.append(_left_out(table.path, earlier, FieldError(said)))
-        runs[key] = number, run
-    if asked is not None and not runs:
+    if asked is not None and not found:
         raise ConfigError(f"{table.path}: {asked}")
+    runs, again = _one_of_a_seed(table.path, found)
     ignored = [name for name in present if name not in columns.values()]
     remarks = [f"Columns of {table.path} that are not read: {_listed(ignored)}."] if ignored else []
-    found = [run for _, run in runs.values()]
-    if "cores" not in columns and any(run.times for run in found):
+    if "cores" not in columns and any(run.times for run in runs):
         remarks.append(
             f"{table.path} has no column cores: what it costs that workers share cores stands under waiting, "
             "communication and the other causes."
         )
-    return Reading(found, left_out, remarks)
+    return Reading(runs, left_out + again, remarks)
+
+
+def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run], list[LeftOut]]:
+    """Return the last run of each task, rule, W and seed, and those before it; runs without seeds get free ones."""
+    runs: dict[tuple[str, str, int, int], tuple[int, Run]] = {}
+    again = []
+    for number, run in sorted(
+        found, key=lambda each: each[1].seed == _NO_SEED
+    ):  # stable: lines stay in order
+        group = (run.env_id, run.rule, run.world_size)
+        if run.seed == _NO_SEED:
+            run = replace(run, seed=next(seed for seed in itertools.count() if (*group, seed) not in runs))
+        elif (*group, run.seed) in runs:
+            said = f"line {number} has W={run.world_size} seed={run.seed} again, and as the later one counts"
+            again.append(_left_out(path, runs[*group, run.seed][0], FieldError(said)))
+        runs[*group, run.seed] = number, run
+    return [run for _, run in runs.values()], again
 
 
 def _where(path: Path, number: int) -> str:
@@ -200,7 +208,7 @@ def _listed(names: list[str]) -> str:
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _cell(cell: Any, column: str, is_text: bool) -> Any:
+def _cell(cell: Any, column: str, *, is_text: bool) -> Any:
     """Return None for an empty cell, and the number that a text spells where it should."""
     if not isinstance(cell, str):
         return None if isinstance(cell, float) and math.isnan(cell) else cell
@@ -215,17 +223,13 @@ def _cell(cell: Any, column: str, is_text: bool) -> Any:
     return None if math.isnan(number) else number
 
 
-def _run(
-    where: str, table: ForeignTable, values: dict[str, Any], counts: Counter[tuple[str, str, int]]
-) -> Run:
+def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
     row = Fields(values)
     world_size = as_whole("world_size", values.get("world_size", math.nan), low=1, high=MOST_WORKERS)
     wall_s = row.number("wall_s", above=0, high=LARGEST_SECONDS, default=math.nan)
     env_steps = row.whole("env_steps", default=0)
     of_whole = env_steps / wall_s if wall_s > 0 else math.nan
     fps = as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
-    env_id = row.text("env_id", default=table.env_id)
-    rule = row.text("rule", choices=("strong", "weak"), default=table.rule)
     sizes: dict[str, Any] = {name: row.whole(name, high=MOST_PARAMETERS, default=0) for name in _SIZES}
     steps = float(sizes["num_envs"] * sizes["rollout_steps"])
     times = _times(row, steps / fps or wall_s)
@@ -233,10 +237,10 @@ def _run(
         steps = fps * float(times["t_iter"][0, 0])
     return Run(
         path=where,
-        env_id=env_id,
+        env_id=row.text("env_id", default=table.env_id),
         world_size=world_size,
-        seed=row.whole("seed", low=-(2**63), high=2**63, default=counts[env_id, rule, world_size]),
-        rule=rule,
+        seed=row.whole("seed", low=_NO_SEED, high=2**63, default=_NO_SEED),
+        rule=row.text("rule", choices=("strong", "weak"), default=table.rule),
         **sizes,
         env_steps=env_steps,
         wall_s=wall_s,
@@ -252,14 +256,19 @@ def _run(
 
 
 def _reached_at_s(row: Fields) -> float:
-    """Return the time to target that a row tells: +inf if it never was, NaN if there is no such column or target."""
-    if "time_to_target_s" not in row.values:
-        return math.nan
-    told = row.values["time_to_target_s"]
+    """Return the time to target that a row tells: +inf if it never was, NaN if the row tells of none."""
+    told = row.values.get("time_to_target_s", math.nan)
     if told is None:
-        no_target = "target_return" in row.values and row.values["target_return"] is None
-        return math.nan if no_target else math.inf
-    return math.inf if told == math.inf else row.number("time_to_target_s", low=0, high=LARGEST_SECONDS)
+        # An empty cell of a run that was asked for a return, and has one.
+        untold = [name for name in ("target_return", "final_return") if row.values.get(name, 0) is None]
+        told = math.nan if untold else math.inf
+    if row.whole("iterations_of_other_world_sizes", default=0):
+        return math.nan
+    return (
+        told
+        if told != told or told == math.inf
+        else row.number("time_to_target_s", low=0, high=LARGEST_SECONDS)
+    )
 
 
 def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:

@@ -117,7 +117,8 @@ def origin(summary: Fields) -> Origin:
 def _machines(summary: Fields) -> tuple[tuple[Machine, ...], tuple[str, ...]]:
     """Return the machines that ran the ranks, and the host of each rank; an older run tells of rank 0's alone."""
     world_size = summary.whole("world_size", low=1, high=MOST_WORKERS)
-    listed = [_entry(each) for each in as_list("machines", summary.values.get("machines") or [])]
+    told = summary.values.get("machines")
+    listed = [] if told is None else [_entry(each) for each in as_list("machines", told)]
     if not listed:
         one = _machine(summary.section("machine"))
         alone = world_size == 1 or summary.section("derived").whole("num_hosts", high=1e6, default=0) == 1
