@@ -116,6 +116,14 @@ def parted(section: type[Any], arguments: Sequence[str]) -> tuple[list[str], lis
     return ours, others
 
 
+def whole_numbers(name: str, given: object) -> list[int]:
+    """Return the numbers of `1,2,4` or `[1,2,4]`, each once in order, none for null. Raises ConfigError."""
+    words = [] if given is None else written_out(str(given)).strip("[]").split(",")
+    if not all(word.strip().isdigit() and 0 < int(word) <= 10**9 for word in words):
+        raise ConfigError(f"{name}={given}: numbers of workers, e.g. {name}=1,2,4")
+    return sorted({int(word) for word in words})
+
+
 def _is_path(argument: str, is_setting: bool) -> bool:
     return not is_setting and ("=" not in argument or Path(argument).exists())
 

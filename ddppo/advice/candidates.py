@@ -150,7 +150,7 @@ def _apart(one: float, other: float) -> float:
 def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores: int) -> list[Candidate]:
     """Return what could be faster at the best W: other ways to do what takes a tenth of its iterations or more.
 
-    parts: fractions of an iteration by part. A setting that was given is not varied.
+    parts: fractions of an iteration. A setting that was given is not varied.
     """
     from ddppo.envs.batched.make import BATCHED_IDS
 

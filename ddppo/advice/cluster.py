@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ddppo.advice.candidates import Candidate, Question, W
-from ddppo.advice.probe import QUIET, Slice
+from ddppo.advice.probe import QUIET, Slice, temporary_folder
 from ddppo.advice.race import Entrant
 from ddppo.config import batch_shape
 from ddppo.errors import ConfigError, TrainingError
@@ -23,24 +22,17 @@ def through_slurm(asked: Question, todo: Sequence[Candidate]) -> list[Entrant]:
 
     The folder is one below the current, which nodes must share, and is gone afterwards.
     """
-    if others := [key for key in asked.axes if key != W]:
-        raise ConfigError(
-            f"{others[0]}={','.join(asked.axes[others[0]])}: only {W} may have several values on SLURM"
-        )
+    if others := asked.axes.keys() - {W}:
+        raise ConfigError(f"{min(others)}: only {W} may have several values on SLURM")
     if not asked.names(W):
         raise ConfigError(f"hydra/launcher=slurm probes the W that are given: add {W}=1,2,4,8")
     if todo[0].config.scaling.rule == "weak":
         raise ConfigError(
-            "scaling=weak changes what is learnt with W, which steps/s do not tell: make a sweep of whole runs, and a "
-            "report of it"
+            "scaling=weak learns otherwise at every W, which steps/s do not tell: make a whole sweep"
         )
-    with tempfile.TemporaryDirectory(
-        prefix=".ddppo-advice-", dir=Path.cwd(), ignore_cleanup_errors=True
-    ) as folder:
+    with temporary_folder(Path.cwd()) as folder:
         runs = _runs(asked, todo, folder)
-    return [
-        _entrant(candidate, [r for r in runs if r.world_size == candidate.world_size]) for candidate in todo
-    ]
+    return [_entrant(each, [run for run in runs if run.world_size == each.world_size]) for each in todo]
 
 
 def _runs(asked: Question, todo: Sequence[Candidate], folder: str) -> list[Run]:
@@ -64,10 +56,8 @@ def _runs(asked: Question, todo: Sequence[Candidate], folder: str) -> list[Run]:
 
 
 def _entrant(candidate: Candidate, runs: Sequence[Run]) -> Entrant:
-    rounds = {
-        run.seed: Slice(
-            run.fps, {part: float(run.times[part].mean() / run.times["t_iter"].mean()) for part in PARTS}
-        )
-        for run in runs
-    }
+    rounds = {}
+    for run in runs:
+        t_iter = run.times["t_iter"].mean()
+        rounds[run.seed] = Slice(run.fps, {part: float(run.times[part].mean() / t_iter) for part in PARTS})
     return Entrant(candidate, rounds=rounds, out="" if rounds else "no job of it came to its end")

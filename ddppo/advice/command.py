@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import inf, isfinite, isnan
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +18,8 @@ from ddppo.config import Config, setting
 from ddppo.config.integers import written_out
 from ddppo.cores import available_cores
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.forking import ForkServerLost
+from ddppo.options import whole_numbers
 from ddppo.study.measure.time_to_target import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target
@@ -45,24 +47,26 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
     """Try, choose and print; what is known so far where Ctrl-C comes. Raises ConfigError, TrainingError."""
     asked, cores = question(overrides), available_cores()
     todo = candidates(asked, cores)
-    bill, predict = _bill(options, todo[0].config), _numbers(options.predict)
-    own_cores = None if asked.through_slurm else cores
+    bill, predict = _bill(options, todo[0].config), whole_numbers("predict", options.predict)
+    own_cores = inf if asked.through_slurm else cores
     stages: list[list[Entrant]] = []
     try:
         if asked.through_slurm:
             stages.append(through_slurm(asked, todo))
         else:
             _race(asked, todo, cores, began + options.budget_s, options.tolerance, stages)
+    except ForkServerLost as e:
+        raise TrainingError(f"the process that probes fork from ended with code {e.code}") from None
     finally:
         chosen = None
         for number, entrants in enumerate(stages):
             if found := choose(entrants, options.tolerance):
-                chosen = found
+                chosen = found.candidate
                 ahead, law = text.predicted(entrants, found, [] if number else predict, own_cores)
                 print(f"\n{text.table(entrants, found, bill, ahead)}\n")
                 print("\n".join(filter(None, [*text.sureness(entrants, found, options.tolerance), law])))
         if chosen is not None:
-            _say_command(asked, chosen.candidate)
+            _say_command(asked, chosen)
             print(f"{time.monotonic() - began:.0f} s on {cores} cores.")
     if chosen is None:
         raise TrainingError(
@@ -86,9 +90,8 @@ def _race(
         if best is None or not more or time.monotonic() + 2 * first.seconds_with_one_more() > until:
             first.run()
             return
-        for each in first.running:
-            assert each.probe is not None
-            each.probe.close()
+        for _, probe in first.running:
+            probe.close()
         second = Race(probes.start, until, tolerance, _say)
         stages.append(second.entrants)
         second.enter([best.candidate, *more])
@@ -109,7 +112,7 @@ def _bill(options: AdviseConfig, config: Config) -> text.Bill:
         steps = float(written_out(given)) if written_out(given).isdigit() else _steps_of_runs(given, config)
     if not steps:
         raise ConfigError(f"steps_to_target={given}: must be at least 1")
-    return text.Bill(steps, f"{steps:,.0f} steps", options.price_per_worker_hour)
+    return text.Bill(steps, options.price_per_worker_hour)
 
 
 def _steps_of_runs(folder: str, config: Config) -> float:
@@ -124,13 +127,6 @@ def _steps_of_runs(folder: str, config: Config) -> float:
             "a target_return that they did reach, or a number of steps"
         )
     return median(known)
-
-
-def _numbers(given: str | None) -> list[int]:
-    words = [] if given is None else given.strip("[]").split(",")
-    if not all(word.strip().isdigit() and 0 < int(word) <= 10**9 for word in words):
-        raise ConfigError(f"predict={given}: numbers of workers, e.g. predict=64,128")
-    return sorted(map(int, words))
 
 
 def _say(line: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from ddppo.advice.candidates import Candidate
 from ddppo.benchmark.memory import descendants
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.files import stored
 from ddppo.forking import ForkedProcess, ForkServer
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 
@@ -54,7 +55,7 @@ class Probes:
                 "use python -m ddppo.bench world_sizes=1,2,4"
             )
         self._fixed = fixed
-        self._folder = tempfile.TemporaryDirectory(prefix="ddppo-advice-", ignore_cleanup_errors=True)
+        self._folder = temporary_folder()
         self._server = ForkServer.started()
         self._server.have_imported(_IMPORTS)
         self._started: list[Probe] = []
@@ -89,6 +90,12 @@ class Probes:
         self._started.append(Probe(process, folder, candidate, until))
         self._started[-1].warm_up()
         return self._started[-1]
+
+
+def temporary_folder(below: Path | None = None) -> tempfile.TemporaryDirectory[str]:
+    """Return a hidden folder below another, or the machine's for temporary files. Raises StorageError."""
+    with stored(below or Path(os.environ.get("TMPDIR", "/tmp"))):
+        return tempfile.TemporaryDirectory(prefix=".ddppo-advice-", dir=below, ignore_cleanup_errors=True)
 
 
 class Probe:

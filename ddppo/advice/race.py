@@ -8,12 +8,12 @@ from ddppo.advice.candidates import Candidate
 from ddppo.advice.probe import OutOfTimeError, Probe, Slice
 from ddppo.benchmark.comparison import Ratio, middle, paired_ratio
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 
 ROUNDS_TO_TELL = 5  # fewer pairs have no interval: `comparison.paired_ratio`
-_ENOUGH_ROUNDS = 15
 _ROUNDS_TO_DROP, _FAR_BEHIND = 3, 0.8
-_SLICE_S = 1.0  # of the slowest in a round
-_FEWEST_ITERATIONS = 2
+_ENOUGH_ROUNDS = 15
+_SLICE_S, _FEWEST_ITERATIONS = 1.0, 2  # of the slowest in a round
 
 
 @dataclass(slots=True)
@@ -26,14 +26,17 @@ class Entrant:
     out: str = ""
 
     @property
+    def world_size(self) -> int:
+        return self.candidate.world_size
+
+    @property
     def fps(self) -> float:
         """Median over rounds."""
         return middle([each.fps for each in self.rounds.values()])
 
     def parts(self) -> dict[str, float]:
         """Return the median fraction of an iteration that each part takes, over rounds."""
-        found = [each.parts for each in self.rounds.values()]
-        return {part: middle([each[part] for each in found]) for part in found[0]}
+        return {part: middle([each.parts[part] for each in self.rounds.values()]) for part in EXCLUSIVE_PARTS}
 
 
 def ratio(one: Entrant, other: Entrant) -> Ratio | None:
@@ -41,15 +44,14 @@ def ratio(one: Entrant, other: Entrant) -> Ratio | None:
 
     low to high: the 90 % interval of the sign test from five rounds on, before that the lowest and the highest.
     """
-    common = sorted(one.rounds.keys() & other.rounds.keys())
+    common = one.rounds.keys() & other.rounds.keys()
     if not common:
         return None
     a, b = ([each.rounds[number].fps for number in common] for each in (one, other))
-    found = paired_ratio(a, b)
-    if len(common) >= ROUNDS_TO_TELL:
-        return found
-    each_pair = [x / y for x, y in zip(a, b, strict=True)]
-    return Ratio(found.estimate, min(each_pair), max(each_pair), len(common))
+    found, pairs = paired_ratio(a, b), [x / y for x, y in zip(a, b, strict=True)]
+    return (
+        found if found.count >= ROUNDS_TO_TELL else Ratio(found.estimate, min(pairs), max(pairs), found.count)
+    )
 
 
 def is_slower(found: Ratio | None, tolerance: float) -> bool:
@@ -61,10 +63,8 @@ def choose(entrants: Sequence[Entrant], tolerance: float) -> Entrant | None:
     """Return the fastest; of those not slower than it beyond noise the one with fewest workers, then settings."""
     running = [each for each in entrants if each.rounds and not each.out]
     leader = max(running, key=lambda each: each.fps, default=None)
-    if leader is None:
-        return None
-    equal = [each for each in running if not is_slower(ratio(each, leader), tolerance)]
-    return min(equal, key=lambda each: (each.candidate.world_size, len(each.candidate.overrides), -each.fps))
+    equal = [each for each in running if leader and not is_slower(ratio(each, leader), tolerance)]
+    return min(equal, key=lambda e: (e.world_size, len(e.candidate.overrides), -e.fps), default=None)
 
 
 class Race:
@@ -78,16 +78,12 @@ class Race:
         say: Callable[[str], None], now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.entrants: list[Entrant] = []
-        self._start = start
-        self._until = until
-        self._tolerance = tolerance
-        self._say = say
-        self._now = now
+        self._start, self._until, self._tolerance, self._say, self._now = start, until, tolerance, say, now
         self._num_rounds = 0
 
     @property
-    def running(self) -> list[Entrant]:
-        return [each for each in self.entrants if each.probe is not None and not each.out]
+    def running(self) -> list[tuple[Entrant, Probe]]:
+        return [(each, each.probe) for each in self.entrants if each.probe is not None and not each.out]
 
     def enter(self, candidates: Sequence[Candidate]) -> None:
         """Start the candidates for which there is time, with some rounds of all. Raises where none can be."""
@@ -110,7 +106,7 @@ class Race:
 
     def seconds_with_one_more(self) -> float:
         """Return what one more start and a few rounds of all would take, if it is as slow as the slowest."""
-        slowest = max(each.probe.start_up_s + each.probe.iteration_s for each in self.running if each.probe)
+        slowest = max(probe.start_up_s + probe.iteration_s for _, probe in self.running)
         return slowest + _ROUNDS_TO_DROP * self._round_s() * (1 + 1 / len(self.running))
 
     def run(self, until: float | None = None) -> None:
@@ -119,12 +115,10 @@ class Race:
         while self.running and not self._is_decided():
             if self._num_rounds and self._now() + self._round_s() > until:
                 return
-            num_iterations = self._num_iterations()
-            done: list[tuple[Entrant, Slice]] = []
-            for entrant in self.running:
+            num_iterations, done = self._num_iterations(), []
+            for entrant, probe in self.running:
                 try:
-                    assert entrant.probe is not None
-                    done.append((entrant, entrant.probe.run(num_iterations)))
+                    done.append((entrant, probe.run(num_iterations)))
                 except OutOfTimeError:  # a round that is cut short is none
                     return
                 except TrainingError as e:
@@ -132,43 +126,33 @@ class Race:
             for entrant, found in done:
                 entrant.rounds[self._num_rounds] = found
             self._num_rounds += 1
-            self._say(f"round {self._num_rounds}: {', '.join(_told(each) for each in self.running)}")
+            told = ", ".join(f"{entrant.candidate.name} {found.fps:,.0f}" for entrant, found in done)
+            self._say(f"round {self._num_rounds}: {told} steps/s")
             self._drop()
 
-    def _iterations_s(self) -> list[float]:
-        return [each.probe.iteration_s for each in self.running if each.probe]
-
     def _num_iterations(self) -> int:
-        return max(_FEWEST_ITERATIONS, int(_SLICE_S / max(self._iterations_s())))
+        return max(_FEWEST_ITERATIONS, int(_SLICE_S / max(probe.iteration_s for _, probe in self.running)))
 
     def _round_s(self) -> float:
-        return self._num_iterations() * sum(self._iterations_s())
+        return self._num_iterations() * sum(probe.iteration_s for _, probe in self.running)
 
-    def _leader(self) -> Entrant:
-        return max(self.running, key=lambda each: each.fps)
+    def _against_the_fastest(self) -> list[tuple[Entrant, Probe, Ratio]]:
+        fastest = max((entrant for entrant, _ in self.running), key=lambda each: each.fps, default=None)
+        found = [(entrant, probe, ratio(entrant, fastest)) for entrant, probe in self.running if fastest]
+        return [(entrant, probe, each) for entrant, probe, each in found if each is not None]
 
     def _drop(self) -> None:
-        leader = self._leader()
-        for entrant in self.running:
-            found = ratio(entrant, leader)
-            assert found is not None, "all that run did all rounds"
-            assert entrant.probe is not None
+        for entrant, probe, found in self._against_the_fastest():
             # Looked at after every round, so that chance has many tries: asks more than `is_slower`.
             bound = 1 - self._tolerance if found.count >= ROUNDS_TO_TELL else _FAR_BEHIND
             if found.count >= _ROUNDS_TO_DROP and found.high < bound:
-                entrant.out = f"slower than {leader.candidate.name}"
-                entrant.probe.close()
+                entrant.out = "slower"
+                probe.close()
                 self._say(f"{entrant.candidate.name} is out after {found.count} rounds")
 
     def _is_decided(self) -> bool:
         """Return whether all that are left are the same within the tolerance, or rounds enough did not tell."""
         if self._num_rounds < ROUNDS_TO_TELL:
             return False
-        ratios = [ratio(each, self._leader()) for each in self.running]
-        same = all(found is not None and found.verdict(self._tolerance) == "same" for found in ratios)
-        return same or self._num_rounds >= _ENOUGH_ROUNDS
-
-
-def _told(entrant: Entrant) -> str:
-    *_, last = entrant.rounds.values()
-    return f"{entrant.candidate.name} {last.fps:,.0f}"
+        verdicts = {found.verdict(self._tolerance) for _, _, found in self._against_the_fastest()}
+        return verdicts <= {"same"} or self._num_rounds >= _ENOUGH_ROUNDS

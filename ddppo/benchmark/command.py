@@ -24,8 +24,8 @@ from ddppo.benchmark.workloads import (
     missing_extra,
 )
 from ddppo.config import setting
-from ddppo.config.integers import written_out
 from ddppo.errors import ConfigError
+from ddppo.options import whole_numbers
 
 _PAIRED_ROUNDS, _ROUNDS = 7, 3
 _CHOOSE = ("env=", "experiment=")  # settings that say what the work is
@@ -147,7 +147,7 @@ def _todo(options: BenchConfig, overrides: list[str]) -> list[Configuration]:
     """Return the configurations to run, each of which the train door would take."""
 
     check_overrides(overrides)
-    world_sizes, rules = _world_sizes(options.world_sizes), _rules(options.rules)
+    world_sizes, rules = whole_numbers("world_sizes", options.world_sizes) or [1, 2], _rules(options.rules)
     chooses = any(o.startswith(_CHOOSE) for o in overrides)
     names = _words("workloads", options.workloads)
     if names and chooses:
@@ -184,13 +184,6 @@ def _words(name: str, given: Any) -> list[str]:
     if not words or not all(words):
         raise ConfigError(f"{name}={given}: give one or several, e.g. {name}=a,b")
     return list(dict.fromkeys(words))
-
-
-def _world_sizes(given: Any) -> list[int]:
-    words = [written_out(word) for word in _words("world_sizes", given)] or ["1", "2"]
-    if not all(word.isdigit() and int(word) > 0 for word in words):
-        raise ConfigError(f"world_sizes={given}: numbers of workers, e.g. world_sizes=1,2,4")
-    return sorted({int(word) for word in words})
 
 
 def _rules(given: Any) -> list[str]:
