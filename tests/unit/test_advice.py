@@ -264,7 +264,7 @@ def test_a_mistake_costs_one_sentence_and_starts_nothing(monkeypatch, capsys, ar
 
 
 def test_advice_from_end_to_end_is_a_table_and_a_command_and_leaves_nothing(tmp_path):
-    more = ("budget_s=25", "dist.world_size=1,2", "predict=8")
+    more = ("budget_s=120", "tolerance=0.5", "dist.world_size=1,2", "predict=8")
     done = door(*TINY, *more, module="ddppo.advise", run_dir=tmp_path, TMPDIR=str(tmp_path))
     assert done.code == 0, done.stderr
     assert "W=2 against W=1" in done.stdout or "W=1 against W=2" in done.stdout
