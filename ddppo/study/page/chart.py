@@ -80,7 +80,7 @@ class _Place:
             powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
             found = [f * 10.0**k for k in powers for f in factors if low <= f * 10.0**k <= high]
         else:
-            rough = (high - low) / 6
+            rough = (high - low) / 7
             power = 10.0 ** math.floor(math.log10(rough))
             step = next(f * power for f in (1, 2, 2.5, 5, 10) if f * power >= rough * 0.999)
             found = [round(k * step, 12) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]

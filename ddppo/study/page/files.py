@@ -129,19 +129,29 @@ def _refuse_to_overwrite(folder: Path) -> None:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, which takes the place of `folder` once it is whole."""
+    """Give a folder to fill, whose files take the places of those in `folder` once it is whole.
+
+    At no time is a file missing that was there and stays: a browser that loads the page again always finds one.
+    """
     new = folder.with_name(f".{folder.name}.new-{os.getpid()}")
-    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     try:
         with stored(folder):
             new.mkdir(parents=True)
             yield new
-            if folder.exists():
-                folder.rename(old)
-            new.rename(folder)
+            if not folder.exists():
+                new.rename(folder)
+                return
+            made = {path.relative_to(new) for path in new.rglob("*")}
+            for name in sorted(made):
+                if (new / name).is_dir():
+                    (folder / name).mkdir(exist_ok=True)
+                else:
+                    (new / name).replace(folder / name)
+            for path in sorted(folder.rglob("*"), reverse=True):
+                if path.relative_to(folder) not in made:
+                    path.rmdir() if path.is_dir() else path.unlink()
     finally:
         shutil.rmtree(new, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:

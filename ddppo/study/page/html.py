@@ -102,8 +102,6 @@ def _facts(study: Study) -> dict[str, str]:
         "seeds": str(len({run.seed for run in study.runs})),
         "batch": share if batch else "",
     }
-    for name, values in found.varying.items():
-        facts[f"{name}, which varies:"] = ", ".join(f"{value} at W={w}" for w, value in values.items())
     return {name: text for name, text in facts.items() if text}
 
 
@@ -114,9 +112,9 @@ def _machine(machine: Machine) -> str:
 
 def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) -> str:
     """Return the whole page: one study, or several as chapters under a table that leads to them."""
-    one = len(chapters) == 1
+    several = f"Scaling report of {len(chapters)} studies" if chapters else "Scaling report"
     return _TEMPLATES.get_template("page.html.j2").render(
-        title=chapters[0].title if one else f"Scaling report of {len(chapters)} studies",
+        title=chapters[0].title if len(chapters) == 1 else several,
         chapters=chapters,
         remarks=report.remarks,
         left_out=_left_out(report.left_out),
