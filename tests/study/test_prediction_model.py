@@ -12,8 +12,7 @@ from ddppo.study.predict.least_squares import nnls
 from ddppo.study.predict.model import WhatIf, fit
 from ddppo.study.predict.order_statistics import lognormal
 from ddppo.study.predict.parameters import Parameters, Work
-from ddppo.study.predict.points import points, slow_ranks
-from ddppo.study.predict.variance import variance_components
+from ddppo.study.predict.points import points
 from ddppo.study.runs import PARTS, Origin, Run
 from tests.study.simulation import simulate
 
@@ -157,6 +156,7 @@ def test_what_one_world_size_cannot_tell_is_said_and_widens_the_interval():
     assert "what each environment adds cannot be told apart" in said
     assert "the fixed cost of a minibatch" in said
     assert "what every further rank adds" in said
+    assert few.errors.doubling > 2 * many.errors.doubling  # a law that was never checked
     width = [(p.fps_high - p.fps_low) / p.fps for m in (few, many) for p in m.predict([8])]
     assert width[0] > 2 * width[1]
 
@@ -169,16 +169,13 @@ def test_one_worker_alone_leaves_communication_unknown():
 
 @pytest.mark.parametrize("slow", [(2e-3, 0.0, 0.0), (0.0, 2.0, 0.0), (0.0, 0.0, 1.0)])
 def test_a_rank_that_is_always_slow_is_named_and_can_be_taken_away(slow):
-    runs = make_runs((1, 2, 4, 8), truth=replace(TRUTH, slow={3: slow}))
+    env = {"slow_ranks": {3: slow[0]} if slow[0] else {}}  # a sleep that was asked for is known
+    runs = make_runs((1, 2, 4, 8), truth=replace(TRUTH, slow={3: slow}), env=env)
     model = fit(runs, replicates=2)
-    assert model.parameters.slow[3] == pytest.approx(slow, rel=0.15, abs=0.1)
+    assert model.parameters.slow[3] == pytest.approx(slow, rel=0.15)
     assert any("rank 3" in n for n in model.notes)
     healthy = np.mean([r.fps for r in make_runs((8,))])
     assert model.predict([8], WhatIf(slow_factor=1))[0].fps == pytest.approx(healthy, rel=0.05)
-
-
-def test_random_differences_are_no_slow_rank():
-    assert slow_ranks(make_runs((4, 8))) == {"t_rollout": set(), "t_learn": set()}
 
 
 def test_rollouts_stepped_otherwise_are_left_out_and_named():
@@ -265,9 +262,3 @@ def test_least_squares_with_no_negative_coefficient():
     assert nnls([one, x], 2 + 3 * x, sigma).tolist() == pytest.approx([2, 3])
     # The unconstrained line through these falls; without a slope the mean is best.
     assert nnls([one, x], np.array([3.0, 2.0, 1.0, 0.0]), sigma).tolist() == pytest.approx([1.5, 0])
-
-
-def test_variances_of_a_layout_worked_by_hand():
-    # Rows differ by 2, columns by 4, no residual: of mean 10, var(rows) = 2, var(columns) = 8.
-    common, persistent, own = variance_components(np.array([[7.0, 11.0], [9.0, 13.0]]))
-    assert (common, persistent, own) == pytest.approx((0.02, 0.08, 0.0))

@@ -1,7 +1,6 @@
 """Parameters of the iteration model, fitted to measured W by non-negative least squares.
 
-What the measured W cannot tell apart is split by a share: a half for the estimate, anything from 0 to 1 for its
-interval, and said in a note.
+What the measured W cannot tell apart is halved, and said in a note.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,23 +12,46 @@ from ddppo.study.predict.iteration import expected
 from ddppo.study.predict.least_squares import identified, nnls
 from ddppo.study.predict.order_statistics import Noise, empirical, lognormal, normal_expected_max
 from ddppo.study.predict.parameters import Parameters, Work
-from ddppo.study.predict.points import Point
+from ddppo.study.predict.points import Point, section
 
-ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
-_TURN_S = {
-    True: 1e-4,
-    False: 4e-3,
-}  # through shared memory, else; where no crowded W tells, up to twice as long
+_ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
+_TURN_S = {True: 1e-4, False: 4e-3}  # through shared memory, else; where no crowded W tells
 _MIN_RESIDUALS = 200  # fewer have no tail to fit
 
-Share = Callable[[], float]
+
+def fit_parameters(points: Sequence[Point], notes: list[str], shape: Noise | None = None) -> Parameters:
+    """Return the parameters; `notes` gets what cannot be told. points: W ascending. shape: of the noise, if known."""
+    alike = of_one_stepping(points, notes)
+    last, shape = alike[-1], shape or noise_shape(points, notes)
+    call, latency, byte, turn = _fit_communication(points, notes)
+    weights = _column(points, lambda p: p.errors["t_other"]) ** -2.0
+    writers = _column(points, lambda p: p.writer_s)
+    many = _column(points, lambda p: p.world_size > 1)
+    writer = float(np.average(writers, weights=weights * many)) if many.any() else 0.0
+    others = _column(points, lambda p: p.means["t_other"] - writer / p.world_size)
+    fitted = Parameters(
+        step=_fit_step(alike, notes),
+        env_sleep_s=last.sleep_s,
+        env_step_s=last.step_s,
+        env_processes=last.env_processes,
+        minibatch=_fit_minibatch(points, notes),
+        call_s=call,
+        latency_s=latency,
+        byte_s=byte,
+        turn_s=turn,
+        other_s=max(0.0, float(np.average(others, weights=weights))),
+        writer_s=writer,
+        noise_variance=_fit_noise(points, shape),
+        noise_shape=shape,
+        slow=_slow(points),
+    )
+    return _with_waiting(fitted, points)
 
 
 def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
     """Return the points whose environments were stepped as those of the largest W were; others cost otherwise."""
     stepping = points[-1].stepping
-    others = sorted({p.world_size for p in points if p.stepping != stepping})
-    if others:
+    if others := sorted({p.world_size for p in points if p.stepping != stepping}):
         notes.append(
             f"rollouts at W={', '.join(map(str, others))} are left out of the fit: their environments were stepped "
             f"otherwise than the {stepping} of the largest W; env.backend={stepping} makes all alike"
@@ -37,187 +59,124 @@ def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
     return [p for p in points if p.stepping == stepping]
 
 
-def fit_parameters(
-    points: Sequence[Point], share: Share, notes: list[str], shape: Noise | None = None
-) -> Parameters:
-    """Return the parameters; `share` is asked for every split that cannot be measured, and `notes` gets the reasons.
+def noise_shape(points: Sequence[Point], notes: list[str]) -> Noise:
+    """Return how rollouts are distributed about their mean: as the residuals, lognormal where these are too few.
 
-    points: W ascending. shape: of the noise, if it is known already.
+    Those of W = 2 are symmetric, whatever the rollouts: they count only where no other W has any.
     """
-    alike = of_one_stepping(points, notes)
-    last = alike[-1]
-    step, computing = _fit_step(alike, share, notes)
-    minibatch = _fit_minibatch(points, share, notes)
-    call, latency, byte, turn = _fit_communication(points, share, notes)
-    shape = shape or noise_shape(points, notes)
-    errors = np.array([p.errors["t_other"] for p in points])
-    many = [p.world_size > 1 for p in points]
-    writer = (
-        float(np.average(_column(points, lambda p: p.writer_s)[many], weights=errors[many] ** -2.0))
-        if any(many)
-        else 0.0
-    )
-    others = np.array([p.means["t_other"] - writer / p.world_size for p in points])
-    fitted = Parameters(
-        step=step,
-        computing=computing,
-        env_sleep_s=(last.step_s or 0.0) if last.asleep else 0.0,
-        env_step_s=last.step_s,
-        env_processes=last.env_processes,
-        minibatch=minibatch,
-        call_s=call,
-        latency_s=latency,
-        byte_s=byte,
-        turn_s=turn,
-        other_s=max(0.0, float(np.average(others, weights=errors**-2.0))),
-        writer_s=writer,
-        noise_variance=_fit_noise(points, shape),
-        noise_shape=shape,
-    )
-    return _with_waiting(replace(fitted, slow=_fit_slow(fitted, points)), points, share)
+    pooled = np.concatenate([np.zeros(0), *(p.residuals for p in points if p.world_size > 2)])
+    if len(pooled) >= _MIN_RESIDUALS:
+        return empirical(pooled, 0.1)
+    if any(p.residuals.any() for p in points):
+        notes.append(
+            f"{len(pooled)} rollouts at W > 2 are too few to fit the tail of their durations (from {_MIN_RESIDUALS}): "
+            "lognormal is assumed"
+        )
+    return lognormal(0.1)
 
 
 def _column(points: Sequence[Point], of: Callable[[Point], float]) -> np.ndarray:
     return np.array([of(p) for p in points], dtype=float)
 
 
-def _coefficients(
-    columns: list[np.ndarray], y: np.ndarray, sigma: np.ndarray, split: float | None
-) -> list[float]:
-    """Return non-negative coefficients; where `split` is given the first two columns share what both explain."""
-    if split is None:
-        return nnls(columns, y, sigma).tolist()
-    first, second, *others = columns
-    level, *rest = nnls([first, *others], y, sigma).tolist()
-    return [split * level, (1 - split) * level * float((first / second).mean()), *rest]
-
-
-def _fit_step(alike: Sequence[Point], share: Share, notes: list[str]) -> tuple[Work, float]:
-    """Return the work of a vectorised step of E environments, and the share of it that needs a core.
-
-    What environments that sleep take beyond their sleep is part computing, part waking late. Only the first needs a
-    core; without a run bound by its cores the two cannot be told apart.
-    """
-    envs = _column(alike, lambda p: p.load.local_num_envs)
-    split = None if identified([np.ones(len(envs)), envs]) else share()
-    if split is not None:
+def _fit_step(alike: Sequence[Point], notes: list[str]) -> Work:
+    """Return the work of a vectorised step of E environments, beside the sleep of those that sleep."""
+    envs, steps = (
+        _column(alike, lambda p: p.load.local_num_envs),
+        _column(alike, lambda p: p.load.rollout_steps),
+    )
+    last = alike[-1]
+    sleep = last.sleep_s * np.maximum(1.0, envs / last.env_processes)
+    work = _column(alike, lambda p: p.means["t_rollout"]) / steps - sleep
+    sigma = _column(alike, lambda p: p.errors["t_rollout"]) / steps
+    if not identified([np.ones(len(envs)), envs]):
         notes.append(
             f"all rollouts had about {envs.mean():g} environments per rank: what a vectorised step costs by itself and "
-            "what each environment adds cannot be told apart; the interval covers every split"
+            "what each environment adds cannot be told apart; half of it each is assumed"
         )
-    steps = _column(alike, lambda p: p.load.rollout_steps)
-    y = _column(alike, lambda p: p.means["t_rollout"]) / steps
-    sigma = _column(alike, lambda p: p.errors["t_rollout"]) / steps
-    if not (alike[-1].asleep and alike[-1].step_s):
-        return _fit_work(alike, envs, np.ones(len(y)), steps, y, sigma, split), 1.0
-    sleep = alike[-1].step_s * np.maximum(1.0, envs / alike[-1].env_processes)
-    crowded = _column(alike, lambda p: p.load.crowded)
-    computing, work = share(), Work(0.0, 0.0)
-    bound = np.zeros(len(y), dtype=bool)
-    for _ in range(5):  # who is bound by cores depends on the work; it settles at once or is a tie
-        factor = np.where(bound, crowded * computing, 1.0)
-        rest = np.maximum((y - np.where(bound, 0.0, sleep)) / factor, 0.0)
-        fixed, unit = _coefficients([np.ones(len(y)), envs], rest, sigma / factor, split)
-        work = Work(fixed, unit)
-        now = (crowded * computing - 1.0) * (fixed + unit * envs) > sleep
-        if (now == bound).all():
-            break
-        bound = now
-    return work, computing
+    # Who sleeps leaves the core to others, so that nothing is stretched.
+    pieces = np.zeros(len(envs)) if last.sleep_s else steps
+    return _fit_work(alike, (envs, np.ones(len(envs)), pieces), np.maximum(work, 0.0), sigma)
 
 
-def _fit_minibatch(points: Sequence[Point], share: Share, notes: list[str]) -> Work:
+def _fit_minibatch(points: Sequence[Point], notes: list[str]) -> Work:
     count = _column(points, lambda p: p.load.num_segments)
     sizes = _column(points, lambda p: p.load.minibatch_size)
-    split = None if identified([count, count * sizes]) else share()
-    if split is not None:
+    if not identified([count, count * sizes]):
         notes.append(
             "all runs learned from batches of one size: the fixed cost of a minibatch and the cost of a sample cannot "
-            "be told apart; the interval covers every split"
+            "be told apart; half of it each is assumed"
         )
-    y = _column(points, lambda p: p.means["t_learn"])
-    sigma = _column(points, lambda p: p.errors["t_learn"])
-    return _fit_work(points, sizes, count, np.ones(len(y)), y, sigma, split)
+    y, sigma = _column(points, lambda p: p.means["t_learn"]), _column(points, lambda p: p.errors["t_learn"])
+    return _fit_work(points, (sizes, count, np.ones(len(points))), y, sigma)
 
 
 def _fit_work(
-    points: Sequence[Point],
-    sizes: np.ndarray,
-    count: np.ndarray,
-    piece: np.ndarray,
-    y: np.ndarray,
-    sigma: np.ndarray,
-    split: float | None,
+    points: Sequence[Point], what: tuple[np.ndarray, np.ndarray, np.ndarray], y: np.ndarray, sigma: np.ndarray
 ) -> Work:
-    """Fit y = count * work(sizes), where `piece` times the work runs at a stretch: interrupted or not, as fits best.
+    """Fit y = count * work(sizes); `pieces` times the work runs at a stretch, interrupted or not, as fits best.
 
-    What further ranks add (contention) is asked only of three W or more.
+    what: sizes, count, pieces. What further ranks add (contention) is asked only of three W or more.
     """
-    crowded = _column(points, lambda p: p.load.crowded)
-    others = _column(points, lambda p: p.load.others)
-    contended = len(points) >= 3 and bool(others.any())
+    sizes, count, pieces = what
+    crowded, others = _column(points, lambda p: p.load.crowded), _column(points, lambda p: p.load.others)
+    apart, contended = identified([count, count * sizes]), len(points) >= 3 and bool(others.any())
     best, best_error = Work(0.0, 0.0), np.inf
-    for interrupted in (False, True) if (crowded > 1).any() else (False,):
+    for interrupted in (False, True) if (crowded > 1).any() and pieces.any() else (False,):
         work, factor = Work(0.0, 0.0, 0.0, interrupted), np.ones(len(y))
         for _ in range(10):  # how much is interrupted depends on how long it is: it settles
-            columns = [count * factor, count * sizes * factor]
-            columns += [count * sizes * others * factor] if contended else []
-            fixed, unit, contention = (*_coefficients(columns, y, sigma, split), 0.0)[:3]
-            work = Work(fixed, unit, contention, interrupted)
-            alone = [work.seconds(n, p.load.others) for n, p in zip(sizes, points, strict=True)]
-            factor = np.array(
-                [work.stretched(k * s, c) for k, s, c in zip(piece, alone, crowded, strict=True)]
-            )
-        error = float((((count * np.array(alone) * factor - y) / sigma) ** 2).sum())
+            both = [count, count * sizes] if apart else [(count + count * sizes / sizes.mean()) / 2]
+            columns = [c * factor for c in (*both, *([count * sizes * others] if contended else []))]
+            found = nnls(columns, y, sigma).tolist()
+            fixed, unit = found[:2] if apart else (found[0] / 2, found[0] / 2 / float(sizes.mean()))
+            work = Work(fixed, unit, found[-1] if contended else 0.0, interrupted)
+            alone = np.array([work.seconds(n, other) for n, other in zip(sizes, others, strict=True)])
+            factor = np.array([work.stretched(s, c) for s, c in zip(pieces * alone, crowded, strict=True)])
+        error = float((((count * alone * factor - y) / sigma) ** 2).sum())
         if error < best_error * (1 - 1e-9):
             best, best_error = work, error
     return best
 
 
-def _fit_communication(
-    points: Sequence[Point], share: Share, notes: list[str]
-) -> tuple[float, float, float, float]:
+def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float, float, float, float]:
     """Return (call, alpha, beta, turn): t_comm = calls (call + (crowded - 1) turn) + latencies alpha + bytes beta.
 
-    Every collective waits once for all ranks to have had a core, whatever it sends: six sweeps on two cores, through
-    shared memory and by Gloo, W = 4 to 32, cost so much for each further rank of a core at every W.
+    Every collective waits once for all ranks to have had a core, whatever it sends: sweeps on two cores, W = 4 to 32,
+    through shared memory and by Gloo, cost nearly the same for each further rank of a core at every W.
     """
+    unmeasured = _TURN_S[points[-1].run.origin.collective.startswith("shm")]
     many = [p for p in points if p.world_size > 1]
-    in_memory = bool(many) and many[-1].run.origin.collective.startswith("shm")
-    unmeasured = 2 * share() * _TURN_S[in_memory]
     if not many:
         notes.append("only W=1 is measured: communication and waiting are unknown and taken as 0")
         return 0.0, 0.0, 0.0, unmeasured
-    y = _column(many, lambda p: p.means["t_comm"])
-    sigma = _column(many, lambda p: p.errors["t_comm"])
+    y, sigma = _column(many, lambda p: p.means["t_comm"]), _column(many, lambda p: p.errors["t_comm"])
     calls = _column(many, lambda p: p.load.num_calls)
     latencies = _column(many, lambda p: p.load.messages.num_latencies)
     num_bytes = _column(many, lambda p: p.load.messages.num_bytes)
     turns = calls * (_column(many, lambda p: p.load.crowded) - 1)
-    crowded = [turns] if turns.any() else []
-    if identified([latencies, num_bytes]):
-        columns = [calls, *crowded, latencies, num_bytes]
-        found = nnls(columns, y, sigma).tolist()
-        call, latency, byte = found[0], found[-2], found[-1]
-        return call, latency, byte, found[1] if crowded else unmeasured
-    byte = 10 ** (2 * share() - 1) / ASSUMED_BANDWIDTH  # a share of a half is 1 GB/s
-    byte = min(byte, float((y / num_bytes).min()))
-    notes.append(
-        f"one model size over these W cannot tell latency from bandwidth: {ASSUMED_BANDWIDTH / 1e9:g} GB/s is "
-        "assumed, the rest is latency; runs with another model.hidden_sizes would tell"
-    )
-    rest = np.maximum(y - byte * num_bytes, 0.0)
-    if identified([calls, latencies]):
-        found = nnls([calls, *crowded, latencies], rest, sigma).tolist()
-        return found[0], found[-1], byte, found[1] if crowded else unmeasured
-    notes.append(
-        "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be told "
-        "apart; the interval covers every split"
-    )
-    split = share()
-    level = float(rest.mean()) * (1 - share() if crowded else 1.0)
-    turn = (float(rest.mean()) - level) / float(turns.mean()) if crowded else unmeasured
-    return split * level / float(calls.mean()), (1 - split) * level / float(latencies.mean()), byte, turn
+    byte = min(1 / _ASSUMED_BANDWIDTH, float((y / num_bytes).min()))
+    know_bytes = identified([latencies, num_bytes])
+    if not know_bytes:
+        notes.append(
+            f"one model size over these W cannot tell latency from bandwidth: {_ASSUMED_BANDWIDTH / 1e9:g} GB/s is "
+            "assumed, the rest is latency; runs with another model.hidden_sizes would tell"
+        )
+        y = y - byte * num_bytes
+    if not know_bytes and not identified([calls, latencies]):
+        notes.append(
+            "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be "
+            "told apart; half of it each is assumed"
+        )
+        level = max(0.0, float(y.mean()))
+        turn = level / 2 / float(turns.mean()) if turns.any() else unmeasured
+        level -= level / 2 if turns.any() else 0.0
+        return level / 2 / float(calls.mean()), level / 2 / float(latencies.mean()), byte, turn
+    columns = [calls, latencies, *([turns] if turns.any() else []), *([num_bytes] if know_bytes else [])]
+    if turns.any():  # before latencies, which it cannot always be told from: cores are known to be short
+        columns[1:3] = columns[2], columns[1]
+    found = nnls(columns, np.maximum(y, 0.0), sigma).tolist()
+    turn = found.pop(1) if turns.any() else unmeasured
+    return found[0], found[1], found[2] if know_bytes else byte, turn
 
 
 def _fit_noise(points: Sequence[Point], shape: Noise) -> tuple[float, float]:
@@ -226,71 +185,47 @@ def _fit_noise(points: Sequence[Point], shape: Noise) -> tuple[float, float]:
     v0 is noise of the rank in an iteration (and between ranks), v1 that of independent steps. cv is what makes E[max of
     W] - 1 of the noise's shape the gap that was seen: what ranks wait for, and steadier than a variance of heavy tails.
     """
-    known = [p for p in points if p.spread is not None]
-    spreads = [p.spread for p in known if p.spread is not None]
-    unit = _column(known, lambda p: shape.expected_max(p.world_size) - 1) / shape.cv
-    cv = np.array([s.gap for s in spreads]) / unit
-    if not known or cv.max() < 1e-6:
+    known = [p for p in points if p.gap[0] > 1e-6]
+    if not known:
         return 0.0, 0.0
-    sigma = 2 * cv * np.array([s.gap_error for s in spreads]) / unit + 1e-3 * float((cv**2).max())
-    inverse = 1 / _column(known, lambda p: p.load.local_batch_size)
-    if not identified([np.ones(len(known)), inverse]):
-        return float(np.average(cv**2, weights=sigma**-2.0)), 0.0
-    v0, v1 = nnls([np.ones(len(known)), inverse], cv**2, sigma).tolist()
-    return v0, v1
+    unit = _column(known, lambda p: shape.expected_max(p.world_size) - 1) / shape.cv
+    cv = _column(known, lambda p: p.gap[0]) / unit
+    sigma = 2 * cv * _column(known, lambda p: p.gap[1]) / unit + 1e-3 * float((cv**2).max())
+    columns = [np.ones(len(known)), 1 / _column(known, lambda p: p.load.local_batch_size)]
+    simple = float(np.average(cv**2, weights=sigma**-2.0))
+    v0, v1 = nnls(columns, cv**2, sigma).tolist() if identified(columns) else (simple, 0.0)
+    better = (((cv**2 - simple) / sigma) ** 2 - ((cv**2 - v0 - v1 * columns[1]) / sigma) ** 2).sum()
+    return (v0, v1) if better > 4 else (simple, 0.0)  # two standard deviations
 
 
-def noise_shape(points: Sequence[Point], notes: list[str]) -> Noise:
-    """Return how rollouts are distributed about their mean: as the residuals, lognormal where these are too few."""
-    pooled = np.concatenate([np.zeros(0), *(p.spread.residuals for p in points if p.spread is not None)])
-    if len(pooled) >= _MIN_RESIDUALS:
-        return empirical(pooled, 0.1)
-    if len(pooled):
-        notes.append(
-            f"{len(pooled)} rollouts at W > 1 are too few to fit the tail of their durations (from {_MIN_RESIDUALS}): "
-            "lognormal is assumed"
-        )
-    return lognormal(0.1)
+def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
+    """Return what slow ranks take longer at the largest W: a sleep that was asked for, or in proportion."""
+    injected = section(points[-1].run, "env").get("slow_ranks") or {}
+    asked = {int(rank): float(seconds) for rank, seconds in injected.items()}
+    return {
+        rank: (asked[rank], 0.0, learning - 1) if rank in asked else (0.0, acting - 1, learning - 1)
+        for rank, (acting, learning) in points[-1].slow.items()
+    }
 
 
-def _fit_slow(fitted: Parameters, points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
-    """Return what slow ranks take longer: so long a step (a sleep), or in proportion (a slow core), as fits best."""
-    slow = {}
-    for rank in sorted({rank for p in points for rank in p.slow}):
-        having = [p for p in points if rank in p.slow]
-        steps = _column(having, lambda p: p.load.rollout_steps)
-        rollouts = _column(having, lambda p: fitted.rollout_s(p.load))
-        extra = np.array([p.slow[rank].rollout_s for p in having])
-        known = identified([steps, rollouts])
-        each = nnls([rollouts, steps] if known else [rollouts], extra, rollouts).tolist()
-        slow[rank] = (
-            each[1] if known else 0.0,
-            each[0],
-            float(np.mean([p.slow[rank].learning for p in having])),
-        )
-    return slow
-
-
-def _with_waiting(fitted: Parameters, points: Sequence[Point], share: Share) -> Parameters:
+def _with_waiting(fitted: Parameters, points: Sequence[Point]) -> Parameters:
     """Return the parameters with the waiting that rollouts, slow ranks and rank 0's writing do not explain.
 
     It is jitter at every sum, work of others on a rank's core that runs through, and turns at every collective.
     """
     many = [p for p in points if p.world_size > 1]
-    fitted = replace(fitted, queueing=0.5 + share(), waiting_turn_s=fitted.turn_s * share())
     if not many:
         return fitted
     alone = replace(fitted, queueing=0.0, waiting_turn_s=0.0)
     explained = _column(many, lambda p: expected(alone.system(p.load)).parts["t_sync"])
-    rest = np.maximum(_column(many, lambda p: p.means["t_sync"]) - explained, 0.0)
+    rest = _column(many, lambda p: p.means["t_sync"]) - explained
     sigma = _column(many, lambda p: p.errors["t_sync"])
     jitter = _column(many, lambda p: p.load.num_segments * normal_expected_max(p.world_size))
     queue = _column(many, lambda p: fitted.run_through_s(p.load))
     turns = _column(many, lambda p: p.load.num_calls * (p.load.crowded - 1))
-    if not turns.any():
-        return replace(fitted, jitter_s=float(nnls([jitter], rest, sigma)[0]))
-    if len(many) < 3:  # turns take as long as they do in collectives, and the rest is jitter
-        rest = np.maximum(rest - fitted.queueing * queue - fitted.waiting_turn_s * turns, 0.0)
-        return replace(fitted, jitter_s=float(nnls([jitter], rest, sigma)[0]))
-    jitter_s, queueing, turn = nnls([jitter, queue, turns], rest, sigma).tolist()
+    if not turns.any() or len(many) < 3:  # turns as in collectives; the rest is jitter
+        fitted = replace(fitted, waiting_turn_s=fitted.turn_s / 2)
+        rest = rest - queue - fitted.waiting_turn_s * turns
+        return replace(fitted, jitter_s=float(nnls([jitter], np.maximum(rest, 0.0), sigma)[0]))
+    jitter_s, queueing, turn = nnls([jitter, queue, turns], np.maximum(rest, 0.0), sigma).tolist()
     return replace(fitted, jitter_s=jitter_s, queueing=queueing, waiting_turn_s=turn)

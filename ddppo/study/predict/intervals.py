@@ -11,15 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CONFIDENCE = 0.95
-_RUN_CV, _RUN_DF = (
-    0.02,
-    2.0,
-)  # how far runs of one W differ, before any two are compared; worth so many comparisons
-_DOUBLING, _DOUBLING_WEIGHT = (
-    0.02,
-    1.0,
-)  # how far a law is off at twice the largest W, before it was ever checked
+_TAIL = 0.025  # on either side of a 95 % interval
+_RUN_CV, _RUN_DF = 0.02, 2.0  # how far runs of one W differ, as if seen in so many comparisons before
+_CHECKED, _UNCHECKED = 0.02, 0.15  # how far a law is off at twice the largest W: beside checks, without any
 _DF = 5.0  # of Student's t for a law's own error: as known as from about six checks
 _DRAWS = 20  # of a law's error for every fit
 
@@ -57,25 +51,6 @@ class Prediction:
         return self.speedup_high * self.base / self.world_size
 
 
-def run_spread(fps: Mapping[int, Sequence[float]]) -> tuple[float, float]:
-    """Return the standard deviation of log(FPS) between runs of one W, pooled over W, and its degrees of freedom.
-
-    s^2 = (d0 s0^2 + sum over W and runs of (log x - middle)^2) / (d0 + sum over W of (runs - 1)). A deviation counts
-    for at most 4 times the median one: a run that stalled says nothing of the others.
-    """
-    off = [np.abs(np.log(np.asarray(x)) - np.median(np.log(x))) for x in fps.values() if len(x) > 1]
-    df = _RUN_DF + sum(len(x) - 1 for x in off)
-    squares = _RUN_DF * _RUN_CV**2
-    if off:
-        pooled = np.concatenate(off)
-        squares += (
-            float((np.minimum(pooled, 4 * np.median(pooled[pooled > 0.0])) ** 2).sum())
-            if pooled.any()
-            else 0.0
-        )
-    return (squares / df) ** 0.5, df
-
-
 @dataclass(frozen=True, slots=True)
 class Errors:
     """How far a law is off, as differences of logarithms of FPS.
@@ -110,7 +85,7 @@ def errors(
     """Compare FPS `measured` at each W with a law's, and those of the law refitted to the first two W or more."""
     sizes = sorted(measured)
     misfit = {w: float(np.log(fitted(w) / measured[w])) for w in sizes}
-    squares, weights = [_DOUBLING**2], [_DOUBLING_WEIGHT]
+    squares, weights = [(_CHECKED if len(sizes) > 2 else _UNCHECKED) ** 2], [1.0]
     for i in range(len(sizes) - 1, 1, -1):
         before, w = sizes[:i], sizes[i]
         off = float(np.log(refit(before)(w) / measured[w])) / float(np.log2(w / before[-1]))
@@ -146,14 +121,23 @@ def _interval(fits: np.ndarray, error: float) -> tuple[float, float]:
     """Return the 95 % interval: the spread of fits and Student's t of the law's error; it holds the first."""
     rng = np.random.default_rng(0)
     drawn = np.log(fits)[:, None] + error * rng.standard_t(_DF, (len(fits), _DRAWS))
-    low, high = np.exp(np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)))
+    low, high = np.exp(np.quantile(drawn, (_TAIL, 1 - _TAIL)))
     return float(min(low, fits[0])), float(max(high, fits[0]))
 
 
 def moved(fps: Mapping[int, Sequence[float]], rng: np.random.Generator) -> dict[int, float]:
-    """Return {W: factor}: by how much the median of the runs at each W may be off, drawn once."""
-    spread, df = run_spread(fps)
-    spread *= float(np.sqrt(df / rng.chisquare(df)))
+    """Return {W: factor}: by how much the median of the runs at each W may be off, drawn once.
+
+    Runs of one W differ by s^2 = (d0 s0^2 + sum over W and runs of (log x - middle)^2) / d, d = d0 + sum over W of
+    (runs - 1), drawn from its scaled inverse chi-square. A deviation counts for at most 4 times the median one: a run
+    that stalled says nothing of the others.
+    """
+    off = [np.abs(np.log(np.asarray(x)) - np.median(np.log(x))) for x in fps.values() if len(x) > 1]
+    pooled = np.concatenate([np.zeros(1), *off])
+    most = 4 * float(np.median(pooled[pooled > 0])) if pooled.any() else 0.0
+    df = _RUN_DF + sum(len(x) - 1 for x in off)
+    squares = _RUN_DF * _RUN_CV**2 + float((np.minimum(pooled, most) ** 2).sum())
+    spread = float(np.sqrt(squares / rng.chisquare(df)))
     # Of a median of n normal values, sqrt(pi / 2) times that of a mean.
     error = {w: spread * (1.2533 if len(x) > 2 else 1.0) / len(x) ** 0.5 for w, x in fps.items()}
     return {w: float(np.exp(e * rng.standard_normal())) for w, e in error.items()}

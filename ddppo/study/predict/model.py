@@ -224,12 +224,9 @@ def fit_points(
     if slow := sorted({rank for p in all_points for rank in p.slow}):
         listed = ", ".join(map(str, slow))
         notes.append(f"always slower than the others: rank {listed}; slow_factor=1 shows the system without")
-    fitted = fit_parameters(all_points, lambda: 0.5, notes)
+    fitted = fit_parameters(all_points, notes)
     rng = np.random.default_rng(seed)
-    fits = [
-        fit_parameters(_moved(all_points, rng), lambda: float(rng.uniform()), [], fitted.noise_shape)
-        for _ in range(replicates)
-    ]
+    fits = [fit_parameters(_moved(all_points, rng), [], fitted.noise_shape) for _ in range(replicates)]
     measured = {w: float(np.median(x)) for w, x in _fps(all_points).items()}
     alike = {p.world_size for p in of_one_stepping(all_points, [])}
 
@@ -242,7 +239,7 @@ def fit_points(
 
     def refit(world_sizes: Sequence[int]) -> Callable[[int], float]:
         some = [p for p in all_points if p.world_size in world_sizes]
-        refitted = fit_parameters(some, lambda: 0.5, [], fitted.noise_shape)
+        refitted = fit_parameters(some, [], fitted.noise_shape)
         return law(replace(refitted, slow=fitted.slow | refitted.slow))  # who is slow, no other W can tell
 
     off = errors({w: measured[w] for w in alike}, law(fitted), refit)
@@ -275,11 +272,8 @@ def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]
             part: max(0.0, factors[p.world_size] * mean + p.sampling[part] * float(rng.standard_normal()))
             for part, mean in p.means.items()
         }
-        spread = p.spread
-        if spread is not None:
-            gap = spread.gap + spread.gap_error * float(rng.standard_normal())
-            spread = replace(spread, gap=max(0.0, gap))
-        others.append(replace(p, means=means, spread=spread))
+        gap = max(0.0, p.gap[0] + p.gap[1] * float(rng.standard_normal())), p.gap[1]
+        others.append(replace(p, means=means, gap=gap))
     return others
 
 

@@ -6,6 +6,7 @@ from ddppo.study.predict.iteration import System
 from ddppo.study.predict.order_statistics import Noise, lognormal
 from ddppo.study.predict.points import Load
 
+_COMPUTING = 0.5  # of what a step takes beyond its sleep: the rest is waking late, which needs no core
 _TIME_SLICE_S = 3e-3  # Linux: base_slice_ns, 3 ms on 8 or more cores, fewer on fewer
 
 
@@ -44,7 +45,7 @@ class Parameters:
     """What an iteration's parts cost, in seconds. docs/prediction.md has the formulas.
 
     step: a vectorised step, of E environments. env_sleep_s: which also sleep so long each, env_processes of them at
-    once; computing: the share of step that then needs a core. minibatch: of n local samples. call_s, latency_s, byte_s:
+    once. minibatch: of n local samples. call_s, latency_s, byte_s:
     a collective takes call_s + alpha-beta, and turn_s more for every further rank on a core. jitter_s: waiting at a
     collective / E[max of W standard normals]. queueing: how much of the work that runs through is waited for, in turns
     on a core; waiting_turn_s: and so long at each collective. noise_variance: cv^2 of a rank's rollout is the first +
@@ -58,7 +59,6 @@ class Parameters:
     env_sleep_s: float = 0.0
     env_step_s: float | None = None
     env_processes: float = 1.0
-    computing: float = 1.0
     call_s: float = 0.0
     latency_s: float = 0.0
     byte_s: float = 0.0
@@ -75,7 +75,7 @@ class Parameters:
         return self.noise_shape.with_cv((v0 + v1 / local_batch_size) ** 0.5)
 
     def rollout_s(self, load: Load) -> float:
-        """Return a rollout's mean seconds, T steps; of environments that sleep T max(c + s, crowded computing c).
+        """Return a rollout's mean seconds, T steps; of environments that sleep T max(c + s, crowded c / 2).
 
         A rank's own work c and sleep s, or all ranks wait for cores: asymptotic bounds of a closed queueing network,
         Lazowska et al. 1984, Quantitative System Performance, ch. 5.
@@ -83,7 +83,7 @@ class Parameters:
         work = self.step.seconds(load.local_num_envs, load.others)
         if self.env_sleep_s:
             sleep = self.env_sleep_s * max(1.0, load.local_num_envs / self.env_processes)
-            return load.rollout_steps * max(work + sleep, load.crowded * self.computing * work)
+            return load.rollout_steps * max(work + sleep, _COMPUTING * load.crowded * work)
         whole = load.rollout_steps * work
         return whole * self.step.stretched(whole, load.crowded)
 
