@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from scaling_folders import change_summary, make_run, write_run
 
-from ddppo.study.read.provenance import provenance, varying
+from ddppo.study.read.provenance import mixed, provenance, varying
 from ddppo.study.read.run_folders import read_run
 from ddppo.study.runs import Machine, Origin
 
@@ -34,7 +34,8 @@ def test_it_tells_commands_commits_dates_machines_and_versions():
     assert (found.first, found.last) == (HERE.started_at, later.finished_at)
     assert found.machines == HERE.machines
     assert (found.torch, found.python) == (("2.13.0",), ("3.11.7",))
-    assert found.varying == {}
+    commits = {1: "aaaaaaaaaaaa and changes", 2: "aaaaaaaaaaaa"}
+    assert found.varying == {"git_commit": commits}
 
 
 def test_what_is_unknown_is_left_out():
@@ -54,6 +55,15 @@ def test_names_that_differ_after_many_letters_are_two():
     }
     hosts = [replace(HERE, hosts=(f"gpu-node-number-{i}",)) for i in (7, 8)]
     assert varying(runs_of(*hosts)) == {"hosts": {1: "gpu-node-number-7", 2: "gpu-node-number-8"}}
+
+
+def test_runs_of_one_w_on_two_machines_differ_too():
+    on = [replace(HERE, hosts=(name,)) for name in "ab"]
+    runs = [make_run(w, seed, fps=100.0, origin=on[seed]) for w in (1, 2) for seed in (0, 1)]
+    assert varying(runs) == {"hosts": {1: "a or b", 2: "a or b"}}
+    assert mixed(runs) == [
+        "These runs differ in more than W and seed. hosts: a or b at W=1/2. What is put down to W may be due to it."
+    ]
 
 
 def test_more_workers_may_have_more_hosts():

@@ -147,22 +147,31 @@ def test_cores_are_of_all_machines_that_a_run_used(tmp_path):
     assert cores(num_nodes=4, num_hosts=1) == 64
 
 
-def test_a_resumed_run_has_the_throughput_of_its_summary(tmp_path):
+def test_an_older_summary_of_several_starts_gives_way_to_the_iterations_that_count(tmp_path):
+    # It does not say which four it left out: throughput and times are of the same ones, all after the first warm-up.
     folder = write_run(tmp_path / "a")
     paced(folder, [0.5, 1.0, 1.5, 2.0, 2.4, 3.0])
     warmup = {"iterations": 2, "left_out": 4, "measured": 2, "too_few_iterations": False}
     change_summary(folder, warmup=warmup, fps=170.0)
-    assert read_runs(tmp_path).runs[0].fps == 170.0
+    (run,) = read_runs(tmp_path).runs
+    assert run.fps == pytest.approx(4 * 80 / 2.0)
+    assert len(run.steps) == len(run.times["t_iter"]) == 4
 
 
 @pytest.mark.parametrize("fps", [None, math.nan, math.inf, -5.0, 0.0, 1e-30, 1.0, 1e9, "160", True, [160.0]])
-def test_a_resumed_run_whose_throughput_none_of_its_iterations_had_is_left_out(tmp_path, fps):
+def test_a_resumed_run_whose_throughput_is_not_that_of_its_iterations_is_left_out(tmp_path, fps):
     write_run(tmp_path / "good")
     folder = write_run(tmp_path / "bad", seed=1)
     paced(folder, [0.5, 1.0, 1.5, 2.0, 2.4, 3.0])
     change_summary(
         folder,
-        warmup={"iterations": 2, "left_out": 4, "measured": 2, "too_few_iterations": False},
+        warmup={
+            "iterations": 2,
+            "left_out": 4,
+            "measured": 2,
+            "too_few_iterations": False,
+            "ranges": [[1, 2], [5, 6]],
+        },
         fps=fps,
     )
     assert worlds(read_runs(tmp_path)) == [(1, 0)]
@@ -254,7 +263,8 @@ def test_of_two_runs_of_one_world_and_seed_the_newest_counts(tmp_path):
 def test_runs_of_several_commits_are_remarked_on(tmp_path):
     write_run(tmp_path / "a")
     change_summary(write_run(tmp_path / "b", seed=1), git_commit="1" * 40)
-    assert "2 commits" in only_study(tmp_path).remarks[0]
+    (remark,) = only_study(tmp_path).remarks
+    assert "git_commit: 000000000000 or 111111111111 at W=1. What is put down to W" in remark
 
 
 def test_the_target_is_the_one_asked_for_or_the_runs_own(tmp_path):

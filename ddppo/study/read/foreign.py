@@ -27,32 +27,20 @@ from ddppo.study.read.fields import (
 )
 from ddppo.study.runs import PARTS, LeftOut, Origin, Reading, Run
 
-# Our columns, and what each is. A row needs world_size and either fps or env_steps and wall_s. Times may also be called
-# as in our own per_run.csv, t_iter_mean.
-COLUMNS = {
-    "world_size": "workers W",
-    "fps": "environment steps of all workers per second",
-    "env_id": "task",
-    "rule": "strong or weak",
-    "seed": "seed; rows of one W without seeds are numbered",
-    "env_steps": "environment steps of the whole run",
-    "wall_s": "seconds of training of the whole run",
-    "num_envs": "environments of all workers",
-    "rollout_steps": "steps per environment and iteration",
-    "num_epochs": "passes over the samples of an iteration",
-    "num_minibatches": "minibatches of an epoch",
-    "num_parameters": "parameters of the model",
-    "cores": "cores of all machines of the run",
-    "threads_per_rank": "compute threads of a worker",
-    "final_return": "return at the end",
-    "target_return": "return asked for",
-    "time_to_target_s": "seconds of training until it was reached; empty or inf if it never was",
-    "iterations_of_other_world_sizes": "of a resumed run, whose time to target is then of no one W",
-    "t_iter": "mean seconds per iteration",
-    **{part: f"mean seconds per iteration in {part}, means over workers" for part in PARTS},
-}
+# docs/report.md says what each is.
 _SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")
 _TEXTS = ("env_id", "rule")
+COLUMNS = (
+    *("world_size", "fps", *_TEXTS, "seed", "env_steps", "wall_s", *_SIZES, "threads_per_rank"),
+    *(
+        "final_return",
+        "target_return",
+        "time_to_target_s",
+        "iterations_of_other_world_sizes",
+        "t_iter",
+        *PARTS,
+    ),
+)
 _LONGER = 1.5  # times what the throughput makes of an iteration: warm-up and rounding are not more
 _NO_SEED = -(2**63)  # the least there is, which nobody takes
 _SHOWN = 16  # names of columns in a message
@@ -184,10 +172,10 @@ def _csv_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, A
 
 
 def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
-    """Return our names to theirs, of all columns that the file has."""
+    """Return our names to theirs, of all columns that the file has; times may be called t_iter_mean, as we do."""
     for ours, theirs in table.columns.items():
         if ours not in COLUMNS:
-            there_are = f"{near(ours, list(COLUMNS))}; there are {', '.join(COLUMNS)}"
+            there_are = f"{near(ours, COLUMNS)}; there are {', '.join(COLUMNS)}"
             raise ConfigError(f"columns: {ours} is not a column of a report{there_are}")
         if theirs not in present:
             raise ConfigError(

@@ -5,7 +5,6 @@ from array import array
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -228,9 +227,3 @@ def seconds_of(wall_s: np.ndarray) -> np.ndarray:
 def steps_of(env_steps: np.ndarray) -> np.ndarray:
     """Return the environment steps of each iteration, from those until its end `[iterations]`."""
     return np.diff(env_steps, prepend=0)
-
-
-def rate_bounds(steps: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """Return the least and the largest steps per second of an iteration; FPS of any set of them lies between."""
-    rates: Any = np.divide(steps, seconds, out=np.full(len(steps), math.inf), where=seconds > 0)
-    return float(rates.min()), float(rates.max())
