@@ -101,66 +101,39 @@ def _counted(study: Reading) -> str:
 
 def _of_one_setting(runs: list[Run]) -> Reading:
     """Return the study among runs of one task and rule."""
-    kept = _largest(runs, _study_key)
-    remedy = "report its study from a folder of its own"
-    left_out = [
-        LeftOut(run.path, f"differs in {_differences(run, kept[0], _FREE)}", remedy)
-        for run in _others(runs, kept)
-    ]
-    kept, variants = _one_variant_per_world_size(kept)
+    runs, left_out = _alike(runs, lambda name: not name.startswith(_FREE), "differs in")
+    kept = []
+    for world_size in sorted({run.world_size for run in runs}):
+        alike, variants = _alike(
+            [run for run in runs if run.world_size == world_size],
+            lambda name: name.startswith(("dist.", "env.slow_ranks")) and name not in _FREE_AT_ONE_W,
+            f"differs from the other runs of W={world_size} in",
+        )
+        kept += alike
+        left_out += variants
     kept, duplicates = _newest(kept)
-    return Reading(kept, left_out + variants + duplicates, [*_resumed(kept), *mixed(kept)])
+    return Reading(kept, left_out + duplicates, [*_resumed(kept), *mixed(kept)])
 
 
-def _study_key(run: Run) -> str:
-    settings = {k: v for k, v in flat(run.config).items() if not k.startswith(_FREE)}
-    return json.dumps([run.env_id, run.rule, settings], sort_keys=True, default=str)
-
-
-def _variant_key(run: Run) -> str:
-    settings = {
-        k: v
-        for k, v in flat(run.config).items()
-        if k.startswith(("dist.", "env.slow_ranks")) and k not in _FREE_AT_ONE_W
-    }
-    return json.dumps(settings, sort_keys=True, default=str)
-
-
-def _largest(runs: list[Run], key: Callable[[Run], str]) -> list[Run]:
-    """Return the largest group of runs with one key, the one with the newest run if several are as large."""
+def _alike(runs: list[Run], matters: Callable[[str], bool], differs: str) -> tuple[list[Run], list[LeftOut]]:
+    """Return the largest group of runs with the same settings that matter, of equals that with the newest run."""
+    settings = {run.path: {k: str(v) for k, v in flat(run.config).items() if matters(k)} for run in runs}
     groups: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        groups[key(run)].append(run)
-    return max(groups.values(), key=lambda group: (len(group), max(map(_finished, group))), default=[])
-
-
-def _others(runs: list[Run], kept: list[Run]) -> list[Run]:
-    paths = {run.path for run in kept}
-    return [run for run in runs if run.path not in paths]
-
-
-def _differences(run: Run, kept: Run, ignored: tuple[str, ...]) -> str:
-    mine, theirs = flat(run.config), flat(kept.config)
-    keys = [k for k in sorted(mine | theirs) if not k.startswith(ignored) and mine.get(k) != theirs.get(k)]
-    shown = ", ".join(
-        f"{one_line(k, 60)}={one_line(mine.get(k), 60)} (the study: {one_line(theirs.get(k), 60)})"
-        for k in keys[:3]
-    )
-    return shown + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-
-
-def _one_variant_per_world_size(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:
-    kept, left_out = [], []
-    for world_size in sorted({run.world_size for run in runs}):
-        group = [run for run in runs if run.world_size == world_size]
-        best = _largest(group, _variant_key)
-        kept += best
-        for run in _others(group, best):
-            varied = tuple({k for k in flat(run.config) if not k.startswith(("dist.", "env.slow_ranks"))})
-            what = _differences(run, best[0], (*varied, *_FREE_AT_ONE_W))
-            remedy = "report it from a folder of its own"
+        groups[json.dumps(settings[run.path], sort_keys=True)].append(run)
+    kept = max(groups.values(), key=lambda group: (len(group), max(map(_finished, group))))
+    theirs = settings[kept[0].path]
+    left_out = []
+    for run in runs:
+        mine = settings[run.path]
+        names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
+        if names:
+            what = ", ".join(
+                f"{one_line(name, 60)}={one_line(mine.get(name, 'unset'), 60)} (the study: {one_line(theirs.get(name, 'unset'), 60)})"
+                for name in names[:3]
+            ) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             left_out.append(
-                LeftOut(run.path, f"differs from the other runs of W={world_size} in {what}", remedy)
+                LeftOut(run.path, f"{differs} {what}", "report its study from a folder of its own")
             )
     return kept, left_out
 
