@@ -128,12 +128,19 @@ def _alike(runs: list[Run], matters: Callable[[str], bool], differs: str) -> tup
         mine = settings[run.path]
         names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
         if names:
-            what = ", ".join(
-                f"{one_line(name, 60)}={one_line(mine.get(name, 'unset'), 60)} (the study: {one_line(theirs.get(name, 'unset'), 60)})"
-                for name in names[:3]
-            ) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            values = [
+                [one_line(each.get(name, "unset"), 60) for each in (mine, theirs)] for name in names[:3]
+            ]
+            shown = [
+                f"{one_line(n, 60)}={v[0]} (the study: {v[1]})" for n, v in zip(names, values, strict=False)
+            ]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             left_out.append(
-                LeftOut(run.path, f"{differs} {what}", "report its study from a folder of its own")
+                LeftOut(
+                    run.path,
+                    f"{differs} {', '.join(shown)}{more}",
+                    "report its study from a folder of its own",
+                )
             )
     return kept, left_out
 
