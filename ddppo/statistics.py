@@ -7,12 +7,11 @@ from functools import cache
 
 import numpy as np
 
-NUM_RESAMPLES = 2000
 CONFIDENCE = 0.95
 LEAST_SEEDS = (
     3  # of an interval: with two, Student's t reaches 9 standard deviations far, and two dots say more
 )
-_SEED = 20260101  # any; fixed, so that a report made twice says the same twice
+_RESAMPLES, _SEED = 2000, 20260101  # the seed is any; fixed, so that a report made twice says the same twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,10 @@ class Estimate:
     high: float
     count: int
     values: tuple[float, ...] = ()
+
+    def scaled(self, by: float) -> "Estimate":
+        values = tuple(by * v for v in self.values)
+        return Estimate(by * self.median, by * self.low, by * self.high, self.count, values)
 
 
 NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
@@ -68,12 +71,10 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], sample: Sequence[fl
     n = len(sample)
     if n < 2:
         return math.nan, math.nan
-    picks = np.random.default_rng(_SEED).integers(n, size=(NUM_RESAMPLES, n))
+    picks = np.random.default_rng(_SEED).integers(n, size=(_RESAMPLES, n))
     values = np.sort(statistic(np.asarray(sample, dtype=np.float64)[picks]))
     tail = (1 - CONFIDENCE) / 2
-    return float(values[math.floor(tail * NUM_RESAMPLES)]), float(
-        values[math.ceil((1 - tail) * NUM_RESAMPLES) - 1]
-    )
+    return float(values[math.floor(tail * _RESAMPLES)]), float(values[math.ceil((1 - tail) * _RESAMPLES) - 1])
 
 
 @cache
@@ -136,19 +137,19 @@ def time_estimate(seconds: Sequence[float]) -> Estimate:
     return Estimate(median(known), low, high, n, tuple(seconds))
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float], scale: float = 1.0) -> Estimate:
-    """Return scale * median(numerators) / median(denominators) of positive numbers over independent seeds, no values.
+def ratio(values: Sequence[float], base: Sequence[float], *, inverse: bool = False) -> Estimate:
+    """Return median(values) / median(base) of positive numbers over independent seeds, or its `inverse` (of times).
 
-    The interval is Welch's of the logarithms; none where a seed is infinite. Nothing where a median is infinite or 0.
+    The interval is Welch's of the logarithms; none of a sample against itself, or where a seed is infinite. Nothing
+    where a median is infinite or 0.
     """
-    above = [v for v in numerators if not math.isnan(v)]
-    below = [v for v in denominators if not math.isnan(v)]
-    if not all(0 < median(side) < math.inf for side in (above, below)):
+    known, below = ([v for v in side if not math.isnan(v)] for side in (values, base))
+    if not all(0 < median(side) < math.inf for side in (known, below)):
         return NOTHING
-    low = high = math.nan
-    if min(len(above), len(below)) >= LEAST_SEEDS and all(0 < v < math.inf for v in (*above, *below)):
-        low, high = (
-            scale * math.exp(min(d, 700.0))
-            for d in difference([*map(math.log, above)], [*map(math.log, below)])
-        )
-    return Estimate(scale * median(above) / median(below), low, high, min(len(above), len(below)))
+    sign, middle, low, high = (-1 if inverse else 1), median(below), math.nan, math.nan
+    enough = values is not base and min(len(known), len(below)) >= LEAST_SEEDS
+    if enough and all(0 < v < math.inf for v in (*known, *below)):
+        logs = difference([sign * math.log(v) for v in known], [sign * math.log(v) for v in below])
+        low, high = (math.exp(min(d, 700.0)) for d in logs)
+    seeds = tuple((v / middle) ** sign if 0 < v < math.inf else math.nan for v in values)
+    return Estimate((median(known) / middle) ** sign, low, high, min(len(known), len(below)), seeds)

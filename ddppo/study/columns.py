@@ -23,3 +23,11 @@ def duration(seconds: float) -> str:
         if abs(seconds) >= least * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{1e6 * seconds:.3g} µs" if seconds else "0 s"
+
+
+def percent(fraction: float) -> str:
+    """Return a part as "44 %", a small one as "4.4 %"; NaN is a dash, infinity "unbounded"."""
+    if isnan(fraction) or isinf(fraction):
+        return "–" if isnan(fraction) else "unbounded"
+    small = 0.0005 <= abs(fraction) < 0.0995
+    return (f"{100 * fraction:.1f} %" if small else f"{100 * fraction:.0f} %").replace("-0 %", "0 %")

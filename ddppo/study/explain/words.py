@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddppo.study.columns import duration
-from ddppo.study.explain.accounting import Account, cause_name
+from ddppo.study.columns import duration, percent
+from ddppo.study.explain.accounting import CAUSES, Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.runs import Run
 
@@ -55,30 +55,25 @@ def stalls(study: Study) -> list[str]:
     found = []
     for run in study.runs:
         seconds = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.array([])
-        middle = float(np.median(seconds)) if seconds.size else 0.0
-        for i in np.flatnonzero(seconds > STALLED * middle) if middle > 0 else ():
-            where = f"W={run.world_size}, seed {run.seed}, iteration {i + 1} after warm-up"
-            found.append(
-                (
-                    float(seconds[i]),
-                    f"{where}: {duration(float(seconds[i]))}, {seconds[i] / middle:.0f} times",
-                )
-            )
-    if not found:
-        return []
-    told = "; ".join(text for _, text in sorted(found, reverse=True)[:3])
-    more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-    return [
-        f"Something else held up iterations, which took more than 20 times their run's median: {told}{more}."
+        times = seconds / max(float(np.median(seconds)), 1e-9) if seconds.size else seconds
+        found += [
+            (float(seconds[i]), run.world_size, run.seed, int(i) + 1, float(times[i]))
+            for i in np.flatnonzero(times > STALLED)
+        ]
+    told = [
+        f"W={w}, seed {seed}, iteration {i} after warm-up: {duration(s)}, {times:.0f} times"
+        for s, w, seed, i, times in sorted(found, reverse=True)
     ]
+    more = [f"and {len(told) - 3} more"] if len(told) > 3 else []
+    held_up = "Something else held up iterations, which took more than 20 times their run's median"
+    return [f"{held_up}: {'; '.join(told[:3] + more)}."] if told else []
 
 
 def _without_account(study: Study, world_size: int) -> Explained:
+    said = f"W={world_size} is what the others are compared with."
     if len(study.rows) == 1:
         said = f"Only W={study.baseline} was measured: there is nothing to compare it with."
-    elif world_size == study.baseline:
-        said = f"W={world_size} is what the others are compared with."
-    else:
+    elif world_size != study.baseline:
         said = (
             f"The runs do not say where their time went at W={world_size} or at W={study.baseline} (no t_comm, t_sync, "
             "...), so the loss cannot be explained."
@@ -87,28 +82,32 @@ def _without_account(study: Study, world_size: int) -> Explained:
 
 
 def _explained(study: Study, account: Account, *, first: bool) -> Explained:
-    row, base = study.row(account.world_size), study.rows[0]
+    row, base, main, share = (
+        study.row(account.world_size),
+        study.rows[0],
+        account.main,
+        account.shares[account.main],
+    )
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
     said = [_setting(study)] if first else []
     said.append(
         f"At W={row.world_size} an iteration takes {duration(account.wall_per_iter)} where "
         f"{duration(account.wall_per_iter * account.efficiency)} would be ideal: efficiency "
-        f"{_percent(account.efficiency)}{against}."
+        f"{percent(account.efficiency)}{against}."
     )
     if account.loss < NEGLIGIBLE_LOSS:
         gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
         return Explained(row.world_size, (*said, f"There is nothing to explain: {gain}."))
-    main = max(account.shares, key=lambda cause: account.shares[cause])
-    share = account.shares[main]
     said.append(
-        f"{_percent(share)} of the iteration ({duration(share * account.wall_per_iter)}) goes to "
+        f"{percent(share)} of the iteration ({duration(share * account.wall_per_iter)}) goes to "
         f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}."
     )
-    said += [
-        *_others(account, main, study.rule),
-        *_without_it(account, main, row, base),
-        *_unknown(account, row),
-    ]
+    said += _others(account, study.rule)
+    cured = account.efficiency / max(1 - share, 1e-9)
+    # Other causes overlap: turns on a core show as waiting, acting is shorter where learning is.
+    if main in ("slow", "communication") and row.oversubscription <= base.oversubscription and cured < 1.05:
+        said.append(f"With that gone, efficiency would be about {percent(cured)}.")
+    said += _unknown(account, row)
     return Explained(row.world_size, tuple(said), main, f"What would help: {_remedy(main, row, study)}.")
 
 
@@ -123,34 +122,17 @@ def _setting(study: Study) -> str:
 
 
 def _over_seeds(shares: Sequence[float]) -> str:
-    if len(shares) < 2 or max(shares) - min(shares) < 0.02:
-        return ""
-    return f", {_percent(min(shares))} to {_percent(max(shares))} over seeds"
+    return f", {percent(min(shares))} to {percent(max(shares))} over seeds" if np.ptp(shares) >= 0.02 else ""
 
 
-def _others(account: Account, main: str, rule: str) -> list[str]:
+def _others(account: Account, rule: str) -> list[str]:
+    """Return the causes besides the main one that matter, and the parts that take less than ideal."""
     least = max(0.01, 0.05 * account.loss)
-    rest = {c: s for c, s in account.shares.items() if c != main and abs(s) >= least}
-    lost, gained = (
-        ", ".join(
-            f"{cause_name(c, rule)} {_percent(abs(s))}"
-            for c, s in sorted(rest.items(), key=lambda i: -abs(i[1]))
-            if s * sign > 0
-        )
-        for sign in (1, -1)
-    )
-    return [f"Then: {lost}."] * bool(lost) + [f"Less than ideal: {gained}."] * bool(gained)
-
-
-def _without_it(account: Account, main: str, row: Row, base: Row) -> list[str]:
-    """Say what curing the main cause would give, where it stands alone: other causes overlap."""
-    without = account.efficiency / (1 - account.shares[main]) if account.shares[main] < 1 else 2.0
-    alone = main in ("slow", "communication") and row.oversubscription <= base.oversubscription
-    return (
-        [f"With that gone, efficiency would be about {_percent(without)}."]
-        if alone and without < 1.05
-        else []
-    )
+    ordered = sorted(account.shares.items(), key=lambda item: -abs(item[1]))
+    lost = [f"{cause_name(c, rule)} {percent(s)}" for c, s in ordered if c != account.main and s >= least]
+    gained = [f"{CAUSES[c]} {percent(-s)}" for c, s in ordered if s <= -least]
+    said = [f"Then: {', '.join(lost)}."] if lost else []
+    return said + ([f"Gained, being less than ideal: {', '.join(gained)}."] if gained else [])
 
 
 def _unknown(account: Account, row: Row) -> list[str]:
@@ -160,7 +142,7 @@ def _unknown(account: Account, row: Row) -> list[str]:
         said.append(
             f"{row.world_size * row.threads} compute threads share {row.cores} cores, and no W above 1 with a core for "
             "each was measured: what the parts cost by themselves and by taking turns cannot be told apart, and the "
-            f"cores may take from {_percent(low)} to {_percent(high)} of the iteration."
+            f"cores may take from {percent(low)} to {percent(high)} of the iteration."
         )
     if account.missing:
         said.append(
@@ -184,10 +166,10 @@ def _waiting(row: Row) -> str:
     if last is None:
         return "waiting for the slowest rank"
     if last.blame >= 0.5 and row.world_size > 2:
-        return f"waiting for rank {last.rank}, which is last for {_percent(last.blame)} of the time waited"
+        return f"waiting for rank {last.rank}, which is last for {percent(last.blame)} of the time waited"
     return (
         f"waiting, for no rank in particular: ranks are late in turn (rank {last.rank} most, for "
-        f"{_percent(last.blame)} of the time waited)"
+        f"{percent(last.blame)} of the time waited)"
     )
 
 
@@ -246,9 +228,3 @@ def _cheaper(run: Run) -> str:
     if by == "nccl" and run.num_parameters >= _OVERLAP_FROM and run.origin.grad_sync != "ddp":
         ways.append("exchanges that overlap with backward (dist.grad_sync=ddp)")
     return "".join(f"{way}, " for way in ways)
-
-
-def _percent(fraction: float) -> str:
-    return (
-        f"{100 * fraction:.0f} %" if abs(fraction) >= 0.0995 or fraction == 0 else f"{100 * fraction:.1f} %"
-    )

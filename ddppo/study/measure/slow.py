@@ -25,69 +25,54 @@ class Slowness:
     by, mean over iterations of max over ranks of x - max over ranks of x', x' with slow ranks brought to the level.
     """
 
-    ranks: Mapping[str, Mapping[int, float]]
-    own: Mapping[str, float]
-    total: Mapping[str, float]
+    ranks: dict[str, dict[int, float]]
+    own: dict[str, float]
+    total: dict[str, float]
 
 
-def slowness(
-    run: Run,
-    *,
-    expected: Mapping[str, float],
-    turns: float = 1.0,
-    known: Mapping[str, set[int]] | None = None,
-) -> Slowness:
+def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> Slowness:
     """Find the ranks of a run that are slow in acting or in learning.
 
-    expected: seconds of each phase as other W have it, NaN if unknown. turns: ranks of a core, above 1 where cores are
-    crowded: taking turns alone may stretch a rank so many times, unless it is `known` to be slow where they are not.
+    expected: seconds of each phase that the smallest W lets expect. turns: compute threads of a core relative to there:
+    where cores are crowded, taking turns alone may stretch a rank so many times.
     """
-    ranks: dict[str, dict[int, float]] = {}
-    own: dict[str, float] = {}
-    total: dict[str, float] = {}
-    if run.world_size > 1 and run.tells_ranks:
-        t_iter = float(run.times["t_iter"].mean())
-        for phase in (p for p in PHASES if p in run.times):
-            x = run.times[phase]
-            slow = _slow(x, expected.get(phase, math.nan), t_iter, turns, (known or {}).get(phase, set()))
-            if slow:
-                cured = x.copy()
-                cured[:, list(slow)] /= np.array(list(slow.values()))
-                ranks[phase] = slow
-                own[phase] = float((x - cured).mean())
-                total[phase] = float((x.max(axis=1) - cured.max(axis=1)).mean())
-    return Slowness(ranks, own, total)
+    found = Slowness({}, {}, {})
+    for phase in PHASES if run.world_size > 1 and run.tells_ranks else ():
+        x = run.times.get(phase, np.zeros((1, 1)))
+        slow = _slow(x, expected.get(phase, math.nan), float(run.times["t_iter"].mean()), turns)
+        if slow:
+            cured = x.copy()
+            cured[:, list(slow)] /= np.array(list(slow.values()))
+            found.ranks[phase] = slow
+            found.own[phase] = float((x - cured).mean())
+            found.total[phase] = float((x.max(axis=1) - cured.max(axis=1)).mean())
+    return found
 
 
-def _slow(x: np.ndarray, expected: float, t_iter: float, turns: float, known: set[int]) -> dict[int, float]:
+def _slow(x: np.ndarray, expected: float, t_iter: float, turns: float) -> dict[int, float]:
     """Return {rank: times the level} of the slow columns of `x` `[iterations, W]`.
 
-    Slow is above 1.1 times the level, by more than 1 % of t_iter, by more than 4 standard deviations of the ranks below
-    the level (half of a symmetric spread), and by more than chance from iteration to iteration (p < 0.001).
+    Slow is above 1.1 turns times the level, by more than 1 % of t_iter, by more than 4 standard deviations of the ranks
+    below the level (half of a symmetric spread), and by more than chance from iteration to iteration (p < 0.001).
     """
     means = x.mean(axis=0)
     level = level_of(means, expected)
-    if level <= 0:
-        return {}
-    below = level - means[means <= level]
-    spread = math.sqrt(float((below**2).mean()))
+    spread = float(np.sqrt(((level - means[means <= level]) ** 2).mean()))
+    least = max((SLOW_RATIO * turns - 1) * level, SLOW_MATTERS * t_iter, _APART * spread)
     others = x[:, means <= SLOW_RATIO * level].mean(axis=1)
     found = {}
-    for rank, mean in enumerate(means):
-        least = SLOW_RATIO * (1.0 if rank in known else turns)
-        excess = mean - level
-        if mean > least * level and excess > max(SLOW_MATTERS * t_iter, _APART * spread):
-            blocks = block_means(x[:, rank] - others)
-            noise = float(blocks.std(ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
-            if noise == 0 or excess > t_quantile(_SURE, len(blocks) - 1) * noise:
-                found[rank] = float(mean / level)
+    for rank in np.flatnonzero(means - level > least) if level > 0 else ():
+        blocks = block_means(x[:, rank] - others)
+        noise = float(blocks.std(ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
+        if noise == 0 or means[rank] - level > t_quantile(_SURE, len(blocks) - 1) * noise:
+            found[int(rank)] = float(means[rank] / level)
     return found
 
 
 def level_of(means: np.ndarray, expected: float = math.nan) -> float:
     """Return the level of the ranks that are not slow: the lower median of their means, so that half may be slow.
 
-    Most of them are where a group of fast ones stands clearly apart and is nearer to what other W let expect.
+    More are where a group of fast ones stands clearly apart, and is nearer to what the smallest W lets expect.
     """
     ordered = np.sort(means)
     middle = float(ordered[(len(ordered) - 1) // 2])
@@ -104,7 +89,6 @@ def level_of(means: np.ndarray, expected: float = math.nan) -> float:
 
 def block_means(x: np.ndarray, size: int = _BLOCK) -> np.ndarray:
     """Return means of blocks of neighbours, which are nearly independent; of few values the values themselves."""
-    if len(x) < _BLOCK * size:
+    if len(x) < 5 * size:
         return x
-    count = len(x) // size
-    return np.array([block.mean() for block in np.array_split(x, count)])
+    return np.array([block.mean() for block in np.array_split(x, len(x) // size)])

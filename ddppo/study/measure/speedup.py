@@ -14,7 +14,7 @@ Medians are over seeds; source of the two readings: DD-PPO, arXiv:1911.00357, se
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -126,37 +126,22 @@ def study(runs: list[Run]) -> Study:
     rows: list[Row] = []
     for world_size in sorted(groups):
         same = groups[world_size]
-        rows.append(_row(same, base, _slowness(same, rows)))
-    first = base[0]
-    ordered = tuple(run for world_size in sorted(groups) for run in groups[world_size])
-    return Study(ordered, tuple(rows), first.env_id, first.rule, first.target_return)
+        rows.append(_row(same, base, _slowness(same, rows[0] if rows else None)))
+    ordered = tuple(run for row in rows for run in groups[row.world_size])
+    return Study(ordered, tuple(rows), base[0].env_id, base[0].rule, base[0].target_return)
 
 
-def _slowness(runs: list[Run], before: list[Row]) -> tuple[Slowness, ...]:
-    """Return who is slow in each run, judged by the smaller W `before` whose cores were no more crowded."""
-    calm = [row for row in before if row.oversubscription <= before[0].oversubscription]
-    turns = _oversubscription(runs[0]) / (calm[0].oversubscription if calm else 1.0)
-    known = {p: {rank.rank for row in calm for rank in row.slow_ranks if p in rank.slow} for p in PHASES}
-    expected = {p: _expected(p, runs, calm) for p in PHASES} if calm else {}
-    return tuple(slowness(run, expected=expected, turns=max(turns, 1.0), known=known) for run in runs)
-
-
-def _expected(phase: str, runs: list[Run], calm: list[Row]) -> float:
-    """Return the seconds of a phase on a line, in the work g of an iteration, through the first and the last of `calm`.
-
-    At least g times those of the first; NaN where they are not known.
-    """
-    first, last = calm[0], calm[-1]
-    g, g_last = (
-        work(_steps(runs), runs[0].world_size, first),
-        work(last.steps_per_iter, last.world_size, first),
-    )
-    at_first, at_last = (
-        level_of(np.array([rank.times.get(phase, math.nan) for rank in row.ranks] or [math.nan]))
-        for row in (first, last)
-    )
-    slope = (at_first - at_last) / (1 - g_last) if g_last < 1 else 0.0
-    return max(g * at_first, at_last + (g - g_last) * slope) if last is not first else g * at_first
+def _slowness(runs: list[Run], base: Row | None) -> tuple[Slowness, ...]:
+    """Return who is slow in each run, by what `base` lets expect of ranks that are not."""
+    expected, turns = {}, 1.0
+    if base is not None:
+        g = work(_steps(runs), runs[0].world_size, base)
+        at_base = {
+            p: np.array([rank.times.get(p, math.nan) for rank in base.ranks] or [math.nan]) for p in PHASES
+        }
+        expected = {phase: g * level_of(means) for phase, means in at_base.items()}
+        turns = max(1.0, _oversubscription(runs[0]) / base.oversubscription)
+    return tuple(slowness(run, expected=expected, turns=turns) for run in runs)
 
 
 def work(steps_per_iter: float, world_size: int, base: Row) -> float:
@@ -180,9 +165,12 @@ def _oversubscription(run: Run) -> float:
 
 def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Row:
     run, relative = runs[0], runs[0].world_size / base[0].world_size
-    fps, base_fps = [r.fps for r in runs], [r.fps for r in base]
-    reach, base_reach = [time_to_target(r) for r in runs], [time_to_target(r) for r in base]
-    times = pooled_times(runs)
+    fps = [r.fps for r in runs]
+    reach = [time_to_target(r) for r in runs]
+    speedup = ratio(fps, fps if runs is base else [r.fps for r in base])
+    by_target = ratio(reach, reach if runs is base else [time_to_target(r) for r in base], inverse=True)
+    names = [n for n in ("t_iter", *PARTS) if all(n in r.times for r in runs)]
+    times = {name: np.concatenate([r.times[name] for r in runs]) for name in names}
     stability = {
         name: _quantiles(np.concatenate([r.stability[name] for r in runs if name in r.stability]))
         for name in sorted({name for r in runs for name in r.stability})
@@ -197,12 +185,12 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Row:
         cores=run.cores,
         oversubscription=_oversubscription(run),
         fps=estimate(fps),
-        speedup=_speedup(fps, base_fps, runs is base),
-        efficiency=_speedup(fps, base_fps, runs is base, 1 / relative),
+        speedup=speedup,
+        efficiency=speedup.scaled(1 / relative),
         time_to_target=time_estimate(reach),
         num_reached=sum(math.isfinite(t) for t in reach),
-        speedup_by_target=_speedup_by_target(reach, base_reach, runs is base),
-        efficiency_by_target=_speedup_by_target(reach, base_reach, runs is base, 1 / relative),
+        speedup_by_target=by_target,
+        efficiency_by_target=by_target.scaled(1 / relative),
         t_iter=spread(times["t_iter"].mean(axis=1) if "t_iter" in times else np.array([])),
         parts={name: float(times[name].mean()) for name in PARTS if name in times},
         ranks=_ranks(times, slow) if all(r.tells_ranks for r in runs) else (),
@@ -210,30 +198,6 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Row:
         final_return=estimate([r.final_return for r in runs]),
         stability=stability,
     )
-
-
-def _speedup(fps: list[float], base: list[float], against_itself: bool, scale: float = 1.0) -> Estimate:
-    """Return scale * median(fps) / median(base); the smallest W against itself is 1, without an interval."""
-    value = ratio(fps, base, scale)
-    seeds = tuple(scale * one / median(base) for one in fps)
-    return replace(value if not against_itself else replace(value, low=math.nan, high=math.nan), values=seeds)
-
-
-def _speedup_by_target(
-    seconds: list[float], base: list[float], against_itself: bool, scale: float = 1.0
-) -> Estimate:
-    """Return scale * median(base) / median(seconds), nothing unless both are reached by most seeds."""
-    value = ratio(base, seconds, scale)
-    if math.isnan(value.median):
-        return value
-    seeds = tuple(scale * median(base) / one if 0 < one < math.inf else math.nan for one in seconds)
-    return replace(value if not against_itself else replace(value, low=math.nan, high=math.nan), values=seeds)
-
-
-def pooled_times(runs: list[Run]) -> dict[str, np.ndarray]:
-    """Return `[iterations of all runs, W]` seconds by name, of the names that all runs have."""
-    names = [n for n in ("t_iter", *PARTS) if all(n in run.times for run in runs)]
-    return {name: np.concatenate([run.times[name] for run in runs]) for name in names}
 
 
 def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Rank, ...]:
@@ -244,6 +208,7 @@ def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Ra
     level = level_of(means)
     low, high = np.percentile(rollout, (5, 95), axis=0)
     blame = _blame(times["t_sync"]) if "t_sync" in times else np.zeros(len(means))
+    factors = {p: [s.ranks.get(p, {}) for s in slow] for p in PHASES}
     return tuple(
         Rank(
             rank=r,
@@ -252,15 +217,14 @@ def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Ra
             t_rollout_p95=float(high[r]),
             ratio=float(mean / level) if level > 0 else math.nan,
             blame=float(blame[r]),
-            slow=_mostly_slow(r, slow),
+            slow={
+                phase: median([seed[r] for seed in seeds if r in seed])
+                for phase, seeds in factors.items()
+                if 2 * sum(r in seed for seed in seeds) >= len(seeds)
+            },
         )
         for r, mean in enumerate(means)
     )
-
-
-def _mostly_slow(rank: int, slow: tuple[Slowness, ...]) -> dict[str, float]:
-    factors = {p: [s.ranks[p][rank] for s in slow if rank in s.ranks.get(p, {})] for p in PHASES}
-    return {phase: median(found) for phase, found in factors.items() if found and 2 * len(found) >= len(slow)}
 
 
 def _blame(t_sync: np.ndarray) -> np.ndarray:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ddppo.statistics import Estimate
-from ddppo.study.columns import duration
+from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.page.chart import Axis, Chart, named, workers
-from ddppo.study.page.tables import percent
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.runs import PARTS

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ddppo.statistics import Estimate
-from ddppo.study.columns import duration
+from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.measure.time_to_target import time_to_target
@@ -177,11 +177,6 @@ def predictions_table(found: Sequence[Prediction], choices: Sequence[Choice] = (
 def number(value: float, form: str, infinite: str = "unbounded") -> str:
     """Return a number for people: a dash for NaN, and what infinity means of this quantity."""
     return "–" if math.isnan(value) else infinite if math.isinf(value) else form.format(value)
-
-
-def percent(fraction: float) -> str:
-    small = 0.0005 <= abs(fraction) < 0.0995
-    return number(100 * fraction, "{:.1f} %" if small else "{:.0f} %").replace("-0 %", "0 %")
 
 
 def interval(value: Estimate, form: str, infinite: str = "unbounded") -> str:
