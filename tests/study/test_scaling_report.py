@@ -172,7 +172,6 @@ def test_a_report_folder_has_page_tables_and_plots(sweep):
         "ranks",
         "ranks_at_largest",
         "learning_wall",
-        "speedup_by_target",
     )
     assert {f"{name}.svg" for name in (*names, "learning_steps")} == plots
 
@@ -360,7 +359,9 @@ def test_each_study_has_its_own_folder_of_plots(mixed):
     names = ["Task-v0_strong", "Task-v0_weak", "my_Other_v0_strong"]
     assert sorted(path.name for path in (folder / "plots").iterdir()) == names
     for name in names:
-        assert (folder / "plots" / name / "speedup.svg").stat().st_size > 0
+        assert (folder / "plots" / name / "breakdown.svg").stat().st_size > 0
+    assert (folder / "plots" / names[0] / "speedup.svg").exists()
+    assert not (folder / "plots" / names[2] / "speedup.svg").exists()  # one W
 
 
 def test_the_page_has_a_chapter_for_each_study_that_its_contents_lead_to(mixed):

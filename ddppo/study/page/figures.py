@@ -1,6 +1,5 @@
 """The charts of a study against W: speedup, why it is lost, where time goes, and the ranks."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -9,7 +8,6 @@ from ddppo.statistics import Estimate
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Study
-from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.page.chart import Axis, Chart, named, workers
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
@@ -36,12 +34,14 @@ _CAUSES = {
 
 def overview(study: Study, accounts: Sequence[Account], ahead: Outlook) -> list[Chart]:
     """Draw what a reader looks at first, side by side: how much faster, and what became of the rest."""
-    return [_speedup(study, ahead), *([_loss(study, accounts)] if accounts else [])]
+    several = [_speedup(study, ahead)] if len(study.rows) > 1 else []
+    return several + ([_loss(study, accounts)] if accounts else [])
 
 
 def times(study: Study, ahead: Outlook) -> list[Chart]:
     """Draw efficiency and where the time of an iteration goes, of what the runs have numbers for."""
-    return [_efficiency(study, ahead), *([_breakdown(study)] if any(row.parts for row in study.rows) else [])]
+    several = [_efficiency(study, ahead)] if len(study.rows) > 1 else []
+    return several + ([_breakdown(study)] if any(row.parts for row in study.rows) else [])
 
 
 # -- against W -------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
         "speedup",
         f"Speedup S(W), {study.rule} scaling",
         workers(sizes),
-        Axis(f"S(W) = FPS(W) / FPS({base})", "log2"),
+        Axis(f"S(W) = FPS(W) / FPS({base})", "log2", shows=(1, 2)),
         "A dot is a seed, the line joins medians.",
     )
     chart.line(sizes, [w / base for w in sizes], "grey", "ideal", dashed=True)
@@ -87,27 +87,6 @@ def _efficiency(study: Study, ahead: Outlook) -> Chart:
     seeds = {key: s * base / key[0] for key, s in _speedups(study).items()}
     _measured(chart, study, [row.efficiency for row in study.rows], seeds, "E")
     return chart
-
-
-def by_target(study: Study) -> list[Chart]:
-    """Draw the speedup by time to target; nothing where that was not measured."""
-    base, rows = study.baseline, [r for r in study.rows if math.isfinite(r.speedup_by_target.median)]
-    if len(rows) < 2:
-        return []
-    chart = Chart(
-        "speedup_by_target",
-        f"Speedup by time to {study.target_return:g}",
-        workers(study.world_sizes),
-        Axis(f"T({base}) / T(W)", "log2"),
-        "A dot is a seed that got there, the line joins medians.",
-    )
-    chart.line([r.world_size for r in rows], [r.speedup_by_target.median for r in rows], "green")
-    first = study.rows[0].time_to_target.median
-    for run in study.runs:
-        if math.isfinite(seconds := time_to_target(run)):
-            said = f"W={run.world_size}, seed {run.seed}: {duration(seconds)}"
-            chart.seeds([run.world_size], [first / seconds], "green", [said])
-    return [chart]
 
 
 def _model(chart: Chart, found: Sequence[Prediction], quantity: str, colour: str, label: str) -> None:

@@ -69,7 +69,7 @@ def _folded(each: StudyReport) -> list[Section]:
         ),
         _predictions(ahead),
         Section("Ranks", figures.ranks(study)),
-        Section("Learning and stability", [*figures.by_target(study), *curves], same),
+        Section("Learning and stability", curves, same),
     ]
     return [section for section in sections if section.charts or section.notes or section.tables]
 
