@@ -103,3 +103,11 @@ def test_a_run_of_one_machine_had_all_its_ranks_there(tmp_path):
     assert origin.hosts == ("here", "here")
     assert origin.machines == (Machine("here", "Xeon", "", 64),)
     assert (origin.python, origin.torch) == ("3.11.7", "2.13.0+cpu")
+
+
+def test_a_command_of_many_lines_is_shown_in_one_and_makes_no_run_unusable(tmp_path):
+    folder = write_run(tmp_path / "a")
+    change_summary(folder, command="python -m ddppo.train 'a=1\n2' " + "x" * 9000)
+    command = read_run(folder).origin.command
+    assert command.startswith("python -m ddppo.train 'a=1 2' xxx")
+    assert len(command) == 2000

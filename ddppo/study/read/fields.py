@@ -92,12 +92,12 @@ def as_number(
     return float(number)
 
 
-def as_text(name: str, value: Any, *, choices: tuple[str, ...] = (), longest: int = _LONGEST_TEXT) -> str:
-    """Return a line of 1 to `longest` printable characters. Raises FieldError."""
+def as_text(name: str, value: Any, *, choices: tuple[str, ...] = ()) -> str:
+    """Return a line of 1 to 200 printable characters. Raises FieldError."""
     if choices and value not in choices:
         raise FieldError(f"{name}={quoted(value)} is none of {', '.join(choices)}")
-    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= longest:
-        raise FieldError(f"{name}={quoted(value)} is not a line of 1 to {longest} characters")
+    if not isinstance(value, str) or not value.isprintable() or not 0 < len(value) <= _LONGEST_TEXT:
+        raise FieldError(f"{name}={quoted(value)} is not a line of 1 to {_LONGEST_TEXT} characters")
     return value
 
 
@@ -147,18 +147,9 @@ class Fields:
             else as_number(self.prefix + name, value, low=low, above=above, high=high)
         )
 
-    def text(
-        self,
-        name: str,
-        *,
-        choices: tuple[str, ...] = (),
-        default: str = _REQUIRED,
-        longest: int = _LONGEST_TEXT,
-    ) -> str:
+    def text(self, name: str, *, choices: tuple[str, ...] = (), default: str = _REQUIRED) -> str:
         value = self._get(name, default)
-        if value == default:
-            return default
-        return as_text(self.prefix + name, value, choices=choices, longest=longest)
+        return value if value == default else as_text(self.prefix + name, value, choices=choices)
 
     def flag(self, name: str, *, default: bool = _REQUIRED) -> bool:
         value = self._get(name, default)

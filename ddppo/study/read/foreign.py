@@ -30,16 +30,10 @@ from ddppo.study.runs import PARTS, LeftOut, Origin, Reading, Run
 # docs/report.md says what each is.
 _SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")
 _TEXTS = ("env_id", "rule")
+_OF_TARGET = ("final_return", "target_return", "time_to_target_s", "iterations_of_other_world_sizes")
 COLUMNS = (
     *("world_size", "fps", *_TEXTS, "seed", "env_steps", "wall_s", *_SIZES, "threads_per_rank"),
-    *(
-        "final_return",
-        "target_return",
-        "time_to_target_s",
-        "iterations_of_other_world_sizes",
-        "t_iter",
-        *PARTS,
-    ),
+    *(*_OF_TARGET, "t_iter", *PARTS),
 )
 _LONGER = 1.5  # times what the throughput makes of an iteration: warm-up and rounding are not more
 _NO_SEED = -(2**63)  # the least there is, which nobody takes
@@ -102,9 +96,8 @@ def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run],
     """Return the last run of each task, rule, W and seed, and those before it; runs without seeds get free ones."""
     runs: dict[tuple[str, str, int, int], tuple[int, Run]] = {}
     again = []
-    for number, run in sorted(
-        found, key=lambda each: each[1].seed == _NO_SEED
-    ):  # stable: lines stay in order
+    # Rows without a seed last, the sort being stable.
+    for number, run in sorted(found, key=lambda each: each[1].seed == _NO_SEED):
         group = (run.env_id, run.rule, run.world_size)
         if run.seed == _NO_SEED:
             run = replace(run, seed=next(seed for seed in itertools.count() if (*group, seed) not in runs))
@@ -246,17 +239,12 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
 def _reached_at_s(row: Fields) -> float:
     """Return the time to target that a row tells: +inf if it never was, NaN if the row tells of none."""
     told = row.values.get("time_to_target_s", math.nan)
-    if told is None:
-        # An empty cell of a run that was asked for a return, and has one.
-        untold = [name for name in ("target_return", "final_return") if row.values.get(name, 0) is None]
-        told = math.nan if untold else math.inf
-    if row.whole("iterations_of_other_world_sizes", default=0):
+    if told is None:  # never, if something was asked for and came of it
+        asked = all(row.values.get(name, 0) is not None for name in ("target_return", "final_return"))
+        told = math.inf if asked else math.nan
+    if row.whole("iterations_of_other_world_sizes", default=0) or told != told:
         return math.nan
-    return (
-        told
-        if told != told or told == math.inf
-        else row.number("time_to_target_s", low=0, high=LARGEST_SECONDS)
-    )
+    return math.inf if told == math.inf else row.number("time_to_target_s", low=0, high=LARGEST_SECONDS)
 
 
 def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:

@@ -11,11 +11,12 @@ from ddppo.study.read.fields import (
     Fields,
     as_list,
     as_whole,
+    one_line,
     quoted,
 )
 from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
 
-_LONGEST_COMMAND = 4000
+_LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def origin(summary: Fields) -> Origin:
     return Origin(
         started_at=summary.text("started_at", default=""),
         finished_at=summary.text("finished_at", default=""),
-        command=summary.text("command", default="", longest=_LONGEST_COMMAND),
+        command=one_line(summary.values.get("command") or "", _LONGEST_COMMAND),
         git_commit=summary.text("git_commit", default=""),
         git_dirty=summary.flag("git_dirty", default=False),
         python=versions.text("python", default=""),
