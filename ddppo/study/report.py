@@ -151,17 +151,19 @@ def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:
         efficiency_floor=options.efficiency_floor,
         price_per_worker_hour=options.price_per_worker_hour,
     )
-    why = explained(study, accounts, _worth_explaining(study, ahead, options.efficiency_floor))
+    why = explained(study, accounts, _worth_explaining(study, accounts, ahead, options.efficiency_floor))
     said = [*reading.remarks, *remarks, *_remarks(study)]
     return StudyReport(study, accounts, verdict, why, ahead, said)
 
 
-def _worth_explaining(study: Study, ahead: Outlook, efficiency_floor: float) -> list[int]:
+def _worth_explaining(
+    study: Study, accounts: list[Account], ahead: Outlook, efficiency_floor: float
+) -> list[int]:
     """Return the W to explain: the recommended one, the first below the floor of efficiency, and the largest."""
     chosen = ahead.recommendation and ahead.recommendation.chosen
     below = [row.world_size for row in study.rows if row.efficiency.median < efficiency_floor]
     asked = {study.world_sizes[-1], *below[:1], *([chosen.world_size] if chosen else [])}
-    return sorted(asked & set(study.world_sizes[1:])) or study.world_sizes[-1:]
+    return sorted(asked & {account.world_size for account in accounts}) or study.world_sizes[-1:]
 
 
 def _remarks(study: Study) -> list[str]:

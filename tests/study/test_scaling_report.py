@@ -61,6 +61,18 @@ def test_a_published_table_gives_its_speedup_and_efficiency_and_fails(tmp_path):
     assert [c.result for c in report.criteria] == ["FAIL", "NOT MEASURED", "NOT MEASURED"]
 
 
+def test_a_table_of_throughput_alone_has_one_line_of_predictions_and_one_sentence_why(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text(PUBLISHED)
+    report, folder = make_report(options(table, columns=COLUMNS))
+    (each,) = report.studies
+    assert [why.world_size for why in each.why] == [4]
+    speedup = (folder / "plots" / "speedup.svg").read_text()
+    assert speedup.count("scalability law") == 1
+    assert "model" not in speedup
+    assert "<th>iteration</th>" not in (folder / "report.html").read_text()
+
+
 def test_jsonl_and_semicolons_are_read_too(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"W": 1, "FPS": 10}\n\n{"W": 2, "FPS": 15}\n')
     (tmp_path / "a.csv").write_text("world_size;fps\n1;10\n2;15\n")
@@ -232,7 +244,7 @@ def test_the_page_begins_with_where_its_numbers_come_from_and_shows_what_matters
     assert places == sorted(places)
     folded = page[page.index("<details>") :]
     for title in (
-        "Efficiency",
+        "Efficiency and times",
         "Predictions",
         "Ranks",
         "Learning and stability",
@@ -277,7 +289,7 @@ def test_a_study_without_one_worker_says_what_it_is_relative_to(tmp_path):
 def test_the_terminal_has_the_table_the_verdict_and_the_path_of_the_page(sweep):
     text = on_terminal(whole(sweep, target_return=30), sweep / "report", width=160)
     assert "s to 30" in text
-    assert "PASS  S(W) increases" in text
+    assert re.search("(?m)^PASS +S\\(W\\) increases", text)
     assert "left out:" in text
     assert str(sweep / "report" / "report.html") in text
 

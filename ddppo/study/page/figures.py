@@ -1,5 +1,6 @@
 """The charts of a study against W: speedup, why it is lost, where time goes, and the ranks."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -61,9 +62,10 @@ def _speedup(study: Study, ahead: Outlook) -> Chart:
         "A dot is a seed, the line joins medians.",
     )
     chart.line(sizes, [w / base for w in sizes], "grey", "ideal", dashed=True)
-    _model(chart, predicted, "speedup", "orange", "model")
+    by_law = all(math.isnan(p.t_iter) for p in predicted)  # it is all that throughput alone allows
+    _model(chart, predicted, "speedup", "orange", "scalability law" if by_law else "model")
     _model(chart, changed, "speedup", "red", f"model with {changes(ahead)}")
-    if ahead.usl is not None:
+    if ahead.usl is not None and not by_law:
         law = [ahead.usl.fps(w) / ahead.usl.fps(base) for w in sizes]
         chart.line(sizes, law, "purple", "scalability law", dashed=True)
     _measured(chart, study, [row.speedup for row in study.rows], _speedups(study), "S")

@@ -160,7 +160,7 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
     lines = [f"note: {remark}" for remark in report.remarks] + ([""] if report.remarks else [])
     for each in report.studies:
         lines += [tables.terminal(each.study, width), ""]
-        lines += [f"{c.result:<5} {c.name}: {c.reason}" for c in each.criteria]
+        lines += [f"{c.result:<12} {c.name}: {c.reason}" for c in each.criteria]
         lines += [line for why in each.why for line in ("", str(why))]
         if each.ahead.recommendation is not None:
             lines += ["", each.ahead.recommendation.text(), ""]

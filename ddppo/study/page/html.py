@@ -64,9 +64,7 @@ def _folded(each: StudyReport) -> list[Section]:
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
     curves, same = learning.charts(study)
     sections = [
-        Section(
-            "Efficiency, parts of an iteration, the loss by cause", figures.times(study, ahead), (), shares
-        ),
+        Section("Efficiency and times", figures.times(study, ahead), (), shares),
         _predictions(ahead),
         Section("Ranks", figures.ranks(study)),
         Section("Learning and stability", curves, same),

@@ -164,8 +164,9 @@ def predictions_table(found: Sequence[Prediction], choices: Sequence[Choice] = (
         "FPS": [f"{p.fps:,.0f} [{p.fps_low:,.0f}, {p.fps_high:,.0f}]" for p in found],
         "S": [f"{p.speedup:.3g} [{p.speedup_low:.3g}, {p.speedup_high:.3g}]" for p in found],
         "E": [f"{p.efficiency:.3g} [{p.efficiency_low:.3g}, {p.efficiency_high:.3g}]" for p in found],
-        "iteration": [duration(p.t_iter) for p in found],
     }
+    if not all(math.isnan(p.t_iter) for p in found):
+        columns["iteration"] = [duration(p.t_iter) for p in found]
     if of:
         columns["time"] = [duration(of[p.world_size].seconds) if p.world_size in of else "" for p in found]
     if any(choice.cost is not None for choice in choices):
