@@ -15,11 +15,11 @@ from ddppo.study.predict.outlook import Outlook
 from ddppo.study.runs import PARTS
 
 _PARTS = {
-    "t_rollout": ("blue", "acting, stepping"),
-    "t_learn": ("green", "learning"),
-    "t_sync": ("orange", "waiting"),
-    "t_comm": ("red", "communication"),
-    "t_other": ("grey", "the rest"),
+    "t_rollout": ("blue", "t_rollout: acting, stepping"),
+    "t_learn": ("green", "t_learn: learning"),
+    "t_sync": ("orange", "t_sync: waiting"),
+    "t_comm": ("red", "t_comm: communication"),
+    "t_other": ("grey", "t_other: the rest"),
 }
 _CAUSES = {
     "communication": "red",
@@ -165,7 +165,7 @@ def _stack(chart: Chart, at: int, parts: Mapping[str, float], whose: str) -> Non
     bottom = 0.0
     for part in PARTS:
         (colour, label), value = _PARTS[part], 1000 * parts.get(part, 0.0)
-        said = f"{whose}: {label} ({part}) {duration(value / 1000)}"
+        said = f"{whose}, {label} {duration(value / 1000)}"
         chart.bar(at, bottom, bottom + value, colour, said, label)
         bottom += value
 

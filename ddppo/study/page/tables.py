@@ -136,8 +136,8 @@ def study_table(study: Study) -> Shown:
         columns["iteration"] = [duration(row.t_iter["mean"]) for row in rows]
         columns["p95"] = [duration(row.t_iter["p95"]) for row in rows]
     if any(row.parts for row in rows):
-        columns["waiting"] = [percent(row.rho_sync) for row in rows]
-        columns["communication"] = [percent(row.rho_comm) for row in rows]
+        columns["t_sync"] = [percent(row.rho_sync) for row in rows]
+        columns["t_comm"] = [percent(row.rho_comm) for row in rows]
     if any(row.slow_ranks for row in rows):
         columns["slow ranks"] = [
             " ".join(str(rank.rank) for rank in row.slow_ranks) or "none" for row in rows
