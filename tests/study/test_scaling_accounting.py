@@ -181,6 +181,17 @@ def test_what_exchanging_itself_grows_by_stays_communication_on_crowded_cores():
     assert shares["cores"] == pytest.approx(0.51 / 2.0)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.05, "more cores, or fewer workers: W=2 is no slower."), (0.01, "more cores.")]
+)
+def test_fewer_workers_are_advised_on_crowded_cores_only_where_they_are_no_slower(seconds, said):
+    runs = [
+        make_run(w, parts={"t_rollout": 0.08 / w, "t_sync": t}, cores=2)
+        for w, t in ((1, 0), (2, 0.0001), (8, seconds))
+    ]
+    assert in_words(of(*runs)).endswith(f"What would help: {said}")
+
+
 def test_sleeping_environments_that_scale_well_blame_the_cores_for_little():
     base = make_run(1, parts={"t_rollout": 8.0}, cores=2)
     eight = make_run(8, parts={"t_rollout": 1.04}, cores=2)

@@ -16,12 +16,13 @@ _OVERLAP_FROM = (
     250_000  # numbers of a gradient, 1 MB: for fewer an exchange is latency, which nothing overlaps
 )
 _PHASES = {"t_rollout": "rollouts", "t_learn": "learning"}
+_LEARNT = "this changes what is learnt"
 _REMEDIES = {
     "waiting": "more environments or longer rollouts per worker, which even out the differences between them",
-    "cores": "more cores, or no more workers than there are cores ({cores})",
-    "acting strong": "a larger batch, since a step costs about the same however few environments a worker has",
+    "cores": "more cores",
+    "acting strong": f"a larger batch ({_LEARNT}), as a step costs about as much for few environments as for many",
     "acting weak": "find what the workers share when they act (cores, memory, disk, an environment server)",
-    "learning strong": "fewer, larger minibatches, or a larger batch, since an update has a cost whatever its samples",
+    "learning strong": f"fewer, larger minibatches, or a larger batch ({_LEARNT}), as an update has a cost of its own",
     "learning weak": "find what the workers share when they compute (cores, memory bandwidth)",
     "other": "rarer checkpoints (checkpoint.every_steps) and log.tensorboard=false",
     "unexplained": "look for work outside the trainer's clock, which the parts do not cover",
@@ -42,8 +43,9 @@ class Explained:
 
 
 def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[int]) -> list[Explained]:
-    """Explain each of these W; of one without an account it is said why there is none."""
+    """Explain each of these W; of one without an account, or of the last where none has any, it is said why."""
     of = {account.world_size: account for account in accounts}
+    world_sizes = world_sizes if of else world_sizes[-1:]
     return [
         _explained(study, of[w], first=w == world_sizes[0]) if w in of else _without_account(study, w)
         for w in world_sizes
@@ -204,7 +206,8 @@ def _remedy(cause: str, row: Row, study: Study) -> str:
     if cause == "communication":
         updates = run.num_epochs * run.num_minibatches
         each = f" ({updates} gradient exchanges of {run.num_parameters:,} numbers each)" if updates else ""
-        return f"{_cheaper(run)}fewer exchanges per iteration{each} by fewer minibatches or epochs, or a larger batch"
+        fewer = f"fewer exchanges per iteration{each}"
+        return f"{_cheaper(run)}{fewer} by fewer minibatches or epochs, or a larger batch ({_LEARNT})"
     if cause == "slow":
         phases = {phase for rank in row.slow_ranks for phase in rank.slow}
         where = _place(row, run) if phases else "the slow ranks"
@@ -212,10 +215,15 @@ def _remedy(cause: str, row: Row, study: Study) -> str:
         return f"find what slows {where} (other programs, {what}), or go without"
     said = _REMEDIES.get(cause) or _REMEDIES[f"{cause} {study.rule}"]
     if cause == "acting" and row.num_envs and study.rule == "strong":
-        return f"{said}: at W={row.world_size} it steps {row.num_envs // row.world_size} of {row.num_envs}"
+        return f"{said}, at W={row.world_size} {row.num_envs // row.world_size} of {row.num_envs}"
     if cause == "learning" and row.threads < first.threads:
         return f"{said}; and a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"
-    return said.format(cores=row.cores)
+    as_fast = [
+        r.world_size for r in study.rows if r.fps.median >= row.fps.median and r.world_size < row.world_size
+    ]
+    if cause == "cores" and as_fast:
+        return f"{said}, or fewer workers: W={as_fast[0]} is no slower"
+    return said
 
 
 def _cheaper(run: Run) -> str:
