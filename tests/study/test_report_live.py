@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from scaling_folders import make_run, write_run
+from scaling_folders import change_summary, make_run, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.study.page import live, sweep
@@ -76,6 +76,13 @@ def test_a_sweep_says_what_is_planned_what_is_done_and_what_runs(running):
         (NAMES[2], False, 0.0, "no such task"),
         (NAMES[3], False, 0.0, ""),
     ]
+
+
+def test_a_run_that_was_stopped_is_not_complete(running):
+    running.complete(NAMES[0])
+    change_summary(running.folder / NAMES[0], status="stopped")
+    (job, *_) = progress(running.folder).missing
+    assert job.name == NAMES[0]
 
 
 def test_a_sweep_has_ended_when_every_run_came_to_something_or_its_command_is_gone(running):

@@ -61,7 +61,7 @@ def progress(sweep: Path) -> Progress:
     command = sweep / "multirun.yaml"
     began = command.stat().st_mtime if command.exists() else 0.0
     jobs, outcomes = _planned(command, began), _outcomes(sweep / "sweep.jsonl", began)
-    done = {name for name in jobs if (sweep / name / "summary.json").exists()}
+    done = {name for name in jobs if _is_complete(sweep / name / "summary.json")}
     missing = [
         _job(sweep / name, name, w, outcomes.get(name, {}), began)
         for name, w in jobs.items()
@@ -72,6 +72,15 @@ def progress(sweep: Path) -> Progress:
     return Progress(
         len(jobs), frozenset(done), tuple(missing), ended or not (queued or _is_held(sweep / ".lock"))
     )
+
+
+def _is_complete(summary: Path) -> bool:
+    """Return whether it is of a complete run, not of one that was stopped: it says so in its second line."""
+    try:
+        with summary.open(encoding="utf-8") as file:
+            return '"status": "completed"' in file.read(100)
+    except (OSError, ValueError):
+        return False
 
 
 def _job(folder: Path, name: str, world_size: int, outcome: dict[str, Any], began: float) -> Job:
