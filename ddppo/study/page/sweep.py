@@ -59,7 +59,7 @@ class Progress:
 def progress(sweep: Path) -> Progress:
     """Return how far the sweep in this folder is."""
     command = sweep / "multirun.yaml"
-    began = command.stat().st_mtime if command.exists() else 0.0
+    began = _written(command)
     jobs, outcomes = _planned(command, began), _outcomes(sweep / "sweep.jsonl", began)
     done = {name for name in jobs if _is_complete(sweep / name / "summary.json")}
     missing = [
@@ -90,10 +90,18 @@ def _job(folder: Path, name: str, world_size: int, outcome: dict[str, Any], bega
     config, metrics = folder / "config.yaml", folder / "metrics.jsonl"
     # A job in a queue has its config.yaml already.
     telling = (metrics,) if outcome.get("outcome") == "submitted" else (config, metrics)
-    if not any(path.exists() and path.stat().st_mtime >= began for path in telling):
+    if max(map(_written, telling)) < began:
         return Job(name, world_size)
     part = _part_done(config, metrics)
-    return Job(name, world_size, max(began, config.stat().st_mtime), part, math.floor(4 * part))
+    return Job(name, world_size, max(began, _written(config)), part, math.floor(4 * part))
+
+
+def _written(path: Path) -> float:
+    """Return when a file was written last, 0 if there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _part_done(config: Path, metrics: Path) -> float:
