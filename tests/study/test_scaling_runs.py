@@ -89,6 +89,10 @@ def test_folder_names_mean_nothing(tmp_path):
         (lambda run: change_summary(run, fps=17.0), "not of the same run"),
         (lambda run: change_summary(run, iterations=7), "has 12 lines, not 2 ranks * 7 iterations"),
         (lambda run: (run / "metrics.jsonl").unlink(), "has no metrics.jsonl"),
+        (
+            lambda run: lead_nowhere(run / "summary.json"),
+            "summary.json cannot be read (No such file or directory)",
+        ),
         (lambda run: (run / "metrics.jsonl").write_text("{}\n"), "line 1, is not one of ddppo's"),
         (lambda run: drop_line(run, 3), "line 4, is rank 0 of iteration 3 where rank 1 of 2 belongs"),
         (lambda run: cut_last_line(run), "line 12, is not one of ddppo's"),
@@ -104,6 +108,11 @@ def test_an_unusable_folder_is_named_with_reason_and_remedy_and_the_rest_is_read
     assert said in message
     assert "\n" not in message
     assert message.count(";") >= 1  # what to do about it
+
+
+def lead_nowhere(path):
+    path.unlink()
+    path.symlink_to("nowhere")
 
 
 def drop_line(run, index):

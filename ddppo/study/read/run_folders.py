@@ -49,13 +49,21 @@ def read_runs(
             if problem is not None:
                 raise problem
             progress(_name(path))
-            written = (path / "summary.json").stat().st_mtime_ns
+            written = _written(path / "summary.json")
             if known.get(path, (0,))[0] != written:
                 known[path] = written, read_run(path)
             runs.append(known[path][1])
         except _Unusable as e:
             left_out.append(LeftOut(_name(path), e.reason, e.remedy))
     return Reading(runs, left_out)
+
+
+def _written(path: Path) -> int:
+    """Return when a file was written, in ns; -1 where that cannot be told, of which reading it tells why."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
 
 
 def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:
