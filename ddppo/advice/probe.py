@@ -23,6 +23,7 @@ from ddppo.forking import ForkedProcess, ForkServer
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 
 _POLL_S = 0.003
+_WARMUP_S = 0.3
 _ENDED_WITHIN_S = 5.0
 _IMPORTS = ("hydra", "torch._dynamo", "ddppo.run.worker", "ddppo.run.start", "ddppo.run.sweep", "ddppo.train")
 # Last, so that they win: what would be on the clock, or end a probe by itself.
@@ -70,7 +71,7 @@ class Probes:
         self._folder.cleanup()
 
     def start(self, candidate: Candidate, until: float) -> "Probe":
-        """Return a probe after its first two iterations. Raises ConfigError, TrainingError, OutOfTimeError."""
+        """Return a probe after its warm-up. Raises ConfigError, TrainingError, OutOfTimeError."""
         folder = Path(self._folder.name) / str(len(self._started))
         folder.mkdir()
         overrides = [*self._fixed, *candidate.overrides]
@@ -111,12 +112,13 @@ class Probe:
         self._lines: list[dict[str, Any]] = []
 
     def warm_up(self) -> None:
-        """Wait for two iterations, which nobody counts, and hold it."""
+        """Wait for two iterations, and some time, which nobody counts, and hold it."""
         began = time.monotonic()
         self._wait_for(1)
-        self.start_up_s = time.monotonic() - began
-        self._wait_for(2)
-        self.iteration_s = time.monotonic() - began - self.start_up_s
+        self.start_up_s, first = time.monotonic() - began, self._num_iterations()
+        time.sleep(_WARMUP_S)
+        self._wait_for(first + 1)
+        self.iteration_s = (time.monotonic() - began - self.start_up_s) / (self._num_iterations() - first)
         self._signal(signal.SIGSTOP)
 
     def run(self, num_iterations: int) -> Slice:
