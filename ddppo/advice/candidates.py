@@ -108,22 +108,38 @@ def candidates(asked: Question, cores: int) -> list[Candidate]:
 
     Each is a combination of the values of `axes` at a W: those given, or by `world_sizes`. Raises ConfigError.
     """
-    others = {key: values for key, values in asked.axes.items() if key != W}
     given = asked.axes.get(W, ())
     if not all(w.isdigit() and int(w) > 0 for w in given):
         raise ConfigError(f"{W}={','.join(given)}: numbers of workers, e.g. {W}=1,2,4")
     found: list[Candidate] = []
-    for values in product(*others.values()):
-        chosen = tuple(f"{key}={value}" for key, value in zip(others, values, strict=True))
-        config = composed((*asked.of_run, *chosen))
+    for overrides in product(*_choices(asked)):
+        config = composed((*asked.of_run, *overrides))
         if not given and asked.names(W):
-            found.append(Candidate(chosen, config))
+            found.append(Candidate(overrides, config))
             continue
-        for w in {int(w) for w in given} or world_sizes(config, cores):
+        sizes = {int(w) for w in given} or world_sizes(config, cores)
+        for w in sorted(sizes, key=lambda w: (w > 1, _apart(w, cores), w)):
             at_w = replace(config, dist=replace(config.dist, world_size=w))
             validate(at_w)
-            found.append(Candidate((*chosen, f"{W}={w}"), at_w))
-    return sorted(found, key=lambda c: (c.world_size > 1, _apart(c.world_size, cores), c.world_size))
+            if config.env.backend != "pool" or cores >= 2 * w or asked.names("env.backend"):
+                found.append(Candidate((*overrides, f"{W}={w}"), at_w))
+    return found
+
+
+def _choices(asked: Question) -> list[list[str]]:
+    """Return the overrides to choose from, of each axis but W; who steps the environments is one where that is open.
+
+    What env.backend=auto takes follows from a moment of the machine, and is not always the same.
+    """
+    from ddppo.envs.batched.make import BATCHED_IDS
+
+    axes = {key: values for key, values in asked.axes.items() if key != W}
+    if not asked.names("env.backend"):
+        env = composed((*asked.of_run, *(f"{key}={values[0]}" for key, values in axes.items()))).env
+        is_one_batch = env.id in BATCHED_IDS and not {"step_time_s", "reset_time_s"} & env.kwargs.keys()
+        if not is_one_batch and not env.is_ale and env.backend == "auto":
+            axes = {"env.backend": ("sync", "pool"), **axes}
+    return [[f"{key}={value}" for value in values] for key, values in axes.items()]
 
 
 def world_sizes(config: Config, cores: int) -> list[int]:
@@ -152,25 +168,16 @@ def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores
 
     parts: fractions of an iteration. A setting that was given is not varied.
     """
-    from ddppo.envs.batched.make import BATCHED_IDS
-
-    config, own_cores = best.config, cores // best.world_size
-    is_batch = config.env.is_ale or (
-        config.env.id in BATCHED_IDS and not {"step_time_s", "reset_time_s"} & config.env.kwargs.keys()
-    )
-    possible = {
-        "env.backend": () if is_batch or parts["t_rollout"] < _PAYS_FROM else ("sync", "pool"),
-        # Our own step for mlp knows one thread.
-        "dist.threads_per_rank": (own_cores,)
-        if own_cores > 1 and config.model.name != "mlp" and parts["t_learn"] >= _PAYS_FROM
-        else (),
-        "dist.collective": ("gloo",) if parts["t_comm"] >= _PAYS_FROM else (),
-    }
+    own_cores, model = cores // best.world_size, best.config.model.name
+    tries = [  # a pool pays even on one core where environments wait; our own step, of mlp, knows one thread
+        ("t_rollout", "env.backend", "pool", own_cores < 2 and "env.backend=sync" in best.overrides),
+        ("t_comm", "dist.collective", "gloo", best.world_size > 1),
+        ("t_learn", "dist.threads_per_rank", own_cores, own_cores > 1 and model != "mlp"),
+    ]
     return [
-        Candidate((*best.overrides, f"{key}={value}"), config)
-        for key, values in possible.items()
-        for value in values
-        if not asked.names(key)
+        Candidate((*(o for o in best.overrides if not o.startswith(key)), f"{key}={value}"), best.config)
+        for part, key, value, is_possible in tries
+        if is_possible and parts[part] >= _PAYS_FROM and not asked.names(key)
     ]
 
 

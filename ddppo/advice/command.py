@@ -24,7 +24,7 @@ from ddppo.study.measure.time_to_target import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target
 
-_OF_WORLD_SIZES = 0.6  # of the time, the rest for variants of the best
+_OF_FIRST = 0.7  # of the time, the rest for variants of the best
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ def _race(
         first = Race(probes.start, until, tolerance, _say)
         stages.append(first.entrants)
         first.enter(todo)
-        first.run(time.monotonic() + _OF_WORLD_SIZES * (until - time.monotonic()))
+        first.run(time.monotonic() + _OF_FIRST * (until - time.monotonic()))
         best = choose(first.entrants, tolerance)
         more = variants(best.candidate, best.parts(), asked, cores) if best is not None else []
         if best is None or not more or time.monotonic() + 2 * first.seconds_with_one_more() > until:

@@ -52,8 +52,7 @@ class Probes:
     def __init__(self, fixed: Sequence[str]) -> None:
         if not Path("/proc/self/stat").exists():
             raise ConfigError(
-                "probes are held while others run, for which /proc must tell their processes, and there is none here: "
-                "use python -m ddppo.bench world_sizes=1,2,4"
+                "there is no /proc to find probes' processes by: use python -m ddppo.bench world_sizes=1,2"
             )
         self._fixed = fixed
         self._folder = temporary_folder()
@@ -76,9 +75,7 @@ class Probes:
         folder.mkdir()
         overrides = [*self._fixed, *candidate.overrides]
         if candidate.config.model.name != "mlp" and candidate.config.compile == "auto":
-            overrides.append(
-                "compile=off"
-            )  # else torch's compiler takes a core from them, for up to a minute
+            overrides.append("compile=off")  # else torch's compiler takes a core for up to a minute
         hole, said = os.open(os.devnull, os.O_RDWR), os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT)
         try:
             process = self._server.start(
@@ -104,12 +101,8 @@ class Probe:
 
     def __init__(self, process: ForkedProcess, folder: Path, candidate: Candidate, until: float) -> None:
         self.start_up_s = self.iteration_s = 0.0
-        self._process = process
-        self._folder = folder
-        self._candidate = candidate
-        self._until = until
-        self._num_read = 0
-        self._lines: list[dict[str, Any]] = []
+        self._process, self._folder, self._candidate, self._until = process, folder, candidate, until
+        self._num_read, self._lines = 0, list[dict[str, Any]]()
 
     def warm_up(self) -> None:
         """Wait for two iterations, and some time, which nobody counts, and hold it."""
@@ -123,9 +116,9 @@ class Probe:
 
     def run(self, num_iterations: int) -> Slice:
         """Let it do so many iterations and hold it again. Raises TrainingError, OutOfTimeError."""
-        before, began = self._num_iterations(), time.monotonic()
-        last = self._lines[-1]
+        before, last = self._num_iterations(), self._lines[-1]
         self._signal(signal.SIGCONT)
+        began = time.monotonic()
         self._wait_for(before + num_iterations)
         seconds = time.monotonic() - began
         self._signal(signal.SIGSTOP)

@@ -70,7 +70,7 @@ class Machine:
 @functools.cache
 def landers():
     """Return W = 1, 2 and 4."""
-    return candidates(question(["env=lunarlander"]), 2)
+    return candidates(question(["env=lunarlander", "env.backend=sync"]), 2)
 
 
 def raced(machine, budget_s=60.0):
@@ -84,10 +84,20 @@ def raced(machine, budget_s=60.0):
 
 
 def test_w_are_the_divisors_of_the_environments_up_to_the_cores_and_one_beyond_first_1_then_the_cores():
-    assert tried("env=lunarlander") == ["W=1", "W=2", "W=4"]
-    assert tried("env=lunarlander", cores=8) == ["W=1", "W=8", "W=4", "W=16", "W=2"]
-    assert tried("env=lunarlander", "env.num_envs=6", cores=4) == ["W=1", "W=3", "W=6", "W=2"]
-    assert tried("env=lunarlander", cores=64) == ["W=1", "W=16", "W=8", "W=4", "W=2"]
+    assert tried("env=acrobot", "env.num_envs=16") == ["W=1", "W=2", "W=4"]
+    assert tried("env=acrobot", "env.num_envs=16", cores=8) == ["W=1", "W=8", "W=4", "W=16", "W=2"]
+    assert tried("env=acrobot", "env.num_envs=6", cores=4) == ["W=1", "W=3", "W=6", "W=2"]
+    assert tried("env=acrobot", "env.num_envs=16", cores=64) == ["W=1", "W=16", "W=8", "W=4", "W=2"]
+
+
+def test_who_steps_the_environments_is_tried_where_they_are_no_batch_and_nobody_said():
+    sync, pool = (f"env.backend={name}" for name in ("sync", "pool"))
+    assert tried("env=lunarlander") == [f"W=1 {sync}", f"W=2 {sync}", f"W=4 {sync}", f"W=1 {pool}"]
+    assert tried("env=lunarlander", pool) == ["W=1", "W=2", "W=4"]
+    assert tried("env=synthetic", "env.kwargs.step_time_s=0.01", "dist.world_size=2") == [
+        f"W=2 {sync}",
+        f"W=2 {pool}",
+    ]
 
 
 def test_many_divisors_are_thinned_out_evenly_on_a_scale_of_ratios():
@@ -119,14 +129,14 @@ def test_variants_are_other_ways_to_do_what_takes_a_tenth_of_an_iteration_and_wa
         return [each.others for each in variants(best, PARTS | best_parts, asked, cores)]
 
     low = dict.fromkeys(EXCLUSIVE_PARTS, 0.01)
-    assert names(low, "env=lunarlander") == []
-    assert names(low | {"t_rollout": 0.9}, "env=lunarlander") == [
-        ("env.backend=sync",),
-        ("env.backend=pool",),
+    gloo, threads = ("dist.collective=gloo",), ("dist.threads_per_rank=2",)
+    assert names(low, "env=cartpole") == []
+    assert names(low | {"t_comm": 0.2}, "env=cartpole") == [gloo]
+    assert names(low | {"t_comm": 0.2}, "env=cartpole", "dist.collective=shm") == []
+    assert names(low | {"t_learn": 0.2}, "env=cartpole", cores=16) == []  # a step in C++ knows one thread
+    assert names(low | {"t_learn": 0.2}, "env=cartpole", "model=cnn", "dist.world_size=1,8", cores=16) == [
+        threads
     ]
-    assert names(low | {"t_rollout": 0.9}, "env=cartpole") == []  # which is stepped as one batch
-    assert names(low | {"t_rollout": 0.9}, "env=lunarlander", "env.backend=sync") == []
-    assert names(low | {"t_comm": 0.2}, "env=cartpole") == [("dist.collective=gloo",)]
 
 
 # -- the race -------------------------------------------------------------------------------------------------------
