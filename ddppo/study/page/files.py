@@ -16,7 +16,7 @@ from ddppo.study.read.provenance import provenance
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _LONGEST_NAME = 50  # characters of a folder's name, of up to four bytes each
 _SHOWN = 6  # of what is left out, on the terminal
 

@@ -1,4 +1,4 @@
-"""The numbers of a report: rows for CSV and JSON, scalars for TensorBoard, and the table on the terminal."""
+"""The numbers of a report: rows for CSV and JSON, and tables for the page and the terminal."""
 
 import csv
 import io
