@@ -8,21 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddppo.study.predict.iteration import expected
 from ddppo.study.predict.least_squares import identified, nnls
-from ddppo.study.predict.order_statistics import Noise, empirical, lognormal, normal_expected_max
-from ddppo.study.predict.parameters import Parameters, Work
+from ddppo.study.predict.order_statistics import normal_expected_max
+from ddppo.study.predict.parameters import HEAVIEST, Parameters, Work
 from ddppo.study.predict.points import Point, section
 
 _ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
 _TURN_S = {True: 1e-4, False: 4e-3}  # through shared memory, else; where no crowded W tells
-_MIN_RESIDUALS = 200  # fewer have no tail to fit
 
 
-def fit_parameters(points: Sequence[Point], notes: list[str], shape: Noise | None = None) -> Parameters:
-    """Return the parameters; `notes` gets what cannot be told. points: W ascending. shape: of the noise, if known."""
+def fit_parameters(points: Sequence[Point], notes: list[str]) -> Parameters:
+    """Return the parameters; `notes` gets what cannot be told. points: W ascending."""
     alike = of_one_stepping(points, notes)
-    last, shape = alike[-1], shape or noise_shape(points, notes)
+    last = alike[-1]
     call, latency, byte, turn = _fit_communication(points, notes)
     weights = _column(points, lambda p: p.errors["t_other"]) ** -2.0
     writers = _column(points, lambda p: p.writer_s)
@@ -41,8 +39,6 @@ def fit_parameters(points: Sequence[Point], notes: list[str], shape: Noise | Non
         turn_s=turn,
         other_s=max(0.0, float(np.average(others, weights=weights))),
         writer_s=writer,
-        noise_variance=_fit_noise(points, shape),
-        noise_shape=shape,
         slow=_slow(points),
     )
     return _with_waiting(fitted, points)
@@ -57,22 +53,6 @@ def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
             f"otherwise than the {stepping} of the largest W; env.backend={stepping} makes all alike"
         )
     return [p for p in points if p.stepping == stepping]
-
-
-def noise_shape(points: Sequence[Point], notes: list[str]) -> Noise:
-    """Return how rollouts are distributed about their mean: as the residuals, lognormal where these are too few.
-
-    Those of W = 2 are symmetric, whatever the rollouts: they count only where no other W has any.
-    """
-    pooled = np.concatenate([np.zeros(0), *(p.residuals for p in points if p.world_size > 2)])
-    if len(pooled) >= _MIN_RESIDUALS:
-        return empirical(pooled, 0.1)
-    if any(p.residuals.any() for p in points):
-        notes.append(
-            f"{len(pooled)} rollouts at W > 2 are too few to fit the tail of their durations (from {_MIN_RESIDUALS}): "
-            "lognormal is assumed"
-        )
-    return lognormal(0.1)
 
 
 def _column(points: Sequence[Point], of: Callable[[Point], float]) -> np.ndarray:
@@ -116,11 +96,14 @@ def _fit_work(
 ) -> Work:
     """Fit y = count * work(sizes); `pieces` times the work runs at a stretch, interrupted or not, as fits best.
 
-    what: sizes, count, pieces. What further ranks add (contention) is asked only of three W or more.
+    what: sizes, count, pieces. What further ranks add (contention) is asked only where three W or more tell it apart.
     """
     sizes, count, pieces = what
-    crowded, others = _column(points, lambda p: p.load.crowded), _column(points, lambda p: p.load.others)
-    apart, contended = identified([count, count * sizes]), len(points) >= 3 and bool(others.any())
+    crowded, ranks = _column(points, lambda p: p.load.crowded), [p.world_size for p in points]
+    others = np.array(ranks) - 1.0
+    apart = identified([count, count * sizes])
+    known = [count, count * sizes, count * sizes * others][not apart :]
+    contended = len(set(ranks)) >= 3 and identified(known)
     best, best_error = Work(0.0, 0.0), np.inf
     for interrupted in (False, True) if (crowded > 1).any() and pieces.any() else (False,):
         work, factor = Work(0.0, 0.0, 0.0, interrupted), np.ones(len(y))
@@ -130,7 +113,7 @@ def _fit_work(
             found = nnls(columns, y, sigma).tolist()
             fixed, unit = found[:2] if apart else (found[0] / 2, found[0] / 2 / float(sizes.mean()))
             work = Work(fixed, unit, found[-1] if contended else 0.0, interrupted)
-            alone = np.array([work.seconds(n, other) for n, other in zip(sizes, others, strict=True)])
+            alone = np.array([work.seconds(n, w) for n, w in zip(sizes, ranks, strict=True)])
             factor = np.array([work.stretched(s, c) for s, c in zip(pieces * alone, crowded, strict=True)])
         error = float((((count * alone * factor - y) / sigma) ** 2).sum())
         if error < best_error * (1 - 1e-9):
@@ -179,25 +162,6 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
     return found[0], found[1], found[2] if know_bytes else byte, turn
 
 
-def _fit_noise(points: Sequence[Point], shape: Noise) -> tuple[float, float]:
-    """Return (v0, v1) of cv^2 = v0 + v1 / n for a rank's rollout of n samples.
-
-    v0 is noise of the rank in an iteration (and between ranks), v1 that of independent steps. cv is what makes E[max of
-    W] - 1 of the noise's shape the gap that was seen: what ranks wait for, and steadier than a variance of heavy tails.
-    """
-    known = [p for p in points if p.gap[0] > 1e-6]
-    if not known:
-        return 0.0, 0.0
-    unit = _column(known, lambda p: shape.expected_max(p.world_size) - 1) / shape.cv
-    cv = _column(known, lambda p: p.gap[0]) / unit
-    sigma = 2 * cv * _column(known, lambda p: p.gap[1]) / unit + 1e-3 * float((cv**2).max())
-    columns = [np.ones(len(known)), 1 / _column(known, lambda p: p.load.local_batch_size)]
-    simple = float(np.average(cv**2, weights=sigma**-2.0))
-    v0, v1 = nnls(columns, cv**2, sigma).tolist() if identified(columns) else (simple, 0.0)
-    better = (((cv**2 - simple) / sigma) ** 2 - ((cv**2 - v0 - v1 * columns[1]) / sigma) ** 2).sum()
-    return (v0, v1) if better > 4 else (simple, 0.0)  # two standard deviations
-
-
 def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
     """Return what slow ranks take longer at the largest W: a sleep that was asked for, or in proportion."""
     injected = section(points[-1].run, "env").get("slow_ranks") or {}
@@ -209,23 +173,33 @@ def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
 
 
 def _with_waiting(fitted: Parameters, points: Sequence[Point]) -> Parameters:
-    """Return the parameters with the waiting that rollouts, slow ranks and rank 0's writing do not explain.
+    """Return the parameters with the waiting that slow ranks and rank 0's writing do not explain.
 
-    It is jitter at every sum, work of others on a rank's core that runs through, and turns at every collective.
+    It is rollouts that end late by chance, as the largest of W normals (light tails) or as W^0.4 (heavy tails), jitter
+    at every sum, work of others on a rank's core that runs through, and turns at every collective.
     """
     many = [p for p in points if p.world_size > 1]
     if not many:
         return fitted
-    alone = replace(fitted, queueing=0.0, waiting_turn_s=0.0)
-    explained = _column(many, lambda p: expected(alone.system(p.load)).parts["t_sync"])
-    rest = _column(many, lambda p: p.means["t_sync"]) - explained
+    alone = replace(fitted, queueing=0.0)
+    rest = _column(many, lambda p: p.means["t_sync"] - alone.expected(p.load).parts["t_sync"])
     sigma = _column(many, lambda p: p.errors["t_sync"])
-    jitter = _column(many, lambda p: p.load.num_segments * normal_expected_max(p.world_size))
+    rollouts, sums = (
+        _column(many, lambda p: fitted.rollout_s(p.load)),
+        _column(many, lambda p: p.load.num_segments),
+    )
+    normal = _column(many, lambda p: normal_expected_max(p.world_size))
+    heavy = _column(many, lambda p: p.world_size**HEAVIEST - 1)
     queue = _column(many, lambda p: fitted.run_through_s(p.load))
     turns = _column(many, lambda p: p.load.num_calls * (p.load.crowded - 1))
-    if not turns.any() or len(many) < 3:  # turns as in collectives; the rest is jitter
-        fitted = replace(fitted, waiting_turn_s=fitted.turn_s / 2)
-        rest = rest - queue - fitted.waiting_turn_s * turns
-        return replace(fitted, jitter_s=float(nnls([jitter], np.maximum(rest, 0.0), sigma)[0]))
-    jitter_s, queueing, turn = nnls([jitter, queue, turns], np.maximum(rest, 0.0), sigma).tolist()
-    return replace(fitted, jitter_s=jitter_s, queueing=queueing, waiting_turn_s=turn)
+    columns = [rollouts * normal, sums * normal, rollouts * heavy, queue, turns]
+    if len(many) < 3:  # too few to tell: turns as in collectives; the rest is late by chance
+        turn_s = fitted.turn_s / 2
+        light = nnls(columns[:1], np.maximum(rest - queue - turn_s * turns, 0.0), sigma)[0]
+        return replace(fitted, late_light=float(light), waiting_turn_s=turn_s)
+    light, jitter, tail, queueing, turn_s = nnls(columns, np.maximum(rest, 0.0), sigma).tolist()
+    if not turns.any():
+        queueing, turn_s = fitted.queueing, fitted.turn_s / 2
+    return replace(
+        fitted, late_light=light, late_heavy=tail, jitter_s=jitter, queueing=queueing, waiting_turn_s=turn_s
+    )

@@ -15,7 +15,6 @@ from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 from ddppo.study.predict.fitting import fit_parameters, of_one_stepping
 from ddppo.study.predict.intervals import Errors, Prediction, errors, moved, predicted
-from ddppo.study.predict.iteration import Iteration, System, expected
 from ddppo.study.predict.parameters import Parameters
 from ddppo.study.predict.points import Load, Point, done_epochs, load, points
 from ddppo.study.runs import PARTS, Run
@@ -78,51 +77,41 @@ class FittedModel:
         """The smallest world measured, whose settings hold for all."""
         return self.points[0]
 
-    def cores(self, world_size: int) -> float:
-        """Return the cores that W ranks are given, as `cores_rule` says; at a W measured those that it had."""
-        measured = {p.world_size: p.run.cores for p in self.points}
-        if world_size in measured:
-            return measured[world_size]
-        each = self.cores_per_worker or self._cores_of_each
-        if each is not None:
-            return each * world_size
-        return min(measured.items(), key=lambda wc: abs(np.log(wc[0] / world_size)))[1]
-
     @property
-    def _cores_of_each(self) -> float | None:
-        """Cores per rank of the largest W, where another W has as many; else None: ranks share what there is."""
-        measured = {p.world_size: p.run.cores for p in self.points}
-        largest = max(measured)
-        alike = [w for w, cores in measured.items() if cores * largest == measured[largest] * w]
-        return measured[largest] / largest if len(alike) > 1 else None
+    def cores_of_each(self) -> float | None:
+        """Cores of a rank where W was not measured: as given, or those of the largest W where another W has as many.
+
+        None: ranks share the machine that there is.
+        """
+        if self.cores_per_worker is not None:
+            return self.cores_per_worker
+        each = [p.run.cores / p.world_size for p in self.points]
+        return each[-1] if each.count(each[-1]) > 1 else None
 
     @property
     def cores_rule(self) -> str:
         """Return in a sentence which cores W ranks are given where W was not measured."""
-        if self.cores_per_worker is not None:
-            return f"W not measured are given {self.cores_per_worker:g} cores for each worker, as asked."
-        if (each := self._cores_of_each) is not None:
-            return f"W not measured are given {each:g} cores for each worker, as the largest W measured had."
-        cores = sorted({p.run.cores for p in self.points})
-        listed = " or ".join(f"{c:g}" for c in dict.fromkeys((cores[0], cores[-1])))
-        return f"All workers share {listed} cores, as measured; cores_per_worker=1 gives each its own."
+        if (each := self.cores_of_each) is not None:
+            how = "as the largest W measured had" if self.cores_per_worker is None else "as asked"
+            return f"W not measured are given {each:g} cores for each worker, {how}."
+        cores = dict.fromkeys(sorted({p.run.cores for p in self.points}))
+        shared = " or ".join(map(str, cores))
+        return f"All workers share {shared} cores, as measured; cores_per_worker=1 gives each its own."
+
+    def _cores(self, world_size: int) -> float:
+        measured = {p.world_size: p.run.cores for p in self.points}
+        if world_size not in measured and self.cores_of_each is not None:
+            return self.cores_of_each * world_size
+        return measured[min(measured, key=lambda w: abs(np.log(w / world_size)))]
 
     def predict(self, world_sizes: Sequence[int], what_if: WhatIf | None = None) -> list[Prediction]:
         """Return predictions for the world sizes. Raises ConfigError for one that the batch cannot be divided by."""
         what_if, base = what_if or WhatIf(), self.base.world_size
-        laws = (self.parameters, *self.replicates)
-
-        def outcomes(world_size: int) -> list[Iteration]:
-            return [expected(self._system(law, world_size, what_if)) for law in laws]
-
-        def fps(iterations: list[Iteration]) -> np.ndarray:
-            return np.array([each.fps for each in iterations])
-
-        there = fps(outcomes(base))
-        here = {w: outcomes(w) for w in world_sizes}
-        return [
-            predicted(w, base, (fps(each), there), self.errors, each[0].parts) for w, each in here.items()
-        ]
+        laws = [_changed(law, what_if) for law in (self.parameters, *self.replicates)]
+        loads = {w: self._load(w, what_if) for w in {base, *world_sizes}}
+        made = {w: [law.expected(load) for law in laws] for w, load in loads.items()}
+        fps = {w: np.array([iteration.fps for iteration in each]) for w, each in made.items()}
+        return [predicted(w, base, (fps[w], fps[base]), self.errors, made[w][0].parts) for w in world_sizes]
 
     def without(self, world_size: int) -> "FittedModel":
         """Return the model fitted to the other W alone."""
@@ -130,10 +119,6 @@ class FittedModel:
         return fit_points(
             others, cores_per_worker=self.cores_per_worker, replicates=len(self.replicates) // 2
         )
-
-    def system(self, world_size: int, what_if: WhatIf | None = None) -> System:
-        """Return the system of W ranks, for `iteration.expected`."""
-        return self._system(self.parameters, world_size, what_if or WhatIf())
 
     def shape(self, world_size: int, what_if: WhatIf | None = None) -> BatchShape:
         """Return the batch at W by the rule that the runs followed, or the one that is asked for."""
@@ -160,9 +145,6 @@ class FittedModel:
             return False
         return True
 
-    def _system(self, fitted: Parameters, world_size: int, what_if: WhatIf) -> System:
-        return _changed(fitted, what_if).system(self._load(world_size, what_if))
-
     def _load(self, world_size: int, what_if: WhatIf) -> Load:
         """Return what W ranks have to do; exchanged as at the largest W, with as many ranks to a host."""
         shape, run = self.shape(world_size, what_if), self.points[-1].run
@@ -177,7 +159,7 @@ class FittedModel:
             num_minibatches=shape.num_minibatches,
             num_parameters=what_if.num_parameters or run.num_parameters,
             num_hosts=1 if run.origin.num_hosts <= 1 else max(1, round(world_size / per_host)),
-            cores=self.cores(world_size) if each is None else each * world_size,
+            cores=self._cores(world_size) if each is None else each * world_size,
         )
 
 
@@ -226,20 +208,20 @@ def fit_points(
         notes.append(f"always slower than the others: rank {listed}; slow_factor=1 shows the system without")
     fitted = fit_parameters(all_points, notes)
     rng = np.random.default_rng(seed)
-    fits = [fit_parameters(_moved(all_points, rng), [], fitted.noise_shape) for _ in range(replicates)]
+    fits = [fit_parameters(_moved(all_points, rng), []) for _ in range(replicates)]
     measured = {w: float(np.median(x)) for w, x in _fps(all_points).items()}
     alike = {p.world_size for p in of_one_stepping(all_points, [])}
 
     def law(parameters: Parameters) -> Callable[[int], float]:
         def fps(world_size: int) -> float:
             same = [p for p in all_points if p.world_size == world_size]
-            return float(np.mean([expected(parameters.system(p.load)).fps for p in same]))
+            return float(np.mean([parameters.expected(p.load).fps for p in same]))
 
         return fps
 
     def refit(world_sizes: Sequence[int]) -> Callable[[int], float]:
         some = [p for p in all_points if p.world_size in world_sizes]
-        refitted = fit_parameters(some, [], fitted.noise_shape)
+        refitted = fit_parameters(some, [])
         return law(replace(refitted, slow=fitted.slow | refitted.slow))  # who is slow, no other W can tell
 
     off = errors({w: measured[w] for w in alike}, law(fitted), refit)
@@ -272,8 +254,7 @@ def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]
             part: max(0.0, factors[p.world_size] * mean + p.sampling[part] * float(rng.standard_normal()))
             for part, mean in p.means.items()
         }
-        gap = max(0.0, p.gap[0] + p.gap[1] * float(rng.standard_normal())), p.gap[1]
-        others.append(replace(p, means=means, gap=gap))
+        others.append(replace(p, means=means))
     return others
 
 

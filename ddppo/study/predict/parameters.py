@@ -1,30 +1,32 @@
-"""What an iteration's parts cost, and the system of W ranks that follows from it."""
+"""What an iteration's parts cost, and the expected iteration of W ranks that follows.
+
+rollout:  every rank makes T vectorised steps; the slowest decides              t_rollout, t_sync
+barrier
+learn:    K * M minibatches, each a segment of computing and a gradient sum      t_learn, t_sync, t_comm
+report:   one gather; then rank 0 writes while the others run into the barrier   t_other, t_sync
+"""
 
 from dataclasses import dataclass, field
 
-from ddppo.study.predict.iteration import System
-from ddppo.study.predict.order_statistics import Noise, lognormal
+from ddppo.study.predict.order_statistics import normal_expected_max
 from ddppo.study.predict.points import Load
+from ddppo.study.runs import PARTS
 
-_COMPUTING = 0.5  # of what a step takes beyond its sleep: the rest is waking late, which needs no core
+HEAVIEST = 0.4  # E[max of W] grows as W^0.4 at most: a heavier tail has no finite variance of the maximum
+
+_COMPUTING = (
+    0.25  # of what a step takes beyond its sleep, as 16 ranks of a core had it; the rest is waking late
+)
 _TIME_SLICE_S = 3e-3  # Linux: base_slice_ns, 3 ms on 8 or more cores, fewer on fewer
-
-
-def sliced(piece_s: float) -> float:
-    """Return the share of what crowded cores cost that falls into the work itself: max(0, 1 - slice / piece).
-
-    Ranks that share a core take turns of a scheduler's slice. A piece of work longer than that is interrupted, and
-    itself takes longer; a shorter one runs through, and its rank had to wait before it, the others after it: t_sync.
-    """
-    return max(0.0, 1.0 - _TIME_SLICE_S / piece_s) if piece_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Seconds of computing on n things: fixed_s + (unit_s + contention_s * others) n.
+    """Seconds of computing on n things by one of W ranks: fixed_s + (unit_s + contention_s (W - 1)) n.
 
-    contention: of memory and caches, by every other rank that runs at the same time. interrupted: however short it is,
-    ranks that share a core interrupt it.
+    contention: of memory and caches, by every other rank, also one that takes turns with it. Ranks that share a core
+    take turns of a scheduler's slice: a piece of work longer than that is interrupted and itself takes longer; a
+    shorter one runs through, and its rank waited before it, the others after it (t_sync). interrupted: however short.
     """
 
     fixed_s: float
@@ -32,12 +34,13 @@ class Work:
     contention_s: float = 0.0
     interrupted: bool = False
 
-    def seconds(self, size: float, others: float) -> float:
-        return self.fixed_s + (self.unit_s + self.contention_s * others) * size
+    def seconds(self, size: float, world_size: int) -> float:
+        return self.fixed_s + (self.unit_s + self.contention_s * (world_size - 1)) * size
 
     def stretched(self, piece_s: float, crowded: float) -> float:
-        """Return how many times longer a piece takes because ranks share its core."""
-        return 1 + (1.0 if self.interrupted else sliced(piece_s)) * (crowded - 1)
+        """Return how many times longer a piece takes on a crowded core: 1 + (crowded - 1) max(0, 1 - slice / piece)."""
+        share = 1.0 if self.interrupted else max(0.0, 1.0 - _TIME_SLICE_S / piece_s) if piece_s > 0 else 0.0
+        return 1 + share * (crowded - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,11 @@ class Parameters:
     """What an iteration's parts cost, in seconds. docs/prediction.md has the formulas.
 
     step: a vectorised step, of E environments. env_sleep_s: which also sleep so long each, env_processes of them at
-    once. minibatch: of n local samples. call_s, latency_s, byte_s:
-    a collective takes call_s + alpha-beta, and turn_s more for every further rank on a core. jitter_s: waiting at a
-    collective / E[max of W standard normals]. queueing: how much of the work that runs through is waited for, in turns
-    on a core; waiting_turn_s: and so long at each collective. noise_variance: cv^2 of a rank's rollout is the first +
-    the second / local batch size. slow: {rank: (seconds a vectorised step, parts of a rollout, parts of learning)}.
+    once. minibatch: of n local samples. call_s, latency_s, byte_s: a collective takes call_s + alpha-beta, and turn_s
+    more for every further rank on a core. late_light, late_heavy: how much later the last of W ranks ends its rollout,
+    as parts of it / E[max of W standard normals] and / (W^0.4 - 1). jitter_s: likewise at every gradient sum. queueing:
+    how much of the work that runs through is waited for, in turns on a core; waiting_turn_s: and so long at each
+    collective. slow: {rank: (seconds a vectorised step, parts of a rollout, parts of learning)} that it takes longer.
     """
 
     step: Work
@@ -63,24 +66,20 @@ class Parameters:
     latency_s: float = 0.0
     byte_s: float = 0.0
     turn_s: float = 0.0
+    late_light: float = 0.0
+    late_heavy: float = 0.0
     jitter_s: float = 0.0
     queueing: float = 1.0
     waiting_turn_s: float = 0.0
-    noise_variance: tuple[float, float] = (0.0, 0.0)
-    noise_shape: Noise = field(default_factory=lambda: lognormal(0.1))
     slow: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
-    def noise(self, local_batch_size: float) -> Noise:
-        v0, v1 = self.noise_variance
-        return self.noise_shape.with_cv((v0 + v1 / local_batch_size) ** 0.5)
-
     def rollout_s(self, load: Load) -> float:
-        """Return a rollout's mean seconds, T steps; of environments that sleep T max(c + s, crowded c / 2).
+        """Return a rollout's mean seconds, T steps; of environments that sleep T max(c + s, crowded c / 4).
 
         A rank's own work c and sleep s, or all ranks wait for cores: asymptotic bounds of a closed queueing network,
         Lazowska et al. 1984, Quantitative System Performance, ch. 5.
         """
-        work = self.step.seconds(load.local_num_envs, load.others)
+        work = self.step.seconds(load.local_num_envs, load.world_size)
         if self.env_sleep_s:
             sleep = self.env_sleep_s * max(1.0, load.local_num_envs / self.env_processes)
             return load.rollout_steps * max(work + sleep, _COMPUTING * load.crowded * work)
@@ -88,37 +87,66 @@ class Parameters:
         return whole * self.step.stretched(whole, load.crowded)
 
     def segment_s(self, load: Load) -> float:
-        alone = self.minibatch.seconds(load.minibatch_size, load.others)
+        """Return a minibatch's mean seconds."""
+        alone = self.minibatch.seconds(load.minibatch_size, load.world_size)
         return alone * self.minibatch.stretched(alone, load.crowded)
 
     def run_through_s(self, load: Load) -> float:
         """Return seconds of work that ranks sharing a core do not interrupt but wait for, in an iteration."""
-        more = load.crowded - 1
-        segment = self.minibatch.seconds(load.minibatch_size, load.others)
+        segment = self.minibatch.seconds(load.minibatch_size, load.world_size)
         waited = load.num_segments * (segment * load.crowded - self.segment_s(load))
         if not self.env_sleep_s:
-            work = load.rollout_steps * self.step.seconds(load.local_num_envs, load.others)
-            waited += work * load.crowded - self.rollout_s(load)
-        return waited if more > 0 else 0.0
+            step = self.step.seconds(load.local_num_envs, load.world_size)
+            waited += load.rollout_steps * step * load.crowded - self.rollout_s(load)
+        return waited
 
-    def system(self, load: Load, noise: Noise | None = None) -> System:
-        """Return the system of W ranks that has this to do."""
-        more = load.crowded - 1
-        rollout = self.rollout_s(load)
-        slow = {rank: cost for rank, cost in self.slow.items() if rank < load.world_size}
-        return System(
-            world_size=load.world_size,
-            batch_size=load.world_size * load.local_batch_size,
-            rollout_s=rollout,
-            num_segments=load.num_segments,
-            segment_s=self.segment_s(load),
-            comm_s=load.num_calls * (self.call_s + more * self.turn_s)
-            + load.messages.seconds(self.latency_s, self.byte_s),
-            other_s=self.other_s,
-            writer_s=self.writer_s,
-            jitter_s=self.jitter_s,
-            queue_s=self.queueing * self.run_through_s(load) + load.num_calls * more * self.waiting_turn_s,
-            noise=noise or self.noise(load.local_batch_size),
-            late={r: load.rollout_steps * s + k * rollout for r, (s, k, _) in slow.items()},
-            late_segments={r: k for r, (_, _, k) in slow.items() if k > 0},
-        )
+    def expected(self, load: Load) -> "Iteration":
+        """Return the expected iteration.
+
+        With m = rollout_s, C = K * M, s = segment_s, g(W) = E[max of W standard normals]; rank r comes d_r later than
+        others to the barrier for being slow or for writing (writer_s, rank 0), and l_r s later to each sum:
+            t_rollout = m + sum(slow d) / W,   t_learn = C s (1 + sum(l) / W),   t_other = other_s + writer_s / W
+            t_sync    = max(d) - sum(d) / W + C s (max(l) - sum(l) / W) + m (late_light g(W) + late_heavy (W^0.4 - 1))
+                        + C jitter_s g(W) + queueing run_through_s + calls (crowded - 1) waiting_turn_s
+            t_comm    = calls (call_s + (crowded - 1) turn_s) + messages
+        """
+        w, more, rollout = load.world_size, load.crowded - 1, self.rollout_s(load)
+        learning = load.num_segments * self.segment_s(load)
+        slow = {rank: cost for rank, cost in self.slow.items() if rank < w}
+        late = {r: load.rollout_steps * s + k * rollout for r, (s, k, _) in slow.items()}
+        slower = [k for _, _, k in slow.values()]
+        parts = dict.fromkeys(PARTS, 0.0)
+        parts["t_rollout"] = rollout + sum(late.values()) / w
+        parts["t_learn"] = learning * (1 + sum(slower) / w)
+        parts["t_other"] = self.other_s + self.writer_s / w
+        if w > 1:
+            late[0] = late.get(0, 0.0) + self.writer_s
+            chance = self.late_light * normal_expected_max(w) + self.late_heavy * (w**HEAVIEST - 1)
+            parts["t_sync"] = (
+                max(late.values())
+                - sum(late.values()) / w
+                + learning * (max(slower, default=0.0) - sum(slower) / w)
+                + rollout * chance
+                + load.num_segments * self.jitter_s * normal_expected_max(w)
+                + self.queueing * self.run_through_s(load)
+                + load.num_calls * more * self.waiting_turn_s
+            )
+            messages = load.messages.seconds(self.latency_s, self.byte_s)
+            parts["t_comm"] = load.num_calls * (self.call_s + more * self.turn_s) + messages
+        return Iteration(parts, w * load.local_batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """Expected seconds by part (means over ranks; they add up to t_iter) and environment steps of all ranks."""
+
+    parts: dict[str, float]
+    steps: float
+
+    @property
+    def t_iter(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fps(self) -> float:
+        return self.steps / self.t_iter

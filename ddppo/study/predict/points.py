@@ -32,11 +32,6 @@ class Load:
     crowded: float
 
     @property
-    def others(self) -> float:
-        """How many other ranks run at the same time as one, as far as there are cores."""
-        return self.world_size / self.crowded - 1
-
-    @property
     def local_batch_size(self) -> float:
         return self.local_num_envs * self.rollout_steps
 
@@ -52,8 +47,7 @@ class Point:
     means: of the median run by FPS, or of the two in the middle, slow ranks' extra taken off; t_other is all that the
     other parts leave of steps / FPS. sampling: their standard errors; errors: and at least 1 % of t_iter, by which they
     are weighted. fps: of all runs. slow: {rank: times the others' rollout, and learning}. writer_s: what rank 0 needs
-    more of t_other. gap: mean of (the longest rollout - their mean) / mean, and its standard error, NaN where no ranks
-    are told; residuals: deviations from the mean of an iteration's rollouts, of variance 1.
+    more of t_other.
     """
 
     run: Run
@@ -64,8 +58,6 @@ class Point:
     errors: dict[str, float]
     slow: dict[int, tuple[float, float]]
     writer_s: float
-    gap: tuple[float, float]
-    residuals: np.ndarray
 
     @property
     def world_size(self) -> int:
@@ -166,11 +158,6 @@ def _point(runs: Sequence[Run]) -> Point:
     sampling = {p: float(np.mean([_error(r.times[p].mean(axis=1)) for r in middle])) for p in PARTS}
     least = _LEAST_ERROR * sum(means.values())
     first, *others = run.times["t_other"].mean(axis=0).tolist()
-    rollout = run.times["t_rollout"] / [
-        slow.get(r, (1.0, 1.0))[0] for r in range(run.times["t_rollout"].shape[1])
-    ]
-    gaps = (rollout.max(axis=1) - rollout.mean(axis=1)) / max(rollout.mean(), 1e-12)
-    left = (rollout - rollout.mean(axis=1, keepdims=True)).ravel() if others else np.zeros(0)
     return Point(
         run=run,
         load=load(
@@ -190,8 +177,6 @@ def _point(runs: Sequence[Run]) -> Point:
         errors={p: math.hypot(e, least) for p, e in sampling.items()},
         slow=slow,
         writer_s=max(0.0, first - float(np.mean(others))) if others else 0.0,
-        gap=(float(gaps.mean()), _error(gaps)) if others else (math.nan, math.nan),
-        residuals=left / left.std() if left.any() else np.zeros(0),
     )
 
 
