@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 _TAIL = 0.025  # on either side of a 95 % interval
-_RUN_CV, _RUN_DF = 0.02, 2.0  # how far runs of one W differ, as if seen in so many comparisons before
-_CHECKED, _UNCHECKED = 0.02, 0.15  # how far a law is off at twice the largest W: beside checks, without any
+_RUN_CV, _RUN_DF = 0.01, 2.0  # how far runs of one W differ, as if seen in so many comparisons before
+_CHECKED, _UNCHECKED = 0.01, 0.15  # how far a law is off at twice the largest W: beside checks, without any
 _DF = 5.0  # of Student's t for a law's own error: as known as from about six checks
 _DRAWS = 20  # of a law's error for every fit
 
