@@ -43,6 +43,7 @@ _TYPES = setting_types(Config) | setting_types(SlurmLauncherConfig, "hydra.launc
 _INTEGERS = {name for name, annotation in _TYPES.items() if is_integer(annotation)}
 # Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
 _NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
+_IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
 _SHELLS = ("bash", "fish", "zsh")
 
 
@@ -74,6 +75,7 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     Paths are quoted whatever their characters, whole numbers written out, and flags come first.
     Raises ConfigError where arguments exclude one another, have no effect, or name a folder that cannot be used.
     """
+    arguments = [_own_topology(argument) for argument in arguments]
     asked = _Parser().parse_intermixed_args(arguments)
     flags, settings = _parted(arguments, asked.overrides)
     if asked.help or asked.hydra_help:
@@ -95,6 +97,13 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     if under_torchrun():
         added += _of_torchrun(values)
     return [*flags, *map(_prepared, settings), *added]
+
+
+def _own_topology(argument: str) -> str:
+    """Return `distributed=my_pkg.topologies:Ring`, which is no preset, as the setting that it is."""
+    group, equals, value = argument.partition("=")
+    is_path = group == "distributed" and equals and _IMPORT_PATH.fullmatch(value)
+    return f"dist.topology={value}" if is_path else argument
 
 
 def _parted(arguments: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:

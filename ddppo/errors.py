@@ -1,5 +1,6 @@
 """Exceptions that users meet. Each message names the cause and the remedy."""
 
+import difflib
 import signal
 
 LOST_PEERS = 3  # exit code of a rank that ended only because another one had
@@ -77,3 +78,9 @@ class Stopped(KeyboardInterrupt):
         super().__init__(number, remedy)
         self.number = number
         self.remedy = remedy
+
+
+def near(word: str, words: "list[str] | tuple[str, ...]") -> str:
+    """Return ' (did you mean a or b?)' for the near matches of `word`, or nothing."""
+    matches = difflib.get_close_matches(word, words, n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(matches)}?)" if matches else ""

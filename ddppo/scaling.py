@@ -1,6 +1,6 @@
 """The batch as a function of the number of workers W: pure arithmetic, no torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ddppo.errors import ConfigError
 
@@ -9,7 +9,8 @@ from ddppo.errors import ConfigError
 class BatchShape:
     """Sizes of one iteration: N = num_envs and T = rollout_steps over all W = world_size ranks.
 
-    B = N * T samples are collected per iteration and split into num_minibatches nearly equal parts.
+    B = N * T samples are collected per iteration and split into num_minibatches nearly equal parts. num_stepping is how
+    many ranks step environments, all of them if 0.
     """
 
     num_envs: int
@@ -18,11 +19,12 @@ class BatchShape:
     num_minibatches: int
     num_epochs: int
     learning_rate_scale: float = 1.0
+    num_stepping: int = 0
 
     @property
     def local_num_envs(self) -> int:
-        """E, environments of one rank."""
-        return self.num_envs // self.world_size
+        """E, environments of one rank that steps some."""
+        return self.num_envs // (self.num_stepping or self.world_size)
 
     @property
     def batch_size(self) -> int:
@@ -38,9 +40,13 @@ class BatchShape:
         """Samples of all ranks in the largest minibatch."""
         return -(-self.batch_size // self.num_minibatches)
 
-    def env_indices(self, rank: int) -> range:
-        """Global indices of the environments that `rank` steps."""
-        return range(rank * self.local_num_envs, (rank + 1) * self.local_num_envs)
+    def env_indices(self, place: int) -> range:
+        """Global indices of the environments of the rank at `place` among those that step."""
+        return range(place * self.local_num_envs, (place + 1) * self.local_num_envs)
+
+    def over(self, num_ranks: int) -> "BatchShape":
+        """Return the same batch in equal shares of so many ranks."""
+        return replace(self, world_size=num_ranks, num_stepping=0)
 
 
 def _divisors(n: int) -> str:
@@ -55,21 +61,29 @@ def strong(
     Environments are divided among ranks; once a rank is down to one environment, num_envs grows to W and
     rollout_steps shrinks to B / W. Raises ConfigError where no exact division exists.
     """
+    check_division(num_envs, rollout_steps, world_size, f"dist.world_size={world_size}")
     if world_size <= num_envs:
-        if num_envs % world_size:
-            raise ConfigError(
-                f"dist.world_size={world_size} does not divide env.num_envs={num_envs}: use one of "
-                f"{_divisors(num_envs)}, or set env.num_envs to a multiple of {world_size}"
-            )
         return BatchShape(num_envs, rollout_steps, world_size, num_minibatches, num_epochs)
     batch = num_envs * rollout_steps
-    if batch % world_size:
-        raise ConfigError(
-            f"dist.world_size={world_size} does not divide the batch env.num_envs={num_envs} * "
-            f"ppo.rollout_steps={rollout_steps} = {batch}, which scaling=strong keeps: change either to make "
-            f"the batch a multiple of {world_size}, or use scaling=weak"
-        )
     return BatchShape(world_size, batch // world_size, world_size, num_minibatches, num_epochs)
+
+
+def check_division(num_envs: int, rollout_steps: int, num_ranks: int, said: str) -> None:
+    """Raise ConfigError where strong scaling cannot divide the batch among so many ranks; `said` begins the message."""
+    if num_ranks <= num_envs:
+        if num_envs % num_ranks:
+            raise ConfigError(
+                f"{said} does not divide env.num_envs={num_envs}: use one of {_divisors(num_envs)}, or set "
+                f"env.num_envs to a multiple of {num_ranks}"
+            )
+        return
+    batch = num_envs * rollout_steps
+    if batch % num_ranks:
+        raise ConfigError(
+            f"{said} does not divide the batch env.num_envs={num_envs} * ppo.rollout_steps={rollout_steps} = {batch}, "
+            "which scaling=strong keeps: change either to make the batch a multiple of "
+            f"{num_ranks}, or use scaling=weak"
+        )
 
 
 def weak(

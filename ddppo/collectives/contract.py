@@ -54,6 +54,10 @@ class Group:
         """Return every rank's `values` (CPU, same shape on all ranks) as `[W, ...]`, on every rank."""
         return values.unsqueeze(0)
 
+    def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Return every rank's `values` as `gather` does, on rank 0; None on the others, who receive nothing."""
+        return values.unsqueeze(0)
+
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace `tensor` by rank 0's and return it."""
         return tensor

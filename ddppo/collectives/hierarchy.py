@@ -55,6 +55,18 @@ class Hierarchy(Peers):
         self._note(start)
         return gathered
 
+    def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
+        start = time.perf_counter()
+        rows, gathered = self._local.gather_at_root(values), None
+        if self._across is not None:
+            assert rows is not None, "who leads its machine is its root"
+            padded = torch.zeros((self._most, *values.shape), dtype=values.dtype)
+            padded[: len(rows)] = rows
+            parts = self._across.gather_at_root(padded)
+            gathered = None if parts is None else parts.flatten(0, 1)[self._order]
+        self._note(start)
+        return gathered
+
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         start = time.perf_counter()
         local = tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()

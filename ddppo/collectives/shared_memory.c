@@ -172,7 +172,7 @@ static int wait_for_all(const struct context *c) {
 
 static void copy_out(const struct context *c) {
     uint64_t num_bytes = operation_bytes(c);
-    if (c->what == GATHER)
+    if (c->what == GATHER && c->out) /* else for others to receive */
         for (uint64_t rank = 0; rank < c->world_size; rank++)
             memcpy(c->out + rank * c->num_bytes + c->offset, slot(c, rank), num_bytes);
     else if (c->what == SUM)

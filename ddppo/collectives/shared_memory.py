@@ -176,10 +176,19 @@ class SharedMemoryGroup(Peers):
         return SumCall(begin, self._at, _SUM, _ADDABLE[dtype], wait)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
+        gathered = self._gather(values, receives=True)
+        assert gathered is not None
+        return gathered
+
+    def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
+        return self._gather(values, receives=self._context.rank == 0)
+
+    def _gather(self, values: torch.Tensor, *, receives: bool) -> torch.Tensor | None:
         start = self._start()
         local = values.contiguous()
-        gathered = torch.empty((self._size, *local.shape), dtype=local.dtype)
-        status = self._begin(self._at, _GATHER, _BYTES, local.data_ptr(), gathered.data_ptr(), local.nbytes)
+        gathered = torch.empty((self._size, *local.shape), dtype=local.dtype) if receives else None
+        out = None if gathered is None else gathered.data_ptr()
+        status = self._begin(self._at, _GATHER, _BYTES, local.data_ptr(), out, local.nbytes)
         if status:
             self._wait(status, "gather", start)
         self.record(Record(start, time.perf_counter()))

@@ -66,6 +66,16 @@ class ProcessGroup(Peers):
             _all_gather(gathered, local.unsqueeze(0), group=self._members)
             return gathered.cpu()
 
+    def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
+        with self._recorded("gather"):
+            local = values.contiguous().to(self._comm_device)
+            if dist.get_rank(self._members):
+                dist.gather(local, group_dst=0, group=self._members)
+                return None
+            gathered = torch.empty((self._size, *local.shape), dtype=local.dtype, device=local.device)
+            dist.gather(local, list(gathered.unbind()), group_dst=0, group=self._members)
+            return gathered.cpu()
+
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
         with self._recorded("broadcast"):
             local = tensor.to(self._comm_device)

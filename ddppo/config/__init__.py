@@ -7,7 +7,7 @@ starts. Nothing changes it afterwards. Imports no torch, so that `--help` is qui
 
 from ddppo.config.compose import SCHEMAS, conf_dir, folder_name, register, stamp
 from ddppo.config.fields import check_fields, near, setting
-from ddppo.config.rules import batch_shape, validate
+from ddppo.config.rules import batch_shape, layout, validate
 from ddppo.config.settings import (
     SECTIONS,
     CheckpointConfig,
@@ -43,6 +43,7 @@ __all__ = [
     "folder_name",
     "from_omegaconf",
     "in_words",
+    "layout",
     "load",
     "near",
     "register",

@@ -1,12 +1,13 @@
 """What a setting is: a dataclass field with its meaning and its own rule. The rules across settings: rules.py."""
 
-import difflib
 import math
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
 from typing import Any
 
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, near
+
+__all__ = ["check_fields", "near", "setting"]
 
 
 def setting(
@@ -24,12 +25,6 @@ def setting(
     if factory is not NO_DEFAULT:
         return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-def near(word: str, words: "list[str] | tuple[str, ...]") -> str:
-    """Return ' (did you mean a or b?)' for the near matches of `word`, or nothing."""
-    matches = difflib.get_close_matches(word, words, n=3, cutoff=0.6)
-    return f" (did you mean {' or '.join(matches)}?)" if matches else ""
 
 
 def check_fields(section: Any, prefix: str = "") -> None:

@@ -1,9 +1,12 @@
 """The rules across settings, and the sizes of an iteration that follow from them."""
 
+from dataclasses import replace
+
 from ddppo.config.fields import check_fields
 from ddppo.config.settings import Config, ModelConfig
 from ddppo.errors import ConfigError
-from ddppo.scaling import BatchShape, strong, weak
+from ddppo.scaling import BatchShape, check_division, strong, weak
+from ddppo.topologies import Layout, Sizes, find
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
@@ -11,16 +14,29 @@ _LARGEST_LAYER = 2**24
 
 def batch_shape(config: Config) -> BatchShape:
     """Return the sizes of one iteration under the scaling rule. Raises ConfigError where there are none."""
+    world_size, num_stepping = config.dist.world_size, len(layout(config).stepping)
     sizes = {
         "num_envs": config.env.num_envs,
         "rollout_steps": config.ppo.rollout_steps,
-        "world_size": config.dist.world_size,
+        "world_size": num_stepping,
         "num_minibatches": config.ppo.num_minibatches,
         "num_epochs": config.ppo.num_epochs,
     }
-    if config.scaling.rule == "strong":
-        return strong(**sizes)
-    return weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
+    if config.scaling.rule == "weak":
+        shape = weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
+    else:
+        if num_stepping != world_size:
+            said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
+            check_division(config.env.num_envs, config.ppo.rollout_steps, num_stepping, said)
+        shape = strong(**sizes)
+    return replace(shape, world_size=world_size, num_stepping=num_stepping)
+
+
+def layout(config: Config) -> Layout:
+    """Return who does what; bytes are not known before the task is. Raises ConfigError for a W that cannot be."""
+    ppo = config.ppo
+    sizes = Sizes(config.env.num_envs, ppo.rollout_steps, ppo.num_epochs * ppo.num_minibatches, 0, 0, 0, 0)
+    return find(config.dist.topology).of(config.dist.world_size, sizes)
 
 
 def validate(config: Config) -> BatchShape:

@@ -115,6 +115,11 @@ class PPOConfig:
 @dataclass(slots=True)
 class DistConfig:
     world_size: int = setting(1, "ranks W", low=1)
+    topology: str = setting(
+        "ddp",
+        "who steps environments, acts and learns: ddp, sync_actors, env_workers, or the import path of your own, "
+        "my_pkg.topologies:Ring (docs/topologies.md)",
+    )
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(
         "auto",

@@ -47,19 +47,20 @@ def can_be_native(config: Config, model: ActorCritic, device: torch.device, sync
 class Compilation:
     """What one rank knows of the step in machine code that its learner may take.
 
-    num_steps: optimizer steps that the run has left. goes_on: it was resumed and took such steps before.
+    learners: the ranks whose gradients are summed, of those in `group`. num_steps: optimizer steps that the run has
+    left. goes_on: it was resumed and took such steps before.
     """
 
     def __init__(
-        self, config: Config, spec: EnvSpec, model: ActorCritic, learner: Learner, group: Group, *, sync_name: str,
-        num_steps: int, goes_on: bool,
+        self, config: Config, spec: EnvSpec, model: ActorCritic, learner: Learner, group: Group, *,
+        learners: Group, sync_name: str, num_steps: int, goes_on: bool,
     ) -> None:  # fmt: skip
         self.step: NativeStep | CompiledStep | None = None
         self._config = config
         self._spec = spec
         self._model = model
         self._learner = learner
-        self._group = group
+        self._group, self._learners = group, learners
         self._says = group.rank == 0
         self._compiles = int(os.environ.get("LOCAL_RANK", "0")) == 0
         self._process: subprocess.Popen[str] | None = None
@@ -118,7 +119,7 @@ class Compilation:
         if self._is_native:
             assert isinstance(self._model, MLP)
             network = NativeNetwork(self._model, self._spec, learner.parameters)
-            step = NativeStep(network, self._config.ppo, learner.optimizer, self._group)
+            step = NativeStep(network, self._config.ppo, learner.optimizer, self._learners)
         is_ready = step is not None and agrees(step, self._spec, self._model, self._config.ppo)
         if self._group.gather(torch.tensor([is_ready], dtype=torch.float64)).all():
             self.step = step
@@ -154,7 +155,7 @@ class Compilation:
         try:
             step = CompiledStep(
                 folder, self._config.ppo, self._model, self._learner.parameters, self._learner.optimizer,
-                self._group.sum_,
+                self._learners.sum_,
             )  # fmt: skip
             if agrees(step, self._spec, self._model, self._config.ppo):
                 self.step = step

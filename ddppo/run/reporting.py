@@ -18,7 +18,8 @@ from ddppo.run.timing import LocalTimes, split_waiting
 
 @dataclass(frozen=True, slots=True)
 class LocalIteration:
-    """What this rank knows about its iteration. params_hash is 0 where replicas are not compared."""
+    """What this rank knows about its iteration. params_hash is 0 where replicas are not compared, NaN
+    on a rank that holds no parameters."""
 
     iteration: int
     times: LocalTimes
@@ -27,7 +28,7 @@ class LocalIteration:
     episodes: list[Episode]
     stop_requested: bool
     step_ready: bool
-    params_hash: int
+    params_hash: float
 
 
 class Agreed(NamedTuple):
@@ -123,11 +124,12 @@ class Reporter:
 
 def _check_replicas(hashes: np.ndarray, iteration: int) -> None:
     """Stop all ranks if the parameters of one differ from the most common ones."""
-    if (hashes == hashes[0]).all():
+    known = hashes[~np.isnan(hashes)]
+    if (known == known[0]).all():
         return
-    kinds, numbers = np.unique(hashes, return_counts=True)
-    different = np.flatnonzero(hashes != kinds[numbers.argmax()]).tolist()
+    kinds, numbers = np.unique(known, return_counts=True)
+    different = np.flatnonzero(~np.isnan(hashes) & (hashes != kinds[numbers.argmax()])).tolist()
     raise ReplicaMismatchError(
         f"after iteration {iteration} the parameters of rank {', '.join(map(str, different))} differ from those "
-        f"of the other {len(hashes) - len(different)} of {len(hashes)} ranks; all ranks stopped"
+        f"of the other {len(known) - len(different)} of {len(known)} ranks; all ranks stopped"
     )

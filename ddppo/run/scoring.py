@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +22,11 @@ class Scoring:
     best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached.
     """
 
-    def __init__(self, config: Config, policy: Policy, group: Group) -> None:
+    def __init__(self, config: Config, policy: Policy, group: Group, players: Sequence[int]) -> None:
         self.config = config
         self.policy = policy
         self.group = group
+        self.players = list(players)  # ranks that can play: they hold the parameters
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
 
@@ -44,9 +46,11 @@ class Scoring:
         return metrics, is_best
 
     def _play(self, num_episodes: int) -> Scores:
-        """Play episodes 0 to num_episodes - 1, dealt to the ranks in turn; all ranks return all scores."""
-        mine = range(self.group.rank, num_episodes, self.group.world_size)
-        rows = torch.full((-(-num_episodes // self.group.world_size), 2), math.nan, dtype=torch.float64)
+        """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
+        num_players, mine = len(self.players), range(0)
+        if self.group.rank in self.players:
+            mine = range(self.players.index(self.group.rank), num_episodes, num_players)
+        rows = torch.full((-(-num_episodes // num_players), 2), math.nan, dtype=torch.float64)
         if mine:
             env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
             try:
@@ -54,7 +58,7 @@ class Scoring:
             finally:
                 env.close()
             rows[: len(mine)] = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
-        # [W, n/W, 2] -> [n/W, W, 2] -> by episode
-        dealt = self.group.gather(rows).transpose(0, 1).reshape(-1, 2)
+        # [W, n/P, 2] -> [P, n/P, 2] -> [n/P, P, 2] -> by episode
+        dealt = self.group.gather(rows)[self.players].transpose(0, 1).reshape(-1, 2)
         returns, lengths = dealt[:num_episodes].T.tolist()
         return Scores(tuple(returns), tuple(int(n) for n in lengths))

@@ -35,7 +35,6 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.files import move_aside
-from ddppo.models import num_noise
 from ddppo.ppo.native.step import NativeStep
 from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation
@@ -47,7 +46,6 @@ from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.run.reporting import LocalIteration, Reporter
 from ddppo.run.scoring import Scoring
 from ddppo.run.timing import IterationClock
-from ddppo.seeding import action_noise, derived_seed
 from ddppo.signals import StopRequest, stop_signals_kill
 from ddppo.terminal import unbroken_streams
 
@@ -64,7 +62,7 @@ class Worker:
         self.device = device
         self.parts = build(config, group, device)
         policy = Policy(self.parts.model, self.parts.obs_normalizer, self.parts.spec)
-        self.scoring = Scoring(config, policy, group)
+        self.scoring = Scoring(config, policy, group, self.parts.players)
         self.reporter = Reporter(group, config.log.episode_window)
         self.profiler = make_profiler(
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
@@ -93,8 +91,7 @@ class Worker:
             self._begin_compilation()
             if self.group.rank == 0:
                 recorder = self._recorder()
-            seeds = [derived_seed(self.config.seed, "env", i, self.iteration) for i in self.parts.env_indices]
-            self.parts.collector.reset(seeds)
+            self.parts.program.reset(self.iteration)
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.group, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
@@ -117,14 +114,16 @@ class Worker:
             self.parts.model,
             self.parts.learner,
             self.group,
-            sync_name=self.parts.sync_name,
+            learners=self.parts.program.learners,
+            sync_name=self.parts.program.sync.name,
             num_steps=iterations * self.parts.shape.num_epochs * self.parts.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
         )
         self._switch(self.iteration + 1, compiled=self.compilation.begin())
         self.parts.derived["step"] = self.compilation.kind
-        if isinstance(self.compilation.step, NativeStep):
-            self.parts.collector.act_by(self.compilation.step.network)
+        collector = self.parts.program.collector
+        if collector is not None and isinstance(self.compilation.step, NativeStep):
+            collector.act_by(self.compilation.step.network)
 
     def _switch(self, iteration: int, *, compiled: bool) -> None:
         """Take the compiled step from `iteration` on, or the eager one."""
@@ -157,7 +156,7 @@ class Worker:
         finally:
             if self.compilation is not None:
                 self.compilation.close()
-            self.parts.env.close()
+            self.parts.program.close()
 
     def _loop(self, recorder: Recorder | NullRecorder, stop: StopRequest) -> str:
         config = self.config
@@ -194,30 +193,21 @@ class Worker:
         config, iteration = self.config, self.iteration + 1
         self.group.begin(iteration)
         with self.clock.phase("rollout"):
-            noise = action_noise(
-                config.seed,
-                iteration,
-                self.parts.env_indices,
-                self.parts.shape.rollout_steps,
-                num_noise(self.parts.spec.action),
-                normal=self.parts.spec.action.kind == "box",
-            )
-            with self.parts.model.unchanged():
-                rollout, episodes = self.parts.collector.collect(noise)
+            collected = self.parts.program.collect(iteration)
         self.group.barrier()  # what a rank spends here it spends on the slowest rollout
         with self.clock.phase("learn"):
-            update = self.parts.learner.update(rollout, iteration, self.env_steps / config.ppo.total_steps)
+            progress = self.env_steps / config.ppo.total_steps
+            update = self.parts.program.learn(collected, iteration, progress)
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         local = LocalIteration(
             iteration=iteration,
             times=self.clock.lap(),
             update=update,
-            num_steps=int(rollout.valid.sum()),
-            episodes=episodes,
+            num_steps=collected.num_steps,
+            episodes=collected.episodes,
             stop_requested=stop.requested,
             step_ready=self.compilation is not None and self.compilation.is_ready(),
-            # 48 bits: exact in float64
-            params_hash=int(self.parts.parameters.digest()[:12], 16) if compare else 0,
+            params_hash=self._params_hash() if compare else 0,
         )
         report, agreed = self.reporter.exchange(
             local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed
@@ -226,6 +216,12 @@ class Worker:
             self._switch(iteration + 1, compiled=True)
         self.iteration, self.env_steps = iteration, report.env_steps
         return report, agreed.stopping
+
+    def _params_hash(self) -> float:
+        """Return 48 bits of the parameters' hash, exact in float64; NaN on a rank that does not hold them."""
+        if self.group.rank not in self.parts.players:
+            return math.nan
+        return int(self.parts.parameters.digest()[:12], 16)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -263,8 +259,8 @@ class Worker:
         }
         if self.parts.obs_normalizer is not None:
             state["obs_moments"] = self.parts.obs_normalizer.state
-        if self.parts.reward_normalizer is not None:
-            state["return_moments"] = self.parts.reward_normalizer.state
+        if self.parts.learner.reward_normalizer is not None:
+            state["return_moments"] = self.parts.learner.reward_normalizer.state
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -280,8 +276,8 @@ class Worker:
         self._check_best()
         if self.parts.obs_normalizer is not None:
             self.parts.obs_normalizer.load(state["obs_moments"])
-        if self.parts.reward_normalizer is not None:
-            self.parts.reward_normalizer.state = state["return_moments"]
+        if self.parts.learner.reward_normalizer is not None:
+            self.parts.learner.reward_normalizer.state = state["return_moments"]
 
     def _check_best(self) -> None:
         """Forget the best scores where best.pt is not of them: a crash undid its iteration, or it was damaged."""

@@ -92,7 +92,8 @@ def test_a_run_resumed_twice_has_its_throughput_and_its_times_of_the_same_iterat
     assert summary(copy)["warmup"]["ranges"] == [[1, 1], [5, 5], [7, 7]]
     read = read_run(copy)
     assert read.times["t_iter"].shape == (5, 2)
-    assert read.times["t_iter"].mean() == pytest.approx(STEPS / read.fps, rel=0.02)
+    # Rank 0 keeps the wall clock; on a busy machine others end an iteration up to a millisecond apart.
+    assert read.times["t_iter"][:, 0].mean() == pytest.approx(STEPS / read.fps, rel=0.02)
 
 
 def test_a_run_tells_its_machine_its_ranks_and_its_command(finished):

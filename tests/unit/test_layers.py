@@ -24,6 +24,7 @@ GROUND = {
     "options",
     "package",
     "statistics",
+    "topologies",
     "tracebacks",
     "scaling",
 }

@@ -1,0 +1,175 @@
+"""env_workers: rank 0 acts and learns, the other ranks step its environments.
+
+A step is two messages: all actions to all ranks, and what the environments answered back. Rank 0 sees one batch of
+environments as if it stepped them itself, to the bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddppo.collectives import Group
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit
+from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.rows import RowLayout
+from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
+from ddppo.ppo.learner import Update
+from ddppo.spaces import each
+
+
+class EnvWorkers:
+    """Rank 0, who acts and learns, or one of those that step for it."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        shape = kit.shape
+        self._line = Line(kit.group, kit.spec, kit.layout.stepping, shape.local_num_envs, kit.config.dtype)
+        self.learners = Group()  # of one
+        self.sync = kit.sync(self.learners)
+        self.learner = kit.learner(self.learners, 0, self.sync)
+        self._env: VecEnv | None = None
+        self.collector = None
+        if kit.role.steps:
+            self._env = kit.envs()
+        else:
+            names = EnvNames(range(shape.num_envs), kit.group.rank)
+            self.collector = kit.collector(FarEnvs(self._line, kit.spec, names), 0)
+
+    def reset(self, iteration: int) -> None:
+        if self.collector is not None:
+            self.collector.reset(self._kit.seeds(range(self._kit.shape.num_envs), iteration))
+        else:
+            assert self._env is not None
+            self._line.answer_reset(*self._env.reset(self._kit.seeds(self._kit.env_indices, iteration)))
+
+    def collect(self, iteration: int) -> Collected:
+        if self.collector is not None:
+            return self._kit.act(self.collector, range(self._kit.shape.num_envs), iteration)
+        assert self._env is not None
+        mine = slice(self._kit.env_indices.start, self._kit.env_indices.stop)
+        for _ in range(self._kit.shape.rollout_steps):
+            self._line.answer(self._env.step(self._line.actions()[mine]))
+        return Collected(0, [], None)
+
+    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
+        if collected.rollout is None:
+            return NO_UPDATE
+        return self.learner.update(collected.rollout, iteration, progress)
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+
+
+class Line:
+    """What travels each step: actions `[N, *shape]` from rank 0, answers of `num_envs` environments of each other rank.
+
+    Every rank has room for all actions and its own answers; nothing is allocated while stepping.
+    """
+
+    def __init__(
+        self, group: Group, spec: EnvSpec, stepping: Sequence[int], num_envs: int, dtype: str
+    ) -> None:
+        self._group = group
+        self._stepping = list(stepping)
+        kind = np.dtype(dtype if spec.action.kind == "box" else np.int64)
+        total = num_envs * len(stepping)
+        self._actions = torch.from_numpy(np.zeros((total, *spec.action.shape), kind))
+        self._layout = RowLayout(spec)
+        flags = [(name, bool) for name in ("terminated", "truncated", "valid", "ended", "goes_on")]
+        fields: list[Any] = [
+            ("row", self._layout.dtype),
+            ("final_row", self._layout.dtype),
+            ("reward", np.float64),
+        ]
+        self._answers = np.zeros(num_envs, np.dtype([*fields, *flags], align=True))
+        self._bytes = torch.from_numpy(self._answers.view(np.uint8))
+        self._num_envs = num_envs
+
+    def actions(self) -> np.ndarray:
+        """Return the next actions of all environments; of a rank that steps."""
+        return self._group.broadcast_(self._actions).numpy()
+
+    def answer_reset(self, obs: ObsArrays, mask: np.ndarray | None) -> None:
+        self._write("row", obs, mask)
+        self._group.gather_at_root(self._bytes)
+
+    def answer(self, step: EnvStep) -> None:
+        answers = self._answers
+        self._write("row", step.obs, step.action_mask)
+        answers["reward"] = step.rewards
+        answers["terminated"], answers["truncated"], answers["valid"] = (
+            step.terminated,
+            step.truncated,
+            step.valid,
+        )
+        answers["ended"] = False
+        answers["ended"][step.ended] = True
+        if len(step.ended):
+            finals = self._layout.obs(answers["final_row"])
+            each(lambda out, x: out.__setitem__(step.ended, x), finals, step.final_obs)
+            answers["goes_on"][step.ended] = False if step.goes_on is None else step.goes_on
+        self._group.gather_at_root(self._bytes)
+
+    def _write(self, field: str, obs: ObsArrays, mask: np.ndarray | None) -> None:
+        rows = self._answers[field]
+        each(lambda out, x: out.__setitem__(..., x), self._layout.obs(rows), obs)
+        if mask is not None:
+            out = self._layout.mask(rows)
+            assert out is not None
+            out[...] = mask
+
+    def ask(self, actions: np.ndarray | None) -> np.ndarray:
+        """Send actions to all, unless it is a reset that they begin by themselves; return all answers `[N]`."""
+        if actions is not None:
+            self._actions.numpy()[...] = actions
+            self._group.broadcast_(self._actions)
+        parts = self._group.gather_at_root(self._bytes)
+        assert parts is not None
+        return parts[self._stepping].numpy().reshape(-1).view(self._answers.dtype)
+
+    def read(self, rows: np.ndarray) -> tuple[ObsArrays, np.ndarray | None]:
+        return self._layout.obs(rows), self._layout.mask(rows)
+
+
+class FarEnvs:
+    """`VecEnv` of rank 0 over the environments of the other ranks."""
+
+    def __init__(self, line: Line, spec: EnvSpec, names: EnvNames) -> None:
+        self.spec = spec
+        self.names = names
+        self.num_envs = len(names.indices)
+        self._line = line
+
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+        # Who steps an environment knows its seed.
+        return self._line.read(self._line.ask(None)["row"])
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        answers = self._line.ask(actions)
+        obs, mask = self._line.read(answers["row"])
+        ended = np.flatnonzero(answers["ended"])
+        final_obs, _ = self._line.read(answers["final_row"][ended])
+        goes_on = answers["goes_on"][ended]
+        return EnvStep(
+            obs=obs,
+            rewards=answers["reward"],
+            terminated=answers["terminated"],
+            truncated=answers["truncated"],
+            valid=answers["valid"],
+            ended=ended,
+            final_obs=final_obs,
+            action_mask=mask,
+            goes_on=goes_on if goes_on.any() else None,
+        )
+
+    def state(self) -> dict[str, Any]:
+        raise no_state(self.names)
+
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
+        raise no_state(self.names)
+
+    def close(self) -> None:
+        """Nothing is rank 0's own."""

@@ -1,0 +1,160 @@
+"""What a program is made of: a kit builds environments, collectors and learners for the rank that asks."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from ddppo.collectives import Group
+from ddppo.config import Config
+from ddppo.distributed.gradient_sync import GradientSync, make_gradient_sync
+from ddppo.distributed.parameters import FlatParameters
+from ddppo.envs import make_vec_env
+from ddppo.envs.vec_env import VecEnv
+from ddppo.models import ActorCritic, num_noise
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.learner import Learner, Update
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.step import STATISTICS
+from ddppo.scaling import BatchShape
+from ddppo.seeding import action_noise, derived_seed
+from ddppo.spaces import EnvSpec
+from ddppo.topologies import Layout, Role
+
+# Of a rank that does not learn.
+NO_UPDATE = Update(
+    local_sums=torch.zeros(len(STATISTICS), dtype=torch.float64),
+    num_samples=1,
+    steps=0,
+    epochs=0,
+    grad_norm=math.nan,
+    learning_rate=math.nan,
+    explained_variance=math.nan,
+)
+
+
+class Collected(NamedTuple):
+    """What a rank has of an iteration when all have collected: steps that it counts, episodes, and what it acted.
+
+    Every environment step is counted by one rank.
+    """
+
+    num_steps: int
+    episodes: list[Episode]
+    rollout: Rollout | None
+
+
+class Program(Protocol):
+    """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
+
+    All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
+    though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
+    over the ranks of `learners`.
+    """
+
+    collector: Collector | None
+    learner: Learner
+    sync: GradientSync
+    learners: Group
+
+    def reset(self, iteration: int) -> None:
+        """Start all environments anew; `iteration` are done."""
+        ...
+
+    def collect(self, iteration: int) -> Collected: ...
+
+    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
+        """Improve the parameters; `progress` in [0, 1) is the share of total_steps done. All who act leave with them.
+
+        A rank that does not learn returns NO_UPDATE.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """One rank's kit. shape: of the batch of all ranks. cores: that the rank has to itself."""
+
+    config: Config
+    group: Group
+    device: torch.device
+    shape: BatchShape
+    layout: Layout
+    spec: EnvSpec
+    model: ActorCritic
+    parameters: FlatParameters
+    obs_normalizer: ObsNormalizer | None
+    cores: int
+
+    @property
+    def role(self) -> Role:
+        return self.layout.role(self.group.rank)
+
+    @property
+    def env_indices(self) -> range:
+        """Global indices of the environments that this rank steps, none if it steps none."""
+        if not self.role.steps:
+            return range(0)
+        return self.shape.env_indices(self.layout.stepping.index(self.group.rank))
+
+    def envs(self) -> VecEnv:
+        """Make the environments that this rank steps."""
+        config = self.config
+        return make_vec_env(config.env, self.env_indices, self.group.rank, self.cores, config.dist.timeout_s)
+
+    def collector(self, env: VecEnv, first_env: int) -> Collector:
+        return Collector(
+            env,
+            self.model,
+            self.obs_normalizer,
+            rollout_steps=self.shape.rollout_steps,
+            first_env=first_env,
+            device=self.device,
+            dtype=getattr(torch, self.config.dtype),
+        )
+
+    def sync(self, group: Group) -> GradientSync:
+        dist = self.config.dist
+        kind = dist.grad_sync if group.world_size > 1 else "flat"
+        return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
+
+    def learner(self, group: Group, place: int, sync: GradientSync) -> Learner:
+        """Make the learner at `place` among those of `group`, who learn from equal shares of the batch."""
+        ppo, shape = self.config.ppo, self.shape.over(group.world_size)
+        normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device)
+        return Learner(
+            ppo,
+            shape,
+            self.spec.action,
+            self.parameters.vector,
+            forward=sync.forward,
+            backward_=sync.backward_,
+            gather=group.gather,
+            rank=place,
+            seed=self.config.seed,
+            obs_normalizer=self.obs_normalizer,
+            reward_normalizer=normalizer if ppo.normalize_rewards else None,
+        )
+
+    def seeds(self, env_indices: range, iteration: int) -> list[int]:
+        return [derived_seed(self.config.seed, "env", i, iteration) for i in env_indices]
+
+    def act(self, collector: Collector, env_indices: range, iteration: int) -> Collected:
+        """Collect a rollout of these environments with the noise that is theirs in this iteration."""
+        action = self.spec.action
+        noise: np.ndarray = action_noise(
+            self.config.seed,
+            iteration,
+            env_indices,
+            self.shape.rollout_steps,
+            num_noise(action),
+            normal=action.kind == "box",
+        )
+        with self.model.unchanged():
+            rollout, episodes = collector.collect(noise)
+        return Collected(int(rollout.valid.sum()), episodes, rollout)

@@ -1,0 +1,29 @@
+"""ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
+
+from ddppo.distributed.programs.kit import Collected, Kit
+from ddppo.ppo.learner import Update
+
+
+class Worker:
+    """A rank that acts and learns."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        self._env = kit.envs()
+        self.collector = kit.collector(self._env, kit.env_indices.start)
+        self.learners = kit.group
+        self.sync = kit.sync(kit.group)
+        self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
+
+    def reset(self, iteration: int) -> None:
+        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+
+    def collect(self, iteration: int) -> Collected:
+        return self._kit.act(self.collector, self._kit.env_indices, iteration)
+
+    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
+        assert collected.rollout is not None
+        return self.learner.update(collected.rollout, iteration, progress)
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,73 @@
+"""The door `python -m ddppo.fragments`: who steps, acts and learns under a topology, and what travels."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddppo.benchmark.workloads import composed
+from ddppo.config import Config, batch_shape, setting
+from ddppo.files import stored
+from ddppo.options import door, parse, parted
+from ddppo.topologies import Layout, Sizes, find
+from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
+
+_USAGE = """python -m ddppo.fragments [settings of ddppo.train] [key=value ...]
+python -m ddppo.fragments distributed=sync_actors dist.world_size=8
+python -m ddppo.fragments distributed=env_workers dist.world_size=8 format=mermaid
+python -m ddppo.fragments distributed=ddp dist.world_size=4 format=svg out=ddp.svg"""
+
+
+@dataclass(slots=True)
+class FragmentsConfig:
+    format: str = setting("text", "how it is said", choices=("text", "mermaid", "svg"))
+    out: str | None = setting(None, "the file that it goes to, instead of the terminal")
+
+
+@door()
+def main() -> None:
+    """Run the command line; exit code 0, or 2 for a mistake in the command."""
+    arguments, overrides = parted(FragmentsConfig, sys.argv[1:])
+    options = parse(FragmentsConfig, arguments, usage=_USAGE)
+    config = composed(overrides)
+    title = f"{config.dist.topology}, W={config.dist.world_size}, {config.env.id}"
+    layout = _layout(config)
+    said = {
+        "text": lambda: as_text(layout, f"{title}: {find(config.dist.topology).meaning}"),
+        "mermaid": lambda: as_mermaid(layout),
+        "svg": lambda: as_svg(layout, title),
+    }[options.format]()
+    if options.out is None:
+        print(said)
+        return
+    with stored(Path(options.out)):
+        Path(options.out).write_text(said, encoding="utf-8")
+
+
+def _layout(config: Config) -> Layout:
+    """Return the layout with the bytes of this task and model."""
+    import torch
+
+    from ddppo.envs import probe
+    from ddppo.models import build_model
+    from ddppo.spaces import leaves
+
+    spec, shape = probe(config.env), batch_shape(config)
+    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
+    number = getattr(torch, config.dtype).itemsize
+    action = number if spec.action.kind == "box" else 8
+    for size in spec.action.shape:
+        action *= size
+    sizes = Sizes(
+        num_envs=shape.num_envs,
+        rollout_steps=shape.rollout_steps,
+        num_gradients=shape.num_epochs * shape.num_minibatches,
+        obs_bytes=sum(leaf.size * (number if leaf.is_float else 1) for leaf in leaves(spec.obs)),
+        action_bytes=action,
+        parameter_bytes=number * sum(p.numel() for p in model.parameters()),
+        float_bytes=number,
+    )
+    return find(config.dist.topology).of(config.dist.world_size, sizes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What a topology is, as data: who steps environments, who acts, who learns, and what travels between them.
+
+From a `Layout` follow the checks before start, the sizes of every rank's share, the bytes of an iteration, and the
+drawing of `python -m ddppo.fragments`. The program that a rank runs is named by its import path, so that reading a
+declaration imports no torch. Idea: Zhu et al. 2023, "MSRL: Distributed Reinforcement Learning with Dataflow Fragments",
+USENIX ATC.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddppo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Ranks that do the same. does: what they do in an iteration, in order, in words."""
+
+    name: str
+    ranks: tuple[int, ...]
+    steps: bool
+    acts: bool
+    learns: bool
+    does: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What travels from the ranks of one role to those of another.
+
+    times: an iteration. num_bytes: from one rank each time. how: the collective, sum, gather or broadcast.
+    """
+
+    what: str
+    source: str
+    target: str
+    how: str
+    times: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The roles of W ranks and their messages; every rank has one role."""
+
+    roles: tuple[Role, ...]
+    messages: tuple[Message, ...]
+
+    def __post_init__(self) -> None:
+        ranks = sorted(rank for role in self.roles for rank in role.ranks)
+        assert ranks == list(range(len(ranks))), f"ranks {ranks} have not one role each"
+        assert self.stepping, "somebody steps environments"
+        assert self.learning, "somebody learns"
+        names = {role.name for role in self.roles}
+        assert all({m.source, m.target} <= names for m in self.messages), f"a message of none of {names}"
+
+    @property
+    def world_size(self) -> int:
+        return sum(len(role.ranks) for role in self.roles)
+
+    @property
+    def stepping(self) -> tuple[int, ...]:
+        """Ranks that step environments; the environments are dealt to them in this order."""
+        return tuple(sorted(rank for role in self.roles if role.steps for rank in role.ranks))
+
+    @property
+    def learning(self) -> tuple[int, ...]:
+        """Ranks that hold the optimizer; the batch is theirs in equal shares."""
+        return tuple(sorted(rank for role in self.roles if role.learns for rank in role.ranks))
+
+    def role(self, rank: int) -> Role:
+        return next(role for role in self.roles if rank in role.ranks)
+
+
+class Sizes(NamedTuple):
+    """What the messages of an iteration are made of. Bytes: of one observation, one action, all parameters, one number.
+
+    num_gradients: optimizer steps K * M.
+    """
+
+    num_envs: int
+    rollout_steps: int
+    num_gradients: int
+    obs_bytes: int
+    action_bytes: int
+    parameter_bytes: int
+    float_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """A way to spread PPO over ranks. layout: of W ranks and these sizes; raises ConfigError for a W that cannot be.
+
+    program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
+    """
+
+    name: str
+    meaning: str
+    layout: Callable[[int, Sizes], Layout]
+    program: str
+    least_ranks: int = 1
+
+    def of(self, world_size: int, sizes: Sizes) -> Layout:
+        """Return the layout of W ranks. Raises ConfigError where there are too few."""
+        if world_size < self.least_ranks:
+            raise ConfigError(
+                f"distributed={self.name} with dist.world_size={world_size}: {self.meaning}, which takes at least "
+                f"{self.least_ranks} ranks"
+            )
+        return self.layout(world_size, sizes)

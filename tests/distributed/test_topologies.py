@@ -1,0 +1,134 @@
+"""Topologies learn what one process learns: the same run spread in other ways, with real processes."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ddppo.topologies import TOPOLOGIES, Sizes
+from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
+from tests.support import CHECKOUT, TINY, Program, door, lines, run, summary
+
+SPREAD = [name for name in TOPOLOGIES if name != "ddp"]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    def of(topology, world_size, *arguments):
+        key = (topology, world_size, *arguments)
+        if key not in done:
+            folder = tmp_path_factory.mktemp("run") / "run"
+            how = [f"distributed={topology}", f"dist.world_size={world_size}", "dtype=float64"]
+            result = door(*TINY, *SIZES, *how, *arguments, run_dir=folder, timeout_s=240)
+            assert result.code == 0, result.stderr
+            done[key] = folder
+        return done[key]
+
+    done = {}
+    return of
+
+
+@pytest.mark.parametrize("env", ["cartpole", "pendulum"])
+@pytest.mark.parametrize("topology", SPREAD)
+def test_a_topology_learns_what_one_process_learns(learned, topology, env):
+    alone, spread = learned("single", 1, f"env={env}"), learned(topology, 3, f"env={env}")
+    a, b = state(alone), state(spread)
+    assert a["env_steps"] == b["env_steps"] == ITERATIONS * 256
+    assert largest_difference(a["model"], b["model"]) <= 1e-10
+    assert a["window"] == b["window"]  # every episode, once, to the bit
+
+
+@pytest.mark.parametrize("topology", SPREAD)
+def test_so_it_does_with_every_normaliser_and_schedule(learned, topology):
+    arguments = ("env=cartpole", *EVERYTHING)
+    a, b = state(learned("single", 1, *arguments)), state(learned(topology, 3, *arguments))
+    assert largest_difference(a["model"], b["model"]) <= 1e-10
+    for moments in ("obs_moments", "return_moments"):
+        torch.testing.assert_close(a[moments], b[moments], rtol=1e-10, atol=1e-10)
+    assert a["learning_rate"] == b["learning_rate"]
+
+
+def test_env_workers_hand_over_rollouts_equal_to_the_bit(learned):
+    a, b = state(learned("single", 1, "env=cartpole")), state(learned("env_workers", 3, "env=cartpole"))
+    assert largest_difference(a["model"], b["model"]) == 0
+
+
+@pytest.mark.parametrize("topology", SPREAD)
+def test_parts_of_an_iteration_still_sum_on_every_rank_and_steps_are_counted_once(learned, topology):
+    folder = learned(topology, 3, "env=cartpole")
+    written = lines(folder)
+    assert {line["rank"] for line in written} == {0, 1, 2}
+    for line in written:
+        parts = sum(line[f"time/t_{part}"] for part in ("rollout", "learn", "sync", "comm", "other"))
+        assert parts == pytest.approx(line["time/t_iter"], rel=1e-6)
+    of_first = [line for line in written if line["iteration"] == 1]
+    assert sum(line["rollout/local_steps"] for line in of_first) == 256
+    assert summary(folder)["env_steps"] == ITERATIONS * 256
+
+
+def test_a_run_of_actors_resumes(learned, tmp_path):
+    arguments = [*TINY, *SIZES, "env=cartpole", "distributed=sync_actors", "dist.world_size=3"]
+    folder = tmp_path / "run"
+    first = door(*arguments, "ppo.total_steps=512", run_dir=folder, timeout_s=240)
+    assert first.code == 0, first.stderr
+    again = run([sys.executable, "-m", "ddppo.train", f"resume={folder}", "ppo.total_steps=1280"], folder)
+    assert again.code == 0, again.stderr
+    assert summary(folder)["env_steps"] == 1280
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["distributed=sync_actors", "dist.world_size=1"], "takes at least 2 ranks"),
+        (["distributed=env_workers", "dist.world_size=1"], "takes at least 2 ranks"),
+        (["distributed=sync_actors", "dist.world_size=4"], "3, the ranks that step environments"),
+        (["dist.topology=sync_actor"], "did you mean sync_actors?"),
+        (["distributed=no_such_pkg.topologies:Ring"], "cannot be imported"),
+        (["distributed=ddppo.topologies:Role"], "is a type, not a ddppo.topologies.Topology"),
+    ],
+)
+def test_a_topology_that_cannot_be_is_a_sentence(arguments, said, tmp_path):
+    result = door(*TINY, "env=cartpole", *arguments, run_dir=tmp_path / "run")
+    assert result.code == 2
+    assert said in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_of_your_own_goes_by_its_import_path(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\nfrom ddppo.topologies import TOPOLOGIES\n"
+        "Ring = dataclasses.replace(TOPOLOGIES['sync_actors'], name='ring')\n"
+    )
+    how = [*TINY, *SIZES, "env=cartpole", "distributed=mine:Ring", "dist.world_size=3", "ppo.total_steps=512"]
+    command = Program([sys.executable, "-m", "ddppo.train", *how, f"hydra.run.dir={tmp_path / 'run'}"])
+    result = run(command, tmp_path / "run", PYTHONPATH=f"{tmp_path}:{CHECKOUT}")
+    assert result.code == 0, result.stderr
+
+
+@pytest.mark.parametrize("form", ["text", "mermaid", "svg"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_fragments_of_a_topology_are_printed(topology, form):
+    command = [
+        sys.executable,
+        "-m",
+        "ddppo.fragments",
+        f"distributed={topology}",
+        "dist.world_size=5",
+        f"format={form}",
+    ]
+    said = subprocess.run(
+        [*command, "env.num_envs=20"], cwd=CHECKOUT, capture_output=True, text=True, timeout=100
+    )
+    assert said.returncode == 0, said.stderr
+    assert "gradients" in said.stdout or "learner" in said.stdout
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_every_rank_has_one_role_and_somebody_learns(topology, world_size):
+    layout = topology.of(world_size, Sizes(24, 32, 20, 16, 8, 1000, 4))
+    assert layout.world_size == world_size
+    assert layout.learning
+    assert layout.stepping
+    assert {layout.role(rank).name for rank in range(world_size)} == {role.name for role in layout.roles}
