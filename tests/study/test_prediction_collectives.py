@@ -14,7 +14,7 @@ def test_a_gather_passes_every_rank_s_bytes_around_once():
     assert cost.gather(4, 1000.0) == cost.Messages(3, 3000.0)
 
 
-@pytest.mark.parametrize("algorithm", [cost.gather, cost.ring, cost.shared_memory, cost.memory_gather])
+@pytest.mark.parametrize("algorithm", [cost.gather, cost.ring, cost.shared_memory])
 def test_one_rank_communicates_nothing(algorithm):
     assert algorithm(1, 1e6) == cost.NOTHING
 
@@ -29,7 +29,6 @@ def test_small_sums_on_the_cpu_are_gathers_and_others_rings():
 def test_through_memory_bytes_are_copied_in_and_out_and_ranks_count_themselves_in():
     assert cost.shared_memory(1, 1000) == cost.NOTHING
     assert cost.shared_memory(4, 1000) == cost.Messages(3, 3000)
-    assert cost.memory_gather(4, 1000) == cost.Messages(3, 5000)
     assert cost.own_sum(4, 1000, "shm") == cost.Messages(3, 3000)
 
 

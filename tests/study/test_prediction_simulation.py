@@ -3,21 +3,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddppo.study.predict.collective_cost import Messages
 from ddppo.study.predict.parameters import Parameters, Work
 from ddppo.study.predict.points import Load
 from ddppo.study.runs import PARTS
+from tests.study import planted
 from tests.study.simulation import simulate
 
+# Three minibatches of an epoch and two gathers: 15 messages, and 3 * 3 * 111.1 bytes in the sums.
 LOAD = Load(
+    planted.run(planted.Truth(iterations=2), 4, 0),
     world_size=4,
     rollout_steps=10,
     local_num_envs=2,
-    num_segments=3,
+    num_epochs=3,
     num_minibatches=1,
-    num_calls=5,
-    messages=Messages(15, 1000),
-    crowded=1.0,
+    num_parameters=1000 / 36,
+    num_hosts=1,
+    cores=64,
 )
 QUIET = Parameters(
     Work(0.008, 0.001), Work(0.02, 0.0), other_s=0.003, call_s=2e-4, latency_s=2e-4, byte_s=1e-6
@@ -63,7 +65,7 @@ def test_work_that_runs_through_is_waited_for_in_turns_and_longer_work_takes_lon
     # Three ranks a core. A minibatch of 2 ms runs through: 3 * 2 * 2 ms are waited; a rollout of 0.1 s takes, but for a
     # turn of 3 ms of it, three times as long, and 2 * 3 ms are waited.
     crowded = replace(QUIET, minibatch=Work(0.002, 0.0))
-    for iteration in both(crowded, replace(LOAD, crowded=3.0)):
+    for iteration in both(crowded, replace(LOAD, cores=4 / 3)):
         assert iteration.parts["t_learn"] == pytest.approx(0.006)
         assert iteration.parts["t_rollout"] == pytest.approx(0.1 * (1 + 2 * 0.97))
         assert iteration.parts["t_sync"] == pytest.approx(0.012 + 0.006)
@@ -78,7 +80,7 @@ def test_parts_add_up_to_the_iteration_of_every_rank():
 @pytest.mark.parametrize("world_size", [2, 8, 64])
 def test_formula_and_simulation_agree_within_two_percent(world_size):
     noisy = replace(QUIET, late_light=0.2, jitter_s=0.001, waiting_turn_s=0.0004)
-    load = replace(LOAD, world_size=world_size, crowded=2.0)
+    load = replace(LOAD, world_size=world_size, cores=world_size / 2)
     by_formula, simulated = noisy.expected(load), simulate(noisy, load, 1500, common_cv=0.1).mean
     assert by_formula.fps == pytest.approx(simulated.fps, rel=0.02)
     for part in PARTS:

@@ -62,11 +62,6 @@ def shared_memory(world_size: int, num_bytes: float) -> Messages:
     return Messages(world_size - 1, 3 * num_bytes) if world_size > 1 else NOTHING
 
 
-def memory_gather(world_size: int, num_bytes: float) -> Messages:
-    """Gather through shared memory: (W - 1) alpha + (W + 1) n beta, n bytes copied in and W n out."""
-    return Messages(world_size - 1, (world_size + 1) * num_bytes) if world_size > 1 else NOTHING
-
-
 def own_sum(world_size: int, num_bytes: float, collective: str, num_hosts: int = 1) -> Messages:
     """Return the messages of one sum as ddppo does it by `collective`, as summary.json names it.
 
@@ -82,8 +77,3 @@ def own_sum(world_size: int, num_bytes: float, collective: str, num_hosts: int =
         return shared_memory(world_size, num_bytes)
     small = collective == "gloo" and world_size * num_bytes <= GATHER_UP_TO
     return (gather if small else ring)(world_size, num_bytes)
-
-
-def own_gather(world_size: int, num_bytes: float, collective: str) -> Messages:
-    """Return the messages of one gather: through memory on one machine, else around Gloo's or NCCL's ring."""
-    return (memory_gather if collective == "shm" else gather)(world_size, num_bytes)

@@ -132,34 +132,36 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
     if not many:
         notes.append("only W=1 is measured: communication and waiting are unknown and taken as 0")
         return 0.0, 0.0, 0.0, unmeasured
-    y, sigma = _column(many, lambda p: p.means["t_comm"]), _column(many, lambda p: p.errors["t_comm"])
+    sigma = _column(many, lambda p: p.errors["t_comm"])
     calls = _column(many, lambda p: p.load.num_calls)
     latencies = _column(many, lambda p: p.load.messages.num_latencies)
     num_bytes = _column(many, lambda p: p.load.messages.num_bytes)
     turns = calls * (_column(many, lambda p: p.load.crowded) - 1)
-    byte = min(1 / _ASSUMED_BANDWIDTH, float((y / num_bytes).min()))
-    know_bytes = identified([latencies, num_bytes])
-    if not know_bytes:
-        notes.append(
-            f"one model size over these W cannot tell latency from bandwidth: {_ASSUMED_BANDWIDTH / 1e9:g} GB/s is "
-            "assumed, the rest is latency; runs with another model.hidden_sizes would tell"
-        )
-        y = y - byte * num_bytes
-    if not know_bytes and not identified([calls, latencies]):
+    y = _column(many, lambda p: p.means["t_comm"])
+    notes.append(
+        f"one model size cannot tell latency from bandwidth: {_ASSUMED_BANDWIDTH / 1e9:g} GB/s is assumed where that "
+        "fits, the rest is latency"
+    )
+    # Turns before latencies, which they cannot always be told from: cores are known to be short.
+    columns = [calls, turns, latencies] if turns.any() else [calls, latencies]
+    best: tuple[float, list[float], float] | None = None
+    for byte in (0.0, min(1 / _ASSUMED_BANDWIDTH, float((y / num_bytes).min()))):
+        rest = y - byte * num_bytes
+        if identified([calls, latencies]):
+            found = nnls(columns, rest, sigma).tolist()
+        else:
+            found = [float(rest.mean()) / len(columns) / float(column.mean()) for column in columns]
+        error = float((((found @ np.array(columns) - rest) / sigma) ** 2).sum())
+        if best is None or error < best[0] + 0.1:
+            best = error, found, byte
+    assert best is not None
+    _, found, byte = best
+    if not identified([calls, latencies]):
         notes.append(
             "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be "
-            "told apart; half of it each is assumed"
+            "told apart; equal parts are assumed"
         )
-        level = max(0.0, float(y.mean()))
-        turn = level / 2 / float(turns.mean()) if turns.any() else unmeasured
-        level -= level / 2 if turns.any() else 0.0
-        return level / 2 / float(calls.mean()), level / 2 / float(latencies.mean()), byte, turn
-    columns = [calls, latencies, *([turns] if turns.any() else []), *([num_bytes] if know_bytes else [])]
-    if turns.any():  # before latencies, which it cannot always be told from: cores are known to be short
-        columns[1:3] = columns[2], columns[1]
-    found = nnls(columns, np.maximum(y, 0.0), sigma).tolist()
-    turn = found.pop(1) if turns.any() else unmeasured
-    return found[0], found[1], found[2] if know_bytes else byte, turn
+    return found[0], found[-1], byte, found[1] if turns.any() else unmeasured
 
 
 def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:

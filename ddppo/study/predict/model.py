@@ -16,7 +16,7 @@ from ddppo.scaling import BatchShape
 from ddppo.study.predict.fitting import fit_parameters, of_one_stepping
 from ddppo.study.predict.intervals import Errors, Prediction, errors, moved, predicted
 from ddppo.study.predict.parameters import Parameters
-from ddppo.study.predict.points import Load, Point, done_epochs, load, points
+from ddppo.study.predict.points import Load, Point, done_epochs, points
 from ddppo.study.runs import PARTS, Run
 
 _REPLICATES = 100
@@ -148,18 +148,17 @@ class FittedModel:
     def _load(self, world_size: int, what_if: WhatIf) -> Load:
         """Return what W ranks have to do; exchanged as at the largest W, with as many ranks to a host."""
         shape, run = self.shape(world_size, what_if), self.points[-1].run
-        per_host = run.world_size / max(1, run.origin.num_hosts)
-        each = what_if.cores_per_worker
-        return load(
+        hosts, each = run.origin.num_hosts, what_if.cores_per_worker
+        return Load(
             run,
             world_size,
-            rollout_steps=shape.rollout_steps,
-            local_num_envs=shape.local_num_envs,
-            num_epochs=done_epochs(self.base.run) if what_if.num_epochs is None else what_if.num_epochs,
-            num_minibatches=shape.num_minibatches,
-            num_parameters=what_if.num_parameters or run.num_parameters,
-            num_hosts=1 if run.origin.num_hosts <= 1 else max(1, round(world_size / per_host)),
-            cores=self._cores(world_size) if each is None else each * world_size,
+            shape.rollout_steps,
+            shape.local_num_envs,
+            done_epochs(self.base.run) if what_if.num_epochs is None else what_if.num_epochs,
+            shape.num_minibatches,
+            what_if.num_parameters or run.num_parameters,
+            1 if hosts <= 1 else max(1, round(world_size * hosts / run.world_size)),
+            self._cores(world_size) if each is None else each * world_size,
         )
 
 
@@ -209,13 +208,12 @@ def fit_points(
     fitted = fit_parameters(all_points, notes)
     rng = np.random.default_rng(seed)
     fits = [fit_parameters(_moved(all_points, rng), []) for _ in range(replicates)]
-    measured = {w: float(np.median(x)) for w, x in _fps(all_points).items()}
+    measured = {p.world_size: float(np.median(p.fps)) for p in all_points}
     alike = {p.world_size for p in of_one_stepping(all_points, [])}
 
     def law(parameters: Parameters) -> Callable[[int], float]:
         def fps(world_size: int) -> float:
-            same = [p for p in all_points if p.world_size == world_size]
-            return float(np.mean([parameters.expected(p.load).fps for p in same]))
+            return next(parameters.expected(p.load).fps for p in all_points if p.world_size == world_size)
 
         return fps
 
@@ -238,16 +236,9 @@ def tells_times(run: Run) -> bool:
     )
 
 
-def _fps(all_points: Sequence[Point]) -> dict[int, list[float]]:
-    fps: dict[int, list[float]] = {}
-    for point in all_points:
-        fps.setdefault(point.world_size, []).extend(point.fps)
-    return fps
-
-
 def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]:
     """Return the points with their means moved by what they may be off: together by W, and each by itself."""
-    factors = moved(_fps(all_points), rng)
+    factors = moved({p.world_size: p.fps for p in all_points}, rng)
     others = []
     for p in all_points:
         means = {

@@ -17,19 +17,25 @@ _LEAST_ERROR = 0.01  # of t_iter: a part need not be known better than that
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an iteration at W has to do: sizes of a rank, messages of all its collectives, ranks of a core.
+    """What an iteration of W ranks has to do that are otherwise as those of `run`.
 
-    num_segments: minibatches, K * M, fewer on average where target_kl ends epochs. crowded: at least 1.
+    num_epochs: passes over the batch, fewer on average where target_kl ends them. cores: that all W ranks share.
     """
 
+    run: Run
     world_size: int
     rollout_steps: int
     local_num_envs: float
-    num_segments: float
+    num_epochs: float
     num_minibatches: int
-    num_calls: float
-    messages: Messages
-    crowded: float
+    num_parameters: float
+    num_hosts: int
+    cores: float
+
+    @property
+    def crowded(self) -> float:
+        """How many ranks share a core, at least 1."""
+        return max(1.0, self.world_size / self.cores)
 
     @property
     def local_batch_size(self) -> float:
@@ -38,6 +44,29 @@ class Load:
     @property
     def minibatch_size(self) -> float:
         return self.local_batch_size / self.num_minibatches
+
+    @property
+    def num_segments(self) -> float:
+        """Minibatches of an iteration, each with a gradient sum."""
+        return self.num_epochs * self.num_minibatches
+
+    @property
+    def num_calls(self) -> float:
+        """Collectives of an iteration: besides sums two gathers, to agree and to report, and one of KL every epoch."""
+        ppo = section(self.run, "ppo")
+        per_epoch = ppo.get("target_kl") is not None or ppo.get("lr_schedule") == "adaptive"
+        return self.num_segments + 2 + (self.run.num_epochs if per_epoch else 0)
+
+    @property
+    def messages(self) -> Messages:
+        """The messages of all of them; what is gathered is a few hundred bytes, which are left out."""
+        if self.world_size == 1:
+            return collective_cost.NOTHING
+        num_bytes = self.num_parameters * (8 if self.run.config.get("dtype") == "float64" else 4)
+        by, hosts = _collective(self.run), self.num_hosts
+        sums = collective_cost.own_sum(self.world_size, num_bytes, by, hosts).times(self.num_segments)
+        gather = collective_cost.own_sum(self.world_size, 0, by, hosts)
+        return sums.plus(gather.times(self.num_calls - self.num_segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,49 +120,11 @@ class Point:
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
-    """Return a point for each W and model size, W ascending."""
-    groups: dict[tuple[int, int], list[Run]] = {}
-    for run in sorted(runs, key=lambda r: (r.world_size, r.num_parameters)):
-        groups.setdefault((run.world_size, run.num_parameters), []).append(run)
-    return [_point(sorted(same, key=lambda r: r.fps)) for same in groups.values()]
-
-
-def load(
-    run: Run,
-    world_size: int,
-    *,
-    rollout_steps: int,
-    local_num_envs: float,
-    num_epochs: float,
-    num_minibatches: int,
-    num_parameters: float,
-    num_hosts: int,
-    cores: float,
-) -> Load:
-    """Return what W ranks would have to do that are otherwise as those of `run`."""
-    num_sums = num_epochs * num_minibatches
-    ppo = section(run, "ppo")
-    per_epoch = ppo.get("target_kl") is not None or ppo.get("lr_schedule") == "adaptive"
-    num_gathers = 2 + (run.num_epochs if per_epoch else 0)
-    messages = collective_cost.NOTHING
-    if world_size > 1:
-        # Agreeing: a count per minibatch and 9 moments. Reporting: 14 numbers and two stamps per collective. KL: one.
-        gathered = 8 * (num_sums + 9) + 8 * (14 + 2 * (num_sums + num_gathers)) + 8 * (num_gathers - 2)
-        num_bytes = num_parameters * (8 if run.config.get("dtype") == "float64" else 4)
-        by = _collective(run)
-        sums = collective_cost.own_sum(world_size, num_bytes, by, num_hosts).times(num_sums)
-        gathers = collective_cost.own_gather(world_size, gathered / num_gathers, by).times(num_gathers)
-        messages = sums.plus(gathers)
-    return Load(
-        world_size=world_size,
-        rollout_steps=rollout_steps,
-        local_num_envs=local_num_envs,
-        num_segments=num_sums,
-        num_minibatches=num_minibatches,
-        num_calls=num_sums + num_gathers,
-        messages=messages,
-        crowded=max(1.0, world_size / cores),
-    )
+    """Return a point for each W, ascending."""
+    groups: dict[int, list[Run]] = {}
+    for run in sorted(runs, key=lambda r: (r.world_size, r.fps)):
+        groups.setdefault(run.world_size, []).append(run)
+    return [_point(same) for same in groups.values()]
 
 
 def done_epochs(run: Run) -> float:
@@ -160,16 +151,16 @@ def _point(runs: Sequence[Run]) -> Point:
     first, *others = run.times["t_other"].mean(axis=0).tolist()
     return Point(
         run=run,
-        load=load(
+        load=Load(
             run,
             run.world_size,
-            rollout_steps=run.rollout_steps,
-            local_num_envs=float(np.mean(run.steps)) / run.world_size / run.rollout_steps,
-            num_epochs=done_epochs(run),
-            num_minibatches=run.num_minibatches,
-            num_parameters=run.num_parameters,
-            num_hosts=run.origin.num_hosts,
-            cores=run.cores,
+            run.rollout_steps,
+            float(np.mean(run.steps)) / run.world_size / run.rollout_steps,
+            done_epochs(run),
+            run.num_minibatches,
+            run.num_parameters,
+            run.origin.num_hosts,
+            run.cores,
         ),
         fps=tuple(r.fps for r in runs),
         means=means,
