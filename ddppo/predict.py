@@ -12,7 +12,7 @@ import numpy as np
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.options import door, parse_all
+from ddppo.options import door, parse_all, whole_numbers
 from ddppo.study.columns import aligned, whole
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict import published
@@ -107,7 +107,7 @@ def _fitted_to(runs: list[Run], fit_on: Any) -> list[Run]:
     """Return the runs of the W that `fit_on` names, of all without it."""
     if fit_on is None:
         return runs
-    wanted = _numbers("fit_on", fit_on)
+    wanted = whole_numbers("fit_on", fit_on)
     measured = sorted({run.world_size for run in runs})
     listed = ", ".join(map(str, measured))
     if missing := [w for w in wanted if w not in measured]:
@@ -158,25 +158,10 @@ def _table(predictions: list[Prediction], beside: dict[int, float], what_if: Wha
 
 def _world_sizes(given: Any, runs: list[Run], model: FittedModel, what_if: WhatIf) -> list[int]:
     if given is not None:
-        return _numbers("world_sizes", given)
+        return whole_numbers("world_sizes", given)
     measured = {run.world_size for run in runs}
     candidates = sorted(measured | {2**i for i in range(_LARGEST.bit_length())})
     return [w for w in candidates if model.divides(w, what_if)]
-
-
-def _numbers(name: str, given: Any) -> list[int]:
-    """Return numbers of workers from `1,2,4` or `[1,2,4]`."""
-    items = given if isinstance(given, list) else str(given).split(",")
-    try:
-        values = [int(w) if isinstance(w, str) else w for w in items]
-    except ValueError as e:
-        raise ConfigError(f"{name}={given}: numbers of workers, e.g. {name}=1,2,4") from e
-    if not values:
-        raise ConfigError(f"{name}={given}: give numbers of workers, e.g. {name}=1,2,4")
-    try:
-        return [as_whole(name, w, low=1, high=_MOST_WORKERS) for w in values]
-    except FieldError as e:
-        raise ConfigError(f"{e}: give numbers of workers, e.g. {name}=1,2,4") from e
 
 
 def _published_point(given: Any) -> tuple[int, float]:

@@ -116,7 +116,7 @@ def test_turns_on_crowded_cores_are_told_from_latency():
 
 
 def test_ranks_that_have_a_core_each_keep_it_at_w_not_measured():
-    # 1,000 steps/s of one worker, E(2), E(4), E(8) as of communication alone: of 16 ranks .85, not half of .92.
+    # 16 ranks were given the 8 cores of the nearest W, and 54 % of their throughput.
     runs = [run for w in (1, 2, 4, 8) for run in make_runs((w,), cores=w)]
     model = fit(runs, replicates=20)
     (sixteen,) = model.predict([16])

@@ -227,10 +227,11 @@ def fit_points(
 
 
 def tells_times(run: Run) -> bool:
-    """Return whether the run has every part of at least 2 iterations, and the sizes that they depend on."""
+    """Return whether the run has every part of at least 2 iterations (a row of a table: their means), and the sizes."""
+    least = 2 if run.config else 1
     sizes = (run.rollout_steps, run.num_epochs, run.num_minibatches, run.num_parameters, run.cores)
     return (
-        all(p in run.times and len(run.times[p]) >= 2 for p in ("t_iter", *PARTS))
+        all(p in run.times and len(run.times[p]) >= least for p in ("t_iter", *PARTS))
         and all(bool(np.isfinite(t).all()) for t in (*run.times.values(), run.steps))
         and all(size > 0 for size in sizes)
     )
