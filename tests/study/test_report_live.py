@@ -78,6 +78,20 @@ def test_a_sweep_says_what_is_planned_what_is_done_and_what_runs(running):
     ]
 
 
+def test_of_a_sweeper_that_draws_its_runs_what_is_complete_is_known(running, monkeypatch):
+    drawn = COMMAND.replace('"1,2"', '"interval(1, 4)"')
+    (running.folder / "multirun.yaml").write_text(drawn)
+    running.complete(NAMES[0])
+    running.begin(NAMES[1])
+    now = progress(running.folder)
+    assert now == Progress(0, frozenset(NAMES[:1]), (), ended=False)
+    pages = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: running.end())
+    monkeypatch.setattr(live.os, "nice", lambda by: None)
+    watch(ReportOptions(path=str(running.folder), watch=True), pages.append)
+    assert pages[0].startswith("Complete: 1: ")
+
+
 def test_a_run_that_was_stopped_is_not_complete(running):
     running.complete(NAMES[0])
     change_summary(running.folder / NAMES[0], status="stopped")
@@ -156,7 +170,7 @@ def test_the_page_keeps_up_with_a_sweep_and_ends_with_it(running, monkeypatch):
     report, _ = watch(ReportOptions(path=str(running.folder), watch=True), lambda text: None)
     assert "Nothing is complete yet." in pages[0]
     assert "Nothing is complete yet, the first is expected at" in pages[1]
-    assert "1 of 4 runs are complete, the last is expected at" in pages[2]
+    assert "Complete: 1 of 4 runs, the last is expected at" in pages[2]
     assert all('http-equiv="refresh"' in text for text in pages)
     assert NAMES[3] in pages[2]
     assert "resume=" not in pages[1]  # of what runs nothing is left out

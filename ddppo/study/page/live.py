@@ -74,9 +74,8 @@ def _told(now: Progress, ends: dict[str, float], trouble: str) -> Live:
 
 
 def _in_short(now: Progress, ends: dict[str, float]) -> str:
-    done = (
-        f"{len(now.done)} of {now.num_planned} runs are complete" if now.done else "Nothing is complete yet"
-    )
+    planned = f" of {now.num_planned} runs" if now.num_planned else ""
+    done = f"Complete: {len(now.done)}{planned}" if now.done else "Nothing is complete yet"
     if len(ends) == len(now.to_come) > 0:
         return f"{done}, the last is expected at {_clock(max(ends.values()))}"
     return f"{done}, the first is expected at {_clock(min(ends.values()))}" if ends else done

@@ -61,7 +61,8 @@ def progress(sweep: Path) -> Progress:
     command = sweep / "multirun.yaml"
     began = _written(command)
     jobs, outcomes = _planned(command, began), _outcomes(sweep / "sweep.jsonl", began)
-    done = {name for name in jobs if _is_complete(sweep / name / "summary.json")}
+    names = jobs or [path.name for path in sweep.iterdir()]
+    done = {name for name in names if _is_complete(sweep / name / "summary.json")}
     missing = [
         _job(sweep / name, name, w, outcomes.get(name, {}), began)
         for name, w in jobs.items()
