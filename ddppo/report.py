@@ -4,7 +4,6 @@ import sys
 
 from ddppo.options import door, parse
 from ddppo.study.page.files import make_report, on_terminal
-from ddppo.study.page.live import watch
 from ddppo.study.report import ReportOptions
 
 _USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=value ...]"
@@ -15,6 +14,8 @@ def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
     options = parse(ReportOptions, sys.argv[1:], path="path", usage=_USAGE)
     if options.watch:
+        from ddppo.study.page.live import watch  # imports Hydra
+
         report, folder = watch(options, lambda text: print(text, flush=True))
     else:
         report, folder = make_report(options, _announce)
