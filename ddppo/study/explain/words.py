@@ -218,11 +218,9 @@ def _remedy(cause: str, row: Row, study: Study) -> str:
         return f"{said}, at W={row.world_size} {row.num_envs // row.world_size} of {row.num_envs}"
     if cause == "learning" and row.threads < first.threads:
         return f"{said}; and a worker has {row.threads} compute threads, at W={first.world_size} it had {first.threads}"
-    as_fast = [
-        r.world_size for r in study.rows if r.fps.median >= row.fps.median and r.world_size < row.world_size
-    ]
-    if cause == "cores" and as_fast:
-        return f"{said}, or fewer workers: W={as_fast[0]} is no slower"
+    best = max((r for r in study.rows if r.world_size < row.world_size), key=lambda r: r.fps.median)
+    if cause == "cores" and best.fps.median >= row.fps.median:
+        return f"{said}, or fewer workers: W={best.world_size} is {best.fps.median / row.fps.median:.2g} times as fast"
     return said
 
 
