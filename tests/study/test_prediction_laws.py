@@ -148,6 +148,6 @@ def test_cores_that_were_asked_for_are_given_to_w_not_measured():
     runs = planted.runs(replace(SMALL, cores=8), (1, 2, 4, 8), 2)
     shared, own = ahead(runs), ahead(runs, cores_per_worker=1)
     assert "share 8 cores" in shared.cores_rule
-    assert "1 cores for each worker, as asked" in own.cores_rule
+    assert "1 core for each worker, as asked" in own.cores_rule
     at = {p.world_size: p.fps for p in shared.as_measured}
     assert all(p.fps > 1.1 * at[p.world_size] for p in own.as_measured if p.world_size > 8)

@@ -122,7 +122,7 @@ def test_ranks_that_have_a_core_each_keep_it_at_w_not_measured():
     (sixteen,) = model.predict([16])
     truth = np.mean([r.fps for r in make_runs((16,), cores=16)])
     assert sixteen.fps == pytest.approx(truth, rel=0.05)
-    assert "1 cores for each worker" in model.cores_rule
+    assert "1 core for each worker" in model.cores_rule
     shared = fit([replace(run, cores=8) for run in runs], replicates=2)
     assert shared.predict([16])[0].fps < 0.8 * truth
     assert "share 8 cores" in shared.cores_rule

@@ -93,7 +93,7 @@ class FittedModel:
         """Return in a sentence which cores W ranks are given where W was not measured."""
         if (each := self.cores_of_each) is not None:
             how = "as the largest W measured had" if self.cores_per_worker is None else "as asked"
-            return f"W not measured are given {each:g} cores for each worker, {how}."
+            return f"W not measured are given {each:g} core{'s' * (each != 1)} for each worker, {how}."
         cores = dict.fromkeys(sorted({p.run.cores for p in self.points}))
         shared = " or ".join(map(str, cores))
         return f"All workers share {shared} cores, as measured; cores_per_worker=1 gives each its own."
