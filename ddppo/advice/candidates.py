@@ -134,7 +134,7 @@ def _choices(asked: Question) -> list[list[str]]:
     from ddppo.envs.batched.make import BATCHED_IDS
 
     axes = {key: values for key, values in asked.axes.items() if key != W}
-    if not asked.names("env.backend"):
+    if not asked.names("env.backend") and not asked.through_slurm:
         env = composed((*asked.of_run, *(f"{key}={values[0]}" for key, values in axes.items()))).env
         is_one_batch = env.id in BATCHED_IDS and not {"step_time_s", "reset_time_s"} & env.kwargs.keys()
         if not is_one_batch and not env.is_ale and env.backend == "auto":

@@ -67,7 +67,7 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
                 print("\n".join(filter(None, [*text.sureness(entrants, found, options.tolerance), law])))
         if chosen is not None:
             _say_command(asked, chosen)
-            print(f"{time.monotonic() - began:.0f} s on {cores} cores.")
+            print(f"{time.monotonic() - began:.0f} s{'' if asked.through_slurm else f' on {cores} cores'}.")
     if chosen is None:
         raise TrainingError(
             f"budget_s={options.budget_s:g} was over before there was a round of probes: give more, or a smaller batch "
