@@ -60,11 +60,18 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
     finally:
         chosen = None
         for number, entrants in enumerate(stages):
-            if found := choose(entrants, options.tolerance):
+            if found := choose(entrants, options.tolerance, own_cores):
                 chosen = found.candidate
                 ahead, law = text.predicted(entrants, found, [] if number else predict, own_cores)
                 print(f"\n{text.table(entrants, found, bill, ahead)}\n")
-                print("\n".join(filter(None, [*text.sureness(entrants, found, options.tolerance), law])))
+                print(
+                    "\n".join(
+                        filter(
+                            None,
+                            [*text.sureness(entrants, found, options.tolerance), law, text.company(entrants)],
+                        )
+                    )
+                )
         if chosen is not None:
             _say_command(asked, chosen)
             print(f"{time.monotonic() - began:.0f} s{'' if asked.through_slurm else f' on {cores} cores'}.")
@@ -85,7 +92,7 @@ def _race(
         stages.append(first.entrants)
         first.enter(todo)
         first.run(time.monotonic() + _OF_FIRST * (until - time.monotonic()))
-        best = choose(first.entrants, tolerance)
+        best = choose(first.entrants, tolerance, cores)
         more = variants(best.candidate, best.parts(), asked, cores) if best is not None else []
         if best is None or not more or time.monotonic() + 2 * first.seconds_with_one_more() > until:
             first.run()

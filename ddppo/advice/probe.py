@@ -17,6 +17,7 @@ from typing import Any
 
 from ddppo.advice.candidates import Candidate
 from ddppo.benchmark.memory import descendants
+from ddppo.cores import allowed_cores
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.files import stored
 from ddppo.forking import ForkedProcess, ForkServer
@@ -25,6 +26,7 @@ from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 _POLL_S = 0.003
 _WARMUP_S = 0.3
 _ENDED_WITHIN_S = 5.0
+_TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc
 _IMPORTS = ("hydra", "torch._dynamo", "ddppo.run.worker", "ddppo.run.start", "ddppo.run.sweep", "ddppo.train")
 # Last, so that they win: what would be on the clock, or end a probe by itself.
 QUIET = (
@@ -40,10 +42,14 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What a probe did in one round; parts: mean fractions of an iteration over ranks, of `EXCLUSIVE_PARTS`."""
+    """What a probe did in one round, and the fraction of all cores' time that others used meanwhile.
+
+    parts: mean fractions of an iteration over ranks, of `EXCLUSIVE_PARTS`.
+    """
 
     fps: float
     parts: Mapping[str, float]
+    others: float = 0.0
 
 
 class Probes:
@@ -117,17 +123,18 @@ class Probe:
     def run(self, num_iterations: int) -> Slice:
         """Let it do so many iterations and hold it again. Raises TrainingError, OutOfTimeError."""
         before, last = self._num_iterations(), self._lines[-1]
-        self._signal(signal.SIGCONT)
+        used = busy_s() - used_s(self._signal(signal.SIGCONT))
         began = time.monotonic()
         self._wait_for(before + num_iterations)
         seconds = time.monotonic() - began
-        self._signal(signal.SIGSTOP)
+        used = busy_s() - used_s(self._signal(signal.SIGSTOP)) - used
         done = self._lines[before * self._candidate.world_size :]
         self.iteration_s = seconds / (done[-1]["iteration"] - last["iteration"])
         whole = [line for line in done if line["iteration"] > done[0]["iteration"]]  # the first stood still
         t_iter = sum(line["time/t_iter"] for line in whole)
         parts = {part: sum(line[f"time/{part}"] for line in whole) / t_iter for part in EXCLUSIVE_PARTS}
-        return Slice((done[-1]["env_steps"] - last["env_steps"]) / seconds, parts)
+        others = max(0.0, used) / seconds / len(allowed_cores())
+        return Slice((done[-1]["env_steps"] - last["env_steps"]) / seconds, parts, others)
 
     def close(self) -> None:
         """End it at once with all its processes."""
@@ -164,6 +171,23 @@ class Probe:
             self._num_read += len(whole)
             self._lines += map(json.loads, whole.splitlines())
         return len(self._lines) // self._candidate.world_size
+
+
+def busy_s() -> float:
+    """Return how many seconds the cores that this process may use have worked, for whomever."""
+    allowed = {f"cpu{number}" for number in allowed_cores()}
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    # user, nice, system, irq, softirq: https://docs.kernel.org/filesystems/proc.html#miscellaneous-kernel-statistics
+    return sum(int(line[i]) for line in lines if line[0] in allowed for i in (1, 2, 3, 6, 7)) / _TICKS
+
+
+def used_s(pids: Sequence[int]) -> float:
+    """Return how many seconds of processor time these processes have used."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):  # it ended meanwhile
+            total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return total / _TICKS
 
 
 def _is_alive(pid: int) -> bool:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 from ddppo.advice.candidates import Candidate
 from ddppo.advice.probe import OutOfTimeError, Probe, Slice
@@ -10,9 +11,11 @@ from ddppo.benchmark.comparison import Ratio, middle, paired_ratio
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 
+SLOWER = "slower"
 ROUNDS_TO_TELL = 5  # fewer pairs have no interval: `comparison.paired_ratio`
 _ROUNDS_TO_DROP, _FAR_BEHIND = 3, 0.8
 _ENOUGH_ROUNDS = 15
+BUSY = 0.15  # of the cores' time, used by others
 _SLICE_S, _FEWEST_ITERATIONS = 1.0, 2  # of the slowest in a round
 
 
@@ -33,6 +36,10 @@ class Entrant:
     def fps(self) -> float:
         """Median over rounds."""
         return middle([each.fps for each in self.rounds.values()])
+
+    @property
+    def others(self) -> float:
+        return middle([each.others for each in self.rounds.values()])
 
     def parts(self) -> dict[str, float]:
         """Return the median fraction of an iteration that each part takes, over rounds."""
@@ -59,12 +66,20 @@ def is_slower(found: Ratio | None, tolerance: float) -> bool:
     return found is not None and found.estimate < 1 - tolerance and found.high < 1
 
 
-def choose(entrants: Sequence[Entrant], tolerance: float) -> Entrant | None:
-    """Return the fastest; of those not slower than it beyond noise the one with fewest workers, then settings."""
-    running = [each for each in entrants if each.rounds and not each.out]
-    leader = max(running, key=lambda each: each.fps, default=None)
-    equal = [each for each in running if leader and not is_slower(ratio(each, leader), tolerance)]
-    return min(equal, key=lambda e: (e.world_size, len(e.candidate.overrides), -e.fps), default=None)
+def choose(entrants: Sequence[Entrant], tolerance: float, cores: float = inf) -> Entrant | None:
+    """Return the fastest; of those not slower than it beyond noise the one with fewest workers, then settings.
+
+    More workers than cores count only where others left the cores alone: they may win by the turns that others lose.
+    """
+    measured = [each for each in entrants if each.rounds and each.out in ("", SLOWER)]
+    fastest = max((each for each in measured if not each.out), key=lambda each: each.fps, default=None)
+    if fastest is None:
+        return None
+    if any(each.others > BUSY for each in measured):
+        measured = [each for each in measured if each.world_size <= cores] or measured
+    leader = max(measured, key=lambda each: found.estimate if (found := ratio(each, fastest)) else 0.0)
+    equal = [each for each in measured if not is_slower(ratio(each, leader), tolerance)]
+    return min(equal, key=lambda each: (each.world_size, len(each.candidate.overrides), -each.fps))
 
 
 class Race:
@@ -146,7 +161,7 @@ class Race:
             # Looked at after every round, so that chance has many tries: asks more than `is_slower`.
             bound = 1 - self._tolerance if found.count >= ROUNDS_TO_TELL else _FAR_BEHIND
             if found.count >= _ROUNDS_TO_DROP and found.high < bound:
-                entrant.out = "slower"
+                entrant.out = SLOWER
                 probe.close()
                 self._say(f"{entrant.candidate.name} is out after {found.count} rounds")
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddppo.advice.race import ROUNDS_TO_TELL, Entrant, is_slower, ratio
+from ddppo.advice.race import BUSY, ROUNDS_TO_TELL, Entrant, is_slower, ratio
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.columns import aligned, duration
@@ -88,6 +88,17 @@ def sureness(entrants: Sequence[Entrant], chosen: Entrant, tolerance: float) -> 
         times = f"{found.estimate:.2f} times as fast, {found.low:.2f} to {found.high:.2f}"
         lines.append(f"{each.candidate.name} against {chosen.candidate.name}: {verdict} ({times}; {kind}).")
     return lines
+
+
+def company(entrants: Sequence[Entrant]) -> str:
+    """Return what others used of the cores, if that was enough to matter."""
+    used = max((each.others for each in entrants if each.rounds), default=0.0)
+    if used <= BUSY:
+        return ""
+    return (
+        f"Others used up to {100 * used:.0f} % of the cores meanwhile: more workers than cores, which may win by the "
+        "turns that others lose, are not recommended, and alone on the machine all are faster."
+    )
 
 
 def predicted(

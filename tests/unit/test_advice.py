@@ -6,14 +6,16 @@ import os
 import random
 import signal
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 
 from ddppo import advise
 from ddppo.advice.candidates import candidates, changes_learning, question, variants, world_sizes
-from ddppo.advice.probe import OutOfTimeError, Slice
-from ddppo.advice.race import Entrant, Race, choose, ratio
-from ddppo.advice.text import Bill, predicted, sureness, table
+from ddppo.advice.probe import OutOfTimeError, Slice, busy_s, used_s
+from ddppo.advice.race import SLOWER, Entrant, Race, choose, ratio
+from ddppo.advice.text import Bill, company, predicted, sureness, table
 from ddppo.benchmark.workloads import composed
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
@@ -189,6 +191,26 @@ def test_one_that_cannot_be_is_told_and_the_others_run():
     assert race.entrants[2].out == "cannot be: no W=4"
     with pytest.raises(ConfigError, match="no W=1"):
         raced(Machine({1: 1, 2: 1, 4: 1}, fails=(1, 2, 4)))
+
+
+def test_more_workers_than_cores_are_not_chosen_where_they_win_by_the_turns_that_others_lose():
+    found = entrants({1: [100] * 5, 2: [130] * 5, 4: [160] * 5})
+    assert choose(found, 0.05, 2).world_size == 4  # they may wait rather than compute
+    found[1].out = SLOWER
+    for each in found:
+        each.rounds = {number: replace(one, others=0.5) for number, one in each.rounds.items()}
+    assert choose(found, 0.05, 2).world_size == 2
+    assert "Others used up to 50 % of the cores" in company(found)
+
+
+def test_what_others_use_of_the_cores_is_told_from_what_a_process_uses():
+    busy, own = busy_s(), used_s([os.getpid()])
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    own = used_s([os.getpid()]) - own
+    assert 0.25 < own < 0.5
+    assert busy_s() - busy > own - 0.05
 
 
 # -- what is said ---------------------------------------------------------------------------------------------------
