@@ -5,6 +5,7 @@ sizes at least 1.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,9 +105,22 @@ class Run:
     reached_at_s: float = math.nan
 
     @property
+    def number_bytes(self) -> int:
+        """Bytes of a number of the gradient."""
+        return 8 if self.config.get("dtype") == "float64" else 4
+
+    @property
     def tells_ranks(self) -> bool:
         """Whether times are of each rank; false where there are none, or only means over ranks."""
         return bool(self.times) and all(t.shape[1] == self.world_size for t in self.times.values())
+
+
+def by_world_size(runs: Iterable[Run]) -> dict[int, list[Run]]:
+    """Return {W: its runs}, W ascending."""
+    groups: dict[int, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.world_size):
+        groups.setdefault(run.world_size, []).append(run)
+    return groups
 
 
 @dataclass(frozen=True, slots=True)

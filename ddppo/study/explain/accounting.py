@@ -67,6 +67,7 @@ class Account:
 class Spent:
     """An iteration of one run, or of the median seed: steps, FPS, and seconds of each cause, NaN if unknown."""
 
+    world_size: int
     steps: float
     fps: float
     seconds: dict[str, float]
@@ -89,21 +90,18 @@ def accounts(study: Study) -> list[Account]:
     """Return the account of every W above the smallest; none where a run says nothing about its time."""
     base = study.rows[0]
     spent: dict[int, list[Spent]] = {}
-    calm: tuple[int, Spent] | None = None  # the largest W above 1 whose cores are not crowded
+    calm: Spent | None = None  # of the largest W above 1 whose cores are not crowded
     for row in study.rows:
         runs = study.runs_at(row.world_size)
         if all(run.steps.size and any(part in run.times for part in PARTS) for run in runs):
             spent[row.world_size] = [_spent(run, slow) for run, slow in zip(runs, row.slowness, strict=True)]
             if row.oversubscription <= base.oversubscription and row.world_size > 1:
-                calm = row.world_size, _middle(spent[row.world_size])
+                calm = _middle(spent[row.world_size])
     if study.baseline not in spent:
         return []
     of_base = _middle(spent[study.baseline])
-    return [
-        _account(study, row, spent[row.world_size], of_base, calm)
-        for row in study.rows[1:]
-        if row.world_size in spent
-    ]
+    told = [row for row in study.rows[1:] if row.world_size in spent]
+    return [_account(study, row, spent[row.world_size], of_base, calm) for row in told]
 
 
 def _spent(run: Run, slow: Slowness) -> Spent:
@@ -115,7 +113,7 @@ def _spent(run: Run, slow: Slowness) -> Spent:
     means["slow"] = math.fsum(slow.total.values())
     taken = own | {"waiting": means["slow"] - math.fsum(own.values())}
     seconds = {cause: mean - taken.get(cause, 0.0) for cause, mean in means.items()}
-    return Spent(float(run.steps.mean()), run.fps, seconds)
+    return Spent(run.world_size, float(run.steps.mean()), run.fps, seconds)
 
 
 def _middle(spent: Sequence[Spent]) -> Spent:
@@ -127,12 +125,10 @@ def _middle(spent: Sequence[Spent]) -> Spent:
     a, b = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
     weight = a.fps / (a.fps + b.fps)
     seconds = {cause: weight * a.seconds[cause] + (1 - weight) * b.seconds[cause] for cause in a.seconds}
-    return Spent((a.steps + b.steps) / 2, (a.fps + b.fps) / 2, seconds)
+    return Spent(a.world_size, (a.steps + b.steps) / 2, (a.fps + b.fps) / 2, seconds)
 
 
-def _account(
-    study: Study, row: Row, spent: Sequence[Spent], base: Spent, calm: tuple[int, Spent] | None
-) -> Account:
+def _account(study: Study, row: Row, spent: Sequence[Spent], base: Spent, calm: Spent | None) -> Account:
     here = _middle(spent)
     shares, between = _shares(study, row, here, base, calm)
     each = [_shares(study, row, one, base, calm)[0] for one in spent]
@@ -142,7 +138,7 @@ def _account(
 
 
 def _shares(
-    study: Study, row: Row, here: Spent, base: Spent, calm: tuple[int, Spent] | None
+    study: Study, row: Row, here: Spent, base: Spent, calm: Spent | None
 ) -> tuple[dict[str, float], tuple[float, float] | None]:
     """Return the share of every cause, and the bounds of the cores' where they cannot be told."""
     g = work(here.steps, row.world_size, study.rows[0])
@@ -150,10 +146,9 @@ def _shares(
     turns, between = row.oversubscription / study.rows[0].oversubscription, None
     cores: dict[str, float] = {}
     if turns > 1:
-        alone = _on_cores_of_its_own(study, row, here, base, calm, turns)
-        cores = {
-            c: min(_known(max(here.seconds[c] - own, 0.0)), max(excess[c], 0.0)) for c, own in alone.items()
-        }
+        alone = _on_cores_of_its_own(study, here, base, calm, turns)
+        more = {c: _known(max(here.seconds[c] - own, 0.0)) for c, own in alone.items()}
+        cores = {c: min(seconds, max(excess[c], 0.0)) for c, seconds in more.items()}
         if calm is None:
             most = cores | {c: max(excess[c], 0.0) for c in ("communication", "waiting")}
             between = 0.0, math.fsum(most.values()) / here.tau
@@ -165,25 +160,25 @@ def _shares(
 
 
 def _on_cores_of_its_own(
-    study: Study, row: Row, here: Spent, base: Spent, calm: tuple[int, Spent] | None, turns: float
+    study: Study, here: Spent, base: Spent, calm: Spent | None, turns: float
 ) -> dict[str, float]:
     """Return what the parts of crowded W would take with a core for every thread, estimated from a calm W.
 
     Of acting and learning at least p / turns: taking turns stretches them `turns` times. Without a calm W what does not
     shrink is unknown: turns are taken to stretch g p(W_1), and communication and waiting, `turns` times.
     """
-    g = work(here.steps, row.world_size, study.rows[0])
+    g = work(here.steps, here.world_size, study.rows[0])
     ideal = {cause: g * base.seconds[cause] for cause in ("acting", "learning")}
     if calm is None:
         alone = {c: max(own, here.seconds[c] - (turns - 1) * own) for c, own in ideal.items()}
         return alone | {c: here.seconds[c] / turns for c in ("communication", "waiting")}
-    w, seconds = calm[0], calm[1].seconds
-    g_calm = work(calm[1].steps, w, study.rows[0])
+    w, seconds = calm.world_size, calm.seconds
+    g_calm = work(calm.steps, w, study.rows[0])
     growth = (1 - g) / (1 - g_calm) if g_calm < 1 else float(w > study.baseline)
     fixed = {c: growth * max(seconds[c] - g_calm * base.seconds[c], 0.0) for c in ideal}
     return {c: max(own + fixed[c], here.seconds[c] / turns) for c, own in ideal.items()} | {
-        "communication": _exchanging(study.runs_at(row.world_size)[0], w, seconds["communication"]),
-        "waiting": seconds["waiting"] * normal_expected_max(row.world_size) / normal_expected_max(w),
+        "communication": _exchanging(study.runs_at(here.world_size)[0], w, seconds["communication"]),
+        "waiting": seconds["waiting"] * normal_expected_max(here.world_size) / normal_expected_max(w),
     }
 
 
@@ -192,10 +187,7 @@ def _exchanging(run: Run, calm: int, seconds: float) -> float:
 
     What its bytes take at an assumed 10 GB/s of memory (else 1 GB/s) grows as they do, the rest as latencies do.
     """
-    by, num_bytes = (
-        run.origin.collective,
-        run.num_parameters * (8 if run.config.get("dtype") == "float64" else 4),
-    )
+    by, num_bytes = run.origin.collective, run.num_parameters * run.number_bytes
     few, many = (own_sum(w, num_bytes, by, run.origin.num_hosts) for w in (calm, run.world_size))
     num_sums = max(run.num_epochs * run.num_minibatches, 1)
     of_bytes = min(num_sums * few.num_bytes * (_MEMORY_BYTE_S if by == "shm" else _BYTE_S), seconds)

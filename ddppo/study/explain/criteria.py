@@ -5,10 +5,12 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from ddppo.statistics import CONFIDENCE, difference, t_quantile
 from ddppo.study.explain.accounting import Account, accounts, cause_name
 from ddppo.study.measure import speedup
-from ddppo.study.measure.slow import block_means
+from ddppo.study.measure.slow import standard_error
 from ddppo.study.measure.speedup import Study
 from ddppo.study.runs import Run
 
@@ -45,9 +47,8 @@ def speedup_increases(study: Study) -> Criterion:
         if high <= 0:
             crowd = f"{row.oversubscription:.3g} compute threads on each of {row.cores} cores"
             crowd = f" (W={row.world_size} puts {crowd})" if row.oversubscription > 1 else ""
-            return Criterion(
-                name, FAIL, f"{reason}: W={row.world_size} is no faster than W={before.world_size}{crowd}"
-            )
+            reason += f": W={row.world_size} is no faster than W={before.world_size}{crowd}"
+            return Criterion(name, FAIL, reason)
         if low < math.log1p(_LEAST_INCREASE):
             between = f"{math.exp(low):.3g} to {math.exp(min(high, 700)):.3g} times as fast as W={before.world_size}"
             unsure.append(f"W={row.world_size} is {between}")
@@ -62,19 +63,15 @@ def _growth(before: list[Run], after: list[Run], confidence: float) -> tuple[flo
     if min(len(slower), len(faster)) > 1:
         return difference(faster, slower, confidence)
     middle = sum(faster) / len(faster) - sum(slower) / len(slower)
-    variance = sum(
-        sum(_noise(run) ** 2 + _RUNS_DIFFER**2 for run in runs) / len(runs) ** 2 for runs in (before, after)
-    )
-    half = t_quantile(1 - (1 - confidence) / 2, 1e4) * math.sqrt(variance)
+    noise = [math.hypot(_noise(run), _RUNS_DIFFER) / len(runs) for runs in (before, after) for run in runs]
+    half = t_quantile(1 - (1 - confidence) / 2, 1e4) * math.hypot(*noise)
     return middle - half, middle + half
 
 
 def _noise(run: Run) -> float:
     """Return the standard error of a run's mean iteration, relative to it; 0 where iterations are not known."""
-    if "t_iter" not in run.times or len(run.times["t_iter"]) < 2:
-        return 0.0
-    blocks = block_means(run.times["t_iter"].mean(axis=1))
-    return float(blocks.std(ddof=1)) / len(blocks) ** 0.5 / float(blocks.mean())
+    t_iter = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.ones(1)
+    return standard_error(t_iter)[0] / float(t_iter.mean())
 
 
 def returns_agree(study: Study, *, relative: float, absolute: float | None = None) -> Criterion:
@@ -142,10 +139,10 @@ def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> C
 
 def _apart(one: Account, other: Account) -> tuple[int, float, list[str]]:
     """Return W, the largest difference of a share between two accounts of it, and their main causes."""
-    share = max(
-        abs(one.shares[cause] - other.shares[cause]) for cause in one.shares if cause != "unexplained"
-    )
-    return one.world_size, share, sorted({one.main, other.main})
+    apart = [
+        abs(share - other.shares[cause]) for cause, share in one.shares.items() if cause != "unexplained"
+    ]
+    return one.world_size, max(apart), sorted({one.main, other.main})
 
 
 def _halves(study: Study) -> list[list[Run]]:

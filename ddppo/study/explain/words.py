@@ -12,9 +12,7 @@ from ddppo.study.runs import Run
 
 NEGLIGIBLE_LOSS = 0.02
 STALLED = 20.0  # times the median iteration
-_OVERLAP_FROM = (
-    250_000  # numbers of a gradient, 1 MB: for fewer an exchange is latency, which nothing overlaps
-)
+_OVERLAP_FROM = 250_000  # numbers of a gradient, 1 MB; exchanging fewer is latency, which nothing overlaps
 _PHASES = {"t_rollout": "rollouts", "t_learn": "learning"}
 _LEARNT = "this changes what is learnt"
 _REMEDIES = {
@@ -46,10 +44,8 @@ def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[i
     """Explain each of these W; of one without an account, or of the last where none has any, it is said why."""
     of = {account.world_size: account for account in accounts}
     world_sizes = world_sizes if of else world_sizes[-1:]
-    return [
-        _explained(study, of[w], first=w == world_sizes[0]) if w in of else _without_account(study, w)
-        for w in world_sizes
-    ]
+    told = {w: _explained(study, of[w], first=w == world_sizes[0]) for w in world_sizes if w in of}
+    return [told.get(w) or _without_account(study, w) for w in world_sizes]
 
 
 def stalls(study: Study) -> list[str]:
@@ -58,10 +54,8 @@ def stalls(study: Study) -> list[str]:
     for run in study.runs:
         seconds = run.times["t_iter"].mean(axis=1) if "t_iter" in run.times else np.array([])
         times = seconds / max(float(np.median(seconds)), 1e-9) if seconds.size else seconds
-        found += [
-            (float(seconds[i]), run.world_size, run.seed, int(i) + 1, float(times[i]))
-            for i in np.flatnonzero(times > STALLED)
-        ]
+        late = np.flatnonzero(times > STALLED).tolist()
+        found += [(float(seconds[i]), run.world_size, run.seed, i + 1, float(times[i])) for i in late]
     told = [
         f"W={w}, seed {seed}, iteration {i} after warm-up: {duration(s)}, {times:.0f} times"
         for s, w, seed, i, times in sorted(found, reverse=True)
@@ -84,12 +78,8 @@ def _without_account(study: Study, world_size: int) -> Explained:
 
 
 def _explained(study: Study, account: Account, *, first: bool) -> Explained:
-    row, base, main, share = (
-        study.row(account.world_size),
-        study.rows[0],
-        account.main,
-        account.shares[account.main],
-    )
+    row, base, main = study.row(account.world_size), study.rows[0], account.main
+    share = account.shares[main]
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
     said = [_setting(study)] if first else []
     said.append(
@@ -114,11 +104,12 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
 
 
 def _setting(study: Study) -> str:
-    batch = study.rows[-1].steps_per_iter
+    last = study.rows[-1]
+    batch = last.steps_per_iter
     if study.rule == "weak":
         return (
-            f"Weak scaling: each worker keeps its batch of {batch / study.rows[-1].world_size:.0f} steps, so an ideal "
-            "iteration takes as long with W workers as with one and collects W times the steps."
+            f"Weak scaling: each worker keeps its batch of {batch / last.world_size:.0f} steps, so an ideal iteration "
+            "takes as long with W workers as with one and collects W times the steps."
         )
     return f"Strong scaling: W workers share one batch of {batch:.0f} steps, so an ideal iteration is W times shorter."
 

@@ -62,9 +62,8 @@ def _slow(x: np.ndarray, expected: float, t_iter: float, turns: float) -> dict[i
     others = x[:, means <= SLOW_RATIO * level].mean(axis=1)
     found = {}
     for rank in np.flatnonzero(means - level > least) if level > 0 else ():
-        blocks = block_means(x[:, rank] - others)
-        noise = float(blocks.std(ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
-        if noise == 0 or means[rank] - level > t_quantile(_SURE, len(blocks) - 1) * noise:
+        noise, df = standard_error(x[:, rank] - others)
+        if noise == 0 or means[rank] - level > t_quantile(_SURE, df) * noise:
             found[int(rank)] = float(means[rank] / level)
     return found
 
@@ -87,8 +86,11 @@ def level_of(means: np.ndarray, expected: float = math.nan) -> float:
     return level if apart and nearer else middle
 
 
-def block_means(x: np.ndarray, size: int = _BLOCK) -> np.ndarray:
-    """Return means of blocks of neighbours, which are nearly independent; of few values the values themselves."""
-    if len(x) < 5 * size:
-        return x
-    return np.array([block.mean() for block in np.array_split(x, len(x) // size)])
+def standard_error(x: np.ndarray) -> tuple[float, int]:
+    """Return that of the mean of `x` `[iterations]`, 0 of one, and its degrees of freedom.
+
+    Neighbours are not independent, means of blocks of them nearly are.
+    """
+    if len(x) >= 5 * _BLOCK:
+        x = np.array([block.mean() for block in np.array_split(x, len(x) // _BLOCK)])
+    return float(x.std(ddof=1)) / len(x) ** 0.5 if len(x) > 1 else 0.0, len(x) - 1

@@ -13,7 +13,6 @@ Medians are over seeds; source of the two readings: DD-PPO, arXiv:1911.00357, se
 """
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,7 @@ from ddppo.errors import ConfigError
 from ddppo.statistics import Estimate, estimate, median, ratio, spread, time_estimate
 from ddppo.study.measure.slow import PHASES, Slowness, level_of, slowness
 from ddppo.study.measure.time_to_target import time_to_target
-from ddppo.study.runs import PARTS, Run
+from ddppo.study.runs import PARTS, Run, by_world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,10 @@ class Row:
 
     @property
     def rho_comm(self) -> float:
-        """Mean t_comm / mean t_iter."""
         return self.parts.get("t_comm", math.nan) / self.t_iter["mean"]
 
     @property
     def rho_sync(self) -> float:
-        """Mean t_sync / mean t_iter."""
         return self.parts.get("t_sync", math.nan) / self.t_iter["mean"]
 
     @property
@@ -117,18 +114,12 @@ def study(runs: list[Run]) -> Study:
     """Compute every row of a study from its runs, which are of one task, rule and target."""
     if not runs:
         raise ConfigError("there is no usable run to report on")
-    groups: defaultdict[int, list[Run]] = defaultdict(list)
-    for run in runs:
-        groups[run.world_size].append(run)
+    ordered = sorted(runs, key=lambda run: (run.world_size, run.seed))
+    base, rows = ordered[0], list[Row]()
+    groups = by_world_size(ordered)
     for same in groups.values():
-        same.sort(key=lambda run: run.seed)
-    base = groups[min(groups)]
-    rows: list[Row] = []
-    for world_size in sorted(groups):
-        same = groups[world_size]
-        rows.append(_row(same, base, _slowness(same, rows[0] if rows else None)))
-    ordered = tuple(run for row in rows for run in groups[row.world_size])
-    return Study(ordered, tuple(rows), base[0].env_id, base[0].rule, base[0].target_return)
+        rows.append(_row(same, groups[base.world_size], _slowness(same, rows[0] if rows else None)))
+    return Study(tuple(ordered), tuple(rows), base.env_id, base.rule, base.target_return)
 
 
 def _slowness(runs: list[Run], base: Row | None) -> tuple[Slowness, ...]:
@@ -136,10 +127,9 @@ def _slowness(runs: list[Run], base: Row | None) -> tuple[Slowness, ...]:
     expected, turns = {}, 1.0
     if base is not None:
         g = work(_steps(runs), runs[0].world_size, base)
-        at_base = {
-            p: np.array([rank.times.get(p, math.nan) for rank in base.ranks] or [math.nan]) for p in PHASES
-        }
-        expected = {phase: g * level_of(means) for phase, means in at_base.items()}
+        for phase in PHASES:
+            means = np.array([rank.times.get(phase, math.nan) for rank in base.ranks] or [math.nan])
+            expected[phase] = g * level_of(means)
         turns = max(1.0, _oversubscription(runs[0]) / base.oversubscription)
     return tuple(slowness(run, expected=expected, turns=turns) for run in runs)
 
@@ -237,7 +227,6 @@ def _blame(t_sync: np.ndarray) -> np.ndarray:
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    values = values[np.isfinite(values)]
-    if not values.size:
-        return dict.fromkeys(("p5", "p50", "p95"), math.nan)
-    return dict(zip(("p5", "p50", "p95"), map(float, np.percentile(values, (5, 50, 95))), strict=True))
+    finite = values[np.isfinite(values)]
+    found = np.percentile(finite, (5, 50, 95)).tolist() if finite.size else [math.nan] * 3
+    return dict(zip(("p5", "p50", "p95"), found, strict=True))

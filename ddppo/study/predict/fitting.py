@@ -11,7 +11,7 @@ import numpy as np
 from ddppo.study.predict.least_squares import identified, nnls
 from ddppo.study.predict.order_statistics import normal_expected_max
 from ddppo.study.predict.parameters import HEAVIEST, Parameters, Work
-from ddppo.study.predict.points import Point, section
+from ddppo.study.predict.points import Point
 
 _ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
 _TURN_S = {True: 1e-4, False: 4e-3}  # through shared memory, else; where no crowded W tells
@@ -22,11 +22,10 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> Parameters:
     alike = of_one_stepping(points, notes)
     last = alike[-1]
     call, latency, byte, turn = _fit_communication(points, notes)
-    weights = _column(points, lambda p: p.errors["t_other"]) ** -2.0
-    writers = _column(points, lambda p: p.writer_s)
-    many = _column(points, lambda p: p.world_size > 1)
-    writer = float(np.average(writers, weights=weights * many)) if many.any() else 0.0
-    others = _column(points, lambda p: p.means["t_other"] - writer / p.world_size)
+    other, sigma = _measured(points, "t_other")
+    ranks, writers = _column(points, lambda p: p.world_size), _column(points, lambda p: p.writer_s)
+    weights = sigma**-2.0
+    writer = float(np.average(writers, weights=weights * (ranks > 1))) if ranks.max() > 1 else 0.0
     fitted = Parameters(
         step=_fit_step(alike, notes),
         env_sleep_s=last.sleep_s,
@@ -37,7 +36,7 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> Parameters:
         latency_s=latency,
         byte_s=byte,
         turn_s=turn,
-        other_s=max(0.0, float(np.average(others, weights=weights))),
+        other_s=max(0.0, float(np.average(other - writer / ranks, weights=weights))),
         writer_s=writer,
         slow=_slow(points),
     )
@@ -59,16 +58,17 @@ def _column(points: Sequence[Point], of: Callable[[Point], float]) -> np.ndarray
     return np.array([of(p) for p in points], dtype=float)
 
 
+def _measured(points: Sequence[Point], part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the means of a part at each W and their errors."""
+    return _column(points, lambda p: p.means[part]), _column(points, lambda p: p.errors[part])
+
+
 def _fit_step(alike: Sequence[Point], notes: list[str]) -> Work:
     """Return the work of a vectorised step of E environments, beside the sleep of those that sleep."""
-    envs, steps = (
-        _column(alike, lambda p: p.load.local_num_envs),
-        _column(alike, lambda p: p.load.rollout_steps),
-    )
-    last = alike[-1]
+    last, envs = alike[-1], _column(alike, lambda p: p.load.local_num_envs)
+    steps = _column(alike, lambda p: p.load.rollout_steps)
     sleep = last.sleep_s * np.maximum(1.0, envs / last.env_processes)
-    work = _column(alike, lambda p: p.means["t_rollout"]) / steps - sleep
-    sigma = _column(alike, lambda p: p.errors["t_rollout"]) / steps
+    rollout, sigma = _measured(alike, "t_rollout")
     if not identified([np.ones(len(envs)), envs]):
         notes.append(
             f"all rollouts had about {envs.mean():g} environments per rank: what a vectorised step costs by itself and "
@@ -76,7 +76,9 @@ def _fit_step(alike: Sequence[Point], notes: list[str]) -> Work:
         )
     # Who sleeps leaves the core to others, so that nothing is stretched.
     pieces = np.zeros(len(envs)) if last.sleep_s else steps
-    return _fit_work(alike, (envs, np.ones(len(envs)), pieces), np.maximum(work, 0.0), sigma)
+    return _fit_work(
+        alike, (envs, np.ones(len(envs)), pieces), np.maximum(rollout / steps - sleep, 0.0), sigma / steps
+    )
 
 
 def _fit_minibatch(points: Sequence[Point], notes: list[str]) -> Work:
@@ -87,7 +89,7 @@ def _fit_minibatch(points: Sequence[Point], notes: list[str]) -> Work:
             "all runs learned from batches of one size: the fixed cost of a minibatch and the cost of a sample cannot "
             "be told apart; half of it each is assumed"
         )
-    y, sigma = _column(points, lambda p: p.means["t_learn"]), _column(points, lambda p: p.errors["t_learn"])
+    y, sigma = _measured(points, "t_learn")
     return _fit_work(points, (sizes, count, np.ones(len(points))), y, sigma)
 
 
@@ -132,42 +134,36 @@ def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float
     if not many:
         notes.append("only W=1 is measured: communication and waiting are unknown and taken as 0")
         return 0.0, 0.0, 0.0, unmeasured
-    sigma = _column(many, lambda p: p.errors["t_comm"])
+    y, sigma = _measured(many, "t_comm")
     calls = _column(many, lambda p: p.load.num_calls)
     latencies = _column(many, lambda p: p.load.messages.num_latencies)
     num_bytes = _column(many, lambda p: p.load.messages.num_bytes)
     turns = calls * (_column(many, lambda p: p.load.crowded) - 1)
-    y = _column(many, lambda p: p.means["t_comm"])
     notes.append(
         f"one model size cannot tell latency from bandwidth: {_ASSUMED_BANDWIDTH / 1e9:g} GB/s is assumed where that "
         "fits, the rest is latency"
     )
     # Turns before latencies, which they cannot always be told from: cores are known to be short.
     columns = [calls, turns, latencies] if turns.any() else [calls, latencies]
-    best: tuple[float, list[float], float] | None = None
-    for byte in (0.0, min(1 / _ASSUMED_BANDWIDTH, float((y / num_bytes).min()))):
-        rest = y - byte * num_bytes
-        if identified([calls, latencies]):
-            found = nnls(columns, rest, sigma).tolist()
-        else:
-            found = [float(rest.mean()) / len(columns) / float(column.mean()) for column in columns]
-        error = float((((found @ np.array(columns) - rest) / sigma) ** 2).sum())
-        if best is None or error < best[0] + 0.1:
-            best = error, found, byte
-    assert best is not None
-    _, found, byte = best
-    if not identified([calls, latencies]):
+    apart = identified([calls, latencies])
+    if not apart:
         notes.append(
             "one W above 1 is measured: what a collective costs by itself and what every further rank adds cannot be "
             "told apart; equal parts are assumed"
         )
+    tried = []
+    for byte in (0.0, min(1 / _ASSUMED_BANDWIDTH, float((y / num_bytes).min()))):
+        rest = y - byte * num_bytes
+        equal = [float(rest.mean()) / len(columns) / float(column.mean()) for column in columns]
+        found = nnls(columns, rest, sigma).tolist() if apart else equal
+        tried.append((float((((found @ np.array(columns) - rest) / sigma) ** 2).sum()), found, byte))
+    _, found, byte = tried[tried[1][0] < tried[0][0] + 0.1]
     return found[0], found[-1], byte, found[1] if turns.any() else unmeasured
 
 
 def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
     """Return what slow ranks take longer at the largest W: a sleep that was asked for, or in proportion."""
-    injected = section(points[-1].run, "env").get("slow_ranks") or {}
-    asked = {int(rank): float(seconds) for rank, seconds in injected.items()}
+    asked = {int(rank): float(s) for rank, s in (points[-1].env.get("slow_ranks") or {}).items()}
     return {
         rank: (asked[rank], 0.0, learning - 1) if rank in asked else (0.0, acting - 1, learning - 1)
         for rank, (acting, learning) in points[-1].slow.items()
@@ -185,11 +181,8 @@ def _with_waiting(fitted: Parameters, points: Sequence[Point]) -> Parameters:
         return fitted
     alone = replace(fitted, queueing=0.0)
     rest = _column(many, lambda p: p.means["t_sync"] - alone.expected(p.load).parts["t_sync"])
-    sigma = _column(many, lambda p: p.errors["t_sync"])
-    rollouts, sums = (
-        _column(many, lambda p: fitted.rollout_s(p.load)),
-        _column(many, lambda p: p.load.num_segments),
-    )
+    sigma, sums = _measured(many, "t_sync")[1], _column(many, lambda p: p.load.num_segments)
+    rollouts = _column(many, lambda p: fitted.rollout_s(p.load))
     normal = _column(many, lambda p: normal_expected_max(p.world_size))
     heavy = _column(many, lambda p: p.world_size**HEAVIEST - 1)
     queue = _column(many, lambda p: fitted.run_through_s(p.load))
@@ -202,6 +195,5 @@ def _with_waiting(fitted: Parameters, points: Sequence[Point]) -> Parameters:
     light, jitter, tail, queueing, turn_s = nnls(columns, np.maximum(rest, 0.0), sigma).tolist()
     if not turns.any():
         queueing, turn_s = fitted.queueing, fitted.turn_s / 2
-    return replace(
-        fitted, late_light=light, late_heavy=tail, jitter_s=jitter, queueing=queueing, waiting_turn_s=turn_s
-    )
+    chance = {"late_light": light, "late_heavy": tail, "jitter_s": jitter}
+    return replace(fitted, **chance, queueing=queueing, waiting_turn_s=turn_s)

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 
-import numpy as np
-
+from ddppo.statistics import median
 from ddppo.study.predict.model import FittedModel
 from ddppo.study.predict.usl import FittedUsl, fit_usl
-from ddppo.study.runs import Run
+from ddppo.study.runs import Run, by_world_size
 
 TOLERANCE = 0.15
 
@@ -56,8 +55,7 @@ class HeldOut:
 
 def fps_of(runs: Sequence[Run]) -> dict[int, list[float]]:
     """Return {W: FPS of its runs}, W ascending."""
-    world_sizes = sorted({run.world_size for run in runs})
-    return {w: [r.fps for r in runs if r.world_size == w] for w in world_sizes}
+    return {w: [run.fps for run in same] for w, same in by_world_size(runs).items()}
 
 
 def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]:
@@ -65,33 +63,22 @@ def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]
     fps, fitted_on = fps_of(runs), tuple(sorted(law.fps))
     seen = {w: fps[w] for w in fitted_on if w in fps}
     usl = fit_usl(seen) if len(seen) > 1 else None
-    return [
-        HeldOut(
-            fitted_on,
-            p.world_size,
-            p.fps,
-            p.fps_low,
-            p.fps_high,
-            float(np.median(fps[p.world_size])),
-            nan if usl is None else usl.fps(p.world_size),
-        )
-        for p in law.predict([w for w in fps if w not in fitted_on])
-    ]
+    checks = []
+    for p in law.predict([w for w in fps if w not in fitted_on]):
+        measured, simple = median(fps[p.world_size]), nan if usl is None else usl.fps(p.world_size)
+        checks.append(HeldOut(fitted_on, p.world_size, p.fps, p.fps_low, p.fps_high, measured, simple))
+    return checks
 
 
 def each_held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> tuple[HeldOut, ...]:
     """Fit to all W but one and compare there, at each W above the smallest; nothing unless there are three."""
     sizes = sorted(law.fps)
-    known = [run for run in runs if run.world_size in sizes]
-    return (
-        tuple(check for w in sizes[1:] for check in held_out(law.without(w), known)) if len(sizes) > 2 else ()
-    )
+    known, left = [run for run in runs if run.world_size in sizes], sizes[1:] if len(sizes) > 2 else []
+    return tuple(check for w in left for check in held_out(law.without(w), known))
 
 
 def judged(misfit: Mapping[int, float]) -> str:
     """Return how far a law is off at each W that it was fitted to, and whether that is within the tolerance."""
-    off = ", ".join(
-        f"W={w} {100 * m:+.1f} %" + ("" if abs(m) <= TOLERANCE else " (NOT within)")
-        for w, m in misfit.items()
-    )
+    marks = {w: "" if abs(m) <= TOLERANCE else " (NOT within)" for w, m in misfit.items()}
+    off = ", ".join(f"W={w} {100 * m:+.1f} %{marks[w]}" for w, m in misfit.items())
     return f"Predicted against measured, where the law was fitted: {off}; within is {100 * TOLERANCE:.0f} %"

@@ -17,6 +17,8 @@ _CHECKED, _UNCHECKED = 0.01, 0.15  # how far a law is off at twice the largest W
 _DF = 5.0  # of Student's t for a law's own error: as known as from about six checks
 _DRAWS = 20  # of a law's error for every fit
 
+Law = Callable[[int], float]  # FPS by W
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -77,11 +79,7 @@ class Errors:
         return float(usual + (self.doubling * beyond) ** 2) ** 0.5
 
 
-def errors(
-    measured: Mapping[int, float],
-    fitted: Callable[[int], float],
-    refit: Callable[[Sequence[int]], Callable[[int], float]],
-) -> Errors:
+def errors(measured: Mapping[int, float], fitted: Law, refit: Callable[[Sequence[int]], Law]) -> Errors:
     """Compare FPS `measured` at each W with a law's, and those of the law refitted to the first two W or more."""
     sizes = sorted(measured)
     misfit = {w: float(np.log(fitted(w) / measured[w])) for w in sizes}
@@ -95,11 +93,7 @@ def errors(
 
 
 def predicted(
-    world_size: int,
-    base: int,
-    fits: tuple[np.ndarray, np.ndarray],
-    off: Errors,
-    parts: dict[str, float] | None = None,
+    world_size: int, base: int, fits: tuple[np.ndarray, np.ndarray], off: Errors, parts: dict[str, float]
 ) -> Prediction:
     """Return a prediction from FPS by a law at W and at W = base, each `[1 + fits]`, the law's own value first."""
     here, there = fits
@@ -113,7 +107,7 @@ def predicted(
         float(here[0] / there[0]),
         *_interval(here / there, speedup_error),
         t_iter=sum(parts.values()) if parts else math.nan,
-        parts=parts or {},
+        parts=parts,
     )
 
 

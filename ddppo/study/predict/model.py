@@ -3,7 +3,7 @@
 model = fit(runs); model.predict([1, 2, ..., 1024], WhatIf(latency_s=20e-6, num_envs=256))
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -14,39 +14,30 @@ from ddppo.config import check_fields, setting
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 from ddppo.study.predict.fitting import fit_parameters, of_one_stepping
-from ddppo.study.predict.intervals import Errors, Prediction, errors, moved, predicted
+from ddppo.study.predict.intervals import Errors, Law, Prediction, errors, moved, predicted
 from ddppo.study.predict.parameters import Parameters
 from ddppo.study.predict.points import Load, Point, done_epochs, points
 from ddppo.study.runs import PARTS, Run
 
 _REPLICATES = 100
+_SIZES = ("rollout_steps", "num_minibatches", "num_epochs")
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """Changes to the measured system; null keeps what was measured."""
 
-    latency_s: float | None = setting(
-        None, "alpha: seconds a message takes whatever its size", low=0, high=1e3
-    )
+    latency_s: float | None = setting(None, "alpha: seconds of a message of any size", low=0, high=1e3)
     bandwidth: float | None = setting(None, "1 / beta: bytes per second between two ranks", low=1, high=1e15)
-    num_parameters: int | None = setting(
-        None, "parameters of the model; only communication follows", low=1, high=10**13
-    )
+    num_parameters: int | None = setting(None, "of the model; only communication follows", low=1, high=10**13)
     env_step_s: float | None = setting(None, "seconds of one step of one environment", low=0, high=1e6)
-    num_envs: int | None = setting(
-        None, "environments of all ranks (strong) or of one (weak)", low=1, high=10**9
-    )
+    num_envs: int | None = setting(None, "environments: strong of all ranks, weak of one", low=1, high=10**9)
     rollout_steps: int | None = setting(None, "steps T per environment and iteration", low=1, high=10**9)
     num_epochs: int | None = setting(None, "passes K over the batch", low=1, high=10**4)
     num_minibatches: int | None = setting(None, "minibatches M per epoch", low=1, high=10**6)
     rule: str | None = setting(None, "how the batch follows W", choices=("strong", "weak"))
-    cores_per_worker: float | None = setting(
-        None, "cores of a rank; null: as measured, see docs/prediction.md", low=1e-3, high=1e6
-    )
-    slow_factor: float | None = setting(
-        None, "how many times slower one rank always acts; 1: none is slow", low=1, high=1e6
-    )
+    cores_per_worker: float | None = setting(None, "cores of a rank; null: as measured", low=1e-3, high=1e6)
+    slow_factor: float | None = setting(None, "how much slower one rank acts; 1: none is", low=1, high=1e6)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -116,9 +107,7 @@ class FittedModel:
     def without(self, world_size: int) -> "FittedModel":
         """Return the model fitted to the other W alone."""
         others = [p for p in self.points if p.world_size != world_size]
-        return fit_points(
-            others, cores_per_worker=self.cores_per_worker, replicates=len(self.replicates) // 2
-        )
+        return fit_points(others, [], self.cores_per_worker, len(self.replicates) // 2)
 
     def shape(self, world_size: int, what_if: WhatIf | None = None) -> BatchShape:
         """Return the batch at W by the rule that the runs followed, or the one that is asked for."""
@@ -126,16 +115,11 @@ class FittedModel:
         rule = what_if.rule or run.rule
         # Strong scaling starts from the environments of all ranks, weak scaling from those of one.
         num_envs = what_if.num_envs or round(local * run.world_size if rule == "strong" else local)
-        sizes = {
-            "num_envs": num_envs,
-            "rollout_steps": what_if.rollout_steps or run.rollout_steps,
-            "world_size": world_size,
-            "num_minibatches": what_if.num_minibatches or run.num_minibatches,
-            "num_epochs": what_if.num_epochs or run.num_epochs,
-        }
-        return (
-            scaling.strong(**sizes) if rule == "strong" else scaling.weak(**sizes, learning_rate_rule="none")
-        )
+        sizes = {name: getattr(what_if, name) or getattr(run, name) for name in _SIZES}
+        sizes |= {"num_envs": num_envs, "world_size": world_size}
+        if rule == "strong":
+            return scaling.strong(**sizes)
+        return scaling.weak(**sizes, learning_rate_rule="none")
 
     def divides(self, world_size: int, what_if: WhatIf | None = None) -> bool:
         """Return whether the batch can be divided among so many ranks."""
@@ -163,11 +147,7 @@ class FittedModel:
 
 
 def fit(
-    runs: Sequence[Run],
-    *,
-    cores_per_worker: float | None = None,
-    replicates: int = _REPLICATES,
-    seed: int = 0,
+    runs: Sequence[Run], *, cores_per_worker: float | None = None, replicates: int = _REPLICATES
 ) -> FittedModel:
     """Fit the model to runs of one task at one or more W; intervals come from `replicates` fits besides.
 
@@ -182,47 +162,33 @@ def fit(
     tasks = sorted({(r.env_id, r.rule) for r in usable})
     if len(tasks) > 1:
         raise ConfigError(f"one model is fitted to one task and scaling rule, not to {tasks}")
-    notes = []
-    if len(usable) < len(runs):
-        notes.append(
-            f"{len(runs) - len(usable)} of {len(runs)} runs are left out: they tell no times of their parts"
-        )
-    return fit_points(
-        points(usable), notes, cores_per_worker=cores_per_worker, replicates=replicates, seed=seed
-    )
+    without = len(runs) - len(usable)
+    note = f"{without} of {len(runs)} runs are left out: they tell no times of their parts"
+    return fit_points(points(usable), [note] if without else [], cores_per_worker, replicates)
 
 
 def fit_points(
-    all_points: Sequence[Point],
-    notes: Sequence[str] = (),
-    *,
-    cores_per_worker: float | None = None,
-    replicates: int = _REPLICATES,
-    seed: int = 0,
+    all_points: Sequence[Point], notes: list[str], cores_per_worker: float | None, replicates: int
 ) -> FittedModel:
-    """Fit the model to points, W ascending."""
-    notes = list(notes)
+    """Fit the model to points, W ascending; what the fit cannot tell is added to notes."""
     if slow := sorted({rank for p in all_points for rank in p.slow}):
         listed = ", ".join(map(str, slow))
         notes.append(f"always slower than the others: rank {listed}; slow_factor=1 shows the system without")
     fitted = fit_parameters(all_points, notes)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     fits = [fit_parameters(_moved(all_points, rng), []) for _ in range(replicates)]
     measured = {p.world_size: float(np.median(p.fps)) for p in all_points}
-    alike = {p.world_size for p in of_one_stepping(all_points, [])}
+    loads = {p.world_size: p.load for p in all_points}
+    alike = {p.world_size: measured[p.world_size] for p in of_one_stepping(all_points, [])}
 
-    def law(parameters: Parameters) -> Callable[[int], float]:
-        def fps(world_size: int) -> float:
-            return next(parameters.expected(p.load).fps for p in all_points if p.world_size == world_size)
+    def law(parameters: Parameters) -> Law:
+        return lambda world_size: parameters.expected(loads[world_size]).fps
 
-        return fps
-
-    def refit(world_sizes: Sequence[int]) -> Callable[[int], float]:
-        some = [p for p in all_points if p.world_size in world_sizes]
-        refitted = fit_parameters(some, [])
+    def refit(world_sizes: Sequence[int]) -> Law:
+        refitted = fit_parameters([p for p in all_points if p.world_size in world_sizes], [])
         return law(replace(refitted, slow=fitted.slow | refitted.slow))  # who is slow, no other W can tell
 
-    off = errors({w: measured[w] for w in alike}, law(fitted), refit)
+    off = errors(alike, law(fitted), refit)
     return FittedModel(fitted, tuple(fits), tuple(all_points), measured, off, tuple(notes), cores_per_worker)
 
 
@@ -242,19 +208,15 @@ def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]
     factors = moved({p.world_size: p.fps for p in all_points}, rng)
     others = []
     for p in all_points:
-        means = {
-            part: max(0.0, factors[p.world_size] * mean + p.sampling[part] * float(rng.standard_normal()))
-            for part, mean in p.means.items()
-        }
+        off = {part: error * float(rng.standard_normal()) for part, error in p.sampling.items()}
+        means = {part: max(0.0, factors[p.world_size] * mean + off[part]) for part, mean in p.means.items()}
         others.append(replace(p, means=means))
     return others
 
 
 def _changed(fitted: Parameters, what_if: WhatIf) -> Parameters:
     """Return the parameters with the changes that concern what single things cost."""
-    changes: dict[str, Any] = {}
-    if what_if.latency_s is not None:
-        changes["latency_s"] = what_if.latency_s
+    changes: dict[str, Any] = {} if what_if.latency_s is None else {"latency_s": what_if.latency_s}
     if what_if.bandwidth is not None:
         changes["byte_s"] = 1 / what_if.bandwidth
     if what_if.slow_factor is not None:

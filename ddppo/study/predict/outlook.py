@@ -64,20 +64,19 @@ def outlook(
     checks = () if law is None else each_held_out(law, study.runs)
     largest = predict_to or min(1024, max(64, 4 * study.world_sizes[-1]))
     asked = sorted({*study.world_sizes, *(2**i for i in range(largest.bit_length()) if 2**i <= largest)})
-    as_measured: tuple[Prediction, ...] = ()
-    changed: tuple[Prediction, ...] = ()
+    as_measured, changed = list[Prediction](), list[Prediction]()
     if model is not None:
-        as_measured = tuple(model.predict([w for w in asked if model.divides(w)]))
+        as_measured = model.predict([w for w in asked if model.divides(w)])
         if changes.changes:
-            changed = tuple(model.predict([w for w in asked if model.divides(w, changes)], changes))
+            changed = model.predict([w for w in asked if model.divides(w, changes)], changes)
     elif usl is not None:
-        as_measured = tuple(usl.predict([w for w in asked if w >= study.baseline]))
+        as_measured = usl.predict([w for w in asked if w >= study.baseline])
     misfit = {} if law is None else law.errors.relative
     within = [abs(off) <= TOLERANCE for off in misfit.values()]
     trusted = bool(checks) and all(within) and all(check.within for check in checks)
     return Outlook(
-        as_measured=as_measured,
-        changed=changed,
+        as_measured=tuple(as_measured),
+        changed=tuple(changed),
         changes=changes.changes,
         misfit=misfit,
         checks=checks,
@@ -110,9 +109,9 @@ def _laws(
 def _recommendation(
     study: Study, predictions: Sequence[Prediction], trusted: bool, floor: float, price: float | None
 ) -> Recommendation | None:
-    times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
     if len(study.rows) < 2:
         return None
+    times = {row.world_size: row.time_to_target.median for row in study.rows if row.time_to_target.count}
     near = [p for p in predictions if p.world_size <= 2 * study.world_sizes[-1]]
     return recommend(
         study.runs, times, near, trusted=trusted, efficiency_floor=floor, price_per_worker_hour=price

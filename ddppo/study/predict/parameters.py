@@ -14,9 +14,7 @@ from ddppo.study.runs import PARTS
 
 HEAVIEST = 0.4  # E[max of W] grows as W^0.4 at most: a heavier tail has no finite variance of the maximum
 
-_COMPUTING = (
-    0.25  # of what a step takes beyond its sleep, as 16 ranks of a core had it; the rest is waking late
-)
+_COMPUTING = 0.25  # of a step beyond its sleep, as 16 ranks of a core had it; the rest is waking late
 _TIME_SLICE_S = 3e-3  # Linux: base_slice_ns, 3 ms on 8 or more cores, fewer on fewer
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.study.measure.slow import block_means, slowness
+from ddppo.study.measure.slow import slowness, standard_error
 from ddppo.study.predict import collective_cost
 from ddppo.study.predict.collective_cost import Messages
-from ddppo.study.runs import PARTS, SLEEPING_TASK, Run
+from ddppo.study.runs import PARTS, SLEEPING_TASK, Run, by_world_size
 
 _LEAST_ERROR = 0.01  # of t_iter: a part need not be known better than that
 
@@ -53,7 +53,7 @@ class Load:
     @property
     def num_calls(self) -> float:
         """Collectives of an iteration: besides sums two gathers, to agree and to report, and one of KL every epoch."""
-        ppo = section(self.run, "ppo")
+        ppo = self.run.config.get("ppo") or {}
         per_epoch = ppo.get("target_kl") is not None or ppo.get("lr_schedule") == "adaptive"
         return self.num_segments + 2 + (self.run.num_epochs if per_epoch else 0)
 
@@ -62,7 +62,7 @@ class Load:
         """The messages of all of them; what is gathered is a few hundred bytes, which are left out."""
         if self.world_size == 1:
             return collective_cost.NOTHING
-        num_bytes = self.num_parameters * (8 if self.run.config.get("dtype") == "float64" else 4)
+        num_bytes = self.num_parameters * self.run.number_bytes
         by, hosts = _collective(self.run), self.num_hosts
         sums = collective_cost.own_sum(self.world_size, num_bytes, by, hosts).times(self.num_segments)
         gather = collective_cost.own_sum(self.world_size, 0, by, hosts)
@@ -105,39 +105,33 @@ class Point:
     @property
     def stepping(self) -> str:
         """Who stepped the environments, e.g. "sync"."""
-        return self.run.origin.env_backend or str(section(self.run, "env").get("backend", "sync"))
+        return self.run.origin.env_backend or str(self.env.get("backend", "sync"))
 
     @property
     def env_processes(self) -> float:
         """How many environments of a rank sleep at once: as many as a pool has processes, by default one each."""
         if self.stepping not in ("pool", "async"):  # async, one process each, was before there were pools
             return 1.0
-        return float(section(self.run, "env").get("num_workers") or math.inf)
+        return float(self.env.get("num_workers") or math.inf)
+
+    @property
+    def env(self) -> dict[str, Any]:
+        return self.run.config.get("env") or {}
 
     @property
     def _kwargs(self) -> dict[str, Any]:
-        return section(self.run, "env").get("kwargs") or {}
+        return self.env.get("kwargs") or {}
 
 
 def points(runs: Sequence[Run]) -> list[Point]:
     """Return a point for each W, ascending."""
-    groups: dict[int, list[Run]] = {}
-    for run in sorted(runs, key=lambda r: (r.world_size, r.fps)):
-        groups.setdefault(run.world_size, []).append(run)
-    return [_point(same) for same in groups.values()]
+    return [_point(sorted(same, key=lambda run: run.fps)) for same in by_world_size(runs).values()]
 
 
 def done_epochs(run: Run) -> float:
     """Return the passes over the batch that were made, on average; target_kl may end them early."""
-    done = run.stability.get("epochs", np.array([]))
-    done = done[np.isfinite(done)]
-    return float(done.mean()) if done.size else float(run.num_epochs)
-
-
-def section(run: Run, name: str) -> dict[str, Any]:
-    """Return a section of the run's configuration, empty if it has none."""
-    found = run.config.get(name)
-    return found if isinstance(found, dict) else {}
+    done = run.stability.get("epochs", np.array([math.nan]))
+    return float(np.nanmean(done)) if not np.isnan(done).all() else float(run.num_epochs)
 
 
 def _point(runs: Sequence[Run]) -> Point:
@@ -146,7 +140,9 @@ def _point(runs: Sequence[Run]) -> Point:
     run, slow = middle[0], _slow(middle[0])
     each = [_means(r) for r in middle]
     means = {p: float(np.mean([m[p] for m in each])) for p in PARTS}
-    sampling = {p: float(np.mean([_error(r.times[p].mean(axis=1)) for r in middle])) for p in PARTS}
+    sampling = {
+        p: float(np.mean([standard_error(r.times[p].mean(axis=1))[0] for r in middle])) for p in PARTS
+    }
     least = _LEAST_ERROR * sum(means.values())
     first, *others = run.times["t_other"].mean(axis=0).tolist()
     return Point(
@@ -188,16 +184,7 @@ def _slow(run: Run) -> dict[int, tuple[float, float]]:
     return {rank: (acting.get(rank, 1.0), learning.get(rank, 1.0)) for rank in sorted({*acting, *learning})}
 
 
-def _error(x: np.ndarray) -> float:
-    """Return the standard error of the mean of `x` `[iterations]`, whose neighbours are not independent."""
-    blocks = block_means(x)
-    return float(blocks.std(ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else 0.0
-
-
 def _collective(run: Run) -> str:
     """Return by what its ranks exchanged; a run of one, or from before summary.json said so, stands for its device."""
-    said = run.origin.collective
-    if said not in ("", "none"):
-        return said
-    on_cpu = run.origin.device == "cpu"  # else the name of a GPU
-    return ("shm" if said else "gloo") if on_cpu else "nccl"
+    said, on_gpu = run.origin.collective, run.origin.device != "cpu"
+    return {"": "nccl" if on_gpu else "gloo", "none": "nccl" if on_gpu else "shm"}.get(said, said)

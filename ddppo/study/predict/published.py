@@ -13,9 +13,8 @@ from ddppo.study.predict.usl import Usl
 def overhead(world_size: int, speedup: float) -> float:
     """Return h = W / S - 1 in ideal iterations, negative if superlinear. Raises ConfigError for what cannot be one."""
     if world_size < 2 or not speedup > 0:
-        raise ConfigError(
-            f"published world_size={world_size}, speedup={speedup:g}: needs at least 2 workers and a speedup above 0"
-        )
+        rule = "needs at least 2 workers and a speedup above 0"
+        raise ConfigError(f"published world_size={world_size}, speedup={speedup:g}: {rule}")
     return world_size / speedup - 1
 
 

@@ -6,9 +6,10 @@ from math import isfinite, isnan
 
 import numpy as np
 
+from ddppo.statistics import median
 from ddppo.study.columns import duration
 from ddppo.study.predict.intervals import Prediction
-from ddppo.study.runs import Run
+from ddppo.study.runs import Run, by_world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,45 +69,35 @@ def recommend(
     A predicted W is chosen only where its whole interval is above the measured W that it would replace.
     """
     times = {w: t for w, t in times.items() if not isnan(t)}
-    # Of the longest run; a million if a table tells none.
-    steps = max(run.env_steps for run in runs) or 1_000_000
-    table = _table(runs, times, predictions, steps, price_per_worker_hour)
+    table = _table(runs, times, predictions, price_per_worker_hour)
     reaching = [c for c in table if isfinite(c.seconds) and (c.measured or trusted)]
     relative = {c.world_size: (c.fps if c.measured else c.fps_low) / c.fps * c.efficiency for c in reaching}
-    fastest = _best(reaching, lambda c: c.seconds)
-    efficient = _best(
-        [c for c in reaching if relative[c.world_size] >= efficiency_floor], lambda c: c.seconds
-    )
+    efficient = [c for c in reaching if relative[c.world_size] >= efficiency_floor]
+    fastest, kept = (_best(some, lambda c: c.seconds) for some in (reaching, efficient))
     made = Recommendation(
-        chosen=efficient or fastest,
+        chosen=kept or fastest,
         fastest=fastest,
         cheapest=_best(reaching, lambda c: c.worker_seconds),
         reasons=(),
         table=tuple(table),
-        basis="to the target (median over seeds)" if times else f"for {steps:,} environment steps",
+        basis="to the target (median over seeds)" if times else f"for {_steps(runs):,} environment steps",
     )
     floor = f"an efficiency of {100 * efficiency_floor:g} %"
-    kept = f"is the fastest that keeps {floor}" if efficient else f"is the fastest; no W keeps {floor}"
-    return replace(made, reasons=tuple(_reasons(made, kept, trusted=trusted, by_throughput=not times)))
+    why = f"is the fastest that keeps {floor}" if kept else f"is the fastest; no W keeps {floor}"
+    return replace(made, reasons=tuple(_reasons(made, why, trusted=trusted, by_throughput=not times)))
 
 
 def _table(
-    runs: Sequence[Run],
-    times: Mapping[int, float],
-    predictions: Sequence[Prediction],
-    steps: int,
-    price: float | None,
+    runs: Sequence[Run], times: Mapping[int, float], predictions: Sequence[Prediction], price: float | None
 ) -> list[Choice]:
     """Return every W that is compared, ascending."""
-    by_size: dict[int, list[float]] = {}
-    for run in sorted(runs, key=lambda r: r.world_size):
-        by_size.setdefault(run.world_size, []).append(run.fps)
-    fps = {w: (float(np.median(x)), min(x), max(x)) for w, x in by_size.items()}
-    base = min(by_size)
+    measured = {w: [run.fps for run in same] for w, same in by_world_size(runs).items()}
+    fps = {w: (median(x), min(x), max(x)) for w, x in measured.items()}
+    base = min(measured)
     if runs[0].rule == "strong" or not times:
         ahead = [p for p in predictions if p.world_size not in fps and p.world_size > base]
         fps |= {p.world_size: (p.fps, p.fps_low, p.fps_high) for p in ahead}
-    choices = []
+    choices, steps = [], _steps(runs)
     for w in sorted(fps):
         middle, low, high = fps[w]
         seconds = times[w] if w in times else steps / middle
@@ -115,8 +106,13 @@ def _table(
             seconds = times[nearest] * fps[nearest][0] / middle  # as many steps, at this one's speed
         cost = None if price is None else price / 3600 * w * seconds
         efficiency = middle / w * base / fps[base][0]
-        choices.append(Choice(w, middle, low, high, efficiency, seconds, cost, w in by_size))
+        choices.append(Choice(w, middle, low, high, efficiency, seconds, cost, w in measured))
     return choices
+
+
+def _steps(runs: Sequence[Run]) -> int:
+    """Return the environment steps of the longest run, a million if a table tells none."""
+    return max(run.env_steps for run in runs) or 1_000_000
 
 
 def _best(candidates: Sequence[Choice], of: Callable[[Choice], float]) -> Choice | None:
@@ -129,28 +125,24 @@ def _best(candidates: Sequence[Choice], of: Callable[[Choice], float]) -> Choice
     return next((c for c in surely if c.fps_low > measured.fps_high), measured)
 
 
-def _reasons(made: Recommendation, kept: str, *, trusted: bool, by_throughput: bool) -> list[str]:
+def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput: bool) -> list[str]:
     c = made.chosen
     if c is None:
         return ["No W is known to reach the target: train longer, or lower target_return."]
-    said = [f"W={c.world_size} {kept}: {_said(c)}.", f"Times are {made.basis}."]
+    said = [f"W={c.world_size} {is_what}: {_said(c)}.", f"Times are {made.basis}."]
     for other, what in ((made.fastest, "Shortest time"), (made.cheapest, "Least time of workers")):
         if other is not None and other.world_size != c.world_size:
             said.append(f"{what}: W={other.world_size}, {_said(other)}.")
     better = [o for o in made.table if not o.measured and o.seconds < c.seconds and o is not made.fastest]
     if better:
         o = min(better, key=lambda o: o.seconds)
-        why = (
-            "its interval does not lie above what was measured"
-            if trusted
-            else "the predictions are not confirmed by a W that was held out"
-        )
-        said.append(
-            f"W={o.world_size} is predicted to take {duration(o.seconds)}, but {why}: measure it before using it."
-        )
+        why = "the predictions are not confirmed by a W that was held out"
+        why = "its interval does not lie above what was measured" if trusted else why
+        predicted = f"W={o.world_size} is predicted to take {duration(o.seconds)}"
+        said.append(f"{predicted}, but {why}: measure it before using it.")
     if by_throughput:
         said.append(
-            "No time to target is known: throughput alone decides, as if every W learned as well per step."
+            "No time to target is known: throughput alone decides, as if each W learned as well per step."
         )
     elif any(not o.measured for o in made.table):
         said.append("A predicted W is taken to need as many steps to the target as the nearest measured one.")

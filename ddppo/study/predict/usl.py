@@ -71,7 +71,7 @@ class FittedUsl:
             return np.array([law.fps(world_size) for law in (self.usl, *self.replicates)])
 
         base = min(self.fps)
-        return [predicted(w, base, (at(w), at(base)), self.errors) for w in world_sizes]
+        return [predicted(w, base, (at(w), at(base)), self.errors, {}) for w in world_sizes]
 
     def without(self, world_size: int) -> "FittedUsl":
         return fit_usl_with_errors({w: x for w, x in self.fps.items() if w != world_size})
@@ -84,10 +84,8 @@ def fit_usl(fps: Mapping[int, Sequence[float]]) -> Usl:
     kappa is 0 (Amdahl's law). Raises ConfigError for fewer.
     """
     if len(fps) < 2:
-        raise ConfigError(
-            f"only W={', '.join(map(str, fps))} was measured, which does not tell what another W costs; add one to "
-            "the sweep"
-        )
+        only = f"only W={', '.join(map(str, fps))} was measured"
+        raise ConfigError(f"{only}, which does not tell what another W costs; add one to the sweep")
     w = np.array([world_size for world_size, runs in fps.items() for _ in runs], dtype=float)
     y = w / np.array([x for runs in fps.values() for x in runs])
     columns = [np.ones(len(w)), w - 1, w * (w - 1)][: len(fps)]

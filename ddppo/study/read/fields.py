@@ -140,12 +140,8 @@ class Fields:
         default: float = _REQUIRED,
     ) -> float:
         """A default may be NaN: unknown."""
-        value = self._get(name, default)
-        return (
-            value
-            if value is default
-            else as_number(self.prefix + name, value, low=low, above=above, high=high)
-        )
+        value, full = self._get(name, default), self.prefix + name
+        return value if value is default else as_number(full, value, low=low, above=above, high=high)
 
     def text(self, name: str, *, choices: tuple[str, ...] = (), default: str = _REQUIRED) -> str:
         value = self._get(name, default)
@@ -162,12 +158,8 @@ class Fields:
         values = dict(self.values)
         layer: list[Any] = [values]
         for _ in range(_DEEPEST):
-            layer = [
-                inner
-                for outer in layer
-                for inner in (outer.values() if isinstance(outer, dict) else outer)
-                if isinstance(inner, (dict, list))
-            ]
+            inner = [each for o in layer for each in (o.values() if isinstance(o, dict) else o)]
+            layer = [each for each in inner if isinstance(each, (dict, list))]
         if layer:
             raise FieldError(f"{self.prefix.rstrip('.')} is nested too deeply")
         return values

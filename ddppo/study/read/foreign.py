@@ -13,18 +13,8 @@ import numpy as np
 
 from ddppo.config import near
 from ddppo.errors import ConfigError
-from ddppo.study.read.fields import (
-    LARGEST_SECONDS,
-    MOST_PARAMETERS,
-    MOST_WORKERS,
-    FieldError,
-    Fields,
-    as_number,
-    as_whole,
-    one_line,
-    parsed,
-    quoted,
-)
+from ddppo.study.read import fields
+from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.runs import PARTS, LeftOut, Origin, Reading, Run
 
 # docs/report.md says what each is.
@@ -72,9 +62,7 @@ def read_table(table: ForeignTable) -> Reading:
             same = first.setdefault(repr(sorted(row.items())), number)
             if same != number:
                 raise FieldError(f"it repeats line {same}, which counts once")
-            values = {
-                our: _cell(row.get(their), their, is_text=our in _TEXTS) for our, their in columns.items()
-            }
+            values = {our: _cell(row.get(n), n, is_text=our in _TEXTS) for our, n in columns.items()}
             found.append((number, _run(_where(table.path, number), table, values)))
         except FieldError as e:
             asked = e if isinstance(e, _UnitError) and asked is None else asked
@@ -85,10 +73,8 @@ def read_table(table: ForeignTable) -> Reading:
     ignored = [name for name in present if name not in columns.values()]
     remarks = [f"Columns of {table.path} that are not read: {_listed(ignored)}."] if ignored else []
     if "cores" not in columns and any(run.times for run in runs):
-        remarks.append(
-            f"{table.path} has no column cores: what it costs that workers share cores stands under waiting, "
-            "communication and the other causes."
-        )
+        other = "waiting, communication and the other causes"
+        remarks.append(f"{table.path} has no column cores: what it costs to share them stands under {other}.")
     return Reading(runs, left_out + again, remarks)
 
 
@@ -133,7 +119,7 @@ def _json_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, 
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                rows.append((number, dict(parsed(line).values)))
+                rows.append((number, dict(fields.parsed(line).values)))
             except FieldError as e:
                 left_out.append(_left_out(path, number, e))
     return rows, left_out
@@ -151,8 +137,8 @@ def _csv_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, A
             (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
         except csv.Error as e:
             if head is None:
-                raise ConfigError(f"{path}, line {number}, has no column names: {one_line(e)}") from e
-            left_out.append(_left_out(path, number, FieldError(f"it is not CSV: {one_line(e)}")))
+                raise ConfigError(f"{path}, line {number}, has no column names: {fields.one_line(e)}") from e
+            left_out.append(_left_out(path, number, FieldError(f"it is not CSV: {fields.one_line(e)}")))
             continue
         if head is None:
             head = [name.strip() for name in cells]
@@ -171,9 +157,8 @@ def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
             there_are = f"{near(ours, COLUMNS)}; there are {', '.join(COLUMNS)}"
             raise ConfigError(f"columns: {ours} is not a column of a report{there_are}")
         if theirs not in present:
-            raise ConfigError(
-                f"columns: {table.path} has no column {theirs}{near(theirs, present)}; it has {_listed(present)}"
-            )
+            there_are = f"{near(theirs, present)}; it has {_listed(present)}"
+            raise ConfigError(f"columns: {table.path} has no column {theirs}{there_are}")
     spelled = {name: next((n for n in (name, f"{name}_mean") if n in present), None) for name in COLUMNS}
     mapping = {name: n for name, n in spelled.items() if n is not None} | dict(table.columns)
     if "world_size" not in mapping or not ("fps" in mapping or {"env_steps", "wall_s"} <= mapping.keys()):
@@ -185,7 +170,7 @@ def _mapping(table: ForeignTable, present: list[str]) -> dict[str, str]:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(one_line(name, 40) for name in names[:_SHOWN])
+    shown = ", ".join(fields.one_line(name, 40) for name in names[:_SHOWN])
     return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
@@ -200,18 +185,20 @@ def _cell(cell: Any, column: str, *, is_text: bool) -> Any:
     try:
         number = float(cell)
     except ValueError:
-        raise FieldError(f"{one_line(column, 60)}={quoted(cell)} is not a number") from None
+        raise FieldError(f"{fields.one_line(column, 60)}={fields.quoted(cell)} is not a number") from None
     return None if math.isnan(number) else number
 
 
 def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
     row = Fields(values)
-    world_size = as_whole("world_size", values.get("world_size", math.nan), low=1, high=MOST_WORKERS)
-    wall_s = row.number("wall_s", above=0, high=LARGEST_SECONDS, default=math.nan)
+    world_size = fields.as_whole(
+        "world_size", values.get("world_size", math.nan), low=1, high=fields.MOST_WORKERS
+    )
+    wall_s = row.number("wall_s", above=0, high=fields.LARGEST_SECONDS, default=math.nan)
     env_steps = row.whole("env_steps", default=0)
     of_whole = env_steps / wall_s if wall_s > 0 else math.nan
-    fps = as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
-    sizes: dict[str, Any] = {name: row.whole(name, high=MOST_PARAMETERS, default=0) for name in _SIZES}
+    fps = fields.as_number("fps", of_whole if values.get("fps") is None else values["fps"], above=0)
+    sizes: dict[str, Any] = {name: row.whole(name, high=fields.MOST_PARAMETERS, default=0) for name in _SIZES}
     steps = float(sizes["num_envs"] * sizes["rollout_steps"])
     times = _times(row, steps / fps or wall_s)
     if times and not steps:
@@ -244,7 +231,9 @@ def _reached_at_s(row: Fields) -> float:
         told = math.inf if asked else math.nan
     if row.whole("iterations_of_other_world_sizes", default=0) or told != told:
         return math.nan
-    return math.inf if told == math.inf else row.number("time_to_target_s", low=0, high=LARGEST_SECONDS)
+    return (
+        math.inf if told == math.inf else row.number("time_to_target_s", low=0, high=fields.LARGEST_SECONDS)
+    )
 
 
 def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
@@ -252,7 +241,7 @@ def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
 
     longest: seconds that an iteration takes by the throughput, or the whole run.
     """
-    t_iter = row.number("t_iter", above=0, high=LARGEST_SECONDS, default=math.nan)
+    t_iter = row.number("t_iter", above=0, high=fields.LARGEST_SECONDS, default=math.nan)
     if t_iter > _LONGER * longest:
         raise _UnitError(
             f"t_iter={t_iter:g} is {t_iter / longest:.3g} times the {longest:.3g} s that num_envs * rollout_steps / "
@@ -262,8 +251,8 @@ def _times(row: Fields, longest: float) -> dict[str, np.ndarray]:
     seconds = {"t_iter": t_iter}
     for part in PARTS:
         # As in a run's own lines, t_other is what the others leave, and may be a rounding below 0.
-        low = -1e-6 if part != "t_other" else -LARGEST_SECONDS
-        seconds[part] = row.number(part, low=low, high=LARGEST_SECONDS, default=math.nan)
+        low = -1e-6 if part != "t_other" else -fields.LARGEST_SECONDS
+        seconds[part] = row.number(part, low=low, high=fields.LARGEST_SECONDS, default=math.nan)
         if seconds[part] > t_iter * (1 + 1e-6):
             raise _UnitError(
                 f"{part}={seconds[part]:g} is more than t_iter={t_iter:g}, of which it is a part: are these "

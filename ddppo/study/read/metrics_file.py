@@ -8,18 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ddppo.study.read.fields import (
-    LARGEST,
-    LARGEST_SECONDS,
-    SMALLEST,
-    FieldError,
-    Fields,
-    as_number,
-    as_whole,
-    one_line,
-    parsed,
-    quoted,
-)
+from ddppo.study.read import fields
+from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.runs import PARTS, Evaluation
 
 _MOST_RETURNS = 2000
@@ -83,10 +73,10 @@ class _Reader:
     def add(self, number: int, text: str) -> None:
         if len(text) == _LONGEST_LINE:
             raise FieldError("it is too long")
-        line = parsed(text)
+        line = fields.parsed(text)
         position = (line.values.get("iteration"), line.values.get("rank"))
         if type(position[0]) is not int or type(position[1]) is not int:
-            position = (as_whole("iteration", position[0]), as_whole("rank", position[1]))
+            position = (fields.as_whole("iteration", position[0]), fields.as_whole("rank", position[1]))
         iteration = len(self._env_steps)
         if position == (iteration + 1, 0):
             self._end_block(f"metrics.jsonl, line {number}, is rank 0 of iteration {iteration + 1}")
@@ -94,16 +84,14 @@ class _Reader:
         elif not self._rank or position != (iteration, self._rank):
             after_last = self._rank >= self.world_size or not self._rank
             expected = (iteration + 1, 0) if after_last else (iteration, self._rank)
+            at, rank = map(fields.quoted, position)
             raise DamagedError(
-                f"metrics.jsonl, line {number}, is rank {quoted(position[1])} of iteration {quoted(position[0])} where "
-                f"rank {expected[1]} of {expected[0]} belongs: the file is damaged"
+                f"metrics.jsonl, line {number}, is rank {rank} of iteration {at} where rank {expected[1]} of "
+                f"{expected[0]} belongs: the file is damaged"
             )
         elif self._rank == self.world_size:
-            self._note(
-                f"metrics.jsonl, line {number}, is rank {self._rank} of iteration {iteration}",
-                iteration + 1,
-                0,
-            )
+            line_is = f"metrics.jsonl, line {number}, is rank {self._rank} of iteration {iteration}"
+            self._note(line_is, iteration + 1, 0)
         self._add_times(line)
         local_steps = line.values.get("rollout/local_steps", math.nan)
         self._local_steps += local_steps if type(local_steps) is float else math.nan
@@ -111,9 +99,7 @@ class _Reader:
 
     def whole(self, num_lines: int) -> Metrics:
         self._end_block(f"metrics.jsonl ends after line {num_lines}")
-        kept = {
-            name: np.frombuffer(values).reshape(-1, self.world_size) for name, values in self._times.items()
-        }
+        times = {name: np.frombuffer(t).reshape(-1, self.world_size) for name, t in self._times.items()}
         for values in self._stability.values():
             values.extend([math.nan] * (len(self._env_steps) - len(values)))
         return Metrics(
@@ -121,10 +107,9 @@ class _Reader:
             num_ranks=np.frombuffer(self._num_ranks, dtype=np.int64),
             env_steps=np.frombuffer(self._env_steps, dtype=np.int64),
             wall_s=np.frombuffer(self._wall_s),
-            times=kept,
+            times=times,
             stability={
-                name.removeprefix("train/"): np.frombuffer(values)
-                for name, values in sorted(self._stability.items())
+                n.removeprefix("train/"): np.frombuffer(x) for n, x in sorted(self._stability.items())
             },
             evaluations=tuple(self.evaluations),
             returns=tuple(self.returns),
@@ -164,22 +149,25 @@ class _Reader:
         for name, column in self._columns:
             seconds = values.get(name)
             # Once per number of the whole file: a comparison that NaN, infinity and foreign types fail, no call.
-            if type(seconds) is not float or not -LARGEST_SECONDS < seconds < LARGEST_SECONDS:
-                seconds = as_number(name, seconds, high=LARGEST_SECONDS)
+            if type(seconds) is not float or not -fields.LARGEST_SECONDS < seconds < fields.LARGEST_SECONDS:
+                seconds = fields.as_number(name, seconds, high=fields.LARGEST_SECONDS)
             column.append(seconds)
             total += seconds
         t_iter = values["time/t_iter"]
-        if t_iter < SMALLEST:
-            as_number("time/t_iter", t_iter, above=0)
+        if t_iter < fields.SMALLEST:
+            fields.as_number("time/t_iter", t_iter, above=0)
         # The parts are exclusive and t_other is what they leave, so that a single wrong one shows.
         if abs(total - 2 * t_iter) > 1e-6 * (1 + t_iter):
             raise FieldError(f"its parts add up to {total - t_iter:.6g} s, not to time/t_iter={t_iter:.6g}")
         for part in PARTS[:-1]:
             if values[f"time/{part}"] < 0:
-                as_number(f"time/{part}", values[f"time/{part}"], low=-1e-6)
+                fields.as_number(f"time/{part}", values[f"time/{part}"], low=-1e-6)
 
     def _add_global(self, line: Fields) -> None:
-        steps, wall_s = line.whole("env_steps", low=1), line.number("wall_s", above=0, high=LARGEST_SECONDS)
+        steps, wall_s = (
+            line.whole("env_steps", low=1),
+            line.number("wall_s", above=0, high=fields.LARGEST_SECONDS),
+        )
         if self._env_steps and (steps <= self._env_steps[-1] or wall_s < self._wall_s[-1]):
             before = f"env_steps={self._env_steps[-1]} wall_s={self._wall_s[-1]:g}"
             raise FieldError(f"env_steps={steps} wall_s={wall_s:g} are not after {before} of the line before")
@@ -205,25 +193,15 @@ class _Reader:
                 continue
             if value is None:
                 value = math.nan
-            elif type(value) is not float or not -LARGEST < value < LARGEST:
-                value = as_number(name, value)
+            elif type(value) is not float or not -fields.LARGEST < value < fields.LARGEST:
+                value = fields.as_number(name, value)
             if name == "train/epochs" and (value < 0 or value > self.num_epochs):
-                as_number(name, value, low=0, high=self.num_epochs)
+                fields.as_number(name, value, low=0, high=self.num_epochs)
             column = self._stability.get(name)
             if column is None:
                 if not (name.removeprefix("train/").isidentifier() and len(name) < 60):
-                    raise FieldError(f"{one_line(name, 60)} is no metric")
+                    raise FieldError(f"{fields.one_line(name, 60)} is no metric")
                 column = self._stability[name] = array("d")
             if len(column) < before:
                 column.extend([math.nan] * (before - len(column)))
             column.append(value)
-
-
-def seconds_of(wall_s: np.ndarray) -> np.ndarray:
-    """Return the training seconds of each iteration, from the seconds until its end `[iterations]`."""
-    return np.diff(wall_s, prepend=0.0)
-
-
-def steps_of(env_steps: np.ndarray) -> np.ndarray:
-    """Return the environment steps of each iteration, from those until its end `[iterations]`."""
-    return np.diff(env_steps, prepend=0)

@@ -6,19 +6,10 @@ from dataclasses import dataclass
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.runs import Machine, Run
 
-# Settings that may differ between W: they name a run, or change neither what is learnt nor how fast.
-_MEANT = {
-    "dist.world_size",
-    "dist.max_world_size",
-    "dist.timeout_s",
-    "dist.oversubscribe",
-    "seed",
-    "resume",
-    "sweep",
-    "objective",
-    "target_return",
-    "log.progress",
-}
+# Settings that may differ: they change neither what is learnt nor how fast; or name a run.
+OF_NO_EFFECT = ("dist.world_size", "dist.max_world_size", "dist.timeout_s", "dist.oversubscribe")
+OF_A_RUN = ("seed", "resume", "sweep", "objective", "target_return")
+_MEANT = {*OF_NO_EFFECT, *OF_A_RUN, "log.progress"}
 _DERIVED = ("threads_per_rank", "env_backend", "step", "device", "collective", "grad_sync")
 _OF_SEVERAL = {"derived.collective", "derived.grad_sync"}  # a worker alone has none
 
@@ -80,11 +71,8 @@ def mixed(runs: Sequence[Run]) -> list[str]:
     for name, told in varying(runs).items():
         at = {value: "/".join(str(w) for w in told if told[w] == value) for value in told.values()}
         listed.append(f"{name}: {', '.join(f'{one_line(value, 60)} at W={w}' for value, w in at.items())}")
-    if not listed:
-        return []
-    return [
-        f"These runs differ in more than W and seed. {'; '.join(listed)}. What is put down to W may be due to it."
-    ]
+    what = f"These runs differ in more than W and seed. {'; '.join(listed)}"
+    return [f"{what}. What is put down to W may be due to it."] if listed else []
 
 
 def _conditions(run: Run) -> dict[str, str]:
@@ -92,9 +80,8 @@ def _conditions(run: Run) -> dict[str, str]:
     origin = run.origin
     found = {name: str(value) for name, value in flat(run.config).items() if name not in _MEANT}
     found |= {f"derived.{name}": str(getattr(origin, name)) for name in _DERIVED}
-    found |= {
-        name: " and ".join(_distinct(getattr(m, name) for m in origin.machines)) for name in ("cpu", "gpu")
-    }
+    for name in ("cpu", "gpu"):
+        found[name] = " and ".join(_distinct(getattr(machine, name) for machine in origin.machines))
     hosts = ", ".join(_distinct(origin.hosts or (origin.hostname,)))
     return found | {"hosts": hosts, "git_commit": _commit(run), "torch": origin.torch}
 

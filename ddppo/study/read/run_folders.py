@@ -14,13 +14,7 @@ import numpy as np
 
 from ddppo.study.read import summary_file
 from ddppo.study.read.fields import FieldError, Fields, one_line, parsed, quoted
-from ddppo.study.read.metrics_file import (
-    DamagedError,
-    Metrics,
-    read_metrics,
-    seconds_of,
-    steps_of,
-)
+from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
 from ddppo.study.read.summary_file import Counts
 from ddppo.study.runs import LeftOut, Reading, Run
 
@@ -30,9 +24,7 @@ _AGAIN = "run that job again, or remove the folder"
 
 
 class _Unusable(Exception):
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
+    """A reason and a remedy."""
 
 
 # Runs that were read before, by folder, with the time at which their summary.json was written (ns).
@@ -54,7 +46,7 @@ def read_runs(
                 known[path] = written, read_run(path)
             runs.append(known[path][1])
         except _Unusable as e:
-            left_out.append(LeftOut(_name(path), e.reason, e.remedy))
+            left_out.append(LeftOut(_name(path), *e.args))
     return Reading(runs, left_out)
 
 
@@ -106,10 +98,9 @@ def read_run(path: Path) -> Run:
         raise _Unusable("summary.json is not a run's", "remove it, or point the report elsewhere")
     version, status = summary.values["schema_version"], summary.values.get("status")
     if version != SCHEMA_VERSION or isinstance(version, bool):
-        raise _Unusable(
-            f"summary.json has schema_version {quoted(version)}, this ddppo reads {SCHEMA_VERSION}",
-            "report it with the ddppo that wrote it, or run that job again",
-        )
+        remedy = "report it with the ddppo that wrote it, or run that job again"
+        version = f"schema_version {quoted(version)}, this ddppo reads {SCHEMA_VERSION}"
+        raise _Unusable(f"summary.json has {version}", remedy)
     if status != "completed":
         said = status if status in ("stopped", "failed") else quoted(status)
         remedy = f"go on with it (resume={_name(path)}) or run that job again"
@@ -133,22 +124,19 @@ def _run(path: Path, summary: Fields) -> Run:
     rule = config.section("scaling").text("rule", choices=("strong", "weak"))
     sizes, origin, counts = summary_file.sizes(derived), summary_file.origin(summary), Counts.of(summary)
     if not counts.with_world_size:
-        raise _Unusable(
-            f"was resumed with world_size={counts.world_size} when all its steps were done, so that no iteration tells "
-            "of that W",
-            f"go on with it (resume={_name(path)} and a larger ppo.total_steps), or remove it",
-        )
-    metrics = read_metrics(
-        path / "metrics.jsonl",
-        world_size=counts.world_size,
-        num_iterations=counts.iterations,
-        num_epochs=sizes["num_epochs"],
-    )
+        why = f"was resumed with world_size={counts.world_size} when all its steps were done"
+        remedy = f"go on with it (resume={_name(path)} and a larger ppo.total_steps), or remove it"
+        raise _Unusable(f"{why}, so that no iteration tells of that W", remedy)
+    expected = {"world_size": counts.world_size, "num_iterations": counts.iterations}
+    metrics = read_metrics(path / "metrics.jsonl", **expected, num_epochs=sizes["num_epochs"])
     _check_of_one_run(summary, counts, metrics)
     own = metrics.num_ranks == counts.world_size
     kept = _after_warmup(counts, own)
-    steps = steps_of(metrics.env_steps)[kept]
-    _check_batch(sizes, int(steps.max()))
+    steps = np.diff(metrics.env_steps, prepend=0)[kept]
+    batch = sizes["num_envs"] * sizes["rollout_steps"]
+    if steps.max() > batch:
+        found = f"{batch} steps an iteration, metrics.jsonl has {steps.max()}: not of the same run"
+        raise FieldError(f"derived.N * derived.T={found}")
     others = Counter(metrics.num_ranks[~own].tolist())
     evaluations, returns = metrics.evaluations, metrics.returns
     final_return = _final_return(evaluation, metrics)
@@ -199,10 +187,8 @@ def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None
     if metrics.irregular is not None and counts.with_world_size >= counts.iterations:
         raise DamagedError(f"{metrics.irregular}: the file is damaged")
     if metrics.irregular is None and iterations != counts.iterations:
-        raise DamagedError(
-            f"metrics.jsonl has {metrics.num_lines} lines, not {counts.world_size} ranks * {counts.iterations} "
-            "iterations"
-        )
+        lines = f"{counts.world_size} ranks * {counts.iterations} iterations"
+        raise DamagedError(f"metrics.jsonl has {metrics.num_lines} lines, not {lines}")
     if (iterations, own) != (counts.iterations, counts.with_world_size):
         raise DamagedError(
             f"metrics.jsonl has {iterations} iterations, {own} of them with {counts.world_size} ranks, where "
@@ -211,9 +197,8 @@ def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None
     for name, last in (("env_steps", metrics.env_steps[-1]), ("wall_s", metrics.wall_s[-1])):
         said = summary.number(name, above=0)
         if not math.isclose(said, last, rel_tol=1e-6):
-            raise DamagedError(
-                f"metrics.jsonl ends at {name}={last}, summary.json at {said:g}: not of the same run"
-            )
+            ends = f"metrics.jsonl ends at {name}={last}, summary.json at {said:g}"
+            raise DamagedError(f"{ends}: not of the same run")
 
 
 def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
@@ -234,19 +219,9 @@ def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
         since = place - begins[np.maximum(np.searchsorted(begins, place, side="right") - 1, 0)]
         kept &= since >= counts.warmup
     if not kept.any():
-        raise FieldError(
-            f"warmup.iterations={counts.warmup} leave nothing of {counts.with_world_size} iterations, but "
-            "too_few_iterations is false"
-        )
+        left = f"leave nothing of {counts.with_world_size} iterations, but too_few_iterations is false"
+        raise FieldError(f"warmup.iterations={counts.warmup} {left}")
     return kept
-
-
-def _check_batch(sizes: dict[str, int], most_steps: int) -> None:
-    batch = sizes["num_envs"] * sizes["rollout_steps"]
-    if most_steps > batch:
-        raise FieldError(
-            f"derived.N * derived.T={batch} steps an iteration, metrics.jsonl has {most_steps}: not of the same run"
-        )
 
 
 def _fps(summary: Fields, counts: Counts, metrics: Metrics, kept: np.ndarray) -> float:
@@ -254,16 +229,15 @@ def _fps(summary: Fields, counts: Counts, metrics: Metrics, kept: np.ndarray) ->
 
     It is the fps of summary.json, unless that is an older one which does not say what several starts left out.
     """
-    total = float(seconds_of(metrics.wall_s)[kept].sum())
-    fps = float(steps_of(metrics.env_steps)[kept].sum()) / total if total > 0 else math.nan
+    total = float(np.diff(metrics.wall_s, prepend=0.0)[kept].sum())
+    fps = float(np.diff(metrics.env_steps, prepend=0)[kept].sum()) / total if total > 0 else math.nan
     own = metrics.num_ranks == counts.world_size
     one_start = counts.too_few or counts.left_out == int((own & ~kept).sum())
     is_known = counts.ranges is not None or (one_start and np.count_nonzero(np.diff(own)) < 2)
     said = summary.number("fps", above=0)
     if not (math.isclose(fps, said, rel_tol=1e-6) if is_known else fps > 0):
-        raise DamagedError(
-            f"metrics.jsonl gives {fps:.6g} steps/s, summary.json {said:.6g}: not of the same run"
-        )
+        gives = f"metrics.jsonl gives {fps:.6g} steps/s, summary.json {said:.6g}"
+        raise DamagedError(f"{gives}: not of the same run")
     return fps
 
 

@@ -9,23 +9,11 @@ from dataclasses import dataclass, field, replace
 from ddppo.config import near
 from ddppo.errors import RunFolderError
 from ddppo.study.read.fields import flat, one_line
-from ddppo.study.read.provenance import mixed
-from ddppo.study.runs import LeftOut, Reading, Run
+from ddppo.study.read.provenance import OF_A_RUN, OF_NO_EFFECT, mixed
+from ddppo.study.runs import LeftOut, Reading, Run, by_world_size
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
-_FREE = (
-    "dist.",
-    "log.",
-    "checkpoint.",
-    "seed",
-    "resume",
-    "sweep",
-    "objective",
-    "target_return",
-    "env.slow_ranks",
-)
-# And between runs of one W: it changes neither what is learnt nor how fast.
-_FREE_AT_ONE_W = ("dist.world_size", "dist.max_world_size", "dist.timeout_s", "dist.oversubscribe")
+_FREE = (*OF_A_RUN, "dist.", "log.", "checkpoint.", "env.slow_ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +41,8 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
     left_out: list[LeftOut] = []
     for key in all_of_them:
         if env not in (None, key[0]) or rule not in (None, key[1]):
-            study = Reading(groups.pop(key), [])
-            left_out.append(
-                LeftOut(_counted(study), f"is not asked for by {asked}", "leave that out to report all")
-            )
+            what, why = _counted(Reading(groups.pop(key), [])), f"is not asked for by {asked}"
+            left_out.append(LeftOut(what, why, "leave that out to report all"))
     if found.runs and not groups:
         hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
         listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
@@ -103,10 +89,10 @@ def _of_one_setting(runs: list[Run]) -> Reading:
     """Return the study among runs of one task and rule."""
     runs, left_out = _alike(runs, lambda name: not name.startswith(_FREE), "differs in")
     kept = []
-    for world_size in sorted({run.world_size for run in runs}):
+    for world_size, same in by_world_size(runs).items():
         alike, variants = _alike(
-            [run for run in runs if run.world_size == world_size],
-            lambda name: name.startswith(("dist.", "env.slow_ranks")) and name not in _FREE_AT_ONE_W,
+            same,
+            lambda name: name.startswith(("dist.", "env.slow_ranks")) and name not in OF_NO_EFFECT,
             f"differs from the other runs of W={world_size} in",
         )
         kept += alike
@@ -128,20 +114,13 @@ def _alike(runs: list[Run], matters: Callable[[str], bool], differs: str) -> tup
         mine = settings[run.path]
         names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
         if names:
-            values = [
-                [one_line(each.get(name, "unset"), 60) for each in (mine, theirs)] for name in names[:3]
+            told = [
+                [one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names
             ]
-            shown = [
-                f"{one_line(n, 60)}={v[0]} (the study: {v[1]})" for n, v in zip(names, values, strict=False)
-            ]
+            shown = ", ".join(f"{name}={own} (the study: {others})" for name, own, others in told[:3])
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            left_out.append(
-                LeftOut(
-                    run.path,
-                    f"{differs} {', '.join(shown)}{more}",
-                    "report its study from a folder of its own",
-                )
-            )
+            remedy = "report its study from a folder of its own"
+            left_out.append(LeftOut(run.path, f"{differs} {shown}{more}", remedy))
     return kept, left_out
 
 
@@ -171,17 +150,15 @@ def _resumed(runs: list[Run]) -> list[str]:
         if not run.others:
             continue
         before = " and ".join(f"{count:,} with W={w}" for w, count in run.others.items())
-        learning = (
-            "Its returns are not used, as under weak scaling every W learns from another batch, nor is its time to "
-            "target, which mixes"
-            if run.rule == "weak"
-            else "Its returns are used, though they are not of one W alone. Its time to target and its curve against "
-            "wall-clock are not used: they mix"
-        )
+        not_used = "Its returns are used, though they are not of one W alone. Its time to target and its curve against "
+        not_used += "wall-clock are not used: they mix"
+        if run.rule == "weak":
+            not_used = "Its returns are not used, as under weak scaling every W learns from another batch, nor is its "
+            not_used += "time to target, which mixes"
         remarks.append(
             f"{run.path} (W={run.world_size} seed={run.seed}) was resumed with another world_size: other "
             f"iterations ran otherwise, {before}. Its FPS and times are of the {len(run.steps):,} with "
-            f"W={run.world_size} after warm-up. {learning} two speeds."
+            f"W={run.world_size} after warm-up. {not_used} two speeds."
         )
     return remarks
 
@@ -202,7 +179,6 @@ def with_target(runs: list[Run], target_return: float | None) -> tuple[list[Run]
     chosen = []
     for run in runs:
         same = math.isnan(run.target_return) or run.target_return == target_return
-        chosen.append(
-            replace(run, target_return=target_return, reached_at_s=run.reached_at_s if same else math.nan)
-        )
+        reached = run.reached_at_s if same else math.nan
+        chosen.append(replace(run, target_return=target_return, reached_at_s=reached))
     return chosen, remarks

@@ -3,17 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from ddppo.study.read.fields import (
-    LARGEST_SECONDS,
-    MOST_PARAMETERS,
-    MOST_WORKERS,
-    FieldError,
-    Fields,
-    as_list,
-    as_whole,
-    one_line,
-    quoted,
-)
+from ddppo.study.read import fields
+from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
 
 _LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
@@ -39,13 +30,15 @@ class Counts:
         warmup = summary.section("warmup")
         ranges = warmup.values.get("ranges")
         return cls(
-            world_size=summary.whole("world_size", low=1, high=MOST_WORKERS),
+            world_size=summary.whole("world_size", low=1, high=fields.MOST_WORKERS),
             iterations=summary.whole("iterations", low=1),
             warmup=warmup.whole("iterations"),
             left_out=warmup.whole("left_out"),
             measured=warmup.whole("measured"),
             too_few=warmup.flag("too_few_iterations"),
-            ranges=None if ranges is None else [_range(each) for each in as_list("warmup.ranges", ranges)],
+            ranges=None
+            if ranges is None
+            else [_range(each) for each in fields.as_list("warmup.ranges", ranges)],
         )
 
     @property
@@ -55,9 +48,11 @@ class Counts:
 
 def _range(value: Any) -> tuple[int, int]:
     if not isinstance(value, list) or len(value) != 2:
-        raise FieldError(f"warmup.ranges has {quoted(value)}, which is not a first and a last iteration")
-    first = as_whole("warmup.ranges", value[0], low=1)
-    return first, as_whole("warmup.ranges", value[1], low=first)
+        raise FieldError(
+            f"warmup.ranges has {fields.quoted(value)}, which is not a first and a last iteration"
+        )
+    first = fields.as_whole("warmup.ranges", value[0], low=1)
+    return first, fields.as_whole("warmup.ranges", value[1], low=first)
 
 
 def sizes(derived: Fields) -> dict[str, int]:
@@ -67,13 +62,12 @@ def sizes(derived: Fields) -> dict[str, int]:
         "rollout_steps": derived.whole("T", low=1, high=1e9),
         "num_epochs": derived.whole("K", low=1, high=1e4),
         "num_minibatches": derived.whole("M", low=1, high=1e9),
-        "num_parameters": derived.whole("num_parameters", low=1, high=MOST_PARAMETERS),
+        "num_parameters": derived.whole("num_parameters", low=1, high=fields.MOST_PARAMETERS),
     }
     batch = found["num_envs"] * found["rollout_steps"]
     if found["num_minibatches"] > batch:
-        raise FieldError(
-            f"derived.M={found['num_minibatches']} minibatches are more than derived.N * derived.T={batch} samples"
-        )
+        more = f"derived.M={found['num_minibatches']} minibatches are more than"
+        raise FieldError(f"{more} derived.N * derived.T={batch} samples")
     return found
 
 
@@ -84,7 +78,7 @@ def settings(config: Fields) -> dict[str, Any]:
         config.section(name, default={})
     kwargs = config.section("env").section("kwargs", default={})
     if config.section("env").values.get("id") == SLEEPING_TASK:
-        kwargs.number("step_time_s", low=0, high=LARGEST_SECONDS, default=0.0)
+        kwargs.number("step_time_s", low=0, high=fields.LARGEST_SECONDS, default=0.0)
         kwargs.flag("busy", default=False)
     return found
 
@@ -96,7 +90,7 @@ def origin(summary: Fields) -> Origin:
     return Origin(
         started_at=summary.text("started_at", default=""),
         finished_at=summary.text("finished_at", default=""),
-        command=one_line(summary.values.get("command") or "", _LONGEST_COMMAND),
+        command=fields.one_line(summary.values.get("command") or "", _LONGEST_COMMAND),
         git_commit=summary.text("git_commit", default=""),
         git_dirty=summary.flag("git_dirty", default=False),
         python=versions.text("python", default=""),
@@ -117,17 +111,17 @@ def origin(summary: Fields) -> Origin:
 
 def _machines(summary: Fields) -> tuple[tuple[Machine, ...], tuple[str, ...]]:
     """Return the machines that ran the ranks, and the host of each rank; an older run tells of rank 0's alone."""
-    world_size = summary.whole("world_size", low=1, high=MOST_WORKERS)
+    world_size = summary.whole("world_size", low=1, high=fields.MOST_WORKERS)
     told = summary.values.get("machines")
-    listed = [] if told is None else [_entry(each) for each in as_list("machines", told)]
+    listed = [] if told is None else [_entry(each) for each in fields.as_list("machines", told)]
     if not listed:
         one = _machine(summary.section("machine"))
         alone = world_size == 1 or summary.section("derived").whole("num_hosts", high=1e6, default=0) == 1
         return (one,), (one.hostname,) * world_size if alone and one.hostname else ()
     hosts: dict[int, str] = {}
     for each in listed:
-        for rank in as_list("machines.ranks", each.values.get("ranks")):
-            hosts[as_whole("machines.ranks", rank, high=world_size - 1)] = each.text("hostname")
+        for rank in fields.as_list("machines.ranks", each.values.get("ranks")):
+            hosts[fields.as_whole("machines.ranks", rank, high=world_size - 1)] = each.text("hostname")
     if len(hosts) != world_size:
         raise FieldError(f"machines have {len(hosts)} of {world_size} ranks")
     return tuple(map(_machine, listed)), tuple(hosts[rank] for rank in range(world_size))
