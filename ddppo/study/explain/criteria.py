@@ -139,9 +139,7 @@ def loss_explained(study: Study, found: list[Account], *, tolerance: float) -> C
 
 def _apart(one: Account, other: Account) -> tuple[int, float, list[str]]:
     """Return W, the largest difference of a share between two accounts of it, and their main causes."""
-    apart = [
-        abs(share - other.shares[cause]) for cause, share in one.shares.items() if cause != "unexplained"
-    ]
+    apart = [abs(share - other.shares[c]) for c, share in one.shares.items() if c != "unexplained"]
     return one.world_size, max(apart), sorted({one.main, other.main})
 
 

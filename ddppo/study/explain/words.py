@@ -43,9 +43,8 @@ class Explained:
 def explained(study: Study, accounts: Sequence[Account], world_sizes: Sequence[int]) -> list[Explained]:
     """Explain each of these W; of one without an account, or of the last where none has any, it is said why."""
     of = {account.world_size: account for account in accounts}
-    world_sizes = world_sizes if of else world_sizes[-1:]
     told = {w: _explained(study, of[w], first=w == world_sizes[0]) for w in world_sizes if w in of}
-    return [told.get(w) or _without_account(study, w) for w in world_sizes]
+    return [told.get(w) or _without_account(study, w) for w in (world_sizes if of else world_sizes[-1:])]
 
 
 def stalls(study: Study) -> list[str]:
@@ -70,10 +69,8 @@ def _without_account(study: Study, world_size: int) -> Explained:
     if len(study.rows) == 1:
         said = f"Only W={study.baseline} was measured: there is nothing to compare it with."
     elif world_size != study.baseline:
-        said = (
-            f"The runs do not say where their time went at W={world_size} or at W={study.baseline} (no t_comm, t_sync, "
-            "...), so the loss cannot be explained."
-        )
+        where = f"at W={world_size} or at W={study.baseline} (no t_comm, t_sync, ...)"
+        said = f"The runs do not say where their time went {where}, so the loss cannot be explained."
     return Explained(world_size, (said,))
 
 
@@ -82,18 +79,17 @@ def _explained(study: Study, account: Account, *, first: bool) -> Explained:
     share = account.shares[main]
     against = "" if base.world_size == 1 else f" (against W={base.world_size}; W=1 is missing)"
     said = [_setting(study)] if first else []
+    took, ideal = (duration(account.wall_per_iter * part) for part in (1, account.efficiency))
     said.append(
-        f"At W={row.world_size} an iteration takes {duration(account.wall_per_iter)} where "
-        f"{duration(account.wall_per_iter * account.efficiency)} would be ideal: efficiency "
+        f"At W={row.world_size} an iteration takes {took} where {ideal} would be ideal: efficiency "
         f"{percent(account.efficiency)}{against}."
     )
     if account.loss < NEGLIGIBLE_LOSS:
         gain = "more than ideal" if account.loss < 0 else "next to nothing is lost"
         return Explained(row.world_size, (*said, f"There is nothing to explain: {gain}."))
-    said.append(
-        f"{percent(share)} of the iteration ({duration(share * account.wall_per_iter)}) goes to "
-        f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}."
-    )
+    to = f"{_described(main, row, study)}{_over_seeds(account.by_seed[main])}"
+    seconds = duration(share * account.wall_per_iter)
+    said.append(f"{percent(share)} of the iteration ({seconds}) goes to {to}.")
     said += _others(account, study.rule)
     cured = account.efficiency / max(1 - share, 1e-9)
     # Other causes overlap: turns on a core show as waiting, acting is shorter where learning is.
@@ -138,9 +134,8 @@ def _unknown(account: Account, row: Row) -> list[str]:
             f"cores may take from {percent(low)} to {percent(high)} of the iteration."
         )
     if account.missing:
-        said.append(
-            f"The runs do not tell {', '.join(account.missing)}: such time is in the unexplained rest."
-        )
+        parts = ", ".join(account.missing)
+        said.append(f"The runs do not tell {parts}: such time is in the unexplained rest.")
     return said
 
 
@@ -160,10 +155,8 @@ def _waiting(row: Row) -> str:
         return "waiting for the slowest rank"
     if last.blame >= 0.5 and row.world_size > 2:
         return f"waiting for rank {last.rank}, which is last for {percent(last.blame)} of the time waited"
-    return (
-        f"waiting, for no rank in particular: ranks are late in turn (rank {last.rank} most, for "
-        f"{percent(last.blame)} of the time waited)"
-    )
+    most = f"rank {last.rank} most, for {percent(last.blame)} of the time waited"
+    return f"waiting, for no rank in particular: ranks are late in turn ({most})"
 
 
 def _slow(row: Row, run: Run) -> str:

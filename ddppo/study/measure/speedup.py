@@ -115,11 +115,10 @@ def study(runs: list[Run]) -> Study:
     if not runs:
         raise ConfigError("there is no usable run to report on")
     ordered = sorted(runs, key=lambda run: (run.world_size, run.seed))
-    base, rows = ordered[0], list[Row]()
-    groups = by_world_size(ordered)
-    for same in groups.values():
-        rows.append(_row(same, groups[base.world_size], _slowness(same, rows[0] if rows else None)))
-    return Study(tuple(ordered), tuple(rows), base.env_id, base.rule, base.target_return)
+    first, *others = by_world_size(ordered).values()
+    base = _row(first, first, _slowness(first, None))
+    rows = (base, *(_row(same, first, _slowness(same, base)) for same in others))
+    return Study(tuple(ordered), rows, first[0].env_id, first[0].rule, first[0].target_return)
 
 
 def _slowness(runs: list[Run], base: Row | None) -> tuple[Slowness, ...]:
@@ -220,10 +219,8 @@ def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Ra
 def _blame(t_sync: np.ndarray) -> np.ndarray:
     """Return `[W]` shares of all waiting: that of an iteration is charged to the rank that waited least in it."""
     waited = t_sync.sum(axis=1)
-    total = waited.sum()
-    if total <= 0:
-        return np.zeros(t_sync.shape[1])
-    return np.bincount(t_sync.argmin(axis=1), weights=waited, minlength=t_sync.shape[1]) / total
+    blame = np.bincount(t_sync.argmin(axis=1), weights=waited, minlength=t_sync.shape[1])
+    return blame / waited.sum() if waited.sum() > 0 else np.zeros(t_sync.shape[1])
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:

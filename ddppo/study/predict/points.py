@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.study.measure.slow import slowness, standard_error
+from ddppo.study.measure.slow import PHASES, slowness, standard_error
 from ddppo.study.predict import collective_cost
 from ddppo.study.predict.collective_cost import Messages
 from ddppo.study.runs import PARTS, SLEEPING_TASK, Run, by_world_size
@@ -172,15 +172,14 @@ def _means(run: Run) -> dict[str, float]:
     means, slow = {p: float(run.times[p].mean()) for p in PARTS}, _slow(run)
     known = sum(means[p] for p in PARTS if p != "t_other")
     means["t_other"] = max(0.0, float(run.steps.mean()) / run.fps - known)
-    means["t_rollout"] /= 1 + sum(acting - 1 for acting, _ in slow.values()) / run.world_size
-    means["t_learn"] /= 1 + sum(learning - 1 for _, learning in slow.values()) / run.world_size
+    for i, part in enumerate(PHASES):
+        means[part] /= 1 + sum(times[i] - 1 for times in slow.values()) / run.world_size
     return means
 
 
 def _slow(run: Run) -> dict[int, tuple[float, float]]:
-    turns = max(1.0, run.world_size / run.cores)
-    found = slowness(run, expected={}, turns=turns).ranks
-    acting, learning = (found.get(phase, {}) for phase in ("t_rollout", "t_learn"))
+    found = slowness(run, expected={}, turns=max(1.0, run.world_size / run.cores)).ranks
+    acting, learning = (found.get(phase, {}) for phase in PHASES)
     return {rank: (acting.get(rank, 1.0), learning.get(rank, 1.0)) for rank in sorted({*acting, *learning})}
 
 

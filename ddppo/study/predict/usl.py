@@ -28,9 +28,8 @@ class Usl:
     serial: float
     pairs: float
 
-    def fps(self, world_size: float) -> float:
+    def fps(self, w: float) -> float:
         """Return X(W) in steps/s."""
-        w = world_size
         return w / (self.alone + self.serial * (w - 1) + self.pairs * w * (w - 1))
 
     @property

@@ -74,15 +74,12 @@ def as_number(
 ) -> float:
     """Return a finite number, low <= x <= high, or above < x; true is none. Raises FieldError."""
     number = value if type(value) in (int, float) else math.nan
-    rule = "a number"
     if above is not None:
-        rule += f" above {above:g}"
-        inside = number > above
+        rule, inside = f"a number above {above:g}", number > above
     elif low is not None:
-        rule += f" of at least {low:g}"
-        inside = number >= low
+        rule, inside = f"a number of at least {low:g}", number >= low
     else:
-        inside = number == number and abs(number) != math.inf
+        rule, inside = "a number", number > -math.inf
     if not inside or number == math.inf:
         raise FieldError(f"{name}={quoted(value)} is not {rule}")
     if abs(number) > high:

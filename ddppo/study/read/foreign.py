@@ -28,6 +28,9 @@ COLUMNS = (
 _LONGER = 1.5  # times what the throughput makes of an iteration: warm-up and rounding are not more
 _NO_SEED = -(2**63)  # the least there is, which nobody takes
 _SHOWN = 16  # names of columns in a message
+Rows = tuple[
+    list[tuple[int, dict[str, Any]]], list[LeftOut]
+]  # with line numbers; and the lines that are none
 
 
 class _UnitError(FieldError):
@@ -102,8 +105,7 @@ def _left_out(path: Path, number: int, error: FieldError) -> LeftOut:
     return LeftOut(_where(path, number), str(error), "correct the row, or remove it")
 
 
-def _rows(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
-    """Return the rows with their line numbers, and the lines that are none."""
+def _rows(path: Path) -> Rows:
     try:
         with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
             lines = re.split("\r\n|\n|\r", file.read())
@@ -114,7 +116,7 @@ def _rows(path: Path) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
     return _json_rows(path, lines) if path.suffix in (".jsonl", ".ndjson") else _csv_rows(path, lines)
 
 
-def _json_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
+def _json_rows(path: Path, lines: list[str]) -> Rows:
     rows, left_out = [], []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -125,7 +127,7 @@ def _json_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, 
     return rows, left_out
 
 
-def _csv_rows(path: Path, lines: list[str]) -> tuple[list[tuple[int, dict[str, Any]]], list[LeftOut]]:
+def _csv_rows(path: Path, lines: list[str]) -> Rows:
     delimiter = max(",;\t", key=lines[0].count)
     rows, left_out = [], []
     head: list[str] | None = None
