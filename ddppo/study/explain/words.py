@@ -144,9 +144,10 @@ def _described(cause: str, row: Row, study: Study) -> str:
         return _waiting(row)
     if cause == "slow":
         return _slow(row, study.runs_at(row.world_size)[0])
-    if cause == "cores":
-        return f"oversubscribed cores: {row.world_size * row.threads} compute threads take turns on {row.cores} cores"
-    return cause_name(cause, study.rule)
+    named, threads = cause_name(cause, study.rule), row.world_size * row.threads
+    return (
+        f"{named}: {threads} compute threads take turns on {row.cores} cores" if cause == "cores" else named
+    )
 
 
 def _waiting(row: Row) -> str:
@@ -163,10 +164,9 @@ def _slow(row: Row, run: Run) -> str:
     ranks = row.slow_ranks
     if not ranks:
         return "ranks that are slower than the others, not the same ones in every seed"
-    phases = [phase for phase in _PHASES if any(phase in rank.slow for rank in ranks)]
+    phases = [name for phase, name in _PHASES.items() if any(phase in rank.slow for rank in ranks)]
     most = max(times for rank in ranks for times in rank.slow.values())
-    up_to = "up to " if len(ranks) * len(phases) > 1 else ""
-    what = " and ".join(_PHASES[phase] for phase in phases)
+    up_to, what = "up to " if len(ranks) * len(phases) > 1 else "", " and ".join(phases)
     return f"waiting for {_place(row, run)}, whose {what} took {up_to}{most:.2g} times as long as the others'"
 
 

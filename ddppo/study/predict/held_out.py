@@ -43,8 +43,8 @@ class HeldOut:
 
     def __str__(self) -> str:
         verdict = "within" if self.within else "NOT within"
-        simple = isnan(self.usl_fps) or self.usl_fps == self.fps
-        law = "" if simple else f" (the universal scalability law by {100 * self.usl_error:+.1f} %)"
+        alone = isnan(self.usl_fps) or self.usl_fps == self.fps
+        law = "" if alone else f" (the universal scalability law by {100 * self.usl_error:+.1f} %)"
         return (
             f"Held out: fitted on W={', '.join(map(str, self.fitted_on))}, {self.fps:,.0f} steps/s "
             f"({self.fps_low:,.0f} to {self.fps_high:,.0f}) are predicted at W={self.world_size}, where "

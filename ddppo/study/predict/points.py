@@ -60,8 +60,6 @@ class Load:
     @property
     def messages(self) -> Messages:
         """The messages of all of them; what is gathered is a few hundred bytes, which are left out."""
-        if self.world_size == 1:
-            return collective_cost.NOTHING
         num_bytes = self.num_parameters * self.run.number_bytes
         by, hosts = _collective(self.run), self.num_hosts
         sums = collective_cost.own_sum(self.world_size, num_bytes, by, hosts).times(self.num_segments)

@@ -137,7 +137,8 @@ def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput
     if better:
         o = min(better, key=lambda o: o.seconds)
         why = "the predictions are not confirmed by a W that was held out"
-        why = "its interval does not lie above what was measured" if trusted else why
+        if trusted:
+            why = "its interval does not lie above what was measured"
         predicted = f"W={o.world_size} is predicted to take {duration(o.seconds)}"
         said.append(f"{predicted}, but {why}: measure it before using it.")
     if by_throughput:

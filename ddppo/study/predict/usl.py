@@ -65,12 +65,9 @@ class FittedUsl:
 
     def predict(self, world_sizes: Sequence[int]) -> list[Prediction]:
         """Return predictions; intervals as those of the model."""
-
-        def at(world_size: int) -> np.ndarray:
-            return np.array([law.fps(world_size) for law in (self.usl, *self.replicates)])
-
-        base = min(self.fps)
-        return [predicted(w, base, (at(w), at(base)), self.errors, {}) for w in world_sizes]
+        laws, base = (self.usl, *self.replicates), min(self.fps)
+        fps = {w: np.array([law.fps(w) for law in laws]) for w in {base, *world_sizes}}
+        return [predicted(w, base, (fps[w], fps[base]), self.errors, {}) for w in world_sizes]
 
     def without(self, world_size: int) -> "FittedUsl":
         return fit_usl_with_errors({w: x for w, x in self.fps.items() if w != world_size})

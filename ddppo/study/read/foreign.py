@@ -66,7 +66,7 @@ def read_table(table: ForeignTable) -> Reading:
             if same != number:
                 raise FieldError(f"it repeats line {same}, which counts once")
             values = {our: _cell(row.get(n), n, is_text=our in _TEXTS) for our, n in columns.items()}
-            found.append((number, _run(_where(table.path, number), table, values)))
+            found.append((number, _run(f"{table.path}, line {number}", table, values)))
         except FieldError as e:
             asked = e if isinstance(e, _UnitError) and asked is None else asked
             left_out.append(_left_out(table.path, number, e))
@@ -97,12 +97,8 @@ def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run],
     return [run for _, run in runs.values()], again
 
 
-def _where(path: Path, number: int) -> str:
-    return f"{path}, line {number}"
-
-
 def _left_out(path: Path, number: int, error: FieldError) -> LeftOut:
-    return LeftOut(_where(path, number), str(error), "correct the row, or remove it")
+    return LeftOut(f"{path}, line {number}", str(error), "correct the row, or remove it")
 
 
 def _rows(path: Path) -> Rows:
@@ -178,17 +174,14 @@ def _listed(names: list[str]) -> str:
 
 def _cell(cell: Any, column: str, *, is_text: bool) -> Any:
     """Return None for an empty cell, and the number that a text spells where it should."""
-    if not isinstance(cell, str):
-        return None if isinstance(cell, float) and math.isnan(cell) else cell
-    if not cell.strip():
-        return None
-    if is_text:
-        return cell.strip()
-    try:
-        number = float(cell)
-    except ValueError:
-        raise FieldError(f"{fields.one_line(column, 60)}={fields.quoted(cell)} is not a number") from None
-    return None if math.isnan(number) else number
+    if isinstance(cell, str):
+        cell = cell.strip() or None
+    if isinstance(cell, str) and not is_text:
+        try:
+            cell = float(cell)
+        except ValueError:
+            raise FieldError(f"{fields.one_line(column, 60)}={fields.quoted(cell)} is not a number") from None
+    return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
 def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
