@@ -14,7 +14,7 @@ def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
     options = parse(ReportOptions, sys.argv[1:], path="path", usage=_USAGE)
     if options.watch:
-        from ddppo.study.page.live import watch  # imports Hydra
+        from ddppo.watch.live import watch  # imports Hydra
 
         report, folder = watch(options, lambda text: print(text, flush=True))
     else:

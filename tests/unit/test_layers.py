@@ -38,8 +38,20 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
     "study": set(),  # reads run folders, never the trainer
+    "watch": {"study"},
     "advice": {"envs", "models", "ppo", "distributed", "run", "benchmark", "study"},
-    "doors": {"envs", "models", "ppo", "distributed", "run", "cluster", "benchmark", "study", "advice"},
+    "doors": {
+        "envs",
+        "models",
+        "ppo",
+        "distributed",
+        "run",
+        "cluster",
+        "benchmark",
+        "study",
+        "advice",
+        "watch",
+    },
 }
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.
 ROOMS = ["runs", "columns", "read", "measure", "predict", "explain", "report", "page"]

@@ -9,11 +9,11 @@ import pytest
 from scaling_folders import change_summary, make_run, write_run
 
 from ddppo.errors import ConfigError
-from ddppo.study.page import live, sweep
-from ddppo.study.page.live import watch
-from ddppo.study.page.sweep import Job, Progress, expected, progress
 from ddppo.study.read.run_folders import read_run
 from ddppo.study.report import ReportOptions
+from ddppo.watch import live, sweep
+from ddppo.watch.live import watch
+from ddppo.watch.sweep import Job, Progress, expected, progress
 
 NAMES = [f"dist.world_size-{w}_seed-{seed}" for w in (1, 2) for seed in (0, 1)]
 COMMAND = """
