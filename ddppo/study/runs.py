@@ -114,6 +114,12 @@ class Run:
         """Whether times are of each rank; false where there are none, or only means over ranks."""
         return bool(self.times) and all(t.shape[1] == self.world_size for t in self.times.values())
 
+    @property
+    def ranks_are_alike(self) -> bool:
+        """Whether all ranks do the same, so that one may be called slow; a topology may give them roles instead."""
+        dist = self.config.get("dist")
+        return not isinstance(dist, dict) or dist.get("topology", "ddp") == "ddp"
+
 
 def by_world_size(runs: Iterable[Run]) -> dict[int, list[Run]]:
     """Return {W: its runs}, W ascending."""

@@ -8,6 +8,7 @@ from ddppo.errors import ConfigError
 from ddppo.study.explain.accounting import accounts
 from ddppo.study.explain.words import explained, stalls
 from ddppo.study.measure.speedup import study
+from ddppo.study.predict.model import fit
 from ddppo.study.runs import Origin
 
 
@@ -285,6 +286,19 @@ def test_slow_ranks_that_are_all_those_of_one_node_are_named_as_the_node():
     words = in_words(of(base, replace(make_run(4, parts=slow), origin=nodes)))
     assert "waiting for node b (ranks 2, 3), whose rollouts and learning took up to 2 times as long" in words
     assert "find what slows node b" in words
+
+
+def test_a_learner_among_actors_is_not_slow_for_learning():
+    roles = {"dist": {"topology": "sync_actors"}}
+    runs = [make_run(1, parts={"t_rollout": 0.4, "t_learn": 0.4})]
+    runs.append(
+        make_run(
+            4, parts={"t_rollout": [0, 0.2, 0.2, 0.2], "t_learn": [0.4, 0, 0, 0], "t_sync": 0.1}, config=roles
+        )
+    )
+    assert study(runs).row(4).slow_ranks == ()
+    with pytest.raises(ConfigError, match="not of other topologies"):
+        fit(runs)
 
 
 def test_noise_makes_no_slow_rank():

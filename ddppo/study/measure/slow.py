@@ -37,7 +37,8 @@ def slowness(run: Run, *, expected: Mapping[str, float], turns: float = 1.0) -> 
     where cores are crowded, taking turns alone may stretch a rank so many times.
     """
     found = Slowness({}, {}, {})
-    for phase in PHASES if run.world_size > 1 and run.tells_ranks else ():
+    comparable = run.world_size > 1 and run.tells_ranks and run.ranks_are_alike
+    for phase in PHASES if comparable else ():
         x = run.times.get(phase, np.zeros((1, 1)))
         slow = _slow(x, expected.get(phase, math.nan), float(run.times["t_iter"].mean()), turns)
         if slow:

@@ -153,6 +153,10 @@ def fit(
 
     Raises ConfigError for runs that tell no times or belong to different tasks.
     """
+    if not all(run.ranks_are_alike for run in runs):
+        raise ConfigError(
+            "the model is of workers that all act and learn (distributed=ddp), not of other topologies"
+        )
     usable = [r for r in runs if tells_times(r)]
     if not usable:
         raise ConfigError(
