@@ -66,6 +66,7 @@ def validate(config: Config) -> BatchShape:
             f"dist.world_size={dist.world_size} exceeds {dist.max_world_size}, all that distributed=single allows: "
             "use distributed=ddp"
         )
+    _check_topology(config)
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
         raise ConfigError(
             f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "
@@ -123,11 +124,27 @@ def validate(config: Config) -> BatchShape:
     return shape
 
 
+def _check_topology(config: Config) -> None:
+    dist, backend = config.dist, find(config.dist.topology).env_backend
+    if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
+        what = f"env.id={config.env.id}" if config.env.is_ale else f"env.backend={config.env.backend}"
+        raise ConfigError(
+            f"{what} with distributed={dist.topology}, whose environments are stepped by env.backend={backend}: "
+            "leave one of them out"
+        )
+    if dist.max_wait_ms is not None and dist.topology != "central_inference":
+        raise ConfigError(
+            f"dist.max_wait_ms={dist.max_wait_ms:g} has no effect with distributed={dist.topology}: use "
+            "distributed=central_inference, or leave it out"
+        )
+
+
 def _check_workers(config: Config, shape: BatchShape) -> None:
     num_workers = config.env.num_workers
     if num_workers is None:
         return
-    if config.env.backend != "pool" and not config.env.is_ale:
+    backend = find(config.dist.topology).env_backend or config.env.backend
+    if backend != "pool" and not config.env.is_ale:
         raise ConfigError(
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"

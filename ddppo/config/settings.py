@@ -117,8 +117,14 @@ class DistConfig:
     world_size: int = setting(1, "ranks W", low=1)
     topology: str = setting(
         "ddp",
-        "who steps environments, acts and learns: ddp, sync_actors, env_workers, or the import path of your own, "
-        "my_pkg.topologies:Ring (docs/topologies.md)",
+        "who steps environments, acts and learns: ddp, sync_actors, env_workers, central_inference, or the import path "
+        "of your own, my_pkg.topologies:Ring (docs/topologies.md)",
+    )
+    max_wait_ms: float | None = setting(
+        None,
+        "topology=central_inference: how long a forward waits for further observers once one is there; null for all",
+        low=0,
+        high=60_000,
     )
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(

@@ -47,7 +47,11 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
     dtype = getattr(torch, config.dtype)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     spec, cores = probe(config.env), cores_per_rank(local_world_size)
-    env_config = settled(config.env, spec, shape.local_num_envs, cores)
+    topology = find(config.dist.topology)
+    if topology.env_backend is not None:
+        env_config = replace(config.env, backend=topology.env_backend)
+    else:
+        env_config = settled(config.env, spec, shape.local_num_envs, cores)
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
@@ -64,7 +68,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         obs_normalizer=obs_normalizer,
         cores=cores,
     )
-    program: Program = imported(find(config.dist.topology).program)(kit)
+    program: Program = imported(topology.program)(kit)
     work = model.num_products() * shape.minibatch_size // len(roles.learning)
     if can_be_native(config, model, device, program.sync.name):
         work = 0  # one thread in C++ is faster than several in torch

@@ -93,6 +93,7 @@ class Topology:
     """A way to spread PPO over ranks. layout: of W ranks and these sizes; raises ConfigError for a W that cannot be.
 
     program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
+    env_backend: by whom its environments are stepped, if that is part of it.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Topology:
     layout: Callable[[int, Sizes], Layout]
     program: str
     least_ranks: int = 1
+    env_backend: str | None = None
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
         """Return the layout of W ranks. Raises ConfigError where there are too few."""

@@ -73,7 +73,9 @@ def _arrow(places: dict[str, int], message: Message, y: int) -> str:
 
 
 def ranks_in_words(ranks: tuple[int, ...]) -> str:
-    """Return "rank 0", or "ranks 1 to 7"."""
+    """Return "rank 0", or "ranks 1 to 7"; of a role without ranks, what has it."""
+    if not ranks:
+        return "processes of their own, no ranks"
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     consecutive = ranks == tuple(range(ranks[0], ranks[-1] + 1))
@@ -90,7 +92,8 @@ def size_in_words(num_bytes: float) -> str:
 
 def _holds(role: Role) -> str:
     held = [("environments", role.steps), ("policy", role.acts or role.learns), ("optimizer", role.learns)]
-    return "holds " + ", ".join(name for name, is_held in held if is_held)
+    names = [name for name, is_held in held if is_held]
+    return f"holds {', '.join(names)}" if names else "holds environments"
 
 
 def _said(message: Message) -> str:
@@ -103,7 +106,7 @@ def _said(message: Message) -> str:
 
 def _bytes_of_iteration(layout: Layout, message: Message) -> int:
     senders = next(role for role in layout.roles if role.name == message.source)
-    return message.times * message.num_bytes * len(senders.ranks)
+    return message.times * message.num_bytes * max(1, len(senders.ranks))
 
 
 def _id(name: str) -> str:

@@ -68,6 +68,27 @@ def _env_workers(world_size: int, sizes: Sizes) -> Layout:
     )
 
 
+def _central_inference(world_size: int, sizes: Sizes) -> Layout:
+    agent = Role(
+        "agent", tuple(range(world_size)), steps=True, acts=True, learns=True,
+        does=("act for all observers that wait, in one forward", "learn, gradients summed over all agents"),
+    )  # fmt: skip
+    observer = Role(
+        "observer", (), steps=False, acts=False, learns=False,
+        does=("step environments by the actions that come, each at its own pace",),
+    )  # fmt: skip
+    steps, each = sizes.rollout_steps, sizes.num_envs // world_size
+    messages = [
+        Message("actions", "agent", "observer", "shared memory", steps, each * sizes.action_bytes),
+        Message("observations", "observer", "agent", "shared memory", steps, each * (sizes.obs_bytes + 10)),
+    ]
+    if world_size > 1:
+        messages.append(
+            Message("gradients", "agent", "agent", "sum", sizes.num_gradients, sizes.parameter_bytes)
+        )
+    return Layout((agent, observer), tuple(messages))
+
+
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
@@ -87,6 +108,13 @@ TOPOLOGIES = {
             _env_workers,
             "ddppo.distributed.programs.env_workers:EnvWorkers",
             least_ranks=2,
+        ),
+        Topology(
+            "central_inference",
+            "W agents, each acts for observers that step environments at their own pace",
+            _central_inference,
+            "ddppo.distributed.programs.central:Agent",
+            env_backend="pool",
         ),
     )
 }

@@ -10,7 +10,12 @@ from ddppo.topologies import TOPOLOGIES, Sizes
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.support import CHECKOUT, TINY, Program, door, lines, run, summary
 
-SPREAD = [name for name in TOPOLOGIES if name != "ddp"]
+SPREAD = {"sync_actors": 3, "env_workers": 3, "central_inference": 2}  # and of how many ranks
+PACES = (
+    (),
+    ("dist.max_wait_ms=0",),
+    ("dist.max_wait_ms=2", "env.num_workers=2", "compile=off"),
+)  # of observers
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,7 @@ def learned(tmp_path_factory):
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 @pytest.mark.parametrize("topology", SPREAD)
 def test_a_topology_learns_what_one_process_learns(learned, topology, env):
-    alone, spread = learned("single", 1, f"env={env}"), learned(topology, 3, f"env={env}")
+    alone, spread = learned("single", 1, f"env={env}"), learned(topology, SPREAD[topology], f"env={env}")
     a, b = state(alone), state(spread)
     assert a["env_steps"] == b["env_steps"] == ITERATIONS * 256
     assert largest_difference(a["model"], b["model"]) <= 1e-10
@@ -42,11 +47,19 @@ def test_a_topology_learns_what_one_process_learns(learned, topology, env):
 @pytest.mark.parametrize("topology", SPREAD)
 def test_so_it_does_with_every_normaliser_and_schedule(learned, topology):
     arguments = ("env=cartpole", *EVERYTHING)
-    a, b = state(learned("single", 1, *arguments)), state(learned(topology, 3, *arguments))
+    a, b = state(learned("single", 1, *arguments)), state(learned(topology, SPREAD[topology], *arguments))
     assert largest_difference(a["model"], b["model"]) <= 1e-10
     for moments in ("obs_moments", "return_moments"):
         torch.testing.assert_close(a[moments], b[moments], rtol=1e-10, atol=1e-10)
     assert a["learning_rate"] == b["learning_rate"]
+
+
+@pytest.mark.parametrize("pace", PACES, ids=" ".join)
+def test_what_observers_collect_does_not_depend_on_who_waits_for_whom(learned, pace):
+    a = state(learned("single", 1, "env=cartpole"))
+    b = state(learned("central_inference", 2, "env=cartpole", *pace))
+    assert largest_difference(a["model"], b["model"]) <= 1e-9
+    assert a["window"] == b["window"]
 
 
 def test_env_workers_hand_over_rollouts_equal_to_the_bit(learned):
@@ -56,9 +69,9 @@ def test_env_workers_hand_over_rollouts_equal_to_the_bit(learned):
 
 @pytest.mark.parametrize("topology", SPREAD)
 def test_parts_of_an_iteration_still_sum_on_every_rank_and_steps_are_counted_once(learned, topology):
-    folder = learned(topology, 3, "env=cartpole")
+    folder = learned(topology, SPREAD[topology], "env=cartpole")
     written = lines(folder)
-    assert {line["rank"] for line in written} == {0, 1, 2}
+    assert {line["rank"] for line in written} == set(range(SPREAD[topology]))
     for line in written:
         parts = sum(line[f"time/t_{part}"] for part in ("rollout", "learn", "sync", "comm", "other"))
         assert parts == pytest.approx(line["time/t_iter"], rel=1e-6)
@@ -83,6 +96,8 @@ def test_a_run_of_actors_resumes(learned, tmp_path):
         (["distributed=sync_actors", "dist.world_size=1"], "takes at least 2 ranks"),
         (["distributed=env_workers", "dist.world_size=1"], "takes at least 2 ranks"),
         (["distributed=sync_actors", "dist.world_size=4"], "3, the ranks that step environments"),
+        (["distributed=central_inference", "env.backend=sync"], "stepped by env.backend=pool"),
+        (["dist.max_wait_ms=1"], "has no effect with distributed=ddp"),
         (["dist.topology=sync_actor"], "did you mean sync_actors?"),
         (["distributed=no_such_pkg.topologies:Ring"], "cannot be imported"),
         (["distributed=ddppo.topologies:Role"], "is a type, not a ddppo.topologies.Topology"),
@@ -131,4 +146,6 @@ def test_every_rank_has_one_role_and_somebody_learns(topology, world_size):
     assert layout.world_size == world_size
     assert layout.learning
     assert layout.stepping
-    assert {layout.role(rank).name for rank in range(world_size)} == {role.name for role in layout.roles}
+    assert {layout.role(rank).name for rank in range(world_size)} == {
+        role.name for role in layout.roles if role.ranks
+    }

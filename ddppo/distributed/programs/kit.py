@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -108,15 +108,19 @@ class Kit:
         return make_vec_env(config.env, self.env_indices, self.group.rank, self.cores, config.dist.timeout_s)
 
     def collector(self, env: VecEnv, first_env: int) -> Collector:
-        return Collector(
-            env,
-            self.model,
-            self.obs_normalizer,
-            rollout_steps=self.shape.rollout_steps,
-            first_env=first_env,
-            device=self.device,
-            dtype=getattr(torch, self.config.dtype),
-        )
+        return Collector(**self.of_collector(env, first_env))
+
+    def of_collector(self, env: VecEnv, first_env: int) -> dict[str, Any]:
+        """Return what a collector of these environments, the first of which has this global index, is made of."""
+        return {
+            "env": env,
+            "model": self.model,
+            "normalizer": self.obs_normalizer,
+            "rollout_steps": self.shape.rollout_steps,
+            "first_env": first_env,
+            "device": self.device,
+            "dtype": getattr(torch, self.config.dtype),
+        }
 
     def sync(self, group: Group) -> GradientSync:
         dist = self.config.dist

@@ -146,6 +146,23 @@ class Pool:
         self._memory.actions[...] = actions
         self._ask_all(STEP)
 
+    def ask(self, k: int, actions: np.ndarray) -> None:
+        """Have worker `k` step its environments with the task's own actions, and return at once."""
+        assert self._memory is not None
+        worker = self.workers[k]
+        self._memory.actions[worker.part] = actions
+        with suppress(ConnectionError):  # it is gone, as `answer` finds
+            worker.line.send(STEP)
+
+    def answer(self, k: int) -> None:
+        """Wait for the answer of worker `k`. Raises EnvError for a step that failed."""
+        worker = self.workers[k]
+        if self._answer(worker, time.monotonic() + self._timeout_s) != DONE:
+            raise hear(worker.line)[0]
+
+    def lives(self, k: int) -> bool:
+        return self._code(self.workers[k], 0.0) is None
+
     def close(self) -> None:
         """Have every worker close its environments, and kill those that have not a few seconds later."""
         for worker in self.workers:

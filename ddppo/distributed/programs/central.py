@@ -1,0 +1,137 @@
+"""central_inference: each rank is an agent, which acts and learns; its observers only step environments.
+
+Observers go at their own pace. Those that wait are answered by one forward of the agent: a batch closes when all are
+there, or max_wait_ms after the first. Every environment makes its T steps with its own noise, so what is collected does
+not depend on who waited for whom. Espeholt et al. 2020, "SEED RL", arXiv:1910.06591; the agents and observers of Li et
+al. 2023, "Quarl", arXiv:2307.10120.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddppo.distributed.programs.kit import Collected, Kit
+from ddppo.envs.faults import EnvNames
+from ddppo.envs.pool.observers import Observers
+from ddppo.models import action_distribution, flat_obs
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.learner import Update
+from ddppo.ppo.native.network import NativeNetwork
+from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.spaces import each
+
+
+class Agent:
+    """A rank with its observers."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+        config = kit.config
+        names = EnvNames(kit.env_indices, kit.group.rank)
+        self._env = Observers(config.env, kit.spec, names, config.dist.timeout_s, kit.cores)
+        wait = config.dist.max_wait_ms
+        self.collector = CentralCollector(**kit.of_collector(self._env, kit.env_indices.start))
+        self.collector.max_wait_s = None if wait is None else wait / 1000
+        self.learners = kit.group
+        self.sync = kit.sync(kit.group)
+        self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
+
+    def reset(self, iteration: int) -> None:
+        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+
+    def collect(self, iteration: int) -> Collected:
+        return self._kit.act(self.collector, self._kit.env_indices, iteration)
+
+    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
+        assert collected.rollout is not None
+        return self.learner.update(collected.rollout, iteration, progress)
+
+    def close(self) -> None:
+        self._env.close()
+
+
+class CentralCollector(Collector):
+    """A collector whose observers are each in a row of their own. num_forwards: of the last rollout."""
+
+    env: Observers
+    max_wait_s: float | None = None
+    num_forwards = 0
+    _network: NativeNetwork | None = None
+
+    def act_by(self, network: NativeNetwork) -> None:
+        self._network = network
+
+    @torch.inference_mode()
+    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+        if self._network is not None:
+            self._network.refresh()
+        masks = None if self.masks is None else self.masks[-1].numpy()
+        self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
+        draws = torch.from_numpy(noise).to(self.logprobs.dtype)
+        ends: list[Any] = []
+        self._num_acted, self.num_forwards = self.rollout_steps, 0
+        self._going_on.clear()
+        rows = [0] * len(self.env.parts)  # that each observer is in
+        waiting = list(range(len(rows)))
+        busy = 0
+        while True:
+            acting = [k for k in waiting if rows[k] < self.rollout_steps]
+            if acting:
+                self._answer(acting, rows, draws)
+            busy += len(acting)
+            if not busy:
+                break
+            waiting = self.env.ready(self.max_wait_s)
+            busy -= len(waiting)
+            for k in waiting:
+                self._note(k, rows[k], ends)
+                rows[k] += 1
+        self._check(ends)
+        self._num_steps += self.rollout_steps
+        return self._finish(ends), self._count(ends)
+
+    def _answer(self, acting: list[int], rows: list[int], draws: torch.Tensor) -> None:
+        """Act for these observers in one forward."""
+        parts = [self.env.parts[k] for k in acting]
+        sizes = [part.stop - part.start for part in parts]
+        t = torch.from_numpy(np.repeat([rows[k] for k in acting], sizes))
+        e = torch.from_numpy(np.concatenate([np.arange(part.start, part.stop) for part in parts]))
+        obs = each(lambda x: x[t.to(x.device), e.to(x.device)], self.obs)
+        mask = None if self.masks is None else self.masks[t, e].to(self.device)
+        params = self._policy(obs, t, e)
+        actions = action_distribution(self.env.spec.action, params, mask).sample(draws[t, e]).cpu().numpy()
+        self.params[t.to(self.device), e.to(self.device)] = params
+        self._actions[t.numpy(), e.numpy()] = actions
+        self.num_forwards += 1
+        start = 0
+        for k, size in zip(acting, sizes, strict=True):
+            self.env.ask(k, actions[start : start + size])
+            start += size
+
+    def _policy(self, obs: Any, t: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        if self._network is not None:
+            flat = flat_obs(obs, self.env.spec, self.logprobs.dtype).contiguous()
+            return self._network.policy(flat, flat.new_empty(len(flat), self.params.shape[-1]))
+        if self._acted_values is None:
+            return self.model.action_params(obs)
+        params, values = self.model(obs)
+        self._acted_values[t.to(self.device), e.to(self.device)] = values
+        return params
+
+    def _note(self, observer: int, row: int, ends: list[Any]) -> None:
+        """Write what an observer answered to its actions of `row`."""
+        step, part = self.env.answer(observer), self.env.parts[observer]
+        each(lambda out, x: out.__setitem__((row + 1, part), x), self._raw_obs, step.obs)
+        raw = each(lambda x: x[row + 1, part].to(self.device), self.raw_obs)
+        if self.normalizer is not None:
+            each(lambda out, x: out[row + 1, part].copy_(x), self.obs, self.normalizer(raw))
+        elif not self._is_on_cpu:
+            each(lambda out, x: out[row + 1, part].copy_(x), self.obs, raw)
+        if self.masks is not None and step.action_mask is not None:
+            self.masks[row + 1, part] = torch.from_numpy(step.action_mask)
+        self.rewards[row, part] = step.rewards
+        for flag, values in zip(self.flags, (step.terminated, step.truncated, step.valid), strict=False):
+            flag[row, part] = values
+        if len(step.ended):
+            ends.append((row, part.start + step.ended, each(np.ndarray.copy, step.final_obs)))

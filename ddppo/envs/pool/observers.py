@@ -1,0 +1,91 @@
+"""Environments of a pool that are asked and answer each at its own pace: nobody waits for the slowest of all.
+
+An observer is a process of the pool and the environments that it steps in turn.
+"""
+
+import select
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddppo.config import EnvConfig
+from ddppo.envs.codec import decode_actions
+from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.pool.pool import Pool
+from ddppo.envs.rows import ObsArrays, RowLayout
+from ddppo.envs.vec_env import EnvSpec, EnvStep
+
+
+class Observers:
+    """A batch of environments as `VecEnv` resets it, stepped observer by observer: `ask`, `ready`, `answer`."""
+
+    def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, cores: int) -> None:
+        self.spec = spec
+        self.names = names
+        self.num_envs = len(names.indices)
+        self._pool = Pool(env, spec, names, timeout_s, cores)
+        self._layout = RowLayout(spec)
+        self._timeout_s = timeout_s
+        self._busy: set[int] = set()
+        self.parts = [worker.part for worker in self._pool.workers]
+
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+        self._pool.reset(seeds)
+        rows = self._pool.answers.rows
+        return self._layout.obs(rows), self._layout.mask(rows)
+
+    def ask(self, observer: int, actions: np.ndarray) -> None:
+        """Have an observer step with its environments' actions, as the model gave them, and return at once."""
+        self._busy.add(observer)
+        self._pool.ask(observer, decode_actions(self._pool.action_space, actions))
+
+    def ready(self, max_wait_s: float | None) -> list[int]:
+        """Wait for an answer, and once there is one up to max_wait_s for the others (None: for all).
+
+        Returns who gave one. Raises EnvError of an environment that failed, died or did not answer in time.
+        """
+        assert self._busy, "nobody was asked"
+        lines = {self._pool.workers[k].line.fileno(): k for k in self._busy}
+        there: list[int] = []
+        end = time.monotonic() + self._timeout_s
+        closes = None if max_wait_s is None else float("inf")
+        while lines:
+            limit = end if closes is None or not there else min(end, closes)
+            found, _, _ = select.select(list(lines), [], [], max(0.0, min(1.0, limit - time.monotonic())))
+            there.extend(lines.pop(fileno) for fileno in found)
+            if found and closes == float("inf"):
+                assert max_wait_s is not None
+                closes = time.monotonic() + max_wait_s
+            if there and closes is not None and time.monotonic() >= closes:
+                break
+            if not found and (time.monotonic() > end or not all(map(self._pool.lives, lines.values()))):
+                there.append(next(iter(lines.values())))  # whose answer says what became of it
+                break
+        for k in there:
+            self._pool.answer(k)
+        self._busy.difference_update(there)
+        return sorted(there)
+
+    def answer(self, observer: int) -> EnvStep:
+        """Return what the environments of an observer that was ready answered, `ended` counted from its first."""
+        answers = self._pool.answers.part(self.parts[observer])
+        (ended,) = (answers.terminated | answers.truncated).nonzero()
+        return EnvStep(
+            self._layout.obs(answers.rows), answers.rewards, answers.terminated, answers.truncated,
+            np.ones(len(answers.rewards), bool), ended, self._layout.obs(answers.final_rows[ended]),
+            self._layout.mask(answers.rows),
+        )  # fmt: skip
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        raise AssertionError("observers are asked one by one")
+
+    def state(self) -> dict[str, Any]:
+        raise no_state(self.names)
+
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
+        raise no_state(self.names)
+
+    def close(self) -> None:
+        self._pool.close()

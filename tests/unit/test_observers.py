@@ -1,0 +1,105 @@
+"""Observers go at their own pace; what is collected from them does not depend on it."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_envs_tasks import task
+
+from ddppo.config import EnvConfig, ModelConfig
+from ddppo.distributed.programs.central import CentralCollector
+from ddppo.envs import make_vec_env, probe
+from ddppo.envs.faults import EnvNames
+from ddppo.envs.pool.observers import Observers
+from ddppo.errors import EnvWorkerLost
+from ddppo.models import build_model
+from ddppo.ppo.collector import Collector
+from ddppo.spaces import leaves
+
+NUM_ENVS, STEPS = 6, 40
+CARTPOLE = EnvConfig(id="CartPole-v1", max_episode_steps=15, backend="pool", num_workers=3)
+SLEEPY = EnvConfig(id="ddppo/Synthetic-v0", backend="pool", num_workers=2, kwargs={"step_time_s": 0.02})
+
+
+@pytest.fixture
+def observers():
+    made = []
+
+    def make(env, num_envs=NUM_ENVS, timeout_s=20.0):
+        made.append(Observers(env, probe(env), EnvNames(range(num_envs), 0), timeout_s, 2))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def rollouts(collector, num_envs, times=2):
+    """Collect so often; return copies, for a rollout's tensors are written again."""
+    collector.reset(list(range(num_envs)))
+    noise = np.random.default_rng(0).random((times, STEPS, num_envs, 1))
+    found = []
+    for one in noise:
+        rollout, episodes = collector.collect(one)
+        arrays = [rollout.actions, rollout.rewards, rollout.logprobs, rollout.values, rollout.next_values]
+        arrays += [rollout.terminated, rollout.truncated, rollout.episode_start, *leaves(rollout.obs)]
+        found.append(([x.clone() for x in arrays], sorted(episodes, key=lambda e: (e.step, e.env_index))))
+    return found
+
+
+def made_of(env, model):
+    how = {"rollout_steps": STEPS, "first_env": 0, "device": torch.device("cpu"), "dtype": torch.float64}
+    return {"env": env, "model": model, "normalizer": None, **how}
+
+
+@pytest.mark.parametrize("max_wait_s", [None, 0.0, 0.001])
+def test_the_rollout_is_that_of_environments_stepped_in_turn(observers, max_wait_s):
+    model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    in_turn = make_vec_env(replace(CARTPOLE, backend="sync", num_workers=None), range(NUM_ENVS), 0, 1)
+    central = CentralCollector(**made_of(observers(CARTPOLE), model))
+    central.max_wait_s = max_wait_s
+    for (a, episodes_a), (b, episodes_b) in zip(
+        rollouts(Collector(**made_of(in_turn, model)), NUM_ENVS), rollouts(central, NUM_ENVS), strict=True
+    ):
+        assert episodes_a == episodes_b
+        for x, y in zip(a, b, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+def test_a_batch_of_all_takes_one_forward_a_step(observers):
+    model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    central = CentralCollector(**made_of(observers(CARTPOLE), model))
+    rollouts(central, NUM_ENVS, times=1)
+    assert central.num_forwards == STEPS
+
+
+def test_who_answers_early_is_not_held_up_by_who_is_late(observers):
+    envs = observers(SLEEPY, num_envs=3)  # observers of one and two environments, which sleep in turn
+    envs.reset([0, 1, 2])
+    small, large = sorted((0, 1), key=lambda k: envs.parts[k].stop - envs.parts[k].start)
+    actions = {k: np.zeros(envs.parts[k].stop - envs.parts[k].start, np.int64) for k in (small, large)}
+    for k in (large, small):
+        envs.ask(k, actions[k])
+    start = time.perf_counter()
+    assert envs.ready(0.0) == [small]
+    assert time.perf_counter() - start < 0.5
+    assert envs.ready(0.0) == [large]
+    envs.ask(small, actions[small])
+    envs.ask(large, actions[large])
+    assert sorted(envs.ready(None)) == [0, 1]
+
+
+def test_an_observer_that_dies_is_named_and_holds_nobody_for_ever(observers):
+    envs = observers(task("Faulty", backend="pool", num_workers=2, kwargs={"fault": "exit"}), num_envs=4)
+    envs.reset([0, 0, 0, 1])
+
+    def step_often():
+        for _ in range(100):
+            for k in (0, 1):
+                envs.ask(k, np.zeros(2, np.int64))
+            envs.ready(None)
+
+    with pytest.raises(EnvWorkerLost, match="environment 3 of rank 0"):
+        step_often()
