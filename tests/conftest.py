@@ -1,7 +1,12 @@
 """What holds for all tests."""
 
+import signal
+
 import pytest
 from hydra._internal.hydra import Hydra
+
+# Under nohup it is ignored, also by all that tests start, some of which is to end at it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
