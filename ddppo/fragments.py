@@ -12,8 +12,8 @@ from ddppo.topologies import Layout, Sizes, find
 from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
 
 _USAGE = """python -m ddppo.fragments [settings of ddppo.train] [key=value ...]
-python -m ddppo.fragments distributed=sync_actors dist.world_size=8
-python -m ddppo.fragments distributed=env_workers dist.world_size=8 format=mermaid
+python -m ddppo.fragments distributed=sync_actors dist.world_size=5
+python -m ddppo.fragments distributed=env_workers dist.world_size=5 format=mermaid
 python -m ddppo.fragments distributed=ddp dist.world_size=4 format=svg out=ddp.svg"""
 
 

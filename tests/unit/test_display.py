@@ -73,6 +73,14 @@ def test_the_header_gives_the_derived_sizes():
     assert "outputs/x" in text
 
 
+def test_where_not_all_ranks_step_environments_the_header_says_how_many_do():
+    spread = config()
+    spread.dist.world_size, spread.dist.topology = 5, "sync_actors"
+    text = header(spread, validate(spread), {})
+    assert "W = 5, sync_actors" in text
+    assert "N = ranks that step x E = 4 x 2 = 8" in text
+
+
 def test_plain_lines_come_every_few_seconds_and_for_the_first_and_the_last_iteration():
     clock, out = Clock(), console()
     play(PlainDisplay(40_000, out, clock=clock), clock, range(1, 26))

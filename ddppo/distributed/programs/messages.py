@@ -6,7 +6,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.distributed.parameters import FlatParameters
-from ddppo.models import Obs, num_action_params, tensor_dtype
+from ddppo.models import Obs, tensor_dtype
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
@@ -83,7 +83,6 @@ def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype) -> Rollout:
     def observed(leaf: ArraySpec) -> torch.Tensor:
         return zeros(*leaf.shape, kind=tensor_dtype(leaf, dtype))
 
-    assert num_action_params(spec.action) > 0
     obs = each(observed, spec.obs)
     return Rollout(
         obs=obs,

@@ -27,11 +27,13 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
     """Return the derived sizes of a run; `derived` (num_parameters, device, ...) is shown as it comes."""
     s, total = shape, config.ppo.total_steps
     num_updates = s.num_minibatches * s.num_epochs
+    all_step = s.num_stepping in (0, s.world_size)
+    steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {-(-total // s.batch_size):,} iterations"),
-        ("ranks", f"W = {s.world_size}"),
-        ("envs", f"N = W x E = {s.world_size} x {s.local_num_envs} = {s.num_envs:,}"),
+        ("ranks", f"W = {s.world_size}" + ("" if all_step else f", {config.dist.topology}")),
+        ("envs", f"N = {steppers} x {s.local_num_envs} = {s.num_envs:,}"),
         (
             "batch",
             f"B = N x T = {s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
