@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ddppo.config.fields import check_fields
-from ddppo.config.settings import Config, ModelConfig
+from ddppo.config.settings import Config, DistConfig, ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
 from ddppo.topologies import Layout, Sizes, find
@@ -67,6 +67,7 @@ def validate(config: Config) -> BatchShape:
             "use distributed=ddp"
         )
     _check_topology(config)
+    _check_restarts(config)
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
         raise ConfigError(
             f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "
@@ -136,6 +137,23 @@ def _check_topology(config: Config) -> None:
         raise ConfigError(
             f"dist.max_wait_ms={dist.max_wait_ms:g} has no effect with distributed={dist.topology}: use "
             "distributed=central_inference, or leave it out"
+        )
+
+
+def _check_restarts(config: Config) -> None:
+    dist, env = config.dist, config.env
+    if dist.on_lost == "stop":
+        if dist.max_restarts != (default := DistConfig().max_restarts):
+            raise ConfigError(
+                f"dist.max_restarts={dist.max_restarts} has no effect with dist.on_lost=stop: set "
+                f"dist.on_lost=restart, or leave it at {default}"
+            )
+        return
+    if dist.world_size == 1 and (find(dist.topology).env_backend or env.backend) != "pool":
+        raise ConfigError(
+            f"dist.on_lost=restart has no effect with dist.world_size=1 and env.backend={env.backend}: the only rank "
+            "is the process that you start, which cannot start itself again; use env.backend=pool or more ranks, or "
+            "leave it out"
         )
 
 

@@ -148,6 +148,16 @@ class DistConfig:
     timeout_s: float = setting(
         600.0, "seconds a rank waits for another before it gives up", above=0, high=10_000_000
     )
+    on_lost: str = setting(
+        "stop",
+        "when a process is killed by a signal or does not answer for timeout_s: stop (all ranks end), or restart (a "
+        "process of environments, and a rank that acts at its own pace, is started again in its place; for any other "
+        "rank all end and go on from the last checkpoint). What raised an exception always stops",
+        choices=("stop", "restart"),
+    )
+    max_restarts: int = setting(
+        3, "with on_lost=restart, how often ranks, or one rank's processes, are started again", low=1
+    )
     oversubscribe: str = setting(
         "warn",
         "more ranks on this machine than it has cores (or GPUs): warn and go on, or refuse",

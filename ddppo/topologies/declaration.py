@@ -15,7 +15,10 @@ from ddppo.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Ranks that do the same. does: what they do in an iteration, in order, in words."""
+    """Ranks that do the same. does: what they do in an iteration, in order, in words.
+
+    can_restart: one of them that is lost can be started again while the others go on.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -23,6 +26,7 @@ class Role:
     acts: bool
     learns: bool
     does: tuple[str, ...]
+    can_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)

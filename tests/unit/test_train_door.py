@@ -122,6 +122,11 @@ def assert_one_paragraph(stderr):
         ("dist.bucket_cap_mb=5", ["dist.bucket_cap_mb=5", "no effect", "dist.grad_sync=ddp"]),
         ("ppo.adaptive_kl=0.1", ["ppo.adaptive_kl=0.1", "no effect", "ppo.lr_schedule=adaptive"]),
         ("scaling.learning_rate_rule=sqrt", ["scaling.learning_rate_rule=sqrt", "no effect", "scaling=weak"]),
+        ("dist.max_restarts=5", ["dist.max_restarts=5", "no effect", "dist.on_lost=restart"]),
+        (
+            "dist.on_lost=restart",
+            ["dist.on_lost=restart", "no effect", "dist.world_size=1", "env.backend=pool"],
+        ),
         ("target_return=5 eval.final_episodes=0", ["target_return=5", "eval.every_steps"]),
         # the machine
         ("dist.collective=nccl device=cpu", ["dist.collective=nccl", "dist.collective=shm"]),
