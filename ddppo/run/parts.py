@@ -83,6 +83,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "num_nodes": -(-group.world_size // local_world_size),
         "num_hosts": len(machines),
         "machines": machines,
+        "roles": [roles.role(rank).name for rank in range(group.world_size)],
         "collective": group.name,
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }

@@ -76,8 +76,8 @@ def test_the_header_gives_the_derived_sizes():
 def test_where_not_all_ranks_step_environments_the_header_says_how_many_do():
     spread = config()
     spread.dist.world_size, spread.dist.topology = 5, "sync_actors"
-    text = header(spread, validate(spread), {})
-    assert "W = 5, sync_actors" in text
+    text = header(spread, validate(spread), {"roles": ["learner", *["actor"] * 4]})
+    assert "W = 5, sync_actors: 1 x learner, 4 x actor" in text
     assert "N = ranks that step x E = 4 x 2 = 8" in text
 
 

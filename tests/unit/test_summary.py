@@ -171,7 +171,7 @@ def test_a_run_without_iterations_is_json_with_nulls(tmp_path):
 
 
 def test_the_summary_has_every_promised_key(tmp_path):
-    build = builder(num_parameters=9155, device="cpu", threads=1)
+    build = builder(num_parameters=9155, device="cpu", threads=1, roles=["learner", "actor"])
     for iteration in range(1, 5):
         build.add(report(iteration))
     summary = build.build(
@@ -192,9 +192,10 @@ def test_the_summary_has_every_promised_key(tmp_path):
     assert read["eval"]["best"] == {"return_mean": 500.0, "env_steps": 3000}
     assert read["target"]["reached"] is True
     assert read["derived"] == {
-        "W": 2, "E": 4, "N": 8, "T": 128, "B": 1024, "minibatch": 256, "M": 4, "K": 4,
+        "W": 2, "num_stepping": 2, "E": 4, "N": 8, "T": 128, "B": 1024, "minibatch": 256, "M": 4, "K": 4,
         "num_parameters": 9155, "device": "cpu", "threads": 1,
     }  # fmt: skip
+    assert [each["role"] for each in read["per_rank"]] == ["learner", "actor"]
     assert read["config"]["env"]["id"] == "CartPole-v1"
     assert read["machine"]["cores"] >= 1
     assert read["schema_version"] == 1
@@ -207,7 +208,9 @@ def test_no_evaluation_is_null():
 
 def test_sizes_are_those_of_the_shape():
     shape = strong(num_envs=8, rollout_steps=64, world_size=4, num_minibatches=3, num_epochs=2)
-    assert sizes(shape) == {"W": 4, "E": 2, "N": 8, "T": 64, "B": 512, "minibatch": 171, "M": 3, "K": 2}
+    assert sizes(shape) == {
+        "W": 4, "num_stepping": 4, "E": 2, "N": 8, "T": 64, "B": 512, "minibatch": 171, "M": 3, "K": 2
+    }  # fmt: skip
 
 
 def test_versions_name_the_packages_that_results_depend_on():

@@ -3,7 +3,8 @@
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {-(-total // s.batch_size):,} iterations"),
-        ("ranks", f"W = {s.world_size}" + ("" if all_step else f", {config.dist.topology}")),
+        ("ranks", f"W = {s.world_size}" + _roles(config, derived.get("roles", ()))),
         ("envs", f"N = {steppers} x {s.local_num_envs} = {s.num_envs:,}"),
         (
             "batch",
@@ -46,11 +47,20 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
         ),
     ]
     for name, value in derived.items():
+        if name == "roles":  # said above
+            continue
         if name == "machines":
             value = ", ".join(f"{each['hostname']} ({each['cores']} cores)" for each in value)
         label = {"num_parameters": "parameters", "run_dir": "run folder"}.get(name, name.replace("_", " "))
         rows.append((label, f"{value:,}" if type(value) is int else str(value)))
     return _columns(rows)
+
+
+def _roles(config: Config, roles: Sequence[str]) -> str:
+    """Return how many ranks do what, where not all do the same."""
+    kinds = Counter(roles)
+    said = ", ".join(f"{number} x {name}" for name, number in kinds.items())
+    return f", {config.dist.topology}: {said}" if len(kinds) > 1 else ""
 
 
 class Display(Protocol):

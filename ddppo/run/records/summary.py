@@ -47,7 +47,7 @@ class SummaryBuilder:
 
     The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
     `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
-    themselves in the summary.
+    themselves in the summary, and its `roles`, one name per rank, with the ranks.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class SummaryBuilder:
     ) -> None:
         self._config = config
         self._shape = shape
-        self._derived = {name: value for name, value in derived.items() if name != "machines"}
-        self._machines = derived.get("machines", [])
+        self._derived = {name: value for name, value in derived.items() if name not in ("machines", "roles")}
+        self._machines, self._roles = derived.get("machines", []), derived.get("roles", [])
         self._num_warmup = warmup_iterations
         self._warmup_left = warmup_iterations
         self._warmup, self._measured = _Measurements(), _Measurements()
@@ -134,7 +134,7 @@ class SummaryBuilder:
                 "rho_comm": time["t_comm"]["mean"] / t_iter,
                 "rho_sync": time["t_sync"]["mean"] / t_iter,
             },
-            "per_rank": measured.per_rank(),
+            "per_rank": measured.per_rank(self._roles),
             "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
             "target": target,
             "derived": sizes(shape) | self._derived,
@@ -185,11 +185,11 @@ class _Measurements:
         """Environment steps of all ranks per second of training."""
         return self._steps / self._seconds if self._seconds > 0 else math.nan
 
-    def per_rank(self) -> list[dict[str, Any]]:
-        """Return the mean of every per-rank metric, {"rank": 0, "time": {"t_iter": ...}, ...}, by rank."""
+    def per_rank(self, roles: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the mean of every per-rank metric, {"rank": 0, "role": ..., "time": {"t_iter": ...}, ...}, by rank."""
         ranks = []
         for rank, (sums, counts) in enumerate(zip(self._rank_sums, self._rank_counts, strict=True)):
-            groups: dict[str, Any] = {"rank": rank}
+            groups: dict[str, Any] = {"rank": rank} | ({"role": roles[rank]} if roles else {})
             for name, total in sums.items():
                 groups.setdefault(name.split("/")[0], {})[_leaf(name)] = total / counts[name]
             ranks.append(groups)
@@ -197,9 +197,13 @@ class _Measurements:
 
 
 def sizes(shape: BatchShape) -> dict[str, int]:
-    """Return the sizes of an iteration under the letters of the docs: W, E, N, T, B, minibatch, M, K."""
+    """Return the sizes of an iteration under the letters of the docs: W, E, N, T, B, minibatch, M, K.
+
+    num_stepping: of the W ranks those that step environments.
+    """
     return {
         "W": shape.world_size,
+        "num_stepping": shape.num_stepping or shape.world_size,
         "E": shape.local_num_envs,
         "N": shape.num_envs,
         "T": shape.rollout_steps,
