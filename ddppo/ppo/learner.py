@@ -73,6 +73,7 @@ class Learner:
         self.seed = seed
         self.obs_normalizer = obs_normalizer
         self.reward_normalizer = reward_normalizer
+        self.correction = "vtrace"  # of rollouts that another policy acted: vtrace, or clip
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
         self.optimizer = torch.optim.Adam(
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
@@ -138,8 +139,9 @@ class Learner:
         if self.reward_normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
-        if isinstance(self.step, NativeStep):
+        if isinstance(self.step, NativeStep) and rollout.ratios is None:
             return returns_and_moments(rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda)
+        weights = None if rollout.ratios is None else rollout.ratios.clamp(max=1.0)
         advantages = gae(
             rewards,
             rollout.values,
@@ -149,8 +151,11 @@ class Learner:
             rollout.valid,
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
+            weights=weights if self.correction == "vtrace" else None,
         )
         returns, valid = advantages + rollout.values, rollout.valid
+        if weights is not None and self.correction == "clip":
+            advantages = advantages * weights
         samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
         return advantages, returns, moments(samples).cpu()
 

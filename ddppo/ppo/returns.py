@@ -13,17 +13,24 @@ def gae(
     *,
     gamma: float,
     gae_lambda: float,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return generalised advantage estimates `[T, E]` (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma * V(s'_t) * (not terminated_t) - V(s_t)
-    A_t = delta_t + gamma * lambda * (not (terminated_t or truncated_t)) * A_{t+1}
+    A_t = w_t * (delta_t + gamma * lambda * (not (terminated_t or truncated_t)) * A_{t+1}),    w_t = 1 without weights
+
+    With w_t = min(1, pi(a_t) / mu(a_t)), where mu acted, V + A are the V-trace targets of pi with rho_bar = c_bar = 1
+    (Espeholt et al. 2018, arXiv:1802.01561, eq. 1, its c_i times lambda), and A is V-trace's policy advantage
+    rho_t * (r_t + gamma * v_{t+1} - V(s_t)), v_{t+1} replaced by lambda * v_{t+1} + (1 - lambda) * V(s_{t+1}).
 
     All inputs are `[T, E]`; next_values are V of the true successor s'_t, so a truncated step bootstraps from its
     final observation while the trace is cut. Rows that are not valid get 0.
     """
     deltas = (rewards + gamma * next_values * ~terminated - values) * valid
     decay = (gamma * gae_lambda) * (~(terminated | truncated) & valid).to(deltas.dtype)
+    if weights is not None:
+        deltas, decay = deltas * weights, decay * weights
     advantages = torch.empty_like(deltas)
     running = torch.zeros_like(deltas[0])
     rows = zip(advantages.unbind(), deltas.unbind(), decay.unbind(), strict=True)

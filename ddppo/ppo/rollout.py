@@ -16,6 +16,9 @@ class Rollout:
     the final observation where an episode ended. valid is False on autoreset pseudo-steps, which are never trained
     on or counted. episode_start marks the first step of an episode. A model with memory will add here the state that it
     entered row 0 with, `[E, ...]`: episode_start says where it starts anew.
+
+    ratios are pi(a) / mu(a) where another policy mu acted than the one, pi, that logprobs and values are of; None where
+    the same did.
     """
 
     obs: Obs
@@ -30,6 +33,7 @@ class Rollout:
     episode_start: torch.Tensor
     action_mask: torch.Tensor | None
     raw_obs: Obs
+    ratios: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

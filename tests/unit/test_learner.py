@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -304,3 +305,15 @@ def test_the_better_action_becomes_more_likely_and_the_value_approaches_the_retu
     assert model.logits[0] > 0.3
     assert model.logits[1] < -0.3
     assert 0.3 < model.level.item() < 0.7
+
+
+@pytest.mark.parametrize(("correction", "returned"), [("vtrace", 1.5), ("clip", 3.0)])
+def test_what_another_policy_acted_counts_by_its_ratio_and_never_more_than_once(correction, returned):
+    made = learner((1, 2))
+    made.correction = correction
+    of_other = dataclasses.replace(
+        rollout([[3.0, 3.0]]), ratios=torch.tensor([[0.5, 4.0]], dtype=torch.float64)
+    )
+    advantages, returns, _ = made._returns(of_other)
+    assert advantages.tolist() == [[1.5, 3.0]]
+    assert returns.tolist() == [[returned, 3.0]]

@@ -71,7 +71,7 @@ class RolloutMessage:
         return views
 
 
-_PLAIN = [f.name for f in fields(Rollout) if f.name not in ("obs", "action_mask", "raw_obs")]
+_PLAIN = [f.name for f in fields(Rollout) if f.name not in ("obs", "action_mask", "raw_obs", "ratios")]
 
 
 def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype) -> Rollout:
