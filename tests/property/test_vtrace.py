@@ -1,4 +1,4 @@
-"""V-trace against the sums of its paper, and against GAE, which it is where the policy that acted is the one that learns."""
+"""V-trace against the sums of its paper, and against GAE, which it is where the policy that learns also acted."""
 
 import math
 
@@ -33,7 +33,7 @@ def weighted(rows, weights=None):
 
 
 def targets_of_the_paper(rows):
-    """v_s = V(x_s) + sum_t gamma^(t-s) (c_s ... c_{t-1}) rho_t (r_t + gamma V(x_{t+1}) - V(x_t)), eq. 1 and remark 2."""
+    """v_s = V(x_s) + sum_t gamma^(t-s) c_s ... c_{t-1} rho_t (r_t + gamma V(x_{t+1}) - V(x_t)): eq. 1, remark 2."""
     targets = []
     for s, (_, value, *_) in enumerate(rows):
         total = value
