@@ -117,8 +117,8 @@ class DistConfig:
     world_size: int = setting(1, "ranks W", low=1)
     topology: str = setting(
         "ddp",
-        "who steps environments, acts and learns: ddp, sync_actors, env_workers, central_inference, or the import path "
-        "of your own, my_pkg.topologies:Ring (docs/topologies.md)",
+        "who steps environments, acts and learns: ddp, sync_actors, env_workers, central_inference, device, or the "
+        "import path of your own, my_pkg.topologies:Ring (docs/topologies.md)",
     )
     max_wait_ms: float | None = setting(
         None,

@@ -20,6 +20,7 @@ from ddppo.run import checkpoint
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.spaces import leaves
+from ddppo.topologies import find, imported
 
 # What a resumed run may change; everything else would make it a different run.
 _MAY_CHANGE = (
@@ -62,6 +63,12 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         ranks_here=local_world_size,
         overlaps_from=_overlaps_from(config, local_world_size),
     )
+    if (check_topology := find(config.dist.topology).check) is not None:
+        is_far = local_world_size is None  # whose device=auto may be a GPU: its ranks check it again
+        device = config.device if config.device != "auto" or not is_far else "cpu"
+        imported(check_topology)(
+            config, spec, resolve_device("auto") if device == "auto" else torch.device(device)
+        )
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
     return "\nwarning: ".join(filter(None, (of_model, of_machine))) or None
 

@@ -97,7 +97,8 @@ class Topology:
     """A way to spread PPO over ranks. layout: of W ranks and these sizes; raises ConfigError for a W that cannot be.
 
     program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
-    env_backend: by whom its environments are stepped, if that is part of it.
+    env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
+    run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Topology:
     program: str
     least_ranks: int = 1
     env_backend: str | None = None
+    check: str | None = None
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
         """Return the layout of W ranks. Raises ConfigError where there are too few."""

@@ -1,21 +1,22 @@
 """The topologies that ddppo has, by name, and how another is found by its import path."""
 
+import functools
 import importlib
 from typing import Any
 
 from ddppo.errors import ConfigError, near
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
 
+_OF_WORKERS = ("step environments and act", "learn from the own share, gradients summed over all")
+_OF_DEVICES = (
+    "step environments and act, T steps in one call of C++",
+    "learn from the own share, an epoch in one call, gradients summed over all",
+)
 
-def _ddp(world_size: int, sizes: Sizes) -> Layout:
-    worker = Role(
-        "worker",
-        tuple(range(world_size)),
-        steps=True,
-        acts=True,
-        learns=True,
-        does=("step environments and act", "learn from the own share, gradients summed over all"),
-    )
+
+def _ddp(world_size: int, sizes: Sizes, does: tuple[str, ...] = _OF_WORKERS) -> Layout:
+    ranks = tuple(range(world_size))
+    worker = Role("worker", ranks, steps=True, acts=True, learns=True, does=does)
     if world_size == 1:
         return Layout((worker,), ())
     gradients = Message("gradients", "worker", "worker", "sum", sizes.num_gradients, sizes.parameter_bytes)
@@ -115,6 +116,14 @@ TOPOLOGIES = {
             _central_inference,
             "ddppo.distributed.programs.central:Agent",
             env_backend="pool",
+        ),
+        Topology(
+            "device",
+            "W equal workers, each computes its environments and its learning in C++",
+            functools.partial(_ddp, does=_OF_DEVICES),
+            "ddppo.distributed.programs.device:Device",
+            env_backend="batched",
+            check="ddppo.distributed.programs.device:check",
         ),
     )
 }
