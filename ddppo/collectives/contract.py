@@ -1,6 +1,8 @@
 """What every group of ranks can do, and the group of one rank, for which each operation is the identity."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -9,13 +11,23 @@ import torch
 class Record(NamedTuple):
     """One collective on this rank: seconds on this machine's monotonic clock.
 
-    `hidden` is communication that ran while this rank computed (overlapped gradient sync), in seconds.
+    `hidden` is communication that ran while this rank computed (overlapped gradient sync), in seconds. num_bytes: that
+    this rank handed over; None where nothing is handed over by anybody, as in a barrier, or nobody counts.
     """
 
     start: float
     end: float
     is_barrier: bool = False
     hidden: float = 0.0
+    num_bytes: int | None = None
+
+
+class Wait(NamedTuple):
+    """Waiting outside collectives, for ranks or processes of the role `whom`: as Record."""
+
+    whom: str
+    start: float
+    end: float
 
 
 class SumCall(NamedTuple):
@@ -32,15 +44,20 @@ class SumCall(NamedTuple):
 
 
 class Group:
-    """One rank, no communication."""
+    """One rank, no communication.
+
+    rank and world_size are this rank's place in the group and its size. members: the ranks of the run at its places.
+    """
 
     name: str = "none"  # of the collective
     rank: int = 0
     world_size: int = 1
+    members: tuple[int, ...] = (0,)
     clocks_shared: bool = True
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.waits: list[Wait] = []
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace `tensor` by its sum over ranks and return it."""
@@ -71,6 +88,15 @@ class Group:
     def record(self, record: Record) -> None:
         """Note a collective that has ended."""
         self.records.append(record)
+
+    @contextmanager
+    def wait_for(self, whom: str) -> Iterator[None]:
+        """Note the enclosed time as waiting for a role, outside collectives."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waits.append(Wait(whom, start, time.perf_counter()))
 
     def lost(self, what: str, waited_s: float) -> str:
         """Return the message of a rank that waited in vain in the collective `what`."""

@@ -39,7 +39,7 @@ class Hierarchy(Peers):
         self._local.broadcast_(local)
         if local is not tensor:
             tensor.copy_(local)
-        self._note(start)
+        self._note(start, local.nbytes)
         return tensor
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
@@ -52,7 +52,7 @@ class Hierarchy(Peers):
             padded[: len(rows)] = rows
             gathered.copy_(self._across.gather(padded).flatten(0, 1)[self._order])
         self._local.broadcast_(gathered)
-        self._note(start)
+        self._note(start, values.nbytes)
         return gathered
 
     def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
@@ -64,7 +64,7 @@ class Hierarchy(Peers):
             padded[: len(rows)] = rows
             parts = self._across.gather_at_root(padded)
             gathered = None if parts is None else parts.flatten(0, 1)[self._order]
-        self._note(start)
+        self._note(start, values.nbytes if self.rank else 0)
         return gathered
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Hierarchy(Peers):
         self._local.broadcast_(local)
         if local is not tensor:
             tensor.copy_(local)
-        self._note(start)
+        self._note(start, 0 if self.rank else local.nbytes)
         return tensor
 
     def barrier(self) -> None:
@@ -84,10 +84,11 @@ class Hierarchy(Peers):
         if self._across is not None:
             self._across.barrier()
         self._local.barrier()
-        self._note(start, is_barrier=True)
+        self._note(start, None)
 
-    def _note(self, start: float, *, is_barrier: bool = False) -> None:
+    def _note(self, start: float, num_bytes: int | None) -> None:
+        """Note a collective; a barrier hands over no bytes."""
         self._local.records.clear()
         if self._across is not None:
             self._across.records.clear()
-        self.record(Record(start, time.perf_counter(), is_barrier))
+        self.record(Record(start, time.perf_counter(), is_barrier=num_bytes is None, num_bytes=num_bytes))

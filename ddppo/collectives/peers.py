@@ -63,6 +63,7 @@ class Peers(Group):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self.rank, self.world_size = watch.rank, watch.world_size
+        self.members = tuple(range(watch.world_size))
         self.watch = watch
 
     def begin(self, iteration: int) -> None:

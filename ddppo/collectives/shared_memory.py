@@ -163,7 +163,7 @@ class SharedMemoryGroup(Peers):
             self._wait(status, "sum", start)
         if local is not tensor:
             tensor.copy_(local)
-        self.record(Record(start, time.perf_counter()))
+        self.record(Record(start, time.perf_counter(), num_bytes=local.nbytes))
         return tensor
 
     def sum_call(self, dtype: torch.dtype) -> SumCall:
@@ -176,14 +176,16 @@ class SharedMemoryGroup(Peers):
         return SumCall(begin, self._at, _SUM, _ADDABLE[dtype], wait)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        gathered = self._gather(values, receives=True)
+        gathered = self._gather(values, receives=True, all_receive=True)
         assert gathered is not None
         return gathered
 
     def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
         return self._gather(values, receives=self._context.rank == 0)
 
-    def _gather(self, values: torch.Tensor, *, receives: bool) -> torch.Tensor | None:
+    def _gather(
+        self, values: torch.Tensor, *, receives: bool, all_receive: bool = False
+    ) -> torch.Tensor | None:
         start = self._start()
         local = values.contiguous()
         gathered = torch.empty((self._size, *local.shape), dtype=local.dtype) if receives else None
@@ -191,7 +193,8 @@ class SharedMemoryGroup(Peers):
         status = self._begin(self._at, _GATHER, _BYTES, local.data_ptr(), out, local.nbytes)
         if status:
             self._wait(status, "gather", start)
-        self.record(Record(start, time.perf_counter()))
+        keeps = receives and not all_receive  # a root, whose own part goes nowhere
+        self.record(Record(start, time.perf_counter(), num_bytes=0 if keeps else local.nbytes))
         return gathered
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -203,7 +206,8 @@ class SharedMemoryGroup(Peers):
             self._wait(status, "broadcast", start)
         if local is not tensor:
             tensor.copy_(local)
-        self.record(Record(start, time.perf_counter()))
+        num_bytes = 0 if self._context.rank else local.nbytes
+        self.record(Record(start, time.perf_counter(), num_bytes=num_bytes))
         return tensor
 
     def barrier(self) -> None:

@@ -39,7 +39,7 @@ class ProcessGroup(Peers):
         self._buffers: dict[tuple[int, torch.dtype], torch.Tensor] = {}
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self._recorded("sum"):
+        with self._recorded("sum", tensor.nbytes):
             local = tensor.to(self._comm_device)
             size = local.numel() * local.element_size() * self._size
             if self._comm_device.type == "cpu" and size <= _GATHER_UP_TO:
@@ -60,16 +60,17 @@ class ProcessGroup(Peers):
         return self._buffers[key]
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        with self._recorded("gather"):
+        with self._recorded("gather", values.nbytes):
             local = values.contiguous().to(self._comm_device)
             gathered = torch.empty((self._size, *local.shape), dtype=local.dtype, device=local.device)
             _all_gather(gathered, local.unsqueeze(0), group=self._members)
             return gathered.cpu()
 
     def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
-        with self._recorded("gather"):
+        place = dist.get_rank(self._members)
+        with self._recorded("gather", values.nbytes if place else 0):
             local = values.contiguous().to(self._comm_device)
-            if dist.get_rank(self._members):
+            if place:
                 dist.gather(local, group_dst=0, group=self._members)
                 return None
             gathered = torch.empty((self._size, *local.shape), dtype=local.dtype, device=local.device)
@@ -77,7 +78,7 @@ class ProcessGroup(Peers):
             return gathered.cpu()
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
-        with self._recorded("broadcast"):
+        with self._recorded("broadcast", 0 if dist.get_rank(self._members) else tensor.nbytes):
             local = tensor.to(self._comm_device)
             dist.broadcast(local, group_src=0, group=self._members)
             if local is not tensor:
@@ -85,7 +86,7 @@ class ProcessGroup(Peers):
         return tensor
 
     def barrier(self) -> None:
-        with self._recorded("barrier", is_barrier=True):
+        with self._recorded("barrier", None):
             if self._comm_device.type == "cuda":
                 dist.barrier(self._members, device_ids=[self.device.index])
                 torch.cuda.synchronize(self.device)
@@ -93,7 +94,8 @@ class ProcessGroup(Peers):
                 dist.barrier(self._members)
 
     @contextmanager
-    def _recorded(self, what: str, *, is_barrier: bool = False) -> Iterator[None]:
+    def _recorded(self, what: str, num_bytes: int | None) -> Iterator[None]:
+        """Note a collective; a barrier hands over no bytes."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # what was queued before is not communication
         start = time.perf_counter()
@@ -103,4 +105,5 @@ class ProcessGroup(Peers):
                 torch.cuda.synchronize(self.device)
         except RuntimeError as e:
             raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
-        self.record(Record(start, time.perf_counter(), is_barrier))
+        is_barrier = num_bytes is None
+        self.record(Record(start, time.perf_counter(), is_barrier, num_bytes=num_bytes))

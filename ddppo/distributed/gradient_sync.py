@@ -105,7 +105,8 @@ class BucketSync:
         last_ready = max(self._ready, default=end)
         total = sum(done - ready for ready, done in zip(self._ready, self._done, strict=False))
         exposed = end - last_ready
-        self.group.record(Record(last_ready, end, hidden=max(0.0, total - exposed)))
+        hidden = max(0.0, total - exposed)
+        self.group.record(Record(last_ready, end, hidden=hidden, num_bytes=self.parameters.gradient.nbytes))
 
     def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._ready.append(time.perf_counter())

@@ -20,7 +20,7 @@ from ddppo.run.compilation import can_be_native
 from ddppo.run.machines import gather_machines
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
-from ddppo.topologies import find, imported
+from ddppo.topologies import Layout, find, imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Parts:
     """The parts of one rank. players: ranks that hold the parameters. derived: what summary.json tells of the parts."""
 
     shape: BatchShape
+    layout: Layout
     spec: EnvSpec
     model: ActorCritic
     parameters: FlatParameters
@@ -88,4 +89,6 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }
     players = tuple(rank for role in roles.roles if role.acts or role.learns for rank in role.ranks)
-    return Parts(shape, spec, model, parameters, obs_normalizer, program, tuple(sorted(players)), derived)
+    return Parts(
+        shape, roles, spec, model, parameters, obs_normalizer, program, tuple(sorted(players)), derived
+    )

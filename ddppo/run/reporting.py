@@ -1,7 +1,9 @@
 """One exchange of numbers per iteration: what every rank measured becomes the same report on all ranks."""
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +14,17 @@ from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import Episode
 from ddppo.ppo.step import STATISTICS
-from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
 from ddppo.run.timing import LocalTimes, split_waiting
+from ddppo.topologies import Layout
+
+_MEASURED = [metric.name for metric in OF_TOPOLOGIES]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalIteration:
     """What this rank knows about its iteration. params_hash is 0 where replicas are not compared, NaN
-    on a rank that holds no parameters."""
+    on a rank that holds no parameters. measured: by the names of OF_TOPOLOGIES."""
 
     iteration: int
     times: LocalTimes
@@ -29,6 +34,7 @@ class LocalIteration:
     stop_requested: bool
     step_ready: bool
     params_hash: float
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 class Agreed(NamedTuple):
@@ -39,10 +45,19 @@ class Agreed(NamedTuple):
 
 
 class Reporter:
-    """Turns LocalIterations of all ranks into IterationReports, and keeps the window of finished episodes."""
+    """Turns LocalIterations of all ranks into IterationReports, and keeps the window of finished episodes.
 
-    def __init__(self, group: Group, episode_window: int) -> None:
-        self.group = group
+    groups: those of the clock, the first of which holds all ranks.
+    """
+
+    def __init__(self, groups: Sequence[Group], layout: Layout, episode_window: int) -> None:
+        self.groups = groups
+        self.group = groups[0]
+        names = [layout.role(rank).name for rank in range(layout.world_size)]
+        self._roles = [name if name in ROLES else "other" for name in names]
+        known = [role.name if role.name in ROLES else "other" for role in layout.roles]
+        # Where nothing travels nobody waits.
+        self._waited_for = sorted(set(known)) if layout.messages else []
         self.window: deque[tuple[float, int]] = deque(maxlen=episode_window)
 
     def exchange(
@@ -53,7 +68,10 @@ class Reporter:
         Raises ReplicaMismatchError on all ranks if parameters differ.
         """
         times, update = local.times, local.update
-        row = [
+        waited, communicated = self._within_parts(times)
+        for role, seconds in times.waits.items():
+            waited[ROLES.index(role)] += seconds
+        row: list[float] = [
             times.t_iter,
             times.t_rollout,
             times.t_learn,
@@ -64,12 +82,27 @@ class Reporter:
             local.step_ready,
             local.params_hash,
         ]
-        mine = np.concatenate([np.array(row, np.float64), update.local_sums.numpy(), times.stamps.ravel()])
-        rows = self.group.gather(torch.from_numpy(mine)).numpy()
-        heads, sums, stamps = np.split(rows, [len(row), len(row) + len(STATISTICS)], axis=1)
+        measured = [local.measured.get(name, np.nan) for name in _MEASURED]
+        traffic: list[float] = [times.num_messages, times.num_bytes, communicated, *waited]
+        of_all = times.collectives[0]
+        parts: list[list[float] | np.ndarray] = [
+            row,
+            update.local_sums.numpy(),
+            traffic,
+            measured,
+            of_all.stamps.ravel(),
+        ]
+        bounds = np.cumsum([len(part) for part in parts[:-1]])
+        rows = self._gather(self.group, np.concatenate(parts))
+        heads, sums, traffic_of_all, measured_of_all, stamps = np.split(rows, bounds, axis=1)
         t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, ready, hashes = heads.T
         _check_replicas(hashes, local.iteration)
-        t_sync, t_comm = split_waiting(stamps.reshape(len(rows), -1, 2), times.is_barrier)
+        messages, num_bytes, t_comm, *waits = traffic_of_all.T
+        roles = [self._roles[rank] for rank in self.group.members]
+        together, comm = split_waiting(stamps.reshape(len(rows), -1, 2), of_all.is_barrier, roles)
+        t_comm = t_comm + comm
+        t_wait = {role: w + together.get(role, 0.0) for role, w in zip(ROLES, waits, strict=True)}
+        t_sync = sum(t_wait.values())
         self._share_episodes(local.episodes, int(num_episodes.max()))
         per_rank = {
             "rollout/local_steps": steps,
@@ -83,14 +116,38 @@ class Reporter:
             "time/t_comm_total": t_comm + hidden,
             "dist/rho_comm": t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,
+            **{f"time/t_wait_{role}": t_wait[role] for role in self._waited_for},
+            **({"dist/messages": messages, "dist/bytes": num_bytes} if self._waited_for else {}),
+            **dict(zip(_MEASURED, measured_of_all.T, strict=True)),
         }
         values_of_ranks = np.array(list(per_rank.values())).T.tolist()
-        means = (sums.sum(axis=0) / update.num_samples).tolist()
         num_steps = float(steps.sum())
         metrics = {
             "rollout/steps": num_steps,
             "rollout/fps": num_steps / float(t_iter.max()),
             "rollout/episodes": float(num_episodes.sum()),
+            **self._learned(update, sums.sum(axis=0)),
+        }
+        report = IterationReport(
+            iteration=local.iteration,
+            env_steps=env_steps_before + int(num_steps),
+            wall_s=wall_s,
+            rank_metrics=tuple(
+                {
+                    k: v
+                    for k, v in zip(per_rank, values, strict=True)
+                    if not (k in _MEASURED and math.isnan(v))
+                }
+                for values in values_of_ranks
+            ),
+            global_metrics=metrics,
+        )
+        return report, Agreed(bool(stops.any()), bool(ready.all()))
+
+    def _learned(self, update: Update, sums: np.ndarray) -> dict[str, float]:
+        """Return how the update went, with the sums of all ranks, and the window's returns."""
+        means = (sums / update.num_samples).tolist()
+        metrics = {
             **{f"train/{name}": mean for name, mean in zip(STATISTICS, means, strict=True)},
             "train/explained_variance": update.explained_variance,
             "train/grad_norm": update.grad_norm,
@@ -100,14 +157,26 @@ class Reporter:
         if self.window:
             metrics["rollout/return_mean"] = sum(r for r, _ in self.window) / len(self.window)
             metrics["rollout/length_mean"] = sum(n for _, n in self.window) / len(self.window)
-        report = IterationReport(
-            iteration=local.iteration,
-            env_steps=env_steps_before + int(num_steps),
-            wall_s=wall_s,
-            rank_metrics=tuple(dict(zip(per_rank, values, strict=True)) for values in values_of_ranks),
-            global_metrics=metrics,
-        )
-        return report, Agreed(bool(stops.any()), bool(ready.all()))
+        return metrics
+
+    def _within_parts(self, times: LocalTimes) -> tuple[np.ndarray, float]:
+        """Return seconds waited for each of ROLES, and communicated, in collectives of some of the ranks."""
+        waited, communicated = np.zeros(len(ROLES)), 0.0
+        for group, own in zip(self.groups[1:], times.collectives[1:], strict=True):
+            stamps = self._gather(group, own.stamps)
+            roles = [self._roles[rank] for rank in group.members]
+            by_role, t_comm = split_waiting(stamps, own.is_barrier, roles)
+            for role, seconds in by_role.items():
+                waited[ROLES.index(role)] += seconds[group.rank]
+            communicated += float(t_comm[group.rank])
+        return waited, communicated
+
+    @staticmethod
+    def _gather(group: Group, values: np.ndarray) -> np.ndarray:
+        """Gather what no topology sends: the message is not counted."""
+        gathered = group.gather(torch.from_numpy(values)).numpy()
+        group.records[-1:] = [record._replace(num_bytes=None) for record in group.records[-1:]]
+        return gathered
 
     def _share_episodes(self, episodes: list[Episode], most: int) -> None:
         """Add all ranks' finished episodes to the window, in an order that does not depend on W."""
@@ -117,7 +186,7 @@ class Reporter:
         rows = np.full((most, 4), -1.0)
         for row, e in zip(rows, episodes[-most:], strict=False):
             row[:] = e.step, e.env_index, e.episode_return, e.length
-        gathered = self.group.gather(torch.from_numpy(rows))
+        gathered = self._gather(self.group, rows)
         ended = [row for row in gathered.reshape(-1, 4).tolist() if row[0] >= 0]
         self.window.extend((episode_return, int(length)) for _, _, episode_return, length in sorted(ended))
 

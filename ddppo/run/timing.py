@@ -2,107 +2,148 @@
 
 t_rollout and t_learn are phases less the collectives inside them; t_other is what no phase covers. Collectives are
 split into waiting and communication from the records of all ranks: a rank waited until the last one had arrived,
-and what remained of the collective was communication. The barrier that follows the rollout is all waiting.
+and what remained of the collective was communication. The barrier that follows the rollout is all waiting. Waiting is
+told apart by the role of the rank that came last.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ddppo.collectives import Group
+from ddppo.collectives import Group, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """This rank's C collectives of one group: starts and ends `[C, 2]` in seconds, and which are barriers `[C]`."""
+
+    stamps: np.ndarray
+    is_barrier: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTimes:
     """One rank's iteration in seconds, before waiting and communication are told apart.
 
-    stamps `[C, 2]` are the starts and ends of its C collectives; is_barrier has one entry per collective.
+    collectives: of each of the clock's groups. waits: outside collectives, by the role waited for. num_bytes: handed
+    over in num_messages collectives.
     """
 
     t_iter: float
     t_rollout: float
     t_learn: float
     hidden_comm: float
-    stamps: np.ndarray
-    is_barrier: tuple[bool, ...]
+    collectives: tuple[Collectives, ...]
+    waits: dict[str, float]
+    num_messages: int
+    num_bytes: int
 
 
 class IterationClock:
     """Times consecutive iterations of one rank without gaps; `excluded` sections are on nobody's account.
 
-    `around` is entered around every phase, with its name: a profiler's.
+    groups: all those whose collectives the rank takes part in. `around` is entered around every phase, with its name:
+    a profiler's.
     """
 
     def __init__(
         self,
-        group: Group,
+        groups: Sequence[Group],
         device: torch.device,
         around: Callable[[str], AbstractContextManager] = nullcontext,
     ) -> None:
-        self.group = group
+        self.groups = groups
         self._cuda = device if device.type == "cuda" else None
         self._around = around
         self.elapsed = 0.0
         self._start = time.perf_counter()
         self._phases = {"rollout": 0.0, "learn": 0.0}
-        group.records.clear()
+        self._forget()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Book the enclosed time, less its collectives, to `name`: "rollout" or "learn"."""
-        first = len(self.group.records)
+        """Book the enclosed time, less its collectives and waits, to `name`: "rollout" or "learn"."""
+        noted = self._noted()
         start = time.perf_counter()
         with self._around(name):
             yield
         if self._cuda is not None:
             torch.cuda.synchronize(self._cuda)
         elapsed = time.perf_counter() - start
-        self._phases[name] += elapsed - sum(r.end - r.start for r in self.group.records[first:])
+        since = [r for notes, first in zip(self._notes(), noted, strict=True) for r in notes[first:]]
+        self._phases[name] += elapsed - sum(r.end - r.start for r in since)
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
         """Keep the enclosed time and collectives out of every account (evaluation has its own clock)."""
-        first = len(self.group.records)
+        noted = self._noted()
         start = time.perf_counter()
         yield
-        del self.group.records[first:]
+        for notes, first in zip(self._notes(), noted, strict=True):
+            del notes[first:]
         self._start += time.perf_counter() - start
 
     def lap(self) -> LocalTimes:
         """End the iteration and begin the next one at the same instant."""
         now = time.perf_counter()
-        records = self.group.records
+        records = [record for group in self.groups for record in group.records]
+        given = [record.num_bytes for record in records if record.num_bytes is not None]
         # Ranks on one host share a monotonic clock; ranks on several count from when the barrier let them go.
         origin = 0.0
-        if not self.group.clocks_shared:
+        if not self.groups[0].clocks_shared:
             origin = next((r.end for r in records if r.is_barrier), 0.0)
-        stamps = np.array([(r.start - origin, r.end - origin) for r in records])
+        waits: dict[str, float] = {}
+        for wait in (wait for group in self.groups for wait in group.waits):
+            waits[wait.whom] = waits.get(wait.whom, 0.0) + wait.end - wait.start
         times = LocalTimes(
             t_iter=now - self._start,
             t_rollout=self._phases["rollout"],
             t_learn=self._phases["learn"],
             hidden_comm=sum(r.hidden for r in records),
-            stamps=stamps.reshape(-1, 2),
-            is_barrier=tuple(r.is_barrier for r in records),
+            collectives=tuple(_collectives(group.records, origin) for group in self.groups),
+            waits=waits,
+            num_messages=len(given),
+            num_bytes=sum(given),
         )
         self.elapsed += times.t_iter
         self._start = now
         self._phases = dict.fromkeys(self._phases, 0.0)
-        records.clear()
+        self._forget()
         return times
 
+    def _notes(self) -> list[list]:
+        """Return what every group has noted since the iteration began, which goes on in the same lists."""
+        return [notes for group in self.groups for notes in (group.records, group.waits)]
 
-def split_waiting(stamps: np.ndarray, is_barrier: tuple[bool, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return seconds waited and seconds communicated `[W]` in collectives with stamps `[W, C, 2]`.
+    def _noted(self) -> list[int]:
+        return list(map(len, self._notes()))
 
-    wait = min(max over ranks of start - own start, own duration); communication = own duration - wait.
+    def _forget(self) -> None:
+        for notes in self._notes():
+            notes.clear()
+
+
+def _collectives(records: Sequence[Record], origin: float) -> Collectives:
+    stamps = np.array([(r.start - origin, r.end - origin) for r in records])
+    return Collectives(stamps.reshape(-1, 2), tuple(r.is_barrier for r in records))
+
+
+def split_waiting(
+    stamps: np.ndarray, is_barrier: tuple[bool, ...], roles: Sequence[str]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return seconds waited for each role, and seconds communicated, `[W]` in collectives with stamps `[W, C, 2]`.
+
+    wait = min(max over ranks of start - own start, own duration); communication = own duration - wait. Who came last
+    was waited for. roles: one of each rank.
     """
     starts, ends = stamps[..., 0], stamps[..., 1]
     durations = ends - starts
     waits = np.minimum(starts.max(axis=0, initial=-np.inf) - starts, durations)
     waits = np.where(is_barrier, durations, waits) if is_barrier else waits
-    return waits.sum(axis=-1), (durations - waits).sum(axis=-1)
+    last = np.array(roles)[starts.argmax(axis=0)]
+    waited = {role: waits[:, last == role].sum(axis=-1) for role in dict.fromkeys(roles)}
+    return waited, (durations - waits).sum(axis=-1)

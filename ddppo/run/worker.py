@@ -63,11 +63,12 @@ class Worker:
         self.parts = build(config, group, device)
         policy = Policy(self.parts.model, self.parts.obs_normalizer, self.parts.spec)
         self.scoring = Scoring(config, policy, group, self.parts.players)
-        self.reporter = Reporter(group, config.log.episode_window)
+        self.groups = (group, *self.parts.program.groups)
+        self.reporter = Reporter(self.groups, self.parts.layout, config.log.episode_window)
         self.profiler = make_profiler(
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
         )
-        self.clock = IterationClock(group, device)
+        self.clock = IterationClock(self.groups, device)
         self.compilation: Compilation | None = None
         self.compiled_from: int | None = None  # the first iteration whose steps were compiled
         self.iteration = 0
@@ -93,7 +94,7 @@ class Worker:
                 recorder = self._recorder()
             self.parts.program.reset(self.iteration)
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
-            self.clock = IterationClock(self.group, self.device, self.profiler.phase)
+            self.clock = IterationClock(self.groups, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
             status = self._loop(recorder, stop)
         except BaseException as e:
@@ -208,6 +209,7 @@ class Worker:
             stop_requested=stop.requested,
             step_ready=self.compilation is not None and self.compilation.is_ready(),
             params_hash=self._params_hash() if compare else 0,
+            measured=self.parts.program.measured(),
         )
         report, agreed = self.reporter.exchange(
             local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed

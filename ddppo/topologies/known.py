@@ -64,7 +64,7 @@ def _env_workers(world_size: int, sizes: Sizes) -> Layout:
             Message(
                 "actions", "learner", "environments", "broadcast", steps, sizes.num_envs * sizes.action_bytes
             ),
-            Message("what environments answer", "environments", "learner", "gather", steps + 1, answer),
+            Message("what environments answer", "environments", "learner", "gather", steps, answer),
         ),
     )
 

@@ -80,6 +80,26 @@ def test_parts_of_an_iteration_still_sum_on_every_rank_and_steps_are_counted_onc
     assert summary(folder)["env_steps"] == ITERATIONS * 256
 
 
+@pytest.mark.parametrize(
+    ("topology", "roles"),
+    [
+        ("sync_actors", "learner actor"),
+        ("env_workers", "learner environments"),
+        ("central_inference", "agent observer"),
+    ],
+)
+def test_waiting_is_told_by_whom_it_is_for_and_messages_are_counted(learned, topology, roles):
+    folder = learned(topology, SPREAD[topology], "env=cartpole")
+    for line in lines(folder):
+        waits = {role: line[f"time/t_wait_{role}"] for role in roles.split()}
+        assert sum(waits.values()) == pytest.approx(line["time/t_sync"], abs=1e-9)
+        if topology == "central_inference":
+            continue  # messages are of gradients and through shared memory
+        # Two a step; the answers to the reset came once, before the first iteration.
+        assert line["dist/messages"] == (2 if topology == "sync_actors" else 2 * 32)
+        assert line["dist/bytes"] > 0
+
+
 def test_a_run_of_actors_resumes(learned, tmp_path):
     arguments = [*TINY, *SIZES, "env=cartpole", "distributed=sync_actors", "dist.world_size=3"]
     folder = tmp_path / "run"

@@ -7,12 +7,12 @@ the learner sees them side by side in their order.
 import torch
 
 from ddppo.collectives import Group
-from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
 from ddppo.ppo.learner import Update
 
 
-class SyncActors:
+class SyncActors(Program):
     """Rank 0, the learner, or one of the actors."""
 
     def __init__(self, kit: Kit) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.distributed.programs.kit import Collected, Kit
+from ddppo.distributed.programs.kit import Collected, Kit, Program
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
 from ddppo.models import action_distribution, flat_obs
@@ -22,8 +22,10 @@ from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.spaces import each
 
 
-class Agent:
+class Agent(Program):
     """A rank with its observers."""
+
+    collector: "CentralCollector"
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit

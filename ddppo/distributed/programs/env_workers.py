@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group
-from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.envs.faults import EnvNames, no_state
 from ddppo.envs.rows import RowLayout
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
@@ -19,7 +19,7 @@ from ddppo.ppo.learner import Update
 from ddppo.spaces import each
 
 
-class EnvWorkers:
+class EnvWorkers(Program):
     """Rank 0, who acts and learns, or one of those that step for it."""
 
     def __init__(self, kit: Kit) -> None:

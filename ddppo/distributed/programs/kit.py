@@ -1,8 +1,9 @@
 """What a program is made of: a kit builds environments, collectors and learners for the rank that asks."""
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,33 +48,42 @@ class Collected(NamedTuple):
     rollout: Rollout | None
 
 
-class Program(Protocol):
+class Program(ABC):
     """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
 
     All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
     though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
-    over the ranks of `learners`.
+    over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
     """
 
     collector: Collector | None
     learner: Learner
     sync: GradientSync
     learners: Group
+    groups: tuple[Group, ...] = ()
 
+    @abstractmethod
     def reset(self, iteration: int) -> None:
         """Start all environments anew; `iteration` are done."""
-        ...
 
-    def collect(self, iteration: int) -> Collected: ...
+    @abstractmethod
+    def collect(self, iteration: int) -> Collected:
+        """Step and act as this rank's role does."""
 
+    @abstractmethod
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         """Improve the parameters; `progress` in [0, 1) is the share of total_steps done. All who act leave with them.
 
         A rank that does not learn returns NO_UPDATE.
         """
-        ...
 
-    def close(self) -> None: ...
+    def measured(self) -> dict[str, float]:
+        """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in metrics.py."""
+        return {}
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the environments."""
 
 
 @dataclass(frozen=True, slots=True)

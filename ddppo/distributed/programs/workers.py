@@ -1,11 +1,14 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
-from ddppo.distributed.programs.kit import Collected, Kit
+from ddppo.distributed.programs.kit import Collected, Kit, Program
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 
 
-class Worker:
+class Worker(Program):
     """A rank that acts and learns."""
+
+    collector: Collector
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit

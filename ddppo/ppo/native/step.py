@@ -71,7 +71,7 @@ class NativeStep:
         )  # fmt: skip
         del columns
         for start, end in stamps[stamps[:, 1] > 0].tolist():
-            self._group.record(Record(start, end))
+            self._group.record(Record(start, end, num_bytes=self.network.gradient.nbytes))
         if failed:
             fault, self._fault = self._fault, None
             assert fault is not None

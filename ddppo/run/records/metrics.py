@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 PER_RANK = "per rank"
 
+# Roles that topologies give ranks, or processes of theirs; one of your own goes by "other".
+ROLES = ("worker", "learner", "actor", "environments", "agent", "observer", "other")
+
 
 @dataclass(frozen=True, slots=True)
 class Metric:
@@ -22,11 +25,46 @@ class Metric:
 
 
 _TIME = "docs/metrics.md, Time"
+_TOPOLOGY = "docs/topologies.md"
 _PPO = "PPO, arXiv:1707.06347"
 _DDPPO = "DD-PPO, arXiv:1911.00357"
 _SAMPLES = "mean by count"
 _EPISODES = "over all episodes"
 _GREEDY = "deterministic evaluation"
+
+# What a topology measures on a rank, where it makes sense.
+OF_TOPOLOGIES: tuple[Metric, ...] = (
+    Metric(
+        "rollout/inference_batch", "rows", PER_RANK, "environments answered by one forward, mean", _TOPOLOGY
+    ),
+    Metric(
+        "dist/queue_depth",
+        "rollouts",
+        PER_RANK,
+        "rollouts that were there when the learner took one, mean",
+        _TOPOLOGY,
+    ),
+    Metric(
+        "dist/lag_mean",
+        "updates",
+        PER_RANK,
+        "updates between the parameters that acted and those that learned, mean over rollouts",
+        "IMPALA, arXiv:1802.01561",
+    ),
+    Metric("dist/lag_max", "updates", PER_RANK, "the largest of them; at most dist.max_lag", _TOPOLOGY),
+    *(
+        Metric(f"dist/lag_{name}", "rollouts", PER_RANK, f"learned from with a lag of {meaning}", _TOPOLOGY)
+        for name, meaning in (
+            ("0", "0"),
+            ("1", "1"),
+            ("2_3", "2 or 3"),
+            ("4_7", "4 to 7"),
+            ("8", "8 or more"),
+        )
+    ),
+    Metric("dist/refused", "rollouts", PER_RANK, "older than dist.max_lag, not learned from", _TOPOLOGY),
+    Metric("dist/restarts", "processes", PER_RANK, "lost and started again, so far", _TOPOLOGY),
+)
 
 METRICS: tuple[Metric, ...] = (
     Metric("rollout/local_steps", "steps", PER_RANK, "valid environment steps of this rank", "count"),
@@ -116,7 +154,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/t_iter", "s", PER_RANK, "the whole iteration without evaluation", _TIME),
     Metric("time/t_rollout", "s", PER_RANK, "acting and stepping environments", _TIME),
     Metric("time/t_learn", "s", PER_RANK, "returns, forward, backward, optimizer", _TIME),
-    Metric("time/t_sync", "s", PER_RANK, "waiting until the slowest rank arrives", _TIME),
+    Metric("time/t_sync", "s", PER_RANK, "waiting for others", _TIME),
     Metric("time/t_comm", "s", PER_RANK, "exposed: in collectives once all ranks have arrived", _TIME),
     Metric("time/t_other", "s", PER_RANK, "the rest: logging, checkpoint", _TIME),
     Metric(
@@ -126,6 +164,25 @@ METRICS: tuple[Metric, ...] = (
         "communication including what overlapped with backward; not one of the parts of t_iter",
         _TIME,
     ),
+    *(
+        Metric(f"time/t_wait_{role}", "s", PER_RANK, f"part of t_sync: waiting for {whom}", _TIME)
+        for role, whom in zip(
+            ROLES,
+            (
+                "a worker",
+                "the learner",
+                "an actor",
+                "who steps environments",
+                "an agent",
+                "an observer",
+                "others",
+            ),
+            strict=True,
+        )
+    ),
+    Metric("dist/messages", "messages", PER_RANK, "sums, gathers, broadcasts and sends", _TOPOLOGY),
+    Metric("dist/bytes", "bytes", PER_RANK, "that this rank handed over in them", _TOPOLOGY),
+    *OF_TOPOLOGIES,
     Metric("dist/rho_comm", "fraction", PER_RANK, "t_comm / t_iter", _TIME),
     Metric("dist/rho_sync", "fraction", PER_RANK, "t_sync / t_iter", _TIME),
     Metric("eval/return_mean", "reward", _EPISODES, "mean undiscounted return", _GREEDY),
@@ -148,7 +205,8 @@ METRICS: tuple[Metric, ...] = (
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
 # In the order of the table; t_iter is the sum of the exclusive parts.
-TIME_NAMES = tuple(m.name for m in METRICS if m.name.startswith("time/"))
+WAIT_NAMES = tuple(f"time/t_wait_{role}" for role in ROLES)  # of t_sync, where there are such roles
+TIME_NAMES = tuple(m.name for m in METRICS if m.name.startswith("time/") and m.name not in WAIT_NAMES)
 EXCLUSIVE_PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
 
 

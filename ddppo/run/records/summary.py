@@ -19,7 +19,7 @@ import numpy as np
 import ddppo
 from ddppo.config import Config
 from ddppo.cores import available_cores
-from ddppo.run.records.metrics import TIME_NAMES, IterationReport
+from ddppo.run.records.metrics import TIME_NAMES, WAIT_NAMES, IterationReport
 from ddppo.scaling import BatchShape
 from ddppo.statistics import iqm, spread
 
@@ -110,7 +110,8 @@ class SummaryBuilder:
         all_warm = self._measured.count == 0
         measured = self._warmup if all_warm else self._measured
         last, shape = self._last, self._shape
-        time = {_leaf(name): spread(measured.rank_means[name]) for name in TIME_NAMES}
+        waits = [name for name in WAIT_NAMES if name in measured.rank_means]
+        time = {_leaf(name): spread(measured.rank_means[name]) for name in (*TIME_NAMES, *waits)}
         t_iter = time["t_iter"]["mean"]
         return {
             "schema_version": SCHEMA_VERSION,
@@ -162,7 +163,7 @@ class _Measurements:
 
     def add(self, report: IterationReport, previous: IterationReport | None) -> None:
         self.count += 1
-        for name in TIME_NAMES:
+        for name in (*TIME_NAMES, *WAIT_NAMES):
             mean = report.rank_mean(name)
             if mean is not None:
                 self.rank_means[name].append(mean)
