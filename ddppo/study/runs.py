@@ -74,6 +74,9 @@ class Run:
 
     reached_at_s: seconds until target_return was reached where a table tells them, +inf if it never was; else NaN.
 
+    roles: what each rank is called in the topology, none if unknown; num_stepping of them step environments, 0 if unknown.
+    rank_means: of each rank, of the metrics that tell topologies apart (time/t_wait_learner, dist/bytes, ...).
+
     others: {W: iterations} that a resumed run had made with another world size than its last. fps, times, steps and
     stability are without them; env_steps, wall_s and the curves are of the whole run.
     """
@@ -103,6 +106,10 @@ class Run:
     origin: Origin = Origin()
     others: dict[int, int] = field(default_factory=dict)
     reached_at_s: float = math.nan
+    topology: str = "ddp"
+    roles: tuple[str, ...] = ()
+    num_stepping: int = 0
+    rank_means: tuple[dict[str, float], ...] = ()
 
     @property
     def number_bytes(self) -> int:
@@ -117,8 +124,7 @@ class Run:
     @property
     def ranks_are_alike(self) -> bool:
         """Whether all ranks do the same, so that one may be called slow; a topology may give them roles instead."""
-        dist = self.config.get("dist")
-        return not isinstance(dist, dict) or dist.get("topology", "ddp") == "ddp"
+        return self.topology == "ddp"
 
 
 def by_world_size(runs: Iterable[Run]) -> dict[int, list[Run]]:

@@ -289,11 +289,12 @@ def test_slow_ranks_that_are_all_those_of_one_node_are_named_as_the_node():
 
 
 def test_a_learner_among_actors_is_not_slow_for_learning():
-    roles = {"dist": {"topology": "sync_actors"}}
     runs = [make_run(1, parts={"t_rollout": 0.4, "t_learn": 0.4})]
     runs.append(
         make_run(
-            4, parts={"t_rollout": [0, 0.2, 0.2, 0.2], "t_learn": [0.4, 0, 0, 0], "t_sync": 0.1}, config=roles
+            4,
+            parts={"t_rollout": [0, 0.2, 0.2, 0.2], "t_learn": [0.4, 0, 0, 0], "t_sync": 0.1},
+            topology="sync_actors",
         )
     )
     assert study(runs).row(4).slow_ranks == ()

@@ -96,6 +96,10 @@ class Study:
     target_return: float
 
     @property
+    def topology(self) -> str:
+        return self.runs[0].topology
+
+    @property
     def baseline(self) -> int:
         return self.rows[0].world_size
 

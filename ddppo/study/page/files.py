@@ -62,13 +62,15 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
 
 
 def _folder_names(reports: list[StudyReport]) -> list[str]:
-    """Return the folder of each study, <task>_<rule>; of a single study it is the upper one itself."""
+    """Return the folder of each study, <task>_<rule>_<topology>, without ddp's; of one study it is the upper one."""
     if len(reports) == 1:
         return ["."]
     names: list[str] = []
     for each in reports:
-        task = re.sub(r"[^\w.-]+", "_", each.study.env_id).lstrip(".")[:_LONGEST_NAME]
-        name = f"{task}_{each.study.rule}"
+        study = each.study
+        words = [study.env_id, study.rule, *([study.topology] if study.topology != "ddp" else [])]
+        cut = [re.sub(r"[^\w.-]+", "_", word).lstrip(".")[:_LONGEST_NAME] for word in words]
+        name = "_".join(cut)
         while name in names:
             name += "_"
         names.append(name)
@@ -99,6 +101,7 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
     return {
         "env_id": study.env_id,
         "rule": study.rule,
+        "topology": study.topology,
         "baseline_world_size": study.baseline,
         "target_return": study.target_return,
         "provenance": asdict(provenance(study.runs)),

@@ -18,6 +18,7 @@ from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import Choice
+from ddppo.study.read.selection import named
 from ddppo.study.runs import PARTS, Run
 
 
@@ -27,6 +28,7 @@ def run_row(run: Run) -> dict[str, Any]:
     return {
         "env_id": run.env_id,
         "rule": run.rule,
+        "topology": run.topology,
         "world_size": run.world_size,
         "seed": run.seed,
         "num_envs": run.num_envs,
@@ -54,6 +56,7 @@ def study_row(study: Study, row: Row, account: Account | None) -> dict[str, Any]
     return {
         "env_id": study.env_id,
         "rule": study.rule,
+        "topology": study.topology,
         "world_size": row.world_size,
         "seeds": len(row.seeds),
         "num_envs": row.num_envs,
@@ -202,4 +205,4 @@ def terminal(study: Study, width: int | None = None) -> str:
 
 def title(study: Study) -> str:
     runs = len(study.runs)
-    return f"{study.env_id}, {study.rule} scaling, {runs} run{'s' if runs > 1 else ''}"
+    return f"{named(study.runs)}, {runs} run{'s' if runs > 1 else ''}"

@@ -19,7 +19,7 @@ from ddppo.study.runs import PARTS, LeftOut, Origin, Reading, Run
 
 # docs/report.md says what each is.
 _SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")
-_TEXTS = ("env_id", "rule")
+_TEXTS = ("env_id", "rule", "topology")
 _OF_TARGET = ("final_return", "target_return", "time_to_target_s", "iterations_of_other_world_sizes")
 COLUMNS = (
     *("world_size", "fps", *_TEXTS, "seed", "env_steps", "wall_s", *_SIZES, "threads_per_rank"),
@@ -82,12 +82,12 @@ def read_table(table: ForeignTable) -> Reading:
 
 
 def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the last run of each task, rule, W and seed, and those before it; runs without seeds get free ones."""
-    runs: dict[tuple[str, str, int, int], tuple[int, Run]] = {}
+    """Return the last run of each task, rule, topology, W and seed, and those before it; runs without seeds get free ones."""
+    runs: dict[tuple[str, str, str, int, int], tuple[int, Run]] = {}
     again = []
     # Rows without a seed last, the sort being stable.
     for number, run in sorted(found, key=lambda each: each[1].seed == _NO_SEED):
-        group = (run.env_id, run.rule, run.world_size)
+        group = (run.env_id, run.rule, run.topology, run.world_size)
         if run.seed == _NO_SEED:
             run = replace(run, seed=next(seed for seed in itertools.count() if (*group, seed) not in runs))
         elif (*group, run.seed) in runs:
@@ -215,6 +215,7 @@ def _run(where: str, table: ForeignTable, values: dict[str, Any]) -> Run:
         evaluations=(),
         origin=Origin(threads_per_rank=row.whole("threads_per_rank", low=1, high=1e6, default=1)),
         reached_at_s=_reached_at_s(row),
+        topology=row.text("topology", default="ddp"),
     )
 
 

@@ -137,6 +137,7 @@ def _run(path: Path, summary: Fields) -> Run:
     if steps.max() > batch:
         found = f"{batch} steps an iteration, metrics.jsonl has {steps.max()}: not of the same run"
         raise FieldError(f"derived.N * derived.T={found}")
+    roles, rank_means = summary_file.ranks(summary)
     others = Counter(metrics.num_ranks[~own].tolist())
     evaluations, returns = metrics.evaluations, metrics.returns
     final_return = _final_return(evaluation, metrics)
@@ -163,6 +164,10 @@ def _run(path: Path, summary: Fields) -> Run:
         config=settings,
         origin=origin,
         others=dict(sorted(others.items())),
+        topology=config.section("dist", default={}).text("topology", default="ddp"),
+        roles=roles,
+        num_stepping=derived.whole("num_stepping", high=counts.world_size, default=0),
+        rank_means=rank_means,
     )
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ddppo.config import near
@@ -28,8 +28,9 @@ class Found:
 def studies(found: Reading, *, env: str | None = None, rule: str | None = None) -> Found:
     """Sort runs into studies of those that `env` and `rule` ask for; studies of a single W come last.
 
-    Runs of a study have the same settings but for world_size, seed and dist.*; of several such groups of one task and
-    rule the one with most runs is kept (then the newest). Of runs with the same W the settings of dist.* are the
+    Runs of a study have the same topology, and the same settings but for world_size, seed and dist.*; of several such
+    groups the one with most runs is kept (then the newest), of several topologies with the same settings if there are
+    any. Of runs with the same W the settings of dist.* are the
     same, and of those with the same W and seed the newest is kept. Raises RunFolderError if there are runs, but none
     that is asked for.
     """
@@ -47,14 +48,15 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
         hint = near(env, sorted({name for name, _ in all_of_them})) if env is not None else ""
         listed = ", ".join(f"{name} ({kind} scaling)" for name, kind in all_of_them)
         raise RunFolderError(f"{asked}: there is no such run{hint}; there are {listed}")
-    chosen = [_of_one_setting(groups[key]) for key in sorted(groups)]
+    chosen = [reading for key in sorted(groups) for reading in _of_each_topology(groups[key])]
     chosen.sort(key=lambda each: len({run.world_size for run in each.runs}) == 1)
     remarks = list(found.remarks)
     if len(chosen) > 1:
         counted = ", ".join(map(_counted, chosen))
+        one = "; env= and rule= ask for one" if len(groups) > 1 else ""
         remarks.append(
             f"The runs are mixed, of {len(chosen)} studies: {counted}. Each is reported by itself, nothing is averaged "
-            "over them; env= and rule= ask for one."
+            f"over them{one}."
         )
     return Found(chosen, found.left_out + left_out, remarks)
 
@@ -78,16 +80,29 @@ def one_study(found: Reading, *, env: str | None = None, rule: str | None = None
 
 def named(runs: Sequence[Run]) -> str:
     """Return what a study is called."""
-    return f"{runs[0].env_id}, {runs[0].rule} scaling"
+    topology = "" if runs[0].topology == "ddp" else f", {runs[0].topology}"
+    return f"{runs[0].env_id}, {runs[0].rule} scaling{topology}"
 
 
 def _counted(study: Reading) -> str:
     return f"{named(study.runs)} ({len(study.runs)} run{'s' if len(study.runs) > 1 else ''})"
 
 
-def _of_one_setting(runs: list[Run]) -> Reading:
-    """Return the study among runs of one task and rule."""
-    runs, left_out = _alike(runs, lambda name: not name.startswith(_FREE), "differs in")
+def _of_each_topology(runs: list[Run]) -> list[Reading]:
+    """Return the studies among runs of one task and rule, ddp's first."""
+    names = sorted({run.topology for run in runs}, key=lambda name: (name != "ddp", name))
+    most, _ = _alike(runs, _is_learnt_by, "")
+    preferred = {run.path for run in most}
+    return [_of_one_setting([run for run in runs if run.topology == name], preferred) for name in names]
+
+
+def _is_learnt_by(name: str) -> bool:
+    return not name.startswith(_FREE)
+
+
+def _of_one_setting(runs: list[Run], preferred: Set[str]) -> Reading:
+    """Return the study among runs of one task, rule and topology; its settings are those of `preferred` if it can be."""
+    runs, left_out = _alike(runs, _is_learnt_by, "differs in", preferred)
     kept = []
     for world_size, same in by_world_size(runs).items():
         alike, variants = _alike(
@@ -101,13 +116,18 @@ def _of_one_setting(runs: list[Run]) -> Reading:
     return Reading(kept, left_out + duplicates, [*_resumed(kept), *mixed(kept)])
 
 
-def _alike(runs: list[Run], matters: Callable[[str], bool], differs: str) -> tuple[list[Run], list[LeftOut]]:
-    """Return the largest group of runs with the same settings that matter, of equals that with the newest run."""
+def _alike(
+    runs: list[Run], matters: Callable[[str], bool], differs: str, preferred: Set[str] = frozenset()
+) -> tuple[list[Run], list[LeftOut]]:
+    """Return a group of runs with the same settings that matter: that of preferred paths, the largest, the newest."""
     settings = {run.path: {k: str(v) for k, v in flat(run.config).items() if matters(k)} for run in runs}
     groups: defaultdict[str, list[Run]] = defaultdict(list)
     for run in runs:
         groups[json.dumps(settings[run.path], sort_keys=True)].append(run)
-    kept = max(groups.values(), key=lambda group: (len(group), max(map(_finished, group))))
+    kept = max(
+        groups.values(),
+        key=lambda group: (group[0].path in preferred, len(group), max(map(_finished, group))),
+    )
     theirs = settings[kept[0].path]
     left_out = []
     for run in runs:

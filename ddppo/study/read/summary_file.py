@@ -1,5 +1,6 @@
 """A run's summary.json: what of it a study uses, each value checked. Every function raises FieldError."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +8,8 @@ from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
 
+# Metrics of a rank that tell topologies apart, by how their names begin.
+_OF_TOPOLOGIES = ("time/t_wait_", "dist/messages", "dist/bytes", "dist/lag_", "rollout/inference_batch")
 _LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
 
 
@@ -69,6 +72,23 @@ def sizes(derived: Fields) -> dict[str, int]:
         more = f"derived.M={found['num_minibatches']} minibatches are more than"
         raise FieldError(f"{more} derived.N * derived.T={batch} samples")
     return found
+
+
+def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...]]:
+    """Return the role of each rank and its means of what tells topologies apart, nothing where the run does not say."""
+    told = summary.values.get("per_rank")
+    entries = [] if told is None else [_entry(each) for each in fields.as_list("per_rank", told)]
+    if len(entries) != summary.values.get("world_size") or any("role" not in e.values for e in entries):
+        return (), ()
+    means = []
+    for entry in entries:
+        of_rank: dict[str, float] = {}
+        for group in ("time", "dist", "rollout"):
+            section = entry.section(group, default={})
+            told_of = [name for name in section.values if f"{group}/{name}".startswith(_OF_TOPOLOGIES)]
+            of_rank |= {f"{group}/{name}": section.number(name, default=math.nan) for name in told_of}
+        means.append(of_rank)
+    return tuple(entry.text("role") for entry in entries), tuple(means)
 
 
 def settings(config: Fields) -> dict[str, Any]:
