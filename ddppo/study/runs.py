@@ -74,7 +74,7 @@ class Run:
 
     reached_at_s: seconds until target_return was reached where a table tells them, +inf if it never was; else NaN.
 
-    roles: what each rank is called in the topology, none if unknown; num_stepping of them step environments, 0 if unknown.
+    roles: what each rank is called in the topology, none if unknown. num_stepping: ranks that step environments, or 0.
     rank_means: of each rank, of the metrics that tell topologies apart (time/t_wait_learner, dist/bytes, ...).
 
     others: {W: iterations} that a resumed run had made with another world size than its last. fps, times, steps and

@@ -82,7 +82,7 @@ def read_table(table: ForeignTable) -> Reading:
 
 
 def _one_of_a_seed(path: Path, found: list[tuple[int, Run]]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the last run of each task, rule, topology, W and seed, and those before it; runs without seeds get free ones."""
+    """Return the last run of each task, rule, topology, W and seed, and those before it; without a seed it gets one."""
     runs: dict[tuple[str, str, str, int, int], tuple[int, Run]] = {}
     again = []
     # Rows without a seed last, the sort being stable.

@@ -101,7 +101,7 @@ def _is_learnt_by(name: str) -> bool:
 
 
 def _of_one_setting(runs: list[Run], preferred: Set[str]) -> Reading:
-    """Return the study among runs of one task, rule and topology; its settings are those of `preferred` if it can be."""
+    """Return the study among runs of one task, rule and topology, with the settings of `preferred` if any has them."""
     runs, left_out = _alike(runs, _is_learnt_by, "differs in", preferred)
     kept = []
     for world_size, same in by_world_size(runs).items():
