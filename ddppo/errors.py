@@ -39,6 +39,14 @@ class CollectiveError(TrainingError):
     """A rank was lost or late while others waited for it in a collective."""
 
 
+class RankLost(TrainingError):
+    """A rank was killed by a signal or does not answer. `who` says which and how, the message also what can be done."""
+
+    def __init__(self, who: str, remedy: str = "") -> None:
+        super().__init__(f"{who}. {remedy}" if remedy else who)
+        self.who = who
+
+
 class EnvError(TrainingError):
     """An environment failed; the message says which, and in which step."""
 

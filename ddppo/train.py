@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -210,6 +211,11 @@ def _check(config: Config) -> None:
         launcher.prepare(config.dist.world_size)
     if warning := start.check(config, local_world_size=start.local_world_size(config)):
         print(f"warning: {warning}", file=sys.stderr)
+    if under_torchrun() and config.dist.on_lost == "restart":
+        print(
+            "warning: dist.on_lost=restart starts no rank again that torchrun started, only processes of environments",
+            file=sys.stderr,
+        )
 
 
 def _run(config: Config, run_dir: Path) -> int | None:
@@ -225,8 +231,12 @@ def _run(config: Config, run_dir: Path) -> int | None:
         stop_signal = train_rank(run_dir)
     else:
         from ddppo.distributed.launcher import start_ranks
+        from ddppo.run.folder import RunFolder
+        from ddppo.run.restarts import with_restarts
 
-        stop_signal = start_ranks(run_dir, config.dist.world_size, config.dist.timeout_s)
+        folder = RunFolder(run_dir)
+        note = partial(folder.note_restart, goes_on_from=None)
+        stop_signal = with_restarts(folder, config, partial(start_ranks, run_dir, config, note))
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
         raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
     return stop_signal

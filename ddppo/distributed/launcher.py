@@ -5,15 +5,21 @@ import math
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
 
 from ddppo.collectives import have_met, in_words, last_words
-from ddppo.errors import LOST_PEERS, Stopped, TrainingError
+from ddppo.config import Config
+from ddppo.config.rules import layout
+from ddppo.errors import LOST_PEERS, RankLost, Stopped, TrainingError
 from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.signals import StopRequest
+from ddppo.terminal import warn
 
 _POLL_S = 0.05
 _PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
@@ -56,14 +62,16 @@ def _have_imported(server: ForkServer) -> None:
         server.have_imported(_IMPORTS)
 
 
-def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
-    """Run `world_size` ranks, each what `python -m ddppo.run.rank <run_dir>` is, on this machine and wait for them.
+def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> int | None:
+    """Run a run's ranks, each what `python -m ddppo.run.rank <run_dir>` is, on this machine and wait for them.
 
     Signals are for this process alone, every rank being a session of its own. One that asks for a stop is passed on as
-    SIGUSR2, which ends a rank at once before its loop and has it save inside; its number is returned. Raises
-    TrainingError if a rank failed, Stopped where there was nothing to save yet, KeyboardInterrupt after a second
-    Ctrl-C; all ranks have ended then.
+    SIGUSR2, which ends a rank at once before its loop and has it save inside; its number is returned. Who may be
+    started again while the others go on is, and `note` is told. Raises RankLost if a rank was killed or does not
+    answer, TrainingError if it failed in another way, Stopped where there was nothing to save yet, KeyboardInterrupt
+    after a second Ctrl-C; all ranks have ended then.
     """
+    world_size, timeout_s = config.dist.world_size, config.dist.timeout_s
     # Ranks meet here: a store of this process lives as long as the last of them and tells how they ended.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     remedy = f"Checkpoints, if any, are in {run_dir}: go on with resume={run_dir}"
@@ -71,12 +79,12 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
         stop.listen()
         server = _ready_server()
         try:
-            ended = _wait_for_end(_start(server, run_dir, world_size, store.port), stop, store)
+            start = partial(_start, server, run_dir, world_size, store.port)
+            ranks = [start(rank) for rank in range(world_size)]
+            ended = _wait_for_end(ranks, stop, store, _Replacements(start, config, note))
         except ForkServerLost as e:
-            raise TrainingError(
-                f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}, and they with "
-                f"it. {remedy}"
-            ) from None
+            who = f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}"
+            raise _failed(f"{who}, and they with it", remedy, is_lost=e.code < 0, stop=stop) from None
         except BaseException:
             server.close()
             raise
@@ -84,22 +92,52 @@ def start_ranks(run_dir: Path, world_size: int, timeout_s: float) -> int | None:
             server.close()
     if stop.signal is not None and -signal.SIGUSR2 in ended.values():
         raise Stopped(stop.signal)
-    if any(ended.get(rank) != 0 for rank in range(world_size)):
-        raise TrainingError(f"{_blame(ended, world_size, store, timeout_s)} {remedy}")
-    return stop.signal
+    if all(ended.get(rank) == 0 for rank in range(world_size)):
+        return stop.signal
+    who, is_lost = _blame(ended, world_size, store, timeout_s)
+    raise _failed(who, remedy, is_lost=is_lost, stop=stop)
 
 
-def _start(server: ForkServer, run_dir: Path, world_size: int, port: int) -> list[ForkedProcess]:
-    ranks = []
-    for rank in range(world_size):
-        environ = os.environ | torchrun_variables(rank, world_size, port)
-        title = f"ddppo.run.rank {run_dir} rank {rank} of {world_size}"
-        try:
-            ranks.append(server.start("ddppo.run.rank", [str(run_dir)], environ, title=title))
-        except OSError as e:
-            server.close()
-            raise TrainingError(f"rank {rank} of {world_size} could not be started: {e.strerror}") from e
-    return ranks
+def _failed(who: str, remedy: str, *, is_lost: bool, stop: StopRequest) -> TrainingError:
+    # Who asked for a stop wants no restart.
+    return RankLost(who, remedy) if is_lost and not stop.requested else TrainingError(f"{who}. {remedy}")
+
+
+def _start(
+    server: ForkServer, run_dir: Path, world_size: int, port: int, rank: int, num_restarts: int = 0
+) -> ForkedProcess:
+    environ = os.environ | torchrun_variables(rank, world_size, port) | {"DDPPO_RESTARTS": str(num_restarts)}
+    title = f"ddppo.run.rank {run_dir} rank {rank} of {world_size}"
+    try:
+        return server.start("ddppo.run.rank", [str(run_dir)], environ, title=title)
+    except OSError as e:
+        server.close()
+        raise TrainingError(f"rank {rank} of {world_size} could not be started: {e.strerror}") from e
+
+
+class _Replacements:
+    """Starts a killed rank again, if its role allows that and it did not happen too often."""
+
+    def __init__(
+        self, start: Callable[[int, int], ForkedProcess], config: Config, note: Callable[[str], None]
+    ) -> None:
+        roles = layout(config).roles if config.dist.on_lost == "restart" else ()
+        self._replaceable = {rank for role in roles if role.can_restart for rank in role.ranks}
+        self._start = start
+        self._note = note
+        self._most = config.dist.max_restarts
+        self._num_restarts: Counter[int] = Counter()
+
+    def of(self, rank: int, code: int) -> ForkedProcess | None:
+        """Return what takes the place of a rank that ended with `code`, None for nothing."""
+        number = self._num_restarts.total() + 1
+        if code >= 0 or rank not in self._replaceable or number > self._most:
+            return None
+        self._num_restarts[rank] += 1
+        who = f"rank {rank} ended with {_how(code)}"
+        warn(f"{who}; it is started again, the others go on (restart {number} of {self._most})")
+        self._note(who)
+        return self._start(rank, self._num_restarts[rank])
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
@@ -114,8 +152,10 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def _wait_for_end(ranks: list[ForkedProcess], stop: StopRequest, store: dist.Store) -> dict[int, int]:
-    """Pass a request to stop on and return exit codes in the order of their ends.
+def _wait_for_end(
+    ranks: list[ForkedProcess], stop: StopRequest, store: dist.Store, replacements: _Replacements
+) -> dict[int, int]:
+    """Pass a request to stop on, put replacements in place, and return exit codes in the order of their ends.
 
     Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
     still runs then does not answer.
@@ -130,6 +170,9 @@ def _wait_for_end(ranks: list[ForkedProcess], stop: StopRequest, store: dist.Sto
         time.sleep(_POLL_S)
         for rank, process in enumerate(ranks):
             if rank not in ended and (code := process.poll()) is not None:
+                if not ended and not stop.requested and (again := replacements.of(rank, code)):
+                    ranks[rank] = again
+                    continue
                 ended[rank] = code
                 if code != 0:
                     patience_s = _patience_s(
@@ -147,22 +190,27 @@ def _patience_s(code: int, *, stopping: bool, all_met: bool) -> float:
     return _PATIENCE_S if all_met or code == LOST_PEERS else 0.0
 
 
-def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> str:
-    """Say which rank failed. One that only lost its peers is not the cause, whenever it ended."""
+def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> tuple[str, bool]:
+    """Say which rank failed, and whether it was killed or does not answer, in which it may have better luck next time.
+
+    One that only lost its peers is not the cause, whenever it ended.
+    """
     for rank, code in ended.items():
         if code not in (0, LOST_PEERS):
+            above = "" if code < 0 else "; its message is above"  # who is killed says nothing
             return (
-                f"rank {rank} of {world_size} ended with {_how(code)} and the others were stopped; its message is "
-                "above."
+                f"rank {rank} of {world_size} ended with {_how(code)} and the others were stopped{above}",
+                code < 0,
             )
     words = last_words(store, world_size)
     silent = [rank for rank in range(world_size) if rank not in ended and rank not in words]
     if not silent or not words:
-        return f"the {world_size} ranks lost one another; their messages are above."
+        return f"the {world_size} ranks lost one another; their messages are above", False
     silence = max(words.values(), key=lambda word: float(word.split()[1]))
     return (
         f"{in_words(silent)} of {world_size} did not answer {silence} (limit dist.timeout_s={timeout_s:g}), and all "
-        "ranks were stopped."
+        "ranks were stopped",
+        True,
     )
 
 

@@ -43,6 +43,13 @@ def last(folder: Path) -> Path | None:
     return next(reversed(_all(folder)), None)
 
 
+def iteration_of(path: Path) -> int:
+    """Return the iteration that a checkpoint was saved after, by its name."""
+    found = _NAME.fullmatch(path.name)
+    assert found is not None, path
+    return int(found[1])
+
+
 def last_whole(folder: Path) -> tuple[Path | None, list[Path]]:
     """Return the newest checkpoint that is whole, or None, and the damaged ones that are newer."""
     damaged: list[Path] = []

@@ -6,6 +6,7 @@ What ranks write into it: docs in README, "What a run leaves behind".
 import dataclasses
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from ddppo.run import checkpoint
 from ddppo.run.records.jsonl import drop_after
 from ddppo.run.records.summary import SCHEMA_VERSION
 from ddppo.terminal import warn
+
+_RESTARTS = "restarts.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,28 @@ class RunFolder:
     @property
     def has_checkpoint(self) -> bool:
         return checkpoint.last(self.checkpoints) is not None
+
+    @property
+    def last_iteration(self) -> int:
+        """The iteration of the last checkpoint, 0 where there is none."""
+        last = checkpoint.last(self.checkpoints)
+        return checkpoint.iteration_of(last) if last else 0
+
+    @property
+    def num_restarts(self) -> int:
+        """How often ranks were started again after one was lost, over all starts of the run."""
+        path = self.path / _RESTARTS
+        return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+
+    def note_restart(self, who: str, *, goes_on_from: int | None) -> None:
+        """Append to restarts.jsonl which rank was lost, and from which iteration all go on; None: only it, at once."""
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "lost": who,
+            "goes_on_from": goes_on_from,
+        }
+        with stored(self.path / _RESTARTS), (self.path / _RESTARTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
     def config(self) -> Config:
         """Read config.yaml. Raises ConfigError."""

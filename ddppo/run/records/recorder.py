@@ -10,6 +10,7 @@ from typing import Any
 
 from ddppo.config import Config
 from ddppo.files import move_aside, write_json
+from ddppo.run.folder import RunFolder
 from ddppo.run.records.display import closing, header, make_display
 from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
 from ddppo.run.records.metrics import IterationReport
@@ -126,6 +127,7 @@ class Recorder:
             status=status,
             params_hash=params_hash,
             compiled_from=compiled_from,
+            restarts=RunFolder(self.run_dir).num_restarts,
             final_eval=self.final_eval,
             best_eval=best or None,
             target=reached,

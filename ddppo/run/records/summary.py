@@ -102,6 +102,7 @@ class SummaryBuilder:
         status: str,
         params_hash: str | None = None,
         compiled_from: int | None = None,
+        restarts: int = 0,
         final_eval: Mapping[str, Any] | None = None,
         best_eval: Mapping[str, Any] | None = None,
         target: Mapping[str, Any] | None = None,
@@ -123,6 +124,7 @@ class SummaryBuilder:
             "fps": measured.fps,
             "params_hash": params_hash,
             "compiled_from": compiled_from,
+            "restarts": restarts,
             "warmup": {
                 "iterations": self._num_warmup,
                 "left_out": 0 if all_warm else self._warmup.count,
