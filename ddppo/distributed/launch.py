@@ -14,10 +14,12 @@ import torch.distributed as dist
 
 from ddppo.collectives import Group, compiled, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
+from ddppo.collectives.own_pace import OwnPace
 from ddppo.config import Config
 from ddppo.cores import available_cores
 from ddppo.errors import CollectiveError, ConfigError
 from ddppo.signals import die_with_parent
+from ddppo.topologies import find
 
 # Products of weights in a minibatch from which a second thread pays: operations must last milliseconds, for waking
 # a thread takes tens of us. At 2e7 (64 units, 2,048 samples) two threads need 1.7 times one's time on some machines and
@@ -97,7 +99,7 @@ def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:
 
 
 def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.device]:
-    """Make this process the rank that its environment says it is. At W = 1 it is a group of its own."""
+    """Make this process the rank that its environment says it is. At W = 1, or own pace, it is a group of its own."""
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     device = resolve_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
     torch.set_num_threads(1)  # until the size of the model is known
@@ -111,6 +113,9 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
         torch.cuda.set_device(device)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = store or rendezvous_store()
+    if find(config.dist.topology).own_pace:
+        note_met(store)  # whom it waits for it waits for with a limit, and notices the end of
+        return OwnPace(store, rank, world_size, config.dist.timeout_s), device
     wanted = Wanted(
         config.dist.collective,
         device,

@@ -95,7 +95,7 @@ class Compilation:
 
         Every rank calls it before its first iteration. Returns whether all ranks are ready.
         """
-        if self._config.compile in ("auto", "on") and self._begin_native():
+        if self.begin_native():
             return True
         if self._folder is not None and not is_made(self._folder) and self._compiles and self._pays:
             self._start(self._folder)
@@ -113,9 +113,11 @@ class Compilation:
             return "eager"
         return "native" if isinstance(self.step, NativeStep) else "compiled"
 
-    def _begin_native(self) -> bool:
-        """Take our own step if every rank can."""
+    def begin_native(self) -> bool:
+        """Take our own step if every rank can, and return whether; all that a rank which only acts has use for."""
         step, learner = None, self._learner
+        if self._config.compile not in ("auto", "on"):
+            return False
         if self._is_native:
             assert isinstance(self._model, MLP)
             network = NativeNetwork(self._model, self._spec, learner.parameters)

@@ -8,6 +8,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.collectives.meeting import machine_number
+from ddppo.collectives.own_pace import OwnPace
 from ddppo.cores import allowed_cores, at_most, cpu_quota
 from ddppo.run.records.summary import machine
 
@@ -28,9 +29,12 @@ def gather_machines(group: Group, *, with_gpu: bool) -> list[dict[str, Any]]:
         "cores": hex(sum(1 << core for core in allowed_cores())),
         "quota": None if math.isinf(quota) else quota,
     }
-    text = json.dumps(word).encode().ljust(_LONGEST)
-    assert len(text) == _LONGEST, text
-    rows = group.gather(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    text = json.dumps(word)
+    if isinstance(group, OwnPace):
+        return merged([json.loads(said) for said in group.words("machine", text)])
+    row = text.encode().ljust(_LONGEST)
+    assert len(row) == _LONGEST, text
+    rows = group.gather(torch.frombuffer(bytearray(row), dtype=torch.uint8))
     return merged([json.loads(bytes(row.tolist())) for row in rows])
 
 

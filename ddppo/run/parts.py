@@ -25,7 +25,10 @@ from ddppo.topologies import Layout, find, imported
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one rank. players: ranks that hold the parameters. derived: what summary.json tells of the parts."""
+    """The parts of one rank. players: ranks that play evaluations, all that hold the parameters and go in step.
+
+    derived: what summary.json tells of the parts.
+    """
 
     shape: BatchShape
     layout: Layout
@@ -88,7 +91,6 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "collective": group.name,
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }
-    players = tuple(rank for role in roles.roles if role.acts or role.learns for rank in role.ranks)
-    return Parts(
-        shape, roles, spec, model, parameters, obs_normalizer, program, tuple(sorted(players)), derived
-    )
+    play = [role for role in roles.roles if role.learns or (role.acts and not topology.own_pace)]
+    players = tuple(sorted(rank for role in play for rank in role.ranks))
+    return Parts(shape, roles, spec, model, parameters, obs_normalizer, program, players, derived)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group
+from ddppo.distributed.programs.kit import News
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import Episode
@@ -24,7 +25,7 @@ _MEASURED = [metric.name for metric in OF_TOPOLOGIES]
 @dataclass(frozen=True, slots=True)
 class LocalIteration:
     """What this rank knows about its iteration. params_hash is 0 where replicas are not compared, NaN
-    on a rank that holds no parameters. measured: by the names of OF_TOPOLOGIES."""
+    on a rank that holds no parameters. measured: by the names of OF_TOPOLOGIES. news: of ranks at their own pace."""
 
     iteration: int
     times: LocalTimes
@@ -35,6 +36,7 @@ class LocalIteration:
     step_ready: bool
     params_hash: float
     measured: dict[str, float] = field(default_factory=dict)
+    news: tuple[News, ...] = ()
 
 
 class Agreed(NamedTuple):
@@ -121,7 +123,7 @@ class Reporter:
             **dict(zip(_MEASURED, measured_of_all.T, strict=True)),
         }
         values_of_ranks = np.array(list(per_rank.values())).T.tolist()
-        num_steps = float(steps.sum())
+        num_steps = float(steps.sum()) + sum(news.num_steps for news in local.news)
         metrics = {
             "rollout/steps": num_steps,
             "rollout/fps": num_steps / float(t_iter.max()),
@@ -139,10 +141,31 @@ class Reporter:
                     if not (k in _MEASURED and math.isnan(v))
                 }
                 for values in values_of_ranks
-            ),
+            )
+            + tuple(self._of_own_pace(news) for news in local.news),
             global_metrics=metrics,
         )
         return report, Agreed(bool(stops.any()), bool(ready.all()))
+
+    def _of_own_pace(self, news: News) -> dict[str, float]:
+        """Return the metrics of a rank that serves; zeros where it had no news."""
+        t_sync, t_iter = sum(news.waited.values()), news.t_iter or math.inf
+        return {
+            "rollout/local_steps": news.num_steps,
+            "rollout/local_fps": news.num_steps / t_iter,
+            "time/t_iter": news.t_iter,
+            "time/t_rollout": news.t_rollout,
+            "time/t_learn": 0.0,
+            "time/t_sync": t_sync,
+            "time/t_comm": news.t_comm,
+            "time/t_other": news.t_iter - news.t_rollout - t_sync - news.t_comm,
+            "time/t_comm_total": news.t_comm,
+            "dist/rho_comm": news.t_comm / t_iter,
+            "dist/rho_sync": t_sync / t_iter,
+            **{f"time/t_wait_{role}": news.waited.get(role, 0.0) for role in self._waited_for},
+            "dist/messages": news.num_messages,
+            "dist/bytes": news.num_bytes,
+        }
 
     def _learned(self, update: Update, sums: np.ndarray) -> dict[str, float]:
         """Return how the update went, with the sums of all ranks, and the window's returns."""

@@ -48,6 +48,7 @@ from ddppo.run.scoring import Scoring
 from ddppo.run.timing import IterationClock
 from ddppo.signals import StopRequest, stop_signals_kill
 from ddppo.terminal import unbroken_streams
+from ddppo.topologies import find
 
 _MAX_EVAL_ENVS = 64
 
@@ -83,8 +84,24 @@ class Worker:
         Returns the signal that asked this rank to stop, if one did, be it too late to cut the run short.
         """
         with StopRequest() as stop:
-            self._run(stop)
+            self._serve(stop) if self._serves else self._run(stop)
         return stop.signal
+
+    @property
+    def _serves(self) -> bool:
+        """Whether this rank has no part in the loop: it goes at its own pace and does what others ask for."""
+        topology = find(self.config.dist.topology)
+        return topology.own_pace and not self.parts.layout.role(self.group.rank).learns
+
+    def _serve(self, stop: StopRequest) -> None:
+        try:
+            self._begin_compilation()
+            stop.listen()
+            self.parts.program.serve(stop)
+        finally:
+            if self.compilation is not None:
+                self.compilation.close()
+            self.parts.program.close()
 
     def _run(self, stop: StopRequest) -> None:
         recorder: Recorder | NullRecorder = NullRecorder()
@@ -120,7 +137,8 @@ class Worker:
             num_steps=iterations * self.parts.shape.num_epochs * self.parts.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
         )
-        self._switch(self.iteration + 1, compiled=self.compilation.begin())
+        begin = self.compilation.begin_native if self._serves else self.compilation.begin
+        self._switch(self.iteration + 1, compiled=begin())
         self.parts.derived["step"] = self.compilation.kind
         collector = self.parts.program.collector
         if collector is not None and isinstance(self.compilation.step, NativeStep):
@@ -157,6 +175,8 @@ class Worker:
         finally:
             if self.compilation is not None:
                 self.compilation.close()
+            if status != "failed":
+                self.parts.program.finish()
             self.parts.program.close()
 
     def _loop(self, recorder: Recorder | NullRecorder, stop: StopRequest) -> str:
@@ -206,10 +226,11 @@ class Worker:
             update=update,
             num_steps=collected.num_steps,
             episodes=collected.episodes,
-            stop_requested=stop.requested,
+            stop_requested=stop.requested or self.parts.program.is_asked_to_stop(),
             step_ready=self.compilation is not None and self.compilation.is_ready(),
             params_hash=self._params_hash() if compare else 0,
             measured=self.parts.program.measured(),
+            news=self.parts.program.news(),
         )
         report, agreed = self.reporter.exchange(
             local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed

@@ -99,6 +99,7 @@ class Topology:
     program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
     env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
     run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
+    own_pace: its ranks meet in no collective; those that do not learn do what those that do ask for.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Topology:
     least_ranks: int = 1
     env_backend: str | None = None
     check: str | None = None
+    own_pace: bool = False
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
         """Return the layout of W ranks. Raises ConfigError where there are too few."""

@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise, derived_seed
+from ddppo.signals import StopRequest
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Role
 
@@ -48,12 +50,27 @@ class Collected(NamedTuple):
     rollout: Rollout | None
 
 
+class News(NamedTuple):
+    """What a rank at its own pace did of late; t_* as in docs/metrics.md, waited by the role that it waited for."""
+
+    num_steps: int = 0
+    t_iter: float = 0.0
+    t_rollout: float = 0.0
+    t_comm: float = 0.0
+    waited: Mapping[str, float] = {}
+    num_messages: int = 0
+    num_bytes: int = 0
+
+
 class Program(ABC):
     """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
 
     All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
     though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
     over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
+
+    Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
+    them.
     """
 
     collector: Collector | None
@@ -81,9 +98,24 @@ class Program(ABC):
         """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in metrics.py."""
         return {}
 
+    def news(self) -> tuple[News, ...]:
+        """Return what every rank that serves did in the iteration just done, in their order."""
+        return ()
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether a rank that serves was told to stop."""
+        return False
+
+    def serve(self, stop: StopRequest) -> None:
+        """Do what ranks that learn ask for, until they have finished; of a rank that goes at its own pace."""
+        raise NotImplementedError
+
+    def finish(self) -> None:  # noqa: B027 (most have nobody to tell)
+        """Tell those that serve that the run has ended in good order."""
+
     @abstractmethod
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, and leave those that serve."""
 
 
 @dataclass(frozen=True, slots=True)
