@@ -58,6 +58,7 @@ class Group:
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.waits: list[Wait] = []
+        self.sends: list[int] = []  # bytes of each message outside collectives
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace `tensor` by its sum over ranks and return it."""

@@ -30,7 +30,7 @@ class LocalTimes:
     """One rank's iteration in seconds, before waiting and communication are told apart.
 
     collectives: of each of the clock's groups. waits: outside collectives, by the role waited for. num_bytes: handed
-    over in num_messages collectives.
+    over in num_messages collectives and sends.
     """
 
     t_iter: float
@@ -74,7 +74,7 @@ class IterationClock:
         if self._cuda is not None:
             torch.cuda.synchronize(self._cuda)
         elapsed = time.perf_counter() - start
-        since = [r for notes, first in zip(self._notes(), noted, strict=True) for r in notes[first:]]
+        since = [r for notes, first in zip(self._timed(), noted, strict=False) for r in notes[first:]]
         self._phases[name] += elapsed - sum(r.end - r.start for r in since)
 
     @contextmanager
@@ -92,6 +92,7 @@ class IterationClock:
         now = time.perf_counter()
         records = [record for group in self.groups for record in group.records]
         given = [record.num_bytes for record in records if record.num_bytes is not None]
+        given += [num_bytes for group in self.groups for num_bytes in group.sends]
         # Ranks on one host share a monotonic clock; ranks on several count from when the barrier let them go.
         origin = 0.0
         if not self.groups[0].clocks_shared:
@@ -115,9 +116,12 @@ class IterationClock:
         self._forget()
         return times
 
+    def _timed(self) -> list[list]:
+        return [notes for group in self.groups for notes in (group.records, group.waits)]
+
     def _notes(self) -> list[list]:
         """Return what every group has noted since the iteration began, which goes on in the same lists."""
-        return [notes for group in self.groups for notes in (group.records, group.waits)]
+        return [*self._timed(), *(group.sends for group in self.groups)]
 
     def _noted(self) -> list[int]:
         return list(map(len, self._notes()))

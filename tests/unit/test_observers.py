@@ -8,13 +8,14 @@ import pytest
 import torch
 from test_envs_tasks import task
 
+from ddppo.collectives import Group
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.distributed.programs.central import CentralCollector
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
 from ddppo.errors import EnvWorkerLost
-from ddppo.models import build_model
+from ddppo.models import action_distribution, build_model
 from ddppo.ppo.collector import Collector
 from ddppo.spaces import leaves
 
@@ -49,17 +50,20 @@ def rollouts(collector, num_envs, times=2):
     return found
 
 
-def made_of(env, model):
-    how = {"rollout_steps": STEPS, "first_env": 0, "device": torch.device("cpu"), "dtype": torch.float64}
+def made_of(env, model, dtype=torch.float64):
+    how = {"rollout_steps": STEPS, "first_env": 0, "device": torch.device("cpu"), "dtype": dtype}
     return {"env": env, "model": model, "normalizer": None, **how}
+
+
+def central_of(env, model, max_wait_s=None, **more):
+    return CentralCollector(**made_of(env, model, **more), group=Group(), max_wait_s=max_wait_s)
 
 
 @pytest.mark.parametrize("max_wait_s", [None, 0.0, 0.001])
 def test_the_rollout_is_that_of_environments_stepped_in_turn(observers, max_wait_s):
     model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
     in_turn = make_vec_env(replace(CARTPOLE, backend="sync", num_workers=None), range(NUM_ENVS), 0, 1)
-    central = CentralCollector(**made_of(observers(CARTPOLE), model))
-    central.max_wait_s = max_wait_s
+    central = central_of(observers(CARTPOLE), model, max_wait_s)
     for (a, episodes_a), (b, episodes_b) in zip(
         rollouts(Collector(**made_of(in_turn, model)), NUM_ENVS), rollouts(central, NUM_ENVS), strict=True
     ):
@@ -68,11 +72,55 @@ def test_the_rollout_is_that_of_environments_stepped_in_turn(observers, max_wait
             torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
 
 
-def test_a_batch_of_all_takes_one_forward_a_step(observers):
+def test_a_batch_of_all_takes_one_forward_a_step_though_episodes_are_of_unequal_length(observers):
     model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
-    central = CentralCollector(**made_of(observers(CARTPOLE), model))
-    rollouts(central, NUM_ENVS, times=1)
+    central = central_of(observers(CARTPOLE), model)
+    ((arrays, episodes),) = rollouts(central, NUM_ENVS, times=1)
     assert central.num_forwards == STEPS
+    assert len({episode.length for episode in episodes}) > 1
+    assert len(arrays[0]) == STEPS
+
+
+def test_batches_that_close_at_once_are_more_and_collect_the_same(observers):
+    sleepy = replace(SLEEPY, kwargs={"step_time_s": 0.003})
+    model = build_model(probe(sleepy), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    found = []
+    for max_wait_s in (None, 0.0):  # of observers of one and of two environments, which sleep in turn
+        central = central_of(observers(sleepy, num_envs=3), model, max_wait_s)
+        found.append((central, rollouts(central, 3, times=1)))
+    (of_all, ((a, episodes_a),)), (at_once, ((b, episodes_b),)) = found
+    assert of_all.num_forwards == STEPS < at_once.num_forwards
+    assert episodes_a == episodes_b
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-12, atol=1e-12)
+
+
+def test_in_float32_actions_are_those_of_one_forward_each(observers):
+    pendulum = EnvConfig(id="Pendulum-v1", backend="pool", num_workers=3)
+    spec = probe(pendulum)
+    model = build_model(spec, ModelConfig(hidden_sizes=[64, 64]), 0, torch.float32)
+    central = central_of(observers(pendulum), model, dtype=torch.float32)
+    central.reset(list(range(NUM_ENVS)))
+    noise = np.random.default_rng(0).standard_normal((STEPS, NUM_ENVS, 1))
+    rollout, _ = central.collect(noise)
+    assert isinstance(rollout.obs, torch.Tensor)
+    draws = torch.from_numpy(noise).float()
+    with torch.no_grad():
+        for t, i in np.ndindex(STEPS, NUM_ENVS):
+            params = model.action_params(rollout.obs[t, i : i + 1])
+            alone = action_distribution(spec.action, params).sample(draws[t, i : i + 1])
+            torch.testing.assert_close(rollout.actions[t, i : i + 1], alone, rtol=1e-6, atol=1e-6)
+
+
+def test_messages_to_and_from_observers_are_counted_and_waiting_for_them_is_noted(observers):
+    model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    central = central_of(observers(CARTPOLE), model)
+    ((_, episodes),) = rollouts(central, NUM_ENVS, times=1)
+    sends, num_observers = central._group.sends, len(central.env.parts)
+    assert len(sends) == 2 * STEPS * num_observers
+    # An action; an observation, a reward and two flags; and the last observation of every episode.
+    assert sum(sends) == STEPS * NUM_ENVS * (8 + 16 + 10) + 16 * len(episodes)
+    assert [wait.whom for wait in central._group.waits] == ["observer"] * STEPS
 
 
 def test_who_answers_early_is_not_held_up_by_who_is_late(observers):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import Collected, Kit, Program
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
@@ -19,7 +20,7 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.rollout import Episode, Rollout
-from ddppo.spaces import each
+from ddppo.spaces import each, leaves
 
 
 class Agent(Program):
@@ -33,8 +34,11 @@ class Agent(Program):
         names = EnvNames(kit.env_indices, kit.group.rank)
         self._env = Observers(config.env, kit.spec, names, config.dist.timeout_s, kit.cores)
         wait = config.dist.max_wait_ms
-        self.collector = CentralCollector(**kit.of_collector(self._env, kit.env_indices.start))
-        self.collector.max_wait_s = None if wait is None else wait / 1000
+        self.collector = CentralCollector(
+            **kit.of_collector(self._env, kit.env_indices.start),
+            group=kit.group,
+            max_wait_s=None if wait is None else wait / 1000,
+        )
         self.learners = kit.group
         self.sync = kit.sync(kit.group)
         self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
@@ -49,17 +53,28 @@ class Agent(Program):
         assert collected.rollout is not None
         return self.learner.update(collected.rollout, iteration, progress)
 
+    def measured(self) -> dict[str, float]:
+        rows = self._kit.shape.local_batch_size
+        return {"rollout/inference_batch": rows / self.collector.num_forwards}
+
     def close(self) -> None:
         self._env.close()
 
 
 class CentralCollector(Collector):
-    """A collector whose observers are each in a row of their own. num_forwards: of the last rollout."""
+    """A collector whose observers are each in a row of their own. num_forwards: of the last rollout.
+
+    Waiting for observers and what travels to and from them is noted in the group.
+    """
 
     env: Observers
-    max_wait_s: float | None = None
-    num_forwards = 0
-    _network: NativeNetwork | None = None
+
+    def __init__(self, *, group: Group, max_wait_s: float | None, **of_collector: Any) -> None:
+        super().__init__(**of_collector)
+        self.num_forwards = 0
+        self._group = group
+        self._max_wait_s = max_wait_s
+        self._network: NativeNetwork | None = None
 
     def act_by(self, network: NativeNetwork) -> None:
         self._network = network
@@ -84,7 +99,8 @@ class CentralCollector(Collector):
             busy += len(acting)
             if not busy:
                 break
-            waiting = self.env.ready(self.max_wait_s)
+            with self._group.wait_for("observer"):
+                waiting = self.env.ready(self._max_wait_s)
             busy -= len(waiting)
             for k in waiting:
                 self._note(k, rows[k], ends)
@@ -108,7 +124,9 @@ class CentralCollector(Collector):
         self.num_forwards += 1
         start = 0
         for k, size in zip(acting, sizes, strict=True):
-            self.env.ask(k, actions[start : start + size])
+            of_observer = actions[start : start + size]
+            self.env.ask(k, of_observer)
+            self._group.sends.append(of_observer.nbytes)
             start += size
 
     def _policy(self, obs: Any, t: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
@@ -137,3 +155,6 @@ class CentralCollector(Collector):
             flag[row, part] = values
         if len(step.ended):
             ends.append((row, part.start + step.ended, each(np.ndarray.copy, step.final_obs)))
+        arrays = [*leaves(step.obs), *leaves(step.final_obs), step.rewards, step.terminated, step.truncated]
+        arrays += [] if step.action_mask is None else [step.action_mask]
+        self._group.sends.append(sum(x.nbytes for x in arrays))
