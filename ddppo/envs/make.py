@@ -7,7 +7,6 @@ step = envs.step(actions)
 """
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,19 +36,21 @@ BACKENDS: dict[str, Callable[..., VecEnv]] = {
 
 
 def make_vec_env(
-    env: EnvConfig, env_indices: range, rank: int, cores: int, timeout_s: float = 600.0
+    env: EnvConfig, env_indices: range, rank: int, cores: int, timeout_s: float = 600.0, max_restarts: int = 0
 ) -> VecEnv:
     """Make the environments `env_indices` (global) of this rank, who has `cores` cores to itself.
 
-    timeout_s is how long a step may wait for an environment process. Raises ConfigError as probe() does, and EnvError
+    timeout_s is how long a step may wait for an environment process, max_restarts how many of those may be lost and
+    started again. Raises ConfigError as probe() does, and EnvError
     as the batch's own reset and step do.
     """
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
     make = make_atari if env.is_ale else BACKENDS[env.backend]
-    if env.is_ale or env.backend == "pool":
-        make = functools.partial(make, cores=cores)
-    envs = make(env, spec, EnvNames(env_indices, rank), timeout_s)
+    more = {"cores": cores} if env.is_ale or env.backend == "pool" else {}
+    if env.backend == "pool":
+        more["max_restarts"] = max_restarts
+    envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
     seconds = env.slow_ranks.get(rank, 0.0)
     return SlowEnvs(envs, seconds) if seconds else envs
 
@@ -96,6 +97,10 @@ class SlowEnvs:
         self.names = envs.names
         self._envs = envs
         self._seconds = seconds
+
+    @property
+    def num_restarts(self) -> int:
+        return getattr(self._envs, "num_restarts", 0)
 
     def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.reset(seeds)

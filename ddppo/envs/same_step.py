@@ -62,7 +62,9 @@ class Stepper(Protocol):
     """Whoever steps E environments and writes into `answers` what they answer."""
 
     answers: Answers
+    valid: np.ndarray  # [E] bool, as EnvStep has it
     action_space: gym.Space  # of the task
+    num_restarts: int  # how often a process was lost and another took its place
 
     def reset(self, seeds: Sequence[int]) -> None: ...
 
@@ -79,6 +81,8 @@ class InTurn:
     `at[0]` tells whoever shares it which of them is running.
     """
 
+    num_restarts = 0
+
     def __init__(
         self, envs: list[RowEnv], answers: Answers | None = None, at: np.ndarray | None = None
     ) -> None:
@@ -87,6 +91,7 @@ class InTurn:
             layout = answer_layout(len(envs), envs[0].layout.dtype)
             answers = Answers(*(np.zeros(shape, dtype) for shape, dtype in layout))
         self.answers = answers
+        self.valid = np.ones(len(envs), bool)
         self.action_space: gym.Space = envs[0].action_space
         self._at = np.zeros(1, np.int64) if at is None else at
 
@@ -122,9 +127,12 @@ class SameStepEnvs:
         self._layout = RowLayout(spec)
         self._obs = self._layout.obs(answers.rows)
         self._mask = self._layout.mask(answers.rows)
-        self._valid = np.ones(self.num_envs, bool)
         self._none_ended = np.empty(0, np.intp)
         self._no_final_obs = self._layout.obs(answers.final_rows[:0])
+
+    @property
+    def num_restarts(self) -> int:
+        return self._stepper.num_restarts
 
     def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
@@ -141,7 +149,7 @@ class SameStepEnvs:
             (ended,) = over.nonzero()
             final_obs = self._layout.obs(answers.final_rows[ended])
         return EnvStep(
-            self._obs, answers.rewards, answers.terminated, answers.truncated, self._valid, ended, final_obs,
+            self._obs, answers.rewards, answers.terminated, answers.truncated, self._stepper.valid, ended, final_obs,
             self._mask,
         )  # fmt: skip
 

@@ -25,7 +25,8 @@ class EnvStep:
     obs: `[E, *shape]`, one array or a dict of them as spec.obs is: what to act on next (the reset observation where an
     episode just ended, if the backend resets in the same step). rewards: `[E]` float64. terminated, truncated: `[E]`
     bool. valid: `[E]` bool, False where the step was an autoreset pseudo-step: no transition, reward 0, never trained
-    on or counted. ended: `[n]` indices of the environments whose episode ended in this step, and final_obs:
+    on or counted; so is one whose process was lost, which ends an episode that is not reported, for nobody saw its end.
+    ended: `[n]` indices of the environments whose episode ended in this step, and final_obs:
     `[n, *shape]` their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
     without masks. goes_on: `[n]` bool, True where the end is one for learning alone, such as a lost life, and rewards
     to come belong to the same reported return; None where no end is.

@@ -51,6 +51,9 @@ class SyncActors(Program):
         self._parameters.broadcast(group)
         return update
 
+    def measured(self) -> dict[str, float]:
+        return self._kit.restarts(self._env) if self._env is not None else {}
+
     def close(self) -> None:
         if self._env is not None:
             self._env.close()

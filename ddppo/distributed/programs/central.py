@@ -32,7 +32,7 @@ class Agent(Program):
         self._kit = kit
         config = kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
-        self._env = Observers(config.env, kit.spec, names, config.dist.timeout_s, kit.cores)
+        self._env = Observers(config.env, kit.spec, names, config.dist.timeout_s, kit.cores, kit.max_restarts)
         wait = config.dist.max_wait_ms
         self.collector = CentralCollector(
             **kit.of_collector(self._env, kit.env_indices.start),
@@ -55,7 +55,8 @@ class Agent(Program):
 
     def measured(self) -> dict[str, float]:
         rows = self._kit.shape.local_batch_size
-        return {"rollout/inference_batch": rows / self.collector.num_forwards}
+        batch = {"rollout/inference_batch": rows / self.collector.num_forwards}
+        return batch | self._kit.restarts(self._env)
 
     def close(self) -> None:
         self._env.close()

@@ -58,6 +58,9 @@ class EnvWorkers(Program):
             return NO_UPDATE
         return self.learner.update(collected.rollout, iteration, progress)
 
+    def measured(self) -> dict[str, float]:
+        return self._kit.restarts(self._env) if self._env is not None else {}
+
     def close(self) -> None:
         if self._env is not None:
             self._env.close()

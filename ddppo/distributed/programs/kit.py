@@ -147,7 +147,23 @@ class Kit:
     def envs(self) -> VecEnv:
         """Make the environments that this rank steps."""
         config = self.config
-        return make_vec_env(config.env, self.env_indices, self.group.rank, self.cores, config.dist.timeout_s)
+        return make_vec_env(
+            config.env,
+            self.env_indices,
+            self.group.rank,
+            self.cores,
+            config.dist.timeout_s,
+            self.max_restarts,
+        )
+
+    @property
+    def max_restarts(self) -> int:
+        """How many processes of this rank's environments may be lost and started again."""
+        return self.config.dist.max_restarts if self.config.dist.on_lost == "restart" else 0
+
+    def restarts(self, env: Any) -> dict[str, float]:
+        """Return how many of them were, so far, as a Program's `measured`."""
+        return {"dist/restarts": float(getattr(env, "num_restarts", 0))} if self.max_restarts else {}
 
     def collector(self, env: VecEnv, first_env: int) -> Collector:
         return Collector(**self.of_collector(env, first_env))
@@ -203,4 +219,7 @@ class Kit:
         )
         with self.model.unchanged():
             rollout, episodes = collector.collect(noise)
-        return Collected(int(rollout.valid.sum()), episodes, rollout)
+        is_valid, first = rollout.valid.cpu().numpy(), collector.first_env
+        # An episode whose last row is a pseudo-step was cut: nobody saw its return.
+        episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
+        return Collected(int(is_valid.sum()), episodes, rollout)

@@ -28,5 +28,8 @@ class Worker(Program):
         assert collected.rollout is not None
         return self.learner.update(collected.rollout, iteration, progress)
 
+    def measured(self) -> dict[str, float]:
+        return self._kit.restarts(self._env)
+
     def close(self) -> None:
         self._env.close()

@@ -21,11 +21,19 @@ from ddppo.envs.vec_env import EnvSpec, EnvStep
 class Observers:
     """A batch of environments as `VecEnv` resets it, stepped observer by observer: `ask`, `ready`, `answer`."""
 
-    def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, cores: int) -> None:
+    def __init__(
+        self,
+        env: EnvConfig,
+        spec: EnvSpec,
+        names: EnvNames,
+        timeout_s: float,
+        cores: int,
+        max_restarts: int = 0,
+    ) -> None:
         self.spec = spec
         self.names = names
         self.num_envs = len(names.indices)
-        self._pool = Pool(env, spec, names, timeout_s, cores)
+        self._pool = Pool(env, spec, names, timeout_s, cores, max_restarts)
         self._layout = RowLayout(spec)
         self._timeout_s = timeout_s
         self._busy: set[int] = set()
@@ -44,12 +52,21 @@ class Observers:
     def ready(self, max_wait_s: float | None) -> list[int]:
         """Wait for an answer, and once there is one up to max_wait_s for the others (None: for all).
 
-        Returns who gave one. Raises EnvError of an environment that failed, died or did not answer in time.
+        Returns who gave one. Nobody waits for an observer that was lost and is started again. Raises EnvError of an
+        environment that failed, died or did not answer in time.
         """
         assert self._busy, "nobody was asked"
+        while True:
+            end = time.monotonic() + self._timeout_s
+            there = [k for k in self._heard_of(max_wait_s, end) if self._pool.answer(k, end)]
+            if there:
+                self._busy.difference_update(there)
+                return sorted(there)
+
+    def _heard_of(self, max_wait_s: float | None, end: float) -> list[int]:
+        """Return who said something, or will not any more."""
         lines = {self._pool.workers[k].line.fileno(): k for k in self._busy}
         there: list[int] = []
-        end = time.monotonic() + self._timeout_s
         closes = None if max_wait_s is None else float("inf")
         while lines:
             limit = end if closes is None or not there else min(end, closes)
@@ -60,13 +77,16 @@ class Observers:
                 closes = time.monotonic() + max_wait_s
             if there and closes is not None and time.monotonic() >= closes:
                 break
-            if not found and (time.monotonic() > end or not all(map(self._pool.lives, lines.values()))):
-                there.append(next(iter(lines.values())))  # whose answer says what became of it
-                break
-        for k in there:
-            self._pool.answer(k)
-        self._busy.difference_update(there)
-        return sorted(there)
+            if not found:
+                gone = [k for k in lines.values() if not self._pool.lives(k)]
+                if gone or time.monotonic() > end:
+                    there.extend(gone or lines.values())
+                    break
+        return there
+
+    @property
+    def num_restarts(self) -> int:
+        return self._pool.num_restarts
 
     def answer(self, observer: int) -> EnvStep:
         """Return what the environments of an observer that was ready answered, `ended` counted from its first."""
@@ -74,7 +94,7 @@ class Observers:
         (ended,) = (answers.terminated | answers.truncated).nonzero()
         return EnvStep(
             self._layout.obs(answers.rows), answers.rewards, answers.terminated, answers.truncated,
-            np.ones(len(answers.rewards), bool), ended, self._layout.obs(answers.final_rows[ended]),
+            self._pool.valid[self.parts[observer]], ended, self._layout.obs(answers.final_rows[ended]),
             self._layout.mask(answers.rows),
         )  # fmt: skip
 

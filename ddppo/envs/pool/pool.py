@@ -5,8 +5,6 @@ they end with the rank however it ends, and leave nothing.
 """
 
 import os
-import socket
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.faults import EnvNames, when_reset, when_stepped
+from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.line import (
     DONE,
     RESET,
@@ -30,12 +28,14 @@ from ddppo.envs.pool.line import (
     receive_byte,
     tell,
 )
+from ddppo.envs.pool.process import Worker
 from ddppo.envs.rows import RowLayout
 from ddppo.envs.same_step import Answers, SameStepEnvs
 from ddppo.envs.step_cost import choose_num_workers
 from ddppo.envs.vec_env import EnvSpec
-from ddppo.errors import EnvWorkerLost
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.errors import EnvError, EnvWorkerLost
+from ddppo.forking import ForkServer, ForkServerLost
+from ddppo.terminal import warn
 
 _CLOSE_S = 5.0  # for environments to close
 _MEASURE_S = 10.0  # for an environment to be made and stepped a few times
@@ -46,49 +46,49 @@ _IMPORTS = ("ddppo.envs.pool.pool", "ddppo.envs.pool.fork_server")
 
 
 def make_pool(
-    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, cores: int
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, cores: int, max_restarts: int = 0
 ) -> SameStepEnvs:
     """Step environments in env.num_workers processes, or as many as keep `cores` busy. Raises EnvError."""
-    return SameStepEnvs(Pool(env, spec, names, timeout_s, cores), spec, names)
-
-
-class Worker:
-    """A process of a pool and the environments that it steps: those at `part` of the batch, called `names`."""
-
-    def __init__(self, server: ForkServer, names: EnvNames, part: slice, look_s: float) -> None:
-        self.part = part
-        self.names = EnvNames(names.indices[part], names.rank)
-        self.line, theirs = socket.socketpair()
-        # The kernel's own receive timeout: polling before every answer would cost microseconds each.
-        interval = struct.pack("ll", int(look_s), int(look_s % 1 * 1e6))
-        self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
-        with theirs:
-            self.process: ForkedProcess = server.start(
-                "ddppo.envs.pool.worker", [], os.environ, title=f"ddppo {self.names.all()}",
-                stdio=(theirs.fileno(), 1, 2),
-            )  # fmt: skip
+    return SameStepEnvs(Pool(env, spec, names, timeout_s, cores, max_restarts), spec, names)
 
 
 class Pool:
-    """A stepper of environments in processes of its own. Raises EnvWorkerLost where one dies or does not answer."""
+    """A stepper of environments in processes of its own. Raises EnvWorkerLost where one dies or does not answer.
+
+    Not the first max_restarts times: then its environments are made anew and start from other seeds, the step under way
+    becomes a pseudo-step, and the episodes are cut before it (`EnvStep`). num_restarts: how often that was.
+    """
 
     answers: Answers
     action_space: gym.Space
 
-    def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, cores: int) -> None:
+    def __init__(
+        self,
+        env: EnvConfig,
+        spec: EnvSpec,
+        names: EnvNames,
+        timeout_s: float,
+        cores: int,
+        max_restarts: int = 0,
+    ) -> None:
+        self._env = env
+        self._spec = spec
         self._names = names
         self._timeout_s = timeout_s
-        self._num_steps = 0
-        self._when = "when they were made"
         self._num_yields = 0
         self._memory: Memory | None = None
+        self._file: int | None = None  # of the memory
+        self._doing = RESET
+        self.valid = np.ones(len(names.indices), bool)
+        self._max_restarts = max_restarts
+        self.num_restarts = 0
         self.workers: list[Worker] = []
         self.server = ForkServer.forked() or ForkServer.started()
         try:
             self.server.have_imported(_IMPORTS)
             num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
             self._num_yields = _NUM_YIELDS if num_workers <= cores else 0
-            self._start(env, spec, num_workers)
+            self._start(num_workers)
         except ForkServerLost as e:
             self.close()
             raise self._lost_server(e) from None
@@ -113,52 +113,107 @@ class Pool:
             worker.line.close()
             worker.process.kill()
 
-    def _start(self, env: EnvConfig, spec: EnvSpec, num_workers: int) -> None:
+    def _start(self, num_workers: int) -> None:
         num_envs = len(self._names.indices)
         bounds = [num_envs * k // num_workers for k in range(num_workers + 1)]
         for low, high in pairwise(bounds):
-            worker = Worker(self.server, self._names, slice(low, high), min(_LOOK_S, self._timeout_s))
-            self.workers.append(worker)
-            tell(worker.line, Task(env, spec, [worker.names(i) for i in range(high - low)]))
+            self.workers.append(self._worker(slice(low, high)))
         self._wait_for_all()
         spaces = [hear(worker.line)[0] for worker in self.workers]
         self.action_space = spaces[0]
-        shape = Shape(num_envs, num_workers, RowLayout(spec).dtype, self.action_space, self._num_yields)
-        file = create(shape)
-        try:
-            self._memory = Memory(file, shape)
-            for k, worker in enumerate(self.workers):
-                tell(worker.line, (shape, k, worker.part), [file])
-        finally:
-            os.close(file)
+        self._shape = Shape(
+            num_envs, num_workers, RowLayout(self._spec).dtype, self.action_space, self._num_yields
+        )
+        self._file = create(self._shape)
+        self._memory = Memory(self._file, self._shape)
+        for k, worker in enumerate(self.workers):
+            tell(worker.line, (self._shape, k, worker.part), [self._file])
         self.answers = self._memory.answers
+
+    def _worker(self, part: slice) -> Worker:
+        worker = Worker(self.server, self._names, part, min(_LOOK_S, self._timeout_s))
+        names = [worker.names(i) for i in range(part.stop - part.start)]
+        tell(worker.line, Task(self._env, self._spec, names))
+        return worker
 
     def reset(self, seeds: Sequence[int]) -> None:
         assert self._memory is not None
-        self._num_steps, self._when = 0, when_reset(0)
+        self._doing = RESET
         self._memory.seeds[:] = seeds
-        self._ask_all(RESET)
+        self._ask_all()
 
     def step(self, actions: np.ndarray) -> None:
         assert self._memory is not None
-        self._num_steps += 1
-        self._when = when_stepped(self._num_steps)
+        self._doing = STEP
         self._memory.actions[...] = actions
-        self._ask_all(STEP)
+        self._ask_all()
 
     def ask(self, k: int, actions: np.ndarray) -> None:
         """Have worker `k` step its environments with the task's own actions, and return at once."""
         assert self._memory is not None
-        worker = self.workers[k]
+        worker, self._doing = self.workers[k], STEP
         self._memory.actions[worker.part] = actions
-        with suppress(ConnectionError):  # it is gone, as `answer` finds
-            worker.line.send(STEP)
+        self.valid[worker.part] = True
+        self._ask(worker)
 
-    def answer(self, k: int) -> None:
-        """Wait for the answer of worker `k`. Raises EnvError for a step that failed."""
+    def answer(self, k: int, end: float) -> bool:
+        """Wait for the answer of worker `k`, until the time `end` at most.
+
+        Returns False where it was lost and whoever takes its place has not answered yet. Raises EnvError for a step
+        that failed.
+        """
         worker = self.workers[k]
-        if self._answer(worker, time.monotonic() + self._timeout_s) != DONE:
-            raise hear(worker.line)[0]
+        try:
+            if self._answer(worker, end) != DONE:
+                raise hear(worker.line)[0]
+            if not worker.is_made:
+                hear(worker.line)  # what its actions are, as is known
+                worker.is_made = True
+                return False
+        except (EOFError, ConnectionError):  # in the middle of a sentence
+            self._replace(k, self._lost(worker))
+            return False
+        except EnvWorkerLost as lost:
+            self._replace(k, lost)
+            return False
+        if worker.replaces == STEP:
+            self._cut(worker.part)
+        worker.replaces = None
+        return True
+
+    def _replace(self, k: int, lost: EnvWorkerLost) -> None:
+        """Start another process for what worker `k` was doing, without waiting for it. Raises `lost` if not again."""
+        if self._memory is None or self.num_restarts == self._max_restarts:
+            raise lost
+        from ddppo.seeding import derived_seed  # brings torch, which the processes of a pool do without
+
+        assert self._file is not None
+        self.num_restarts += 1
+        before = self.workers[k]
+        warn(f"{lost}; it is started again (restart {self.num_restarts} of {self._max_restarts})")
+        seeds = self._memory.seeds[before.part]
+        seeds[:] = [derived_seed(int(seed), "restart", self.num_restarts) for seed in seeds]
+        before.line.close()
+        try:
+            before.process.kill()
+            before.process.wait(_CLOSE_S)  # it shares the memory
+            self.workers[k] = worker = self._worker(before.part)
+            worker.is_made, worker.replaces = False, before.replaces or self._doing
+            worker.num_steps = before.num_steps
+            with suppress(ConnectionError):  # it is gone, as `answer` finds
+                tell(worker.line, (self._shape, k, worker.part), [self._file])
+                worker.line.send(RESET)
+        except ForkServerLost as e:
+            raise self._lost_server(e) from None
+        except OSError as e:
+            raise EnvWorkerLost(f"{before.names.all()} cannot be made again: {e.strerror}") from e
+
+    def _cut(self, part: slice) -> None:
+        """Make the step a pseudo-step that ends episodes, of which nobody knows how they went on."""
+        answers = self.answers.part(part)
+        answers.final_rows[:] = answers.rows  # of no transition, but numbers
+        answers.rewards[:], answers.terminated[:], answers.truncated[:] = 0.0, False, True
+        self.valid[part] = False
 
     def lives(self, k: int) -> bool:
         return self._code(self.workers[k], 0.0) is None
@@ -172,19 +227,35 @@ class Pool:
             for worker in self.workers:
                 worker.process.wait(max(0.0, end - time.monotonic()))
         self.server.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
-    def _ask_all(self, what: bytes) -> None:
+    def _ask_all(self) -> None:
+        self.valid[:] = True
         for worker in self.workers:
-            with suppress(ConnectionError):  # it is gone, as is found when its answer is waited for
-                worker.line.send(what)
+            self._ask(worker)
         self._wait_for_all()
+
+    def _ask(self, worker: Worker) -> None:
+        worker.num_steps = 0 if self._doing == RESET else worker.num_steps + 1
+        with suppress(ConnectionError):  # it is gone, as `answer` finds
+            worker.line.send(self._doing)
 
     def _wait_for_all(self) -> None:
         """Wait for an answer of every worker. Raises the error of the first environment, as if stepped in turn."""
         end = time.monotonic() + self._timeout_s
-        failed = [worker for worker in self.workers if self._answer(worker, end) != DONE]
-        if failed:
-            raise hear(failed[0].line)[0]
+        errors: list[EnvError] = []
+        for k in range(len(self.workers)):
+            try:
+                while not self.answer(k, end):
+                    end = time.monotonic() + self._timeout_s  # for who takes its place
+            except EnvWorkerLost:
+                raise
+            except EnvError as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
 
     def _answer(self, worker: Worker, end: float) -> bytes:
         while True:
@@ -212,7 +283,7 @@ class Pool:
     def _lost(self, worker: Worker) -> EnvWorkerLost:
         code = self._code(worker, _CLOSE_S)
         return EnvWorkerLost(
-            f"{self._last_at(worker)}, {self._when}: the process of {worker.names.all()} ended (exit code {code}); a "
+            f"{self._last_at(worker)}: the process of {worker.names.all()} ended (exit code {code}); a "
             "negative exit code is a signal, -9 often the kernel's answer to too little memory"
         )
 
@@ -220,17 +291,17 @@ class Pool:
         longer = "it hangs, or its step needs longer"
         if len(worker.names.indices) > 1:
             longer = f"it hangs, or a step of {worker.names.all()}, one after another, needs longer"
-        return EnvWorkerLost(
-            f"{self._last_at(worker)}, {self._when}: no answer within {self._timeout_s:g} s; {longer}"
-        )
+        return EnvWorkerLost(f"{self._last_at(worker)}: no answer within {self._timeout_s:g} s; {longer}")
 
     def _last_at(self, worker: Worker) -> str:
         if self._memory is None:
-            return worker.names.all()
-        return worker.names(int(self._memory.at[self.workers.index(worker), 0]))
+            return f"{worker.names.all()}, {worker.when}"
+        at = int(self._memory.at[self.workers.index(worker), 0])
+        return f"{worker.names(at)}, {worker.when}"
 
     def _lost_server(self, lost: ForkServerLost) -> EnvWorkerLost:
+        when = self.workers[0].when if self.workers else "when they were made"
         return EnvWorkerLost(
-            f"{self._names.all()}, {self._when}: the process that their processes fork from ended (exit code "
+            f"{self._names.all()}, {when}: the process that their processes fork from ended (exit code "
             f"{lost.code}), and they with it"
         )

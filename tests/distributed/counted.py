@@ -1,0 +1,90 @@
+"""A task whose transitions can be told apart, and a record of all that learners learn from.
+
+A transition is (stream, episode, step): the seed that started the environment, the episodes since, the steps in this
+one. Importing this module in a rank makes its learner leave every rollout in the folder COUNTED. VICTIM=<rank>:<steps>
+has a process that steps environments of this rank be killed in its so-manieth step, VICTIM=<rank>:<steps>:hangs has it
+hang there: once, whichever process comes there first.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+FOLDER = Path(os.environ.get("COUNTED", "."))
+SCALE = np.array([2.0**-31, 2.0**-10, 2.0**-10])  # powers of two: nothing is rounded
+_steps = 0  # of all environments of this process
+
+
+def length(stream: int, episode: int) -> int:
+    """Return how long an episode is; very unequal, and none of them the length of a rollout."""
+    return 1 + (stream + 7 * episode) % 23
+
+
+class Counted(gym.Env):
+    """Observes which transition comes next, is rewarded by its number. Even episodes terminate, odd are truncated."""
+
+    observation_space = Box(-1, np.inf, (3,), np.float64)
+    action_space = Discrete(2)
+
+    def __init__(self, sleep_s: float = 0.0) -> None:
+        self._sleep_s = sleep_s
+        self._at = np.array([0, -1, 0])
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self._at[:] = seed, -1, 0
+        self._at[1:] = self._at[1] + 1, 0
+        return self._at * SCALE, {}
+
+    def step(self, action):
+        _maybe_die()
+        if self._sleep_s and self._at[0] % 4 == 0:  # some are slow
+            time.sleep(self._sleep_s)
+        self._at[2] += 1
+        stream, episode, step = map(int, self._at)
+        over = step == length(stream, episode)
+        return self._at * SCALE, float(step), over and episode % 2 == 0, over and episode % 2 == 1, {}
+
+
+gym.register("Counted-v0", Counted)
+
+
+def _maybe_die() -> None:
+    global _steps
+    _steps += 1
+    rank, *how = os.environ.get("VICTIM", "").split(":")
+    if rank == os.environ.get("RANK", "0") and _steps == int(how[0]):
+        try:
+            (FOLDER / "died").touch(exist_ok=False)
+        except FileExistsError:
+            return
+        if how[1:] == ["hangs"]:
+            time.sleep(3600)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if "torch" in sys.modules:  # else this process only steps environments
+    from ddppo.ppo.learner import Learner
+
+    def _recorded(self, rollout, *args, update=Learner.update, **kwargs):
+        names = (
+            "raw_obs",
+            "rewards",
+            "terminated",
+            "truncated",
+            "valid",
+            "episode_start",
+            "values",
+            "next_values",
+        )
+        arrays = {name: getattr(rollout, name).numpy() for name in names}
+        np.savez(FOLDER / f"{time.monotonic_ns():020d}-rank{os.environ.get('RANK', '0')}.npz", **arrays)
+        return update(self, rollout, *args, **kwargs)
+
+    Learner.update = _recorded

@@ -1,0 +1,133 @@
+"""Every transition is learned from once, in order, and none is lost: in every topology, whoever is killed meanwhile."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ddppo.seeding import derived_seed
+from ddppo.topologies import TOPOLOGIES
+from tests.distributed.counted import SCALE, length
+from tests.support import TINY, door, lines, summary
+
+NUM_ENVS, STEPS = 8, 16
+BATCH = NUM_ENVS * STEPS
+TASK = (
+    "env=gym", "env.id=tests.distributed.counted:Counted-v0", f"env.num_envs={NUM_ENVS}", "dtype=float64",
+    f"ppo.rollout_steps={STEPS}", "ppo.num_epochs=1", f"ppo.total_steps={5 * BATCH}",
+)  # fmt: skip
+NO_TASK_OF_ONES_OWN = {"device"}  # its tasks are ours, in C++; what it learns is compared with ddp
+HOW = {
+    "ddp": ("dist.world_size=2",),
+    "central_inference": (
+        "dist.world_size=2",
+        "env.num_workers=2",
+        "dist.max_wait_ms=0",
+        "env.kwargs.sleep_s=0.001",
+    ),
+}
+
+
+@pytest.fixture
+def trained(tmp_path):
+    def run(topology, *arguments, **environ):
+        (tmp_path / "counted").mkdir()
+        how = HOW.get(topology, ("dist.world_size=3",))
+        backend = () if TOPOLOGIES[topology].env_backend else ("env.backend=sync",)
+        result = door(
+            *TINY, *TASK, f"distributed={topology}", *how, *backend, *arguments, run_dir=tmp_path / "run",
+            COUNTED=str(tmp_path / "counted"), **environ,
+        )  # fmt: skip
+        assert result.code == 0, result.stderr
+        return result
+
+    return run
+
+
+def rollouts(run_dir):
+    """Return what learners learned from, oldest first."""
+    for path in sorted((run_dir.parent / "counted").glob("*.npz")):
+        with np.load(path) as arrays:
+            yield dict(arrays)
+
+
+def learned(run_dir):
+    """Return every stream's transitions (episode, step) in the order in which they were learned from.
+
+    Checks on the way that each has its own reward and ends, and what comes before and after a pseudo-step.
+    """
+    streams = {}
+    for rollout in rollouts(run_dir):
+        at = (rollout["raw_obs"] / SCALE).astype(int)  # [T, E, 3]
+        for e in range(at.shape[1]):
+            before = None
+            for t, (stream, episode, step) in enumerate(at[:, e].tolist()):
+                if rollout["valid"][t, e]:
+                    is_last = step + 1 == length(stream, episode)
+                    assert rollout["rewards"][t, e] == step + 1
+                    assert rollout["terminated"][t, e] == (is_last and episode % 2 == 0)
+                    assert rollout["truncated"][t, e] == (is_last and episode % 2 == 1)
+                    assert rollout["episode_start"][t, e] == (step == 0)
+                    streams.setdefault(stream, []).append((episode, step))
+                else:  # its process was lost: the row before bootstraps from the observation that is here
+                    assert rollout["rewards"][t, e] == 0
+                    if before is not None:
+                        assert (stream, episode, step) in (before, (before[0], before[1] + 1, 0))
+                        if before[1] == episode:
+                            assert rollout["next_values"][t - 1, e] == rollout["values"][t, e]
+                before = (stream, episode, step + 1)
+    return streams
+
+
+def assert_each_once_and_in_order(streams):
+    for stream, found in streams.items():
+        wanted = ((episode, step) for episode in range(10**6) for step in range(length(stream, episode)))
+        assert found == [next(wanted) for _ in found]
+
+
+def first_seeds(iteration):
+    return {derived_seed(0, "env", i, iteration) for i in range(NUM_ENVS)}
+
+
+@pytest.mark.parametrize("topology", sorted(set(TOPOLOGIES) - NO_TASK_OF_ONES_OWN))
+def test_each_transition_is_learned_from_once(trained, topology):
+    run_dir = trained(topology).run_dir
+    streams = learned(run_dir)
+    assert_each_once_and_in_order(streams)
+    assert set(streams) == first_seeds(0)
+    assert sum(map(len, streams.values())) == summary(run_dir)["env_steps"] == 5 * BATCH
+
+
+def test_a_killed_observer_costs_the_step_under_way_and_no_other(trained):
+    how = ("dist.on_lost=restart", "log.episode_window=100000")
+    result = trained("central_inference", *how, VICTIM="1:45")  # in its second rollout
+    streams = learned(result.run_dir)
+    assert_each_once_and_in_order(streams)
+    assert first_seeds(0) < set(streams)
+    assert len(streams) == NUM_ENVS + 2  # two environments were made anew
+    assert sum(map(len, streams.values())) == summary(result.run_dir)["env_steps"]
+    assert sum((~rollout["valid"]).sum() for rollout in rollouts(result.run_dir)) == 2
+    assert [line["dist/restarts"] for line in lines(result.run_dir) if line["rank"] == 1][:3] == [0, 1, 1]
+    assert "of rank 1 ended (exit code -9)" in result.stderr
+    assert "it is started again (restart 1 of 3)" in result.stderr
+    # Of episodes that were cut nobody saw the return.
+    whole = [step + 1 for n, found in streams.items() for at, step in found if step + 1 == length(n, at)]
+    last = [line for line in lines(result.run_dir) if line["rank"] == 0][-1]
+    assert last["rollout/length_mean"] == pytest.approx(np.mean(whole))
+    assert last["rollout/return_mean"] == pytest.approx(np.mean([n * (n + 1) / 2 for n in whole]))
+
+
+def test_what_follows_the_last_checkpoint_is_collected_anew(trained):
+    # 4 environments of a rank, 64 steps an iteration: it dies in the third, and two are saved.
+    result = trained("ddp", "dist.on_lost=restart", "checkpoint.every_steps=1", VICTIM="1:140")
+    streams = learned(result.run_dir)
+    assert_each_once_and_in_order(streams)
+    assert set(streams) == first_seeds(0) | first_seeds(2)
+    for first, num_iterations in ((0, 2), (2, 3)):
+        assert sum(len(streams[seed]) for seed in first_seeds(first)) == num_iterations * BATCH
+    assert summary(result.run_dir)["env_steps"] == 5 * BATCH
+    assert summary(result.run_dir)["restarts"] == 1
+    (restart,) = [json.loads(line) for line in (result.run_dir / "restarts.jsonl").read_text().splitlines()]
+    assert restart["goes_on_from"] == 2
+    assert "rank 1 of 2 ended with signal 9" in result.stderr
+    assert "going on from iteration 2 (restart 1 of 3)" in result.stderr
