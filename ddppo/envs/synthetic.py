@@ -12,7 +12,8 @@ class SyntheticEnv(gym.Env):
     """A contextual bandit: reward 1 for action 1 where obs[0] > 0, for action 0 elsewhere; truncated on time.
 
     Observations are standard normal `[obs_size]`. A step takes at least step_time_s and a reset reset_time_s
-    seconds: asleep, as a simulator that waits elsewhere, or busy, as one that computes.
+    seconds: asleep, as a simulator that waits elsewhere, or busy, as one that computes. With a `tail` a step takes
+    step_time_s in the mean, and each time a Pareto number of that shape: 1.5 has no variance, and a large one no tail.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
@@ -24,16 +25,20 @@ class SyntheticEnv(gym.Env):
         busy: bool = False,
         episode_steps: int = 100,
         obs_size: int = 8,
+        tail: float | None = None,
     ) -> None:
         if step_time_s < 0 or reset_time_s < 0 or episode_steps < 1 or obs_size < 1:
             raise ValueError(
                 f"step_time_s={step_time_s} and reset_time_s={reset_time_s} must be at least 0, "
                 f"episode_steps={episode_steps} and obs_size={obs_size} at least 1"
             )
+        if tail is not None and tail <= 1:
+            raise ValueError(f"tail={tail} must be above 1, else steps have no mean time")
         self.observation_space = Box(-np.inf, np.inf, (obs_size,), np.float32)
         self.action_space = Discrete(2)
         self._step_time_s = step_time_s
         self._reset_time_s = reset_time_s
+        self._tail = tail
         if not isinstance(busy, bool):
             raise ValueError(f"busy={busy} must be true or false")
         self._wait = _spin if busy else time.sleep
@@ -44,6 +49,8 @@ class SyntheticEnv(gym.Env):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
+        if seed is not None:  # not from np_random, whose numbers are observations
+            self._times = np.random.default_rng([seed, 1])
         if self._reset_time_s:
             self._wait(self._reset_time_s)
         self._num_steps = 0
@@ -51,10 +58,14 @@ class SyntheticEnv(gym.Env):
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self._step_time_s:
-            self._wait(self._step_time_s)
+            self._wait(self._step_time_s if self._tail is None else self._random_time(self._tail))
         reward = float(int(action) == int(self._obs[0] > 0))
         self._num_steps += 1
         return self._observe(), reward, False, self._num_steps >= self._episode_steps, {}
+
+    def _random_time(self, tail: float) -> float:
+        least = self._step_time_s * (tail - 1) / tail
+        return least * (1 + self._times.pareto(tail))
 
     def _observe(self) -> np.ndarray:
         self._obs = self.np_random.standard_normal(self._obs_size, dtype=np.float32)

@@ -8,6 +8,7 @@ from test_envs_tasks import task
 from ddppo.config import EnvConfig
 from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe, settled
 from ddppo.envs.step_cost import StepCost, choose_num_workers, measure, pool_pays
+from ddppo.envs.synthetic import SyntheticEnv
 from ddppo.spaces import ArraySpec, leaves
 
 SHORT = {"id": "CartPole-v1", "max_episode_steps": 15}
@@ -199,6 +200,18 @@ def test_auto_takes_processes_only_where_they_save_more_than_they_cost():
     assert chosen(slow, num_envs=8, cores=1) == ("sync", None)
     assert chosen(slow, num_envs=1, cores=2) == ("sync", None)
     assert chosen(task("Counting"), num_envs=2, cores=2) == ("sync", None)
+
+
+def test_a_tail_leaves_the_mean_time_of_steps_and_changes_no_observation():
+    even, heavy = SyntheticEnv(step_time_s=0.0), SyntheticEnv(step_time_s=0.002, tail=2.5)
+    assert (even.reset(seed=3)[0] == heavy.reset(seed=3)[0]).all()
+    times = np.array([heavy._random_time(2.5) for _ in range(20_000)])
+    assert times.mean() == pytest.approx(0.002, rel=0.05)
+    assert times.max() > 20 * np.median(times)
+    heavy._wait = lambda seconds: None
+    assert (even.step(0)[0] == heavy.step(0)[0]).all()
+    with pytest.raises(ValueError, match="above 1"):
+        SyntheticEnv(tail=1.0)
 
 
 def test_environments_that_sleep_get_a_process_each_be_there_one_core_only():
