@@ -1,7 +1,7 @@
 """From a sweep folder, or somebody else's table, to all that a report says; `page.files` writes it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +9,18 @@ from omegaconf import MISSING
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.study.explain import accounting, criteria
+from ddppo.study.explain import accounting, criteria, topologies
 from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.criteria import Criterion
 from ddppo.study.explain.words import Explained, explained, stalls
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.speedup import study as compute_study
+from ddppo.study.measure.topologies import SideBySide, side_by_side
 from ddppo.study.predict import outlook
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
 from ddppo.study.read.run_folders import Known, read_runs
-from ddppo.study.read.selection import Found, named, studies, with_target
+from ddppo.study.read.selection import Found, differing, named, studies, with_target
 from ddppo.study.runs import LeftOut, Reading
 
 _SHOWN = 20  # of what is left out, where nothing is left
@@ -74,6 +75,14 @@ class StudyReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Topologies:
+    """What is said of the topologies of one task and rule, side by side."""
+
+    found: SideBySide
+    said: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything that a report says, before it is written anywhere; at least one study."""
 
@@ -81,6 +90,7 @@ class Report:
     left_out: list[LeftOut]
     remarks: list[str]
     options: ReportOptions
+    topologies: list[Topologies] = field(default_factory=list)
 
 
 def read(
@@ -129,7 +139,23 @@ def compute(options: ReportOptions, found: Found) -> Report:
             left_out.append(LeftOut(named(reading.runs), "cannot be reported", str(e)))
     if not done:
         raise failures[0]
-    return Report(done, left_out, found.remarks, options)
+    return Report(done, left_out, found.remarks, options, _side_by_side(done))
+
+
+def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
+    """Compare the topologies of each task and rule that has several."""
+    groups: dict[tuple[str, str], list[StudyReport]] = {}
+    for each in sorted(done, key=lambda each: each.study.topology != "ddp"):
+        groups.setdefault((each.study.env_id, each.study.rule), []).append(each)
+    compared = []
+    for group in groups.values():
+        if found := side_by_side([each.study for each in group]):
+            said = topologies.compared(found, [(each.study.topology, each.ahead) for each in group])
+            first, *others = (each.study.runs[0] for each in group)
+            apart = [f"{run.topology} has {text}" for run in others if (text := differing(run, first))]
+            said += [f"They differ in more than the topology: {'; '.join(apart)}."] if apart else []
+            compared.append(Topologies(found, said))
+    return compared
 
 
 def _study_report(options: ReportOptions, reading: Reading) -> StudyReport:

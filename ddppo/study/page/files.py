@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddppo.errors import RunFolderError
 from ddppo.files import stored, write_json
-from ddppo.study.page import html, tables
+from ddppo.study.page import html, tables, topologies
 from ddppo.study.page.chart import Chart
 from ddppo.study.read.provenance import provenance
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
@@ -55,6 +55,10 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
             _write_plots(new / "plots" / inner, chapter.charts)
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
         rows = [row for each in report.studies for row in tables.study_rows(each.study, each.accounts)]
+        _write_plots(new / "plots", [topologies.figure(each.found) for each in report.topologies])
+        sides = [row for each in report.topologies for row in topologies.rows(each.found)]
+        if sides:
+            (new / "topologies.csv").write_text(tables.to_csv(sides))
         (new / "per_run.csv").write_text(tables.to_csv(runs))
         (new / "summary.csv").write_text(tables.to_csv(rows))
         write_json(new / REPORT_FILE, as_json(report))
@@ -89,6 +93,7 @@ def as_json(report: Report) -> dict[str, object]:
         "kind": REPORT_KIND,
         "schema_version": SCHEMA_VERSION,
         "options": asdict(report.options),
+        "topologies": [topologies.as_json(each.found, each.said) for each in report.topologies],
         "studies": [_study_as_json(each) for each in report.studies],
         "left_out": [asdict(item) for item in report.left_out],
         "remarks": report.remarks,
@@ -161,6 +166,9 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
     """Return what the door prints: of each study the table, the verdict and why; what was left out; the files."""
     several = len(report.studies) > 1
     lines = [f"note: {remark}" for remark in report.remarks] + ([""] if report.remarks else [])
+    for compared in report.topologies:
+        shown = topologies.results(compared.found)
+        lines += [tables.on_terminal("Topologies side by side", shown, width), "", *compared.said, "", ""]
     for each in report.studies:
         lines += [tables.terminal(each.study, width), ""]
         lines += [f"{c.result:<12} {c.name}: {c.reason}" for c in each.criteria]

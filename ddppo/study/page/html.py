@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ddppo.study.measure.speedup import Study
-from ddppo.study.page import figures, learning, tables
+from ddppo.study.page import figures, learning, tables, topologies
 from ddppo.study.page.chart import Chart, stylesheet
 from ddppo.study.page.tables import Shown
 from ddppo.study.predict.outlook import Outlook
@@ -114,6 +114,15 @@ def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) 
     return _TEMPLATES.get_template("page.html.j2").render(
         title=chapters[0].title if len(chapters) == 1 else several,
         chapters=chapters,
+        topologies=[
+            (
+                each.said,
+                topologies.figure(each.found),
+                topologies.results(each.found),
+                topologies.times(each.found),
+            )
+            for each in report.topologies
+        ],
         remarks=report.remarks,
         left_out=_left_out(report.left_out),
         live=live,

@@ -192,8 +192,12 @@ def interval(value: Estimate, form: str, infinite: str = "unbounded") -> str:
 
 def terminal(study: Study, width: int | None = None) -> str:
     """Return the table of a study: medians only."""
-    shown = study_table(study)
-    table = Table(title=title(study), title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    return on_terminal(title(study), study_table(study), width)
+
+
+def on_terminal(title: str, shown: Shown, width: int | None = None) -> str:
+    """Return a table without its intervals."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for name in shown.head:
         table.add_column(name, justify="right")
     for line in shown.lines:

@@ -62,7 +62,8 @@ def held_out(law: FittedModel | FittedUsl, runs: Sequence[Run]) -> list[HeldOut]
     """Compare a law with `runs`, at each W that it was not fitted to."""
     fps, fitted_on = fps_of(runs), tuple(sorted(law.fps))
     seen = {w: fps[w] for w in fitted_on if w in fps}
-    usl = fit_usl(seen) if len(seen) > 1 else None
+    besides = law.usl.besides if isinstance(law, FittedUsl) else 0
+    usl = fit_usl(seen, besides) if len(seen) > 1 else None
     checks = []
     for p in law.predict([w for w in fps if w not in fitted_on]):
         measured, simple = median(fps[p.world_size]), nan if usl is None else usl.fps(p.world_size)

@@ -12,6 +12,7 @@ from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.model import FittedModel, WhatIf, fit
 from ddppo.study.predict.recommend import Recommendation, recommend
 from ddppo.study.predict.usl import FittedUsl, Usl, fit_usl_with_errors
+from ddppo.study.runs import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _laws(
 ) -> tuple[FittedModel | None, FittedUsl | None]:
     """Return both laws, as far as there are runs for them; the remarks say what is missing."""
     try:
-        usl = fit_usl_with_errors(fps_of(study.runs))
+        usl = fit_usl_with_errors(fps_of(study.runs), _besides(study.runs))
     except ConfigError as e:
         remarks.append(f"No predictions: {e}.")
         return None, None
@@ -104,6 +105,12 @@ def _laws(
         return None, usl
     remarks += model.notes
     return model, usl
+
+
+def _besides(runs: Sequence[Run]) -> int:
+    """Return how many ranks step no environments, 0 where that is not known or not the same at every W."""
+    numbers = {run.world_size - run.num_stepping for run in runs if run.num_stepping}
+    return numbers.pop() if len(numbers) == 1 and all(run.num_stepping for run in runs) else 0
 
 
 def _recommendation(

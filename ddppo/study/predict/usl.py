@@ -22,14 +22,19 @@ _REPLICATES = 100
 
 @dataclass(frozen=True, slots=True)
 class Usl:
-    """The law as W / X = alone + serial (W - 1) + pairs W (W - 1), in seconds a step."""
+    """The law as W / X = alone + serial (W - 1) + pairs W (W - 1), in seconds a step.
+
+    besides: ranks that step no environments, a learner among actors; the law's W are the others.
+    """
 
     alone: float
     serial: float
     pairs: float
+    besides: int = 0
 
-    def fps(self, w: float) -> float:
-        """Return X(W) in steps/s."""
+    def fps(self, world_size: float) -> float:
+        """Return X in steps/s."""
+        w = world_size - self.besides
         return w / (self.alone + self.serial * (w - 1) + self.pairs * w * (w - 1))
 
     @property
@@ -46,12 +51,14 @@ class Usl:
     def peak(self) -> float:
         """W of the largest throughput: 1 where a second worker slows, inf where no further one ever does."""
         if self.pairs == 0:
-            return math.inf if self.serial <= self.alone else 1.0
-        return max(1.0, math.sqrt(max(0.0, self.alone - self.serial) / self.pairs))
+            return math.inf if self.serial <= self.alone else 1.0 + self.besides
+        return self.besides + max(1.0, math.sqrt(max(0.0, self.alone - self.serial) / self.pairs))
 
     def __str__(self) -> str:
         peak = "has no peak" if math.isinf(self.peak) else f"peaks at W={self.peak:.3g}"
-        return f"By the universal scalability law, sigma {self.sigma:.3g} and kappa {self.kappa:.3g}, throughput {peak}"
+        of = f" of the ranks but {self.besides} that steps no environments" if self.besides else ""
+        law = f"By the universal scalability law{of}, sigma {self.sigma:.3g} and kappa {self.kappa:.3g}"
+        return f"{law}, throughput {peak}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,30 +77,30 @@ class FittedUsl:
         return [predicted(w, base, (fps[w], fps[base]), self.errors, {}) for w in world_sizes]
 
     def without(self, world_size: int) -> "FittedUsl":
-        return fit_usl_with_errors({w: x for w, x in self.fps.items() if w != world_size})
+        return fit_usl_with_errors({w: x for w, x in self.fps.items() if w != world_size}, self.usl.besides)
 
 
-def fit_usl(fps: Mapping[int, Sequence[float]]) -> Usl:
+def fit_usl(fps: Mapping[int, Sequence[float]], besides: int = 0) -> Usl:
     """Fit to {W: steps/s of its runs}, by non-negative least squares of relative errors.
 
-    The law is linear in 1 / gamma, sigma / gamma and kappa / gamma. Of two W, which cannot tell sigma from kappa,
+    besides: ranks of every W that step no environments. The law is linear in 1 / gamma, sigma / gamma and kappa / gamma. Of two W, which cannot tell sigma from kappa,
     kappa is 0 (Amdahl's law). Raises ConfigError for fewer.
     """
     if len(fps) < 2:
         only = f"only W={', '.join(map(str, fps))} was measured"
         raise ConfigError(f"{only}, which does not tell what another W costs; add one to the sweep")
-    w = np.array([world_size for world_size, runs in fps.items() for _ in runs], dtype=float)
+    w = np.array([world_size - besides for world_size, runs in fps.items() for _ in runs], dtype=float)
     y = w / np.array([x for runs in fps.values() for x in runs])
     columns = [np.ones(len(w)), w - 1, w * (w - 1)][: len(fps)]
     alone, serial, pairs = (*nnls(columns, y, y).tolist(), 0.0)[:3]
-    return Usl(max(alone, 1e-6 * float(y.min())), serial, pairs)  # one worker takes some time
+    return Usl(max(alone, 1e-6 * float(y.min())), serial, pairs, besides)  # one worker takes some time
 
 
-def fit_usl_with_errors(fps: Mapping[int, Sequence[float]]) -> FittedUsl:
+def fit_usl_with_errors(fps: Mapping[int, Sequence[float]], besides: int = 0) -> FittedUsl:
     """Fit the law, and how far it may be off."""
     measured = {w: float(np.median(x)) for w, x in fps.items()}
-    rng, own = np.random.default_rng(0), fit_usl(fps)
+    rng, own = np.random.default_rng(0), fit_usl(fps, besides)
     factors = [moved(fps, rng) for _ in range(_REPLICATES)]
-    others = [fit_usl({w: [by[w] * x] for w, x in measured.items()}) for by in factors]
-    off = errors(measured, own.fps, lambda sizes: fit_usl({w: fps[w] for w in sizes}).fps)
+    others = [fit_usl({w: [by[w] * x] for w, x in measured.items()}, besides) for by in factors]
+    off = errors(measured, own.fps, lambda sizes: fit_usl({w: fps[w] for w in sizes}, besides).fps)
     return FittedUsl(fps, own, tuple(others), off)

@@ -131,17 +131,25 @@ def _alike(
     theirs = settings[kept[0].path]
     left_out = []
     for run in runs:
-        mine = settings[run.path]
-        names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
-        if names:
-            told = [
-                [one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names
-            ]
-            shown = ", ".join(f"{name}={own} (the study: {others})" for name, own, others in told[:3])
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        if told := _apart(settings[run.path], theirs, "the study"):
             remedy = "report its study from a folder of its own"
-            left_out.append(LeftOut(run.path, f"{differs} {shown}{more}", remedy))
+            left_out.append(LeftOut(run.path, f"{differs} {told}", remedy))
     return kept, left_out
+
+
+def differing(run: Run, other: Run) -> str:
+    """Return what is learnt by and differs between two runs, "" if nothing does."""
+    mine, theirs = (
+        {k: str(v) for k, v in flat(each.config).items() if _is_learnt_by(k)} for each in (run, other)
+    )
+    return _apart(mine, theirs, other.topology)
+
+
+def _apart(mine: dict[str, str], theirs: dict[str, str], whose: str) -> str:
+    names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
+    told = [[one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
+    shown = ", ".join(f"{name}={own} ({whose}: {others})" for name, own, others in told[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _newest(runs: list[Run]) -> tuple[list[Run], list[LeftOut]]:

@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ddppo.run.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
 
-# Metrics of a rank that tell topologies apart, by how their names begin.
-_OF_TOPOLOGIES = ("time/t_wait_", "dist/messages", "dist/bytes", "dist/lag_", "rollout/inference_batch")
+_TELLING = {*WAIT_NAMES, "dist/messages", "dist/bytes", *(m.name for m in OF_TOPOLOGIES)}
 _LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
 
 
@@ -85,8 +85,10 @@ def ranks(summary: Fields) -> tuple[tuple[str, ...], tuple[dict[str, float], ...
         of_rank: dict[str, float] = {}
         for group in ("time", "dist", "rollout"):
             section = entry.section(group, default={})
-            told_of = [name for name in section.values if f"{group}/{name}".startswith(_OF_TOPOLOGIES)]
-            of_rank |= {f"{group}/{name}": section.number(name, default=math.nan) for name in told_of}
+            told_of = _TELLING & {f"{group}/{name}" for name in section.values}
+            of_rank |= {
+                name: section.number(name.removeprefix(f"{group}/"), default=math.nan) for name in told_of
+            }
         means.append(of_rank)
     return tuple(entry.text("role") for entry in entries), tuple(means)
 

@@ -1,0 +1,118 @@
+"""Which topology is the soonest on this workload, by how much, and what would have to change for another to be.
+
+Every sentence is of measured numbers; what is said of W not measured is the prediction of that topology's own study.
+"""
+
+import math
+from collections.abc import Sequence
+
+from ddppo.study.columns import duration, percent, whole
+from ddppo.study.measure.topologies import Behind, Side, SideBySide
+from ddppo.study.predict.outlook import Outlook
+
+AHEAD = 32  # workers that every topology is predicted for
+_LEAST = 3  # W that a prediction needs: fewer cannot be held out
+_PARTS = {"t_rollout": "acting and stepping", "t_learn": "learning", "t_comm": "communication"}
+_SMALL = 0.02  # of the time of a rank
+
+
+def compared(found: SideBySide, outlooks: Sequence[tuple[str, Outlook]]) -> list[str]:
+    """Return what is said below the table."""
+    said = [_soonest(found), *(f"{_behind(each, found)} {_to_win(each, found)}" for each in found.behind)]
+    weak = _weakness(found)
+    return [*said, *([weak] if weak else []), _ahead(found, outlooks)]
+
+
+def _soonest(found: SideBySide) -> str:
+    best, row = found.best, found.best.row
+    if not found.by_target:
+        return f"{best.name} is the fastest here: {whole(row.fps.median)} steps/s, median of {_seeds(row.fps.count)}."
+    took, seeds = duration(row.time_to_target.median), _seeds(row.time_to_target.count)
+    reached = "" if row.num_reached == row.time_to_target.count else f", of which {row.num_reached} got there"
+    target = best.runs[0].target_return
+    return f"{best.name} is soonest at a return of {target:g} here: {took}, median of {seeds}{reached}."
+
+
+def _behind(each: Behind, found: SideBySide) -> str:
+    """Return how much later a topology is, and how sure that is."""
+    times, side = each.times, each.side
+    if math.isinf(times.median) or math.isnan(times.median):
+        return (
+            f"{side.name} was there in {side.row.num_reached} of {_seeds(len(side.runs))}: later, or never."
+        )
+    known = sorted(x for x in times.values if math.isfinite(x))
+    if math.isfinite(times.low):
+        sure = f"95 % interval {times.low:.3g} to {times.high:.3g} over {_seeds(times.count)}"
+        sure += "" if times.low > 1 else ", so not surely"
+    else:
+        sure = f"{known[0]:.3g} to {known[-1]:.3g} over {_seeds(times.count)}, too few for an interval"
+    text = f"{side.name} takes {times.median:.3g} times as long ({sure})"
+    if found.by_target and math.isfinite(each.steps):
+        text += f": {each.steps:.3g} times the environment steps, each in {each.pace:.3g} times the time"
+    return f"{text}."
+
+
+def _to_win(each: Behind, found: SideBySide) -> str:
+    """Return by how much its iterations would have to be shorter, beside what they are spent on."""
+    side, times = each.side, each.times.median
+    spent, role = side.spent.get(side.learner, {}), side.learner
+    if not (1 < times < math.inf) or not spent:
+        return ""
+    gap, idle = 1 - 1 / times, spent["t_sync"] + spent["t_comm"]
+    verdict = (
+        f"{percent(gap / idle)} of its waiting and communication" if idle > gap
+        else "more than all its waiting and communication, so acting or learning itself would have to take less"
+    )  # fmt: skip
+    return (
+        f"To be as soon its iterations of {duration(side.row.t_iter['mean'])} would have to be {percent(gap)} shorter: "
+        f"of the {role}'s time {_listed(spent)}; that is {verdict}."
+    )
+
+
+def _listed(spent: dict[str, float]) -> str:
+    """Return what a rank's time goes to, the most first."""
+    parts = {_PARTS[part]: spent[part] for part in _PARTS}
+    waits = {f"waiting {part}": x for part, x in spent.items() if part.startswith("for ")}
+    parts |= waits or {"waiting": spent["t_sync"]}
+    ordered = sorted(parts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{percent(x)} is {name}" for name, x in ordered if x >= _SMALL)
+
+
+def _weakness(found: SideBySide) -> str:
+    """Return what the soonest pays for exchanging, beside the one that pays least: dearer messages favour that one."""
+    told = [side for side in (found.best, *(each.side for each in found.behind)) if side.messages >= 0]
+    if found.best not in told or len(told) < 2:
+        return ""
+    least = min(told, key=lambda side: side.messages)
+    if least is found.best:
+        return f"Dearer messages would not change that: {_traffic(least)}, the fewest."
+    return f"What could change that is dearer messages, as over a network: {_traffic(found.best)}, {_traffic(least)}."
+
+
+def _traffic(side: Side) -> str:
+    comm = side.spent[side.learner]["t_comm"]
+    return f"{side.name} exchanges {whole(side.messages)} an iteration, {percent(comm)} of the {side.learner}'s time"
+
+
+def _ahead(found: SideBySide, outlooks: Sequence[tuple[str, Outlook]]) -> str:
+    """Return what each topology's own study predicts for many workers."""
+    said = []
+    for topology, outlook in outlooks:
+        sizes = sorted({side.row.world_size for side in found.sides if side.topology == topology})
+        predicted = next((p for p in outlook.as_measured if p.world_size == AHEAD), None)
+        if len(sizes) < _LEAST:
+            said.append(
+                f"{topology} cannot be predicted from W={', '.join(map(str, sizes))} alone, three W are needed"
+            )
+        elif predicted is None:
+            said.append(f"{topology} cannot have W={AHEAD}, which does not divide its environments")
+        else:
+            between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
+            check = max(outlook.checks, key=lambda check: check.world_size)
+            off = f"W={check.world_size}, held out, is missed by {100 * check.error:+.0f} %"
+            said.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
+    return f"Predicted at W={AHEAD}: {'; '.join(said)}."
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'s' if number != 1 else ''}"

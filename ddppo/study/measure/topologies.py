@@ -1,0 +1,173 @@
+"""Topologies side by side: which is the soonest on one workload, and where the time of its ranks goes.
+
+Soonest is the least median over seeds of the time to target, or where nobody got to one, of the seconds a step 1 / FPS.
+Two topologies are compared by seed, x_B / x_A: what a seed makes easy or hard is in both.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddppo.statistics import LEAST_SEEDS, Estimate, difference, median
+from ddppo.study.measure.speedup import Row, Study
+from ddppo.study.measure.time_to_target import steps_to_target, time_to_target
+from ddppo.study.runs import PARTS, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One topology at one W.
+
+    ranks: {role: how many}, empty if unknown. spent: {role: {part: share of its ranks' time}}, parts as in PARTS, and
+    "for <role>" the parts of t_sync by whom is waited for. An iteration has `messages` (of the rank with most), and
+    `num_bytes` handed over by all ranks. lag: mean, in updates; inference_batch: rows of a forward. NaN where unknown.
+    """
+
+    topology: str
+    row: Row
+    runs: tuple[Run, ...]
+    ranks: dict[str, int]
+    spent: dict[str, dict[str, float]]
+    messages: float
+    num_bytes: float
+    lag: float
+    inference_batch: float
+
+    @property
+    def learner(self) -> str:
+        """The role that learns."""
+        return max(self.spent, key=lambda role: self.spent[role].get("t_learn", 0.0), default="")
+
+    @property
+    def name(self) -> str:
+        return f"{self.topology} at W={self.row.world_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A side that is not the soonest: how many times as long it takes, by seed and as an estimate; NaN if unknown.
+
+    steps: how many times the environment steps it needs; pace: how many times the seconds a step on the way.
+    """
+
+    side: Side
+    times: Estimate
+    steps: float
+    pace: float
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """The topologies of one task and rule, each at every W. by_target: whether the soonest is that to the target.
+
+    behind: the best W of every other topology, the soonest first.
+    """
+
+    sides: tuple[Side, ...]
+    by_target: bool
+    best: Side
+    behind: tuple[Behind, ...]
+
+
+def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
+    """Compare the studies of several topologies, of one task, rule and target; nothing where there is one topology."""
+    if len(studies) < 2:
+        return None
+    sides = tuple(_side(study, row) for study in studies for row in study.rows)
+    one_target = len({str(study.target_return) for study in studies}) == 1
+    by_target = one_target and any(math.isfinite(side.row.time_to_target.median) for side in sides)
+    value = time_to_target if by_target else _seconds_a_step
+    of_each = [
+        min((s for s in sides if s.topology == study.topology), key=lambda side: _median(side, value))
+        for study in studies
+    ]
+    best, *others = sorted(of_each, key=lambda side: _median(side, value))
+    return SideBySide(sides, by_target, best, tuple(_behind(side, best, value) for side in others))
+
+
+def _seconds_a_step(run: Run) -> float:
+    return 1 / run.fps
+
+
+def _seconds_a_step_to_target(run: Run) -> float:
+    return time_to_target(run) / steps_to_target(run)
+
+
+def _median(side: Side, value: Callable[[Run], float]) -> float:
+    known = [x for x in map(value, side.runs) if not math.isnan(x)]
+    return median(known) if known else math.inf
+
+
+def _behind(side: Side, best: Side, value: Callable[[Run], float]) -> Behind:
+    by_target = value is time_to_target
+    steps = _times(side, best, steps_to_target) if by_target else (1.0,)
+    pace = _times(side, best, _seconds_a_step_to_target if by_target else _seconds_a_step)
+    return Behind(side, _paired(_times(side, best, value)), _middle(steps), _middle(pace))
+
+
+def _middle(values: Sequence[float]) -> float:
+    return median([x for x in values if math.isfinite(x)])
+
+
+def _times(side: Side, best: Side, value: Callable[[Run], float]) -> tuple[float, ...]:
+    """Return x of the side / x of the best by seed, NaN where the best has none; of medians without common seeds."""
+    of_best = {run.seed: value(run) for run in best.runs}
+    pairs = [(value(run), of_best[run.seed]) for run in side.runs if run.seed in of_best]
+    pairs = pairs or [(_median(side, value), _median(best, value))]
+    return tuple(a / b if 0 < b < math.inf else math.nan for a, b in pairs)
+
+
+def _paired(times: tuple[float, ...]) -> Estimate:
+    """Return the median ratio with Student's interval of the logarithms."""
+    known = [x for x in times if not math.isnan(x)]
+    low = high = math.nan
+    if len(known) >= LEAST_SEEDS and max(known) < math.inf:
+        low, high = (math.exp(min(x, 700.0)) for x in difference([math.log(x) for x in known]))
+    return Estimate(median(known), low, high, len(known), times)
+
+
+def _side(study: Study, row: Row) -> Side:
+    runs = tuple(study.runs_at(row.world_size))
+    told = all(len(run.roles) == run.world_size and run.tells_ranks for run in runs)
+    roles = runs[0].roles if told and len({run.roles for run in runs}) == 1 else ()
+    names = {name for run in runs for of in run.rank_means for name in of} if roles else ()
+    means = {name: _of_ranks(runs, name) for name in names}
+    return Side(
+        topology=study.topology,
+        row=row,
+        runs=runs,
+        ranks=dict(Counter(roles)),
+        spent={role: _spent(runs, [r == role for r in roles], means) for role in dict.fromkeys(roles)},
+        messages=_known(np.max, means.get("dist/messages")),
+        num_bytes=_known(np.sum, means.get("dist/bytes")),
+        lag=_known(np.mean, means.get("dist/lag_mean")),
+        inference_batch=_known(np.mean, means.get("rollout/inference_batch")),
+    )
+
+
+def _of_ranks(runs: Sequence[Run], name: str) -> np.ndarray:
+    """Return the mean over runs of a metric of each rank `[W]`, NaN of a rank that has none."""
+    return np.mean([[of.get(name, math.nan) for of in run.rank_means] for run in runs], axis=0)
+
+
+def _known(reduce: Callable[[np.ndarray], float], of_ranks: np.ndarray | None) -> float:
+    known = np.array([]) if of_ranks is None else of_ranks[np.isfinite(of_ranks)]
+    return float(reduce(known)) if known.size else math.nan
+
+
+def _spent(runs: Sequence[Run], ranks: Sequence[bool], means: dict[str, np.ndarray]) -> dict[str, float]:
+    """Return the shares of the time of these ranks, over iterations and runs."""
+    mine = np.array(ranks)
+    seconds = {
+        name: float(np.mean([run.times[name][:, mine].mean() for run in runs])) for name in ("t_iter", *PARTS)
+    }
+    waits = {
+        f"for {name.removeprefix('time/t_wait_')}": float(of_ranks[mine].mean())
+        for name, of_ranks in means.items()
+        if name.startswith("time/t_wait_")
+    }
+    t_iter = seconds.pop("t_iter")
+    return {part: x / t_iter if t_iter > 0 else 0.0 for part, x in (seconds | waits).items()}
