@@ -39,22 +39,31 @@ def door(interrupted: str = "interrupted") -> Iterator[None]:
             sys.exit(130)
 
 
-def parse(section: type[T], arguments: Sequence[str], *, usage: str, path: str | None = None) -> T:
+def parse(
+    section: type[T],
+    arguments: Sequence[str],
+    *,
+    usage: str,
+    path: str | None = None,
+    more: str | None = None,
+) -> T:
     """Return the options that a command line gives. `--help`, `-h` or `--version` among them prints that and exits.
 
     path: name of the field that a word without `=` is, at most one; also a word that exists as a file or folder.
+    more: name of the field, a list, that further such words are.
     usage: how the door is called, the first lines of the help.
     Raises ConfigError, in one line, for a name that is no field (with near matches), a value that breaks its type or
     its rule, a second path, or a field without default that is not given.
     """
-    (options,) = parse_all((section,), arguments, usage=usage, path=path)
+    (options,) = parse_all((section,), arguments, usage=usage, path=path, more=more)
     assert isinstance(options, section)
     return options
 
 
 def parse_all(
-    sections: Sequence[type[Any]], arguments: Sequence[str], *, usage: str, path: str | None = None
-) -> list[Any]:
+    sections: Sequence[type[Any]], arguments: Sequence[str], *, usage: str, path: str | None = None,
+    more: str | None = None,
+) -> list[Any]:  # fmt: skip
     """Do the same for several dataclasses whose fields share one command line; `path` is a field of the first."""
     if any(a in ("-h", "--help") for a in arguments):
         print(help_text(sections, usage))
@@ -76,6 +85,9 @@ def parse_all(
         if is_setting and types[key] is bool and not is_truth(value):
             raise ConfigError(f"{argument}: {value} is not true or false")
         if path is not None and ((is_setting and key == path) or _is_path(argument, is_setting)):
+            if word is not None and more is not None and not is_setting:
+                given.setdefault(more, []).append(escaped(argument))
+                continue
             if word is not None:
                 raise ConfigError(f"{argument}: a second {path}, after {word}: give one at a time")
             # Taken as it stands: a folder may well be called 2026 or a[1].

@@ -6,13 +6,13 @@ from ddppo.options import door, parse
 from ddppo.study.page.files import make_report, on_terminal
 from ddppo.study.report import ReportOptions
 
-_USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [key=value ...]"
+_USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [more sweep folders] [key=value ...]"
 
 
 @door()
 def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
-    options = parse(ReportOptions, sys.argv[1:], path="path", usage=_USAGE)
+    options = parse(ReportOptions, sys.argv[1:], path="path", more="others", usage=_USAGE)
     if options.watch:
         from ddppo.watch.live import watch  # imports Hydra
 

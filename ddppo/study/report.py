@@ -21,7 +21,7 @@ from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
 from ddppo.study.read.run_folders import Known, read_runs
 from ddppo.study.read.selection import Found, differing, named, studies, with_target
-from ddppo.study.runs import LeftOut, Reading
+from ddppo.study.runs import LeftOut, Reading, Run
 
 _SHOWN = 20  # of what is left out, where nothing is left
 
@@ -29,6 +29,9 @@ _SHOWN = 20  # of what is left out, where nothing is left
 @dataclass(slots=True)
 class ReportOptions:
     path: str = setting(MISSING, "a sweep folder, or a .csv or .jsonl file with a row per run")
+    others: list[str] = setting(
+        meaning="more sweep folders, whose runs are reported with those of the first", factory=list
+    )
     out: str | None = setting(
         None, "where the report goes; <sweep>/report if null, <table>_report for a file"
     )
@@ -92,16 +95,23 @@ class Report:
     options: ReportOptions
     topologies: list[Topologies] = field(default_factory=list)
 
+    def is_compared_only(self, study: Study) -> bool:
+        """Whether a study has one W, of which nothing is to be said but beside other topologies."""
+        compared = {(each.found.env_id, each.found.rule) for each in self.topologies}
+        return len(study.rows) == 1 and (study.env_id, study.rule) in compared
+
 
 def read(
     options: ReportOptions, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
 ) -> Found:
-    """Return the studies below the folder, or in the table, that `path` names."""
+    """Return the studies below the folders, or in the table, that `path` and `others` name."""
     path = Path(options.path)
     if path.is_dir():
         if options.columns:
             raise RunFolderError(f"columns={options.columns} has no effect on a sweep folder: leave it out")
-        reading = read_runs(path, progress, known)
+        reading = _read_folders([path, *map(Path, options.others)], progress, known)
+    elif options.others and path.exists():
+        raise RunFolderError(f"others={options.others} has no effect on the table {path}: give sweep folders")
     elif path.is_file():
         if path.name == "summary.json":
             raise RunFolderError(f"{path} is a file of a run: give the sweep folder, {path.parent.parent}")
@@ -124,6 +134,19 @@ def read(
         hint = reasons or " no summary.json below it: give the folder of a sweep (hydra.sweep.dir)"
         raise RunFolderError(f"{path} has no run that can be reported:{hint}")
     return found
+
+
+def _read_folders(folders: list[Path], progress: Callable[[str], None], known: Known | None) -> Reading:
+    """Return the runs below all folders, those below several of them once."""
+    runs: dict[Path, Run] = {}
+    left_out: dict[Path, LeftOut] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunFolderError(f"{folder} is no sweep folder: give folders of sweeps, or one table")
+        reading = read_runs(folder, progress, known)
+        runs |= {Path(run.path).resolve(): run for run in reading.runs}
+        left_out |= {Path(item.path).resolve(): item for item in reading.left_out}
+    return Reading(list(runs.values()), list(left_out.values()))
 
 
 def compute(options: ReportOptions, found: Found) -> Report:
@@ -195,7 +218,7 @@ def _worth_explaining(
 def _remarks(study: Study) -> list[str]:
     remarks = []
     first = study.baseline
-    if first != 1:
+    if first != 1 and len(study.rows) > 1:
         remarks.append(
             f"There is no run with W=1, so S and E are relative to W={first}, the smallest there is: S(W) = FPS(W) / "
             f"FPS({first}), E(W) = S(W) * {first} / W. Add dist.world_size=1 to the sweep for absolute ones."

@@ -26,6 +26,8 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
     `say` is told of every page. Raises ConfigError where there is no sweep, or it ended without a run to report.
     """
     sweep, folder = Path(options.path), files.folder_of(options)
+    if options.others:
+        raise RunFolderError(f"watch=true follows one sweep: leave {' '.join(options.others)} out")
     if not sweep.is_dir():
         raise RunFolderError(f"watch=true needs the folder of a sweep, {sweep} is none")
     with suppress(OSError):

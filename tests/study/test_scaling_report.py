@@ -312,7 +312,9 @@ def test_names_from_outside_cannot_put_markup_into_the_page(tmp_path):
         (["{sweep}", "what_if={{latency: 1}}"], "did you mean latency_s?"),
         (["{sweep}", "what_if={{latency_s: fast}}"], "what_if: latency_s: fast is not a number"),
         (["{sweep}", "what_if={{latency_s: -1}}"], "what_if: latency_s=-1.0: must be at least 0"),
-        (["{sweep}", "{sweep}"], "a second path"),
+        (["{sweep}", "path={sweep}"], "a second path"),
+        (["{sweep}", "nowhere"], "nowhere is no sweep folder"),
+        (["{sweep}", "{sweep}", "watch=true"], "watch=true follows one sweep"),
         (["target_return=3"], "path= is missing (a sweep folder, or a .csv"),
     ],
 )

@@ -1,9 +1,22 @@
 """Studies of several topologies: sorted apart, and compared side by side."""
 
-from scaling_folders import write_run
+import csv
+import math
 
+import numpy as np
+import pytest
+from scaling_folders import change_summary, make_run, write_run
+
+from ddppo.errors import ConfigError
+from ddppo.report import main
+from ddppo.study.measure.speedup import study
+from ddppo.study.measure.topologies import side_by_side
+from ddppo.study.page import html
+from ddppo.study.predict.usl import Usl, fit_usl
 from ddppo.study.read.run_folders import read_runs
-from ddppo.study.read.selection import named, studies
+from ddppo.study.read.selection import Found, named, studies
+from ddppo.study.report import ReportOptions, compute
+from ddppo.study.runs import Reading
 
 
 def test_the_runs_of_each_topology_are_a_study(tmp_path):
@@ -26,3 +39,197 @@ def test_of_several_settings_all_topologies_have_the_same_if_they_can(tmp_path):
     found = studies(read_runs(tmp_path))
     assert {run.config["ppo"]["learning_rate"] for each in found.studies for run in each.runs} == {0.001}
     assert [len(each.left_out) for each in found.studies] == [0, 2]
+
+
+# -- side by side ----------------------------------------------------------------------------------------------------
+
+
+def ddp(seed, seconds, **more):
+    """Two workers that learn for 2 ms, exchange for 3 ms and wait for 5 ms of 10."""
+    waits = {"time/t_wait_worker": 0.005, "dist/messages": 20.0, "dist/bytes": 1000.0}
+    parts = {"t_learn": 0.002, "t_comm": 0.003, "t_sync": 0.005}
+    ranks = {"roles": ("worker",) * 2, "num_stepping": 2, "rank_means": (waits,) * 2}
+    return make_run(2, seed, parts=parts, reached_at_s=seconds, target_return=50.0, **ranks | more)
+
+
+def sync_actors(seed, seconds, **more):
+    """A learner that learns for 6 ms of 8 and then waits for its two actors, who wait for it."""
+    ranks = {
+        "roles": ("learner", "actor", "actor"),
+        "num_stepping": 2,
+        "rank_means": (
+            {"time/t_wait_actor": 0.002, "dist/messages": 2.0, "dist/bytes": 300.0},
+            *({"time/t_wait_learner": 0.006, "dist/messages": 2.0, "dist/bytes": 100.0},) * 2,
+        ),
+    }
+    parts = {"t_rollout": [0, 0.002, 0.002], "t_learn": [0.006, 0, 0], "t_sync": [0.002, 0.006, 0.006]}
+    own = {"topology": "sync_actors", "reached_at_s": seconds, "target_return": 50.0}
+    return make_run(3, seed, parts=parts, **own | ranks | more)
+
+
+def side(*groups):
+    return side_by_side([study(list(runs)) for runs in groups])
+
+
+def report(*groups):
+    found = Found([Reading(list(runs), []) for runs in groups], [])
+    return compute(ReportOptions(path="made up"), found)
+
+
+SEEDS = [
+    [ddp(0, 4.0), ddp(1, 9.0), ddp(2, 20.0)],
+    [sync_actors(0, 2.0), sync_actors(1, 6.0), sync_actors(2, 16.0)],
+]
+
+
+def test_the_soonest_has_the_least_median_time_to_target_and_others_are_compared_with_it_by_seed():
+    found = side(*SEEDS)
+    assert found.by_target
+    assert found.best.name == "sync_actors at W=3"
+    (behind,) = found.behind
+    assert behind.times.values == (2.0, 1.5, 1.25)
+    assert behind.times.median == 1.5
+    # exp(0.4406 +- 4.303 * 0.2370 / sqrt(3)), mean and standard deviation of the logarithms 0.693, 0.405, 0.223
+    assert (behind.times.low, behind.times.high) == pytest.approx((0.8624, 2.7989), abs=1e-3)
+
+
+def test_the_time_of_a_role_is_that_of_its_ranks_with_waiting_by_whom_it_is_for():
+    ddp_side, sync_side = side(*SEEDS).sides
+    assert (ddp_side.ranks, sync_side.ranks) == ({"worker": 2}, {"learner": 1, "actor": 2})
+    assert sync_side.learner == "learner"
+    assert sync_side.spent["learner"]["for actor"] == pytest.approx(0.25)
+    assert sync_side.spent["actor"]["for learner"] == pytest.approx(0.75)
+    assert (sync_side.messages, sync_side.num_bytes) == (2.0, 500.0)  # of the busiest rank, of all
+    assert math.isnan(sync_side.lag)
+
+
+def test_where_no_seed_got_to_the_target_throughput_decides():
+    found = side([ddp(0, math.inf)], [sync_actors(0, math.inf)])
+    assert not found.by_target
+    assert found.best.topology == "sync_actors"  # 80 steps in 8 ms, not in 10
+    assert found.behind[0].times.values == pytest.approx((1.25,))
+
+
+def test_a_seed_that_never_gets_there_is_slower_than_all_that_do_and_leaves_no_interval():
+    found = side([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1])
+    assert found.best.topology == "sync_actors"
+    assert found.behind[0].times.median == math.inf
+    said = report([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1]).topologies[0].said
+    assert said[1].startswith("ddp at W=2 was there in 1 of 3 seeds: later, or never.")
+
+
+def test_it_is_said_what_another_would_have_to_lose_of_what_it_is_measured_to_spend():
+    said = " ".join(report(*SEEDS).topologies[0].said)
+    assert "sync_actors at W=3 is soonest at a return of 50 here: 6 s, median of 3 seeds." in said
+    assert (
+        "ddp at W=2 takes 1.5 times as long (95 % interval 0.862 to 2.8 over 3 seeds, so not surely)" in said
+    )
+    assert (
+        "its iterations of 10 ms would have to be 33 % shorter: of the worker's time 50 % is waiting" in said
+    )
+    assert "30 % is communication (20 messages, 2 kB an iteration)" in said
+    assert "that is 42 % of its waiting and communication." in said  # a third of 80 %
+    assert "sync_actors at W=3 exchanges 2 an iteration, 0 % of the learner's time, the fewest." in said
+    assert "Predicted at W=32: not ddp, sync_actors, measured at fewer than three W." in said
+
+
+def test_settings_that_differ_besides_the_topology_are_said():
+    other = {"ppo": {"learning_rate": 0.1}}
+    said = report([ddp(0, 1.0)], [sync_actors(0, 2.0, config=other)]).topologies[0].said
+    expected = "sync_actors has ppo.learning_rate=0.1 (ddp: unset)"
+    assert said[-1] == f"They differ in more than the topology: {expected}."
+
+
+def test_one_topology_is_not_compared():
+    assert report(SEEDS[0]).topologies == []
+
+
+def test_runs_that_do_not_tell_their_roles_are_compared_by_what_they_tell():
+    bare = {"roles": (), "rank_means": (), "num_stepping": 0}
+    made = report([ddp(0, 4.0, **bare)], [sync_actors(0, 2.0, **bare)])
+    assert made.topologies[0].found.best.topology == "sync_actors"
+    assert "–" in html.page(made, [html.chapter(each) for each in made.studies])
+
+
+def test_what_steps_no_environments_is_no_worker_of_the_scalability_law():
+    law = Usl(0.001, 0.0002, 0.0, besides=1)
+    fps = {w: [law.fps(w)] for w in (2, 3, 5)}
+    assert fps[2] == [pytest.approx(1000)]
+    assert fit_usl(fps, besides=1).fps(32) == pytest.approx(law.fps(32))
+    assert law.peak == math.inf
+    assert Usl(0.001, 0.0, 0.001 / 16, besides=1).peak == 5
+
+
+def test_the_law_of_actors_is_held_out_and_predicts_many():
+    runs = [
+        make_run(
+            w,
+            seed,
+            fps=1000 * (w - 1) / (1 + 0.1 * (w - 2)) * (1 + 0.001 * seed),
+            topology="sync_actors",
+            num_stepping=w - 1,
+        )
+        for w in (2, 3, 5)
+        for seed in range(3)
+    ]
+    said = report([ddp(seed, math.inf) for seed in range(3)], runs).topologies[0].said
+    assert "sync_actors 7,7" in said[-1]  # 31,000 / 4 of seed 0
+    assert "W=5, held out, is missed by" in said[-1]
+
+
+# -- from folders to files -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory):
+    """A sweep of ddp and one of sync_actors, whose runs tell their roles."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("ddp", "sync")]
+    names, of_ranks = ("ddp", "sync_actors"), (("worker",) * 2, ("learner", "actor"))
+    for folder, topology, roles in zip(folders, names, of_ranks, strict=True):
+        for seed in range(2):
+            write_run(folder / str(seed), 2, seed, t_iter=0.1, dist__topology=topology, target_return=70.0)
+            per_rank = [
+                {"rank": rank, "role": role, "time": {"t_wait_learner": 0.02, "t_iter": 0.1}, "dist": {"bytes": 100.0}}
+                for rank, role in enumerate(roles)
+            ]  # fmt: skip
+            change_summary(folder / str(seed), per_rank=per_rank)
+    return folders
+
+
+def test_several_sweeps_are_one_report_with_a_part_of_its_own(sweeps, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["report", *map(str, sweeps), f"out={tmp_path / 'out'}"])
+    main()
+    printed = capsys.readouterr().out
+    assert "1 x learner, 1 x actor" in printed
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("Topologies side by side") == 1
+    assert "<h3>Verdict</h3>" not in page  # of one W there is none
+    assert (tmp_path / "out" / "plots" / "topologies.svg").is_file()
+    with (tmp_path / "out" / "topologies.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["topology"], row["role"], row["ranks"]) for row in rows] == [
+        ("ddp", "worker", "2"),
+        ("sync_actors", "learner", "1"),
+        ("sync_actors", "actor", "1"),
+    ]
+    assert float(rows[0]["share_for_learner"]) == pytest.approx(0.2)
+
+
+def test_a_sweep_that_is_named_twice_counts_once(sweeps):
+    from ddppo.study.report import read
+
+    found = read(ReportOptions(path=str(sweeps[0]), others=[str(sweeps[0])]))
+    assert [len(each.runs) for each in found.studies] == [2]
+    with pytest.raises(ConfigError, match="is no sweep folder"):
+        read(ReportOptions(path=str(sweeps[0]), others=["nowhere"]))
+
+
+def test_a_topology_of_a_table_is_told_by_a_column(tmp_path):
+    from ddppo.study.report import read
+
+    table = tmp_path / "table.csv"
+    table.write_text("topology,W,FPS\nddp,4,1000\nsync_actors,4,900\n")
+    options = ReportOptions(path=str(table), columns={"world_size": "W", "fps": "FPS"})
+    found = compute(options, read(options)).topologies[0].found
+    assert (found.best.topology, found.by_target) == ("ddp", False)
+    assert np.isnan(found.best.messages)

@@ -14,6 +14,14 @@ AHEAD = 32  # workers that every topology is predicted for
 _LEAST = 3  # W that a prediction needs: fewer cannot be held out
 _PARTS = {"t_rollout": "acting and stepping", "t_learn": "learning", "t_comm": "communication"}
 _SMALL = 0.02  # of the time of a rank
+_WHOM = {
+    "learner": "the learner",
+    "worker": "other workers",
+    "agent": "other agents",
+    "actor": "actors",
+    "observer": "observers",
+    "environments": "environments",
+}
 
 
 def compared(found: SideBySide, outlooks: Sequence[tuple[str, Outlook]]) -> list[str]:
@@ -48,14 +56,16 @@ def _behind(each: Behind, found: SideBySide) -> str:
         sure = f"{known[0]:.3g} to {known[-1]:.3g} over {_seeds(times.count)}, too few for an interval"
     text = f"{side.name} takes {times.median:.3g} times as long ({sure})"
     if found.by_target and math.isfinite(each.steps):
-        text += f": {each.steps:.3g} times the environment steps, each in {each.pace:.3g} times the time"
+        steps = "the same" if abs(each.steps - 1) < 0.005 else f"{each.steps:.3g} times the"
+        text += f": {steps} environment steps, each in {each.pace:.3g} times the time"
     return f"{text}."
 
 
 def _to_win(each: Behind, found: SideBySide) -> str:
     """Return by how much its iterations would have to be shorter, beside what they are spent on."""
     side, times = each.side, each.times.median
-    spent, role = side.spent.get(side.learner, {}), side.learner
+    role = side.learner
+    spent = side.spent.get(role, {})
     if not (1 < times < math.inf) or not spent:
         return ""
     gap, idle = 1 - 1 / times, spent["t_sync"] + spent["t_comm"]
@@ -65,15 +75,21 @@ def _to_win(each: Behind, found: SideBySide) -> str:
     )  # fmt: skip
     return (
         f"To be as soon its iterations of {duration(side.row.t_iter['mean'])} would have to be {percent(gap)} shorter: "
-        f"of the {role}'s time {_listed(spent)}; that is {verdict}."
+        f"of the {role}'s time {_listed(side, spent)}; that is {verdict}."
     )
 
 
-def _listed(spent: dict[str, float]) -> str:
+def _listed(side: Side, spent: dict[str, float]) -> str:
     """Return what a rank's time goes to, the most first."""
-    parts = {_PARTS[part]: spent[part] for part in _PARTS}
-    waits = {f"waiting {part}": x for part, x in spent.items() if part.startswith("for ")}
-    parts |= waits or {"waiting": spent["t_sync"]}
+    parts = {name: spent[part] for part, name in _PARTS.items()}
+    if not math.isnan(side.messages):
+        traffic = (
+            f"communication ({whole(side.messages)} messages, {whole(side.num_bytes / 1000)} kB an iteration)"
+        )
+        parts[traffic] = parts.pop(_PARTS["t_comm"])
+    waits = {part.removeprefix("for "): x for part, x in spent.items() if part.startswith("for ")}
+    parts |= {f"waiting for {_WHOM.get(role, role)}": x for role, x in waits.items()}
+    parts |= {} if waits else {"waiting": spent["t_sync"]}
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{percent(x)} is {name}" for name, x in ordered if x >= _SMALL)
 
@@ -95,22 +111,21 @@ def _traffic(side: Side) -> str:
 
 
 def _ahead(found: SideBySide, outlooks: Sequence[tuple[str, Outlook]]) -> str:
-    """Return what each topology's own study predicts for many workers."""
-    said = []
+    """Return what each topology's own study predicts for many workers, and of which it does not."""
+    said, few = [], []
     for topology, outlook in outlooks:
-        sizes = sorted({side.row.world_size for side in found.sides if side.topology == topology})
+        sizes = {side.row.world_size for side in found.sides if side.topology == topology}
         predicted = next((p for p in outlook.as_measured if p.world_size == AHEAD), None)
         if len(sizes) < _LEAST:
-            said.append(
-                f"{topology} cannot be predicted from W={', '.join(map(str, sizes))} alone, three W are needed"
-            )
+            few.append(topology)
         elif predicted is None:
-            said.append(f"{topology} cannot have W={AHEAD}, which does not divide its environments")
+            said.append(f"{topology} cannot have so many")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
             check = max(outlook.checks, key=lambda check: check.world_size)
             off = f"W={check.world_size}, held out, is missed by {100 * check.error:+.0f} %"
             said.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
+    said += [f"not {', '.join(few)}, measured at fewer than three W"] if few else []
     return f"Predicted at W={AHEAD}: {'; '.join(said)}."
 
 

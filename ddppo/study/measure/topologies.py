@@ -66,6 +66,8 @@ class SideBySide:
     behind: the best W of every other topology, the soonest first.
     """
 
+    env_id: str
+    rule: str
     sides: tuple[Side, ...]
     by_target: bool
     best: Side
@@ -85,7 +87,8 @@ def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
         for study in studies
     ]
     best, *others = sorted(of_each, key=lambda side: _median(side, value))
-    return SideBySide(sides, by_target, best, tuple(_behind(side, best, value) for side in others))
+    behind = tuple(_behind(side, best, value) for side in others)
+    return SideBySide(studies[0].env_id, studies[0].rule, sides, by_target, best, behind)
 
 
 def _seconds_a_step(run: Run) -> float:

@@ -49,7 +49,7 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     Raises RunFolderError if the folder holds anything else.
     """
     _refuse_to_overwrite(folder)
-    chapters = [html.chapter(each) for each in report.studies]
+    chapters = [html.chapter(each, brief=report.is_compared_only(each.study)) for each in report.studies]
     with _new_folder(folder) as new:
         for chapter, inner in zip(chapters, _folder_names(report.studies), strict=True):
             _write_plots(new / "plots" / inner, chapter.charts)
@@ -170,6 +170,8 @@ def on_terminal(report: Report, folder: Path, width: int | None = None) -> str:
         shown = topologies.results(compared.found)
         lines += [tables.on_terminal("Topologies side by side", shown, width), "", *compared.said, "", ""]
     for each in report.studies:
+        if report.is_compared_only(each.study):
+            continue
         lines += [tables.terminal(each.study, width), ""]
         lines += [f"{c.result:<12} {c.name}: {c.reason}" for c in each.criteria]
         lines += [line for why in each.why for line in ("", str(why))]

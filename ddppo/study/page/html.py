@@ -34,6 +34,7 @@ class Chapter:
     overview: Sequence[Chart]
     table: Shown
     folded: Sequence[Section]
+    brief: bool = False  # without what compares several W
 
     @property
     def title(self) -> str:
@@ -53,19 +54,20 @@ class Live:
     refresh_s: int = 0
 
 
-def chapter(each: StudyReport) -> Chapter:
+def chapter(each: StudyReport, *, brief: bool = False) -> Chapter:
     """Return what the page shows of a study."""
     overview = figures.overview(each.study, each.accounts, each.ahead)
-    return Chapter(each, _facts(each.study), overview, tables.study_table(each.study), _folded(each))
+    table = tables.study_table(each.study)
+    return Chapter(each, _facts(each.study), overview, table, _folded(each, brief=brief), brief)
 
 
-def _folded(each: StudyReport) -> list[Section]:
+def _folded(each: StudyReport, *, brief: bool) -> list[Section]:
     study, ahead = each.study, each.ahead
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
     curves, same = learning.charts(study)
     sections = [
         Section("Efficiency and times", figures.times(study, ahead), (), shares),
-        _predictions(ahead),
+        *([] if brief else [_predictions(ahead)]),
         Section("Ranks", figures.ranks(study)),
         Section("Learning and stability", curves, same),
     ]
@@ -115,12 +117,7 @@ def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) 
         title=chapters[0].title if len(chapters) == 1 else several,
         chapters=chapters,
         topologies=[
-            (
-                each.said,
-                topologies.figure(each.found),
-                topologies.results(each.found),
-                topologies.times(each.found),
-            )
+            (each.found, each.said, *(show(each.found) for show in _OF_TOPOLOGIES))
             for each in report.topologies
         ],
         remarks=report.remarks,
@@ -135,6 +132,7 @@ def _left_out(items: Sequence[LeftOut]) -> Shown:
     return Shown(["folder or row", "why", "what to do"], lines, text=True)
 
 
+_OF_TOPOLOGIES = (topologies.figure, topologies.results, topologies.times)
 _TEMPLATES = Environment(
     loader=PackageLoader("ddppo.study.page"), autoescape=True, undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,

@@ -100,8 +100,8 @@ def rows(found: SideBySide) -> list[dict[str, Any]]:
     for side in found.sides:
         row = side.row
         same = {
-            "env_id": side.runs[0].env_id,
-            "rule": side.runs[0].rule,
+            "env_id": found.env_id,
+            "rule": found.rule,
             "topology": side.topology,
             "world_size": row.world_size,
             "seeds": len(row.seeds),
@@ -127,6 +127,8 @@ def rows(found: SideBySide) -> list[dict[str, Any]]:
 def as_json(found: SideBySide, said: Sequence[str]) -> dict[str, Any]:
     """Return what summary.json says of them."""
     return {
+        "env_id": found.env_id,
+        "rule": found.rule,
         "best": {"topology": found.best.topology, "world_size": found.best.row.world_size},
         "by": "time_to_target_s" if found.by_target else "fps",
         "behind": [

@@ -83,8 +83,8 @@ class FittedUsl:
 def fit_usl(fps: Mapping[int, Sequence[float]], besides: int = 0) -> Usl:
     """Fit to {W: steps/s of its runs}, by non-negative least squares of relative errors.
 
-    besides: ranks of every W that step no environments. The law is linear in 1 / gamma, sigma / gamma and kappa / gamma. Of two W, which cannot tell sigma from kappa,
-    kappa is 0 (Amdahl's law). Raises ConfigError for fewer.
+    besides: ranks of each W that step no environments. The law is linear in 1 / gamma, sigma / gamma and kappa / gamma.
+    Of two W, which cannot tell sigma from kappa, kappa is 0 (Amdahl's law). Raises ConfigError for fewer.
     """
     if len(fps) < 2:
         only = f"only W={', '.join(map(str, fps))} was measured"
