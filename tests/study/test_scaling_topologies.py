@@ -1,6 +1,7 @@
 """Studies of several topologies: sorted apart, and compared side by side."""
 
 import csv
+import json
 import math
 
 import numpy as np
@@ -15,7 +16,7 @@ from ddppo.study.page import html
 from ddppo.study.predict.usl import Usl, fit_usl
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import Found, named, studies
-from ddppo.study.report import ReportOptions, compute
+from ddppo.study.report import ReportOptions, compute, read
 from ddppo.study.runs import Reading
 
 
@@ -215,9 +216,27 @@ def test_several_sweeps_are_one_report_with_a_part_of_its_own(sweeps, tmp_path, 
     assert float(rows[0]["share_for_learner"]) == pytest.approx(0.2)
 
 
-def test_a_sweep_that_is_named_twice_counts_once(sweeps):
-    from ddppo.study.report import read
+def test_an_actor_that_is_silent_in_an_iteration_tells_of_it_in_the_next(tmp_path):
+    run = write_run(tmp_path / "async", 2, dist__topology="async_actors", iterations=6, warmup=2, t_iter=0.5)
+    per_rank = [{"rank": 0, "role": "learner"}, {"rank": 1, "role": "actor"}]
+    change_summary(run, per_rank=per_rank)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["rank"] == 1:
+            times = 0 if line["iteration"] % 2 else 2
+            line |= {name: times * value for name, value in line.items() if name.startswith("time/")}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_run(tmp_path / "ddp", 2)
+    options = ReportOptions(path=str(tmp_path))
+    made = compute(options, read(options))
+    assert made.left_out == []
+    _, side = made.topologies[0].found.sides
+    assert side.spent["actor"]["t_rollout"] == pytest.approx(0.2)
+    assert side.row.t_iter["mean"] == pytest.approx(0.5)
+    html.page(made, [html.chapter(each) for each in made.studies])
 
+
+def test_a_sweep_that_is_named_twice_counts_once(sweeps):
     found = read(ReportOptions(path=str(sweeps[0]), others=[str(sweeps[0])]))
     assert [len(each.runs) for each in found.studies] == [2]
     with pytest.raises(ConfigError, match="is no sweep folder"):
@@ -225,8 +244,6 @@ def test_a_sweep_that_is_named_twice_counts_once(sweeps):
 
 
 def test_a_topology_of_a_table_is_told_by_a_column(tmp_path):
-    from ddppo.study.report import read
-
     table = tmp_path / "table.csv"
     table.write_text("topology,W,FPS\nddp,4,1000\nsync_actors,4,900\n")
     options = ReportOptions(path=str(table), columns={"world_size": "W", "fps": "FPS"})

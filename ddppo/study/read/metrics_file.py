@@ -154,7 +154,8 @@ class _Reader:
             column.append(seconds)
             total += seconds
         t_iter = values["time/t_iter"]
-        if t_iter < fields.SMALLEST:
+        # Zero is all that an actor of its own pace tells of an iteration that took nothing from it.
+        if t_iter < fields.SMALLEST and not (t_iter == 0 and self._rank):
             fields.as_number("time/t_iter", t_iter, above=0)
         # The parts are exclusive and t_other is what they leave, so that a single wrong one shows.
         if abs(total - 2 * t_iter) > 1e-6 * (1 + t_iter):
