@@ -65,6 +65,8 @@ def _layout(config: Config) -> Layout:
         action_bytes=action,
         parameter_bytes=number * sum(p.numel() for p in model.parameters()),
         float_bytes=number,
+        num_learners=config.dist.num_learners,
+        env_shares=tuple(config.dist.env_shares),
     )
     return find(config.dist.topology).of(config.dist.world_size, sizes)
 

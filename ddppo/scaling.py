@@ -10,7 +10,8 @@ class BatchShape:
     """Sizes of one iteration: N = num_envs and T = rollout_steps over all W = world_size ranks.
 
     B = N * T samples are collected per iteration and split into num_minibatches nearly equal parts. num_stepping is how
-    many ranks step environments, all of them if 0.
+    many ranks step environments, all of them if 0. env_shares: the environments of each of these, where not all have as
+    many.
     """
 
     num_envs: int
@@ -20,10 +21,13 @@ class BatchShape:
     num_epochs: int
     learning_rate_scale: float = 1.0
     num_stepping: int = 0
+    env_shares: tuple[int, ...] = ()
 
     @property
     def local_num_envs(self) -> int:
-        """E, environments of one rank that steps some."""
+        """E, environments of one rank that steps some; the most of any where shares are unequal."""
+        if self.env_shares:
+            return max(self.env_shares)
         return self.num_envs // (self.num_stepping or self.world_size)
 
     @property
@@ -42,11 +46,14 @@ class BatchShape:
 
     def env_indices(self, place: int) -> range:
         """Global indices of the environments of the rank at `place` among those that step."""
+        if self.env_shares:
+            first = sum(self.env_shares[:place])
+            return range(first, first + self.env_shares[place])
         return range(place * self.local_num_envs, (place + 1) * self.local_num_envs)
 
     def over(self, num_ranks: int) -> "BatchShape":
         """Return the same batch in equal shares of so many ranks."""
-        return replace(self, world_size=num_ranks, num_stepping=0)
+        return replace(self, world_size=num_ranks, num_stepping=0, env_shares=())
 
 
 def _divisors(n: int) -> str:

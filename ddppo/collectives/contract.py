@@ -1,9 +1,9 @@
 """What every group of ranks can do, and the group of one rank, for which each operation is the identity."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,6 +47,7 @@ class Group:
     """One rank, no communication.
 
     rank and world_size are this rank's place in the group and its size. members: the ranks of the run at its places.
+    process_group: that of torch.distributed over its ranks, where it is another than the default one.
     """
 
     name: str = "none"  # of the collective
@@ -54,11 +55,20 @@ class Group:
     world_size: int = 1
     members: tuple[int, ...] = (0,)
     clocks_shared: bool = True
+    process_group: Any = None
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.waits: list[Wait] = []
         self.sends: list[int] = []  # bytes of each message outside collectives
+
+    def subgroup(self, ranks: Sequence[int]) -> "Group | None":
+        """Return the group of some of the run's ranks, the first of which is its root; None for a rank outside.
+
+        Every rank calls it, in the same order as all others. Raises TrainingError where they cannot meet so.
+        """
+        assert tuple(ranks) == self.members, f"ranks {ranks} of a run of one"
+        return self
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace `tensor` by its sum over ranks and return it."""

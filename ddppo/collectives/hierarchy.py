@@ -10,7 +10,8 @@ from ddppo.collectives.peers import Peers, Watch
 
 
 class Hierarchy(Peers):
-    """A rank of one machine of several. `machines` has each one's ranks in ascending order, of which the first leads.
+    """A rank of one machine of several. `machines` has the places of each one's ranks in ascending order; the first
+    leads.
 
     A sum adds up within machines first, so its order, and its last bits, are not those of one machine. All ranks have
     the same bits.
@@ -27,8 +28,10 @@ class Hierarchy(Peers):
         self._local = local
         self._across = across  # of a leader
         self._most = max(map(len, machines))
-        at = {rank: m * self._most + p for m, ranks in enumerate(machines) for p, rank in enumerate(ranks)}
-        self._order = torch.tensor([at[rank] for rank in range(watch.world_size)])
+        at = {
+            place: m * self._most + p for m, places in enumerate(machines) for p, place in enumerate(places)
+        }
+        self._order = torch.tensor([at[place] for place in range(self.world_size)])
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         start = time.perf_counter()

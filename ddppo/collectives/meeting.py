@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from ddppo.collectives.compiled import NotCompiled
 from ddppo.collectives.contract import Group
 from ddppo.collectives.hierarchy import Hierarchy
-from ddppo.collectives.peers import Watch, shared_by_all
+from ddppo.collectives.peers import Peers, Watch, in_words, shared_by_all
 from ddppo.collectives.shared_memory import (
     Process,
     Segment,
@@ -37,7 +38,8 @@ from ddppo.errors import TrainingError
 class Wanted:
     """What a run asks of its collectives. `own_gpu`: whether every rank of this machine has a GPU of its own.
 
-    process_group: whether something needs one of torch.distributed over all ranks, whatever else there is.
+    process_group: whether something needs one of torch.distributed over all ranks, whatever else there is. subgroups:
+    whether groups of some ranks will follow.
     """
 
     collective: str
@@ -45,6 +47,7 @@ class Wanted:
     own_gpu: bool
     timeout_s: float
     process_group: bool = False
+    subgroups: bool = False
 
 
 def machine_number() -> int:
@@ -62,26 +65,156 @@ def machine_number() -> int:
 def meet(store: dist.Store, rank: int, world_size: int, wanted: Wanted) -> Group:
     """Return the group of all ranks; each of them calls this. Raises DistError where one does not come in time."""
     store.set_timeout(timedelta(seconds=wanted.timeout_s))
-    watch = Watch(rank, world_size, store, wanted.timeout_s)
     words = _say(store, "hello", rank, world_size, _hello(wanted))
-    hosts = {word["machine"] for word in words}
-    kind = wanted.collective
-    if kind == "auto" and all(word["own_gpu"] for word in words):
-        kind = "nccl"
-    if kind in ("auto", "shm"):
-        found = _share_memory(store, watch, words, wanted)
-        if isinstance(found, Group):
-            return found
-        if kind == "shm":
-            raise TrainingError(f"dist.collective=shm cannot be: {found}; use dist.collective=gloo")
-        if rank == 0:
-            print(
-                f"warning: dist.collective=auto takes gloo, which is slower: {found}",
-                file=sys.stderr,
-                flush=True,
+    meeting = _Meeting(store, words, wanted)
+    group = meeting.all(Watch(rank, world_size, store, wanted.timeout_s))
+    group.meet = meeting.some
+    return group
+
+
+class _Meeting:
+    """What a rank knows of the others once all have said hello: `words`, one of each rank."""
+
+    def __init__(self, store: dist.Store, words: list[dict[str, Any]], wanted: Wanted) -> None:
+        self._store = store
+        self._words = words
+        self._wanted = wanted
+        self._timeout = timedelta(seconds=wanted.timeout_s)
+        self._has_memory = False
+        self._has_process_group = False  # over all ranks
+
+    def all(self, watch: Watch) -> Peers:
+        """Return the group of all ranks, by what dist.collective says or what suits."""
+        kind, wanted = self._wanted.collective, self._wanted
+        if kind == "auto" and all(word["own_gpu"] for word in self._words):
+            kind = "nccl"
+        if kind in ("auto", "shm"):
+            local = self._memory(self._store, watch)
+            if isinstance(local, Peers):
+                self._has_memory = True
+                return self._over_machines(watch, local)
+            if kind == "shm":
+                raise TrainingError(f"dist.collective=shm cannot be: {local}; use dist.collective=gloo")
+            if watch.rank == 0:
+                print(
+                    f"warning: dist.collective=auto takes gloo, which is slower: {local}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        self._init_process_group(
+            "nccl" if kind == "nccl" else "gloo", self._store, watch.rank, watch.world_size
+        )
+        self._has_process_group = True
+        return ProcessGroup(watch, wanted.device, clocks_shared=self._is_one_machine(watch.members))
+
+    def some(self, of_all: Watch, ranks: tuple[int, ...], number: int) -> Group | None:
+        """Return the group of some ranks, by what the group of all speaks; `number` tells it from others.
+
+        None on a rank outside, who calls it for the process groups, which all ranks make together.
+        """
+        leaders = [ranks[places[0]] for places in self._memories(ranks)]
+        process_group, across = None, None
+        if not self._has_memory or self._wanted.process_group:
+            process_group = dist.new_group(list(ranks), timeout=self._timeout)
+        if self._has_memory and len(leaders) > 1:
+            if not self._has_process_group:
+                raise TrainingError(
+                    f"ranks {in_words(ranks)} are on {len(leaders)} machines: a topology whose program makes groups "
+                    "of some ranks declares it by subgroups=True"
+                )
+            across = dist.new_group(leaders, timeout=self._timeout)
+        if of_all.rank not in ranks:
+            return None
+        watch = of_all.among(ranks)
+        if not self._has_memory:
+            one = self._is_one_machine(ranks)
+            group: Peers | str = ProcessGroup(
+                watch, self._wanted.device, clocks_shared=one, members=process_group
             )
-    _init_process_group("nccl" if kind == "nccl" else "gloo", store, rank, world_size, wanted.timeout_s)
-    return ProcessGroup(watch, wanted.device, clocks_shared=len(hosts) == 1)
+        else:
+            group = self._memory(dist.PrefixStore(f"subgroup{number}", self._store), watch)
+        if isinstance(group, str):
+            raise TrainingError(
+                f"ranks {in_words(ranks)} cannot share memory: {group}; use dist.collective=gloo"
+            )
+        if len(leaders) > 1 and self._has_memory:
+            group = self._hierarchy(watch, group, across)
+        group.process_group = process_group
+        return group
+
+    def _is_one_machine(self, ranks: Sequence[int]) -> bool:
+        return len({self._words[rank]["machine"] for rank in ranks}) == 1
+
+    def _memories(self, ranks: Sequence[int]) -> list[list[int]]:
+        """Return the places in `ranks` of those that can share memory, together."""
+        found: dict[str, list[int]] = {}
+        for place, rank in enumerate(ranks):
+            found.setdefault(self._words[rank]["memory"], []).append(place)
+        return list(found.values())
+
+    def _memory(self, store: dist.Store, watch: Watch) -> Peers | str:
+        """Return the group of the watch's members on this machine through memory, or why there is none."""
+        members, words = watch.members, self._words
+        place = members.index(watch.rank)
+        here = next(places for places in self._memories(members) if place in places)
+        file = None
+        offer: dict[str, Any] = {}
+        if place == here[0]:
+            try:
+                file = create_segment(len(here))
+                offer = {"pid": os.getpid(), "file": file, "inode": os.fstat(file).st_ino}
+            except (OSError, NotCompiled) as e:
+                offer = {"error": _reason(e)}
+        offer = _say(store, "segment", place, len(members), offer)[here[0]]
+        segment, error = _mapped(offer, len(here))
+        errors = [word["error"] for word in _say(store, "mapped", place, len(members), {"error": error})]
+        if file is not None:
+            os.close(file)  # all have mapped it
+        if any(errors):
+            return next(f"{error} (rank {members[at]})" for at, error in enumerate(errors) if error)
+        assert segment is not None
+        return SharedMemoryGroup(
+            watch,
+            segment,
+            [Process(*words[members[at]]["process"]) for at in here],
+            place=here.index(place),
+            ranks_per_core=self._ranks_per_core(words[watch.rank]["memory"]),
+            device=self._wanted.device,
+        )
+
+    def _ranks_per_core(self, memory: str) -> float:
+        here = [word for word in self._words if word["memory"] == memory]
+        allowed = {core for word in here for core in word["cores"]}
+        return len(here) / at_most(len(allowed), max(word["quota"] for word in here))
+
+    def _over_machines(self, watch: Watch, local: Peers) -> Peers:
+        """Return the group of all ranks over machines, or `local` if there is but one.
+
+        Leaders alone make a process group for it, or one within that of all where there is one for another reason.
+        """
+        machines, wanted = self._memories(watch.members), self._wanted
+        leaders, across = [ranks[0] for ranks in machines], None
+        if wanted.process_group or (wanted.subgroups and len(machines) > 1):
+            store = dist.PrefixStore("all", self._store)
+            self._init_process_group("gloo", store, watch.rank, watch.world_size)
+            self._has_process_group = True
+        if len(machines) == 1:
+            return local
+        if self._has_process_group:
+            across = dist.new_group(leaders, timeout=self._timeout)
+        elif watch.rank in leaders:
+            store = dist.PrefixStore("leaders", self._store)
+            self._init_process_group("gloo", store, leaders.index(watch.rank), len(leaders))
+        return self._hierarchy(watch, local, across)
+
+    def _hierarchy(self, watch: Watch, local: Peers, leaders: dist.ProcessGroup | None) -> Peers:
+        machines, across = self._memories(watch.members), None
+        if watch.members.index(watch.rank) in [places[0] for places in machines]:
+            across = ProcessGroup(watch, self._wanted.device, clocks_shared=False, members=leaders)
+        return Hierarchy(watch, local, across, machines)
+
+    def _init_process_group(self, backend: str, store: dist.Store, rank: int, world_size: int) -> None:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
 
 
 def _hello(wanted: Wanted) -> dict[str, Any]:
@@ -102,49 +235,6 @@ def _hello(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _share_memory(
-    store: dist.Store, watch: Watch, words: list[dict[str, Any]], wanted: Wanted
-) -> Group | str:
-    """Return the group through shared memory inside each machine, or why there is none."""
-    rank, world_size = watch.rank, watch.world_size
-    memories: dict[str, list[int]] = {}
-    for each, word in enumerate(words):
-        memories.setdefault(word["memory"], []).append(each)
-    here = memories[words[rank]["memory"]]
-    leads, file = rank == here[0], None
-    offer: dict[str, Any] = {}
-    if leads:
-        try:
-            file = create_segment(len(here))
-            offer = {"pid": os.getpid(), "file": file, "inode": os.fstat(file).st_ino}
-        except (OSError, NotCompiled) as e:
-            offer = {"error": _reason(e)}
-    offer = _say(store, "segment", rank, world_size, offer)[here[0]]
-    segment, error = _mapped(offer, len(here))
-    errors = [word["error"] for word in _say(store, "mapped", rank, world_size, {"error": error})]
-    if file is not None:
-        os.close(file)  # all have mapped it
-    if any(errors):
-        return next(f"{error} (rank {each})" for each, error in enumerate(errors) if error)
-    assert segment is not None
-    members = [Process(*words[each]["process"]) for each in here]
-    allowed = {core for each in here for core in words[each]["cores"]}
-    cores = at_most(len(allowed), max(words[each]["quota"] for each in here))
-    local = SharedMemoryGroup(
-        watch,
-        segment,
-        members,
-        place=here.index(rank),
-        ranks_per_core=len(here) / cores,
-        device=wanted.device,
-    )
-    if wanted.process_group:
-        _init_process_group("gloo", dist.PrefixStore("all", store), rank, world_size, wanted.timeout_s)
-    if len(memories) == 1:
-        return local
-    return _over_machines(store, watch, local, list(memories.values()), wanted)
-
-
 def _mapped(offer: dict[str, Any], num_ranks: int) -> tuple[Segment | None, str]:
     if "error" in offer:
         return None, offer["error"]
@@ -158,30 +248,6 @@ def _mapped(offer: dict[str, Any], num_ranks: int) -> tuple[Segment | None, str]
             os.close(file)
     except (OSError, NotCompiled) as e:
         return None, _reason(e)
-
-
-def _over_machines(
-    store: dist.Store, watch: Watch, local: Group, machines: list[list[int]], wanted: Wanted
-) -> Group:
-    """Return the group over machines, for which leaders alone make a process group, or one within that of all."""
-    leaders = [ranks[0] for ranks in machines]
-    across, members = None, None
-    if wanted.process_group:
-        members = dist.new_group(leaders, timeout=timedelta(seconds=wanted.timeout_s))
-    if watch.rank in leaders:
-        if members is None:
-            place, inner = leaders.index(watch.rank), dist.PrefixStore("leaders", store)
-            _init_process_group("gloo", inner, place, len(leaders), wanted.timeout_s)
-        across = ProcessGroup(watch, wanted.device, clocks_shared=False, members=members)
-    return Hierarchy(watch, local, across, machines)
-
-
-def _init_process_group(
-    backend: str, store: dist.Store, rank: int, world_size: int, timeout_s: float
-) -> None:
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
-    )
 
 
 def _say(

@@ -1,5 +1,6 @@
 """A group of several ranks: when all were last heard of, and which of them are silent when a collective fails."""
 
+import copy
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -15,17 +16,28 @@ _NUM_MET = "ddppo/num_met"
 
 
 class Watch:
-    """When this rank last heard of all the others, who leave word in `store` when they wait in vain."""
+    """When this rank last heard of all the others, who leave word in `store` when they wait in vain.
+
+    members: the ranks of the run that it watches, itself among them.
+    """
 
     def __init__(self, rank: int, world_size: int, store: dist.Store, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
+        self.members = tuple(range(world_size))
         self.timeout_s = timeout_s
         self.iteration = 0
         self.at_loss: list[Callable[[], None]] = []  # tells those who wait for this rank in other ways
         self._store = shared_by_all(store)
         self._heard_at = time.perf_counter()
         self._heard_in = 0
+
+    def among(self, members: tuple[int, ...]) -> "Watch":
+        """Return one over some of the ranks, to whom a rank that gives up with all of them tells it too."""
+        watch = copy.copy(self)  # and with the same list of whom to tell
+        watch.members = members
+        watch.heard(time.perf_counter())
+        return watch
 
     def heard(self, now: float) -> None:
         """Note that a collective has ended, which none leaves before all came."""
@@ -48,26 +60,48 @@ class Watch:
         )
 
     def _leave_word(self, word: str) -> list[int]:
-        """Tell the others and the launcher that this rank lives; return the ranks that do not within a second."""
+        """Tell the others and the launcher that this rank lives; return the members that do not within a second."""
         self._store.set_timeout(timedelta(seconds=2))
         leave_word(self._store, self.rank, word)
         end = time.monotonic() + 1.0
         while self._store.add(_NUM_WORDS, 0) < self.world_size - 1 and time.monotonic() < end:
             time.sleep(0.05)
-        return [rank for rank in range(self.world_size) if not self._store.check([_WORD.format(rank)])]
+        return [rank for rank in self.members if not self._store.check([_WORD.format(rank)])]
 
 
 class Peers(Group):
-    """A rank among others; `watch` knows its place among all, also where this group holds only some of them."""
+    """A rank among others; `watch` knows its place among all, also where this group holds only some of them.
+
+    meet: makes the group of some of the ranks, for the n-th time; of a group of all of them.
+    """
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
-        self.rank, self.world_size = watch.rank, watch.world_size
-        self.members = tuple(range(watch.world_size))
+        self.rank, self.world_size = watch.members.index(watch.rank), len(watch.members)
+        self.members = watch.members
         self.watch = watch
+        self.meet: Callable[[Watch, tuple[int, ...], int], Group | None] | None = None
+        self._num_met = 0
+        self._subgroups: list[Group] = []
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        if tuple(ranks) == self.members:
+            return self
+        if len(ranks) == 1:
+            alone = Group()
+            alone.members = tuple(ranks)
+            return alone if self.watch.rank in ranks else None
+        assert self.meet is not None, "a group of some ranks has no subgroups"
+        self._num_met += 1
+        found = self.meet(self.watch, tuple(ranks), self._num_met)
+        if found is not None:
+            self._subgroups.append(found)
+        return found
 
     def begin(self, iteration: int) -> None:
         self.watch.iteration = iteration
+        for group in self._subgroups:
+            group.begin(iteration)
 
     def record(self, record: Record) -> None:
         self.records.append(record)
@@ -77,7 +111,8 @@ class Peers(Group):
         return self.watch.lost(what, waited_s)
 
     def close(self) -> None:
-        if dist.is_initialized():  # by this group, or besides it for dist.grad_sync=ddp
+        # Made by the group of all ranks, or besides it for dist.grad_sync=ddp.
+        if self.world_size == self.watch.world_size and dist.is_initialized():
             dist.destroy_process_group()
 
 

@@ -14,7 +14,13 @@ _LARGEST_LAYER = 2**24
 
 def batch_shape(config: Config) -> BatchShape:
     """Return the sizes of one iteration under the scaling rule. Raises ConfigError where there are none."""
-    world_size, num_stepping = config.dist.world_size, len(layout(config).stepping)
+    roles = layout(config)
+    world_size, num_stepping, shares = config.dist.world_size, len(roles.stepping), roles.env_shares
+    if shares and config.scaling.rule == "weak":
+        raise ConfigError(
+            f"scaling=weak with distributed={config.dist.topology}: scaling=weak gives every rank env.num_envs "
+            "environments: use distributed=env_workers, or scaling=strong"
+        )
     sizes = {
         "num_envs": config.env.num_envs,
         "rollout_steps": config.ppo.rollout_steps,
@@ -22,21 +28,30 @@ def batch_shape(config: Config) -> BatchShape:
         "num_minibatches": config.ppo.num_minibatches,
         "num_epochs": config.ppo.num_epochs,
     }
-    if config.scaling.rule == "weak":
+    if shares:
+        shape = strong(**sizes | {"world_size": 1})
+    elif config.scaling.rule == "weak":
         shape = weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
     else:
         if num_stepping != world_size:
             said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
             check_division(config.env.num_envs, config.ppo.rollout_steps, num_stepping, said)
         shape = strong(**sizes)
-    return replace(shape, world_size=world_size, num_stepping=num_stepping)
+    return replace(shape, world_size=world_size, num_stepping=num_stepping, env_shares=shares)
 
 
 def layout(config: Config) -> Layout:
     """Return who does what; bytes are not known before the task is. Raises ConfigError for a W that cannot be."""
-    ppo = config.ppo
-    sizes = Sizes(config.env.num_envs, ppo.rollout_steps, ppo.num_epochs * ppo.num_minibatches, 0, 0, 0, 0)
-    return find(config.dist.topology).of(config.dist.world_size, sizes)
+    dist, ppo = config.dist, config.ppo
+    sizes = Sizes(
+        config.env.num_envs,
+        ppo.rollout_steps,
+        ppo.num_epochs * ppo.num_minibatches,
+        *(0, 0, 0, 0),
+        num_learners=dist.num_learners,
+        env_shares=tuple(dist.env_shares),
+    )
+    return find(dist.topology).of(dist.world_size, sizes)
 
 
 def validate(config: Config) -> BatchShape:
@@ -138,6 +153,16 @@ def _check_topology(config: Config) -> None:
             f"dist.max_wait_ms={dist.max_wait_ms:g} has no effect with distributed={dist.topology}: use "
             "distributed=central_inference, or leave it out"
         )
+    only = {
+        "num_learners": (dist.num_learners, "multi_learner"),
+        "env_shares": (dist.env_shares, "env_workers_hetero"),
+    }
+    for name, (value, topology) in only.items():
+        if value and dist.topology != topology and ":" not in dist.topology:
+            raise ConfigError(
+                f"dist.{name}={value} has no effect with distributed={dist.topology}: use distributed={topology}, or "
+                "leave it out"
+            )
 
 
 def _check_restarts(config: Config) -> None:

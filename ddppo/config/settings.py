@@ -117,8 +117,19 @@ class DistConfig:
     world_size: int = setting(1, "ranks W", low=1)
     topology: str = setting(
         "ddp",
-        "who steps environments, acts and learns: ddp, sync_actors, env_workers, central_inference, device, or the "
-        "import path of your own, my_pkg.topologies:Ring (docs/topologies.md)",
+        "who steps environments, acts and learns: ddp, sync_actors, multi_learner, env_workers, env_workers_hetero, "
+        "central_inference, device, or the import path of your own, my_pkg.topologies:Ring (docs/topologies.md)",
+    )
+    num_learners: int | None = setting(
+        None,
+        "topology=multi_learner: learners L in data parallel, each fed by W / L - 1 actors; null is as many as W "
+        "allows, W / 2 with one actor each if it is even",
+        low=1,
+    )
+    env_shares: list[int] = setting(
+        meaning="topology=env_workers_hetero: environments of rank 1, 2, ..., env.num_envs in all; [] deals them as "
+        "evenly as goes",
+        factory=list,
     )
     max_wait_ms: float | None = setting(
         None,

@@ -78,6 +78,7 @@ class BucketSync:
             model,
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=bucket_cap_mb,
+            process_group=group.process_group,
             **_NO_BUFFERS,
         )
         self.model.register_comm_hook(None, self._sum_bucket)
@@ -111,7 +112,7 @@ class BucketSync:
     def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._ready.append(time.perf_counter())
         self._lost_peers = True  # if what follows raises
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        work = dist.all_reduce(bucket.buffer(), group=self.group.process_group, async_op=True)
         self._lost_peers = False
 
         def finished(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -130,7 +131,7 @@ def make_gradient_sync(
 ) -> GradientSync:
     """Return the sync that dist.grad_sync names; auto takes ddp for a million parameters on CPUs over Gloo, else flat.
 
-    ddp needs a process group of torch.distributed over all ranks, besides whatever `group` speaks.
+    ddp needs a process group of torch.distributed over the group's ranks, besides whatever `group` speaks.
     """
     if kind == "auto":
         # On a GPU the host's stamps of overlapped buckets tell nothing of when the device was done with them.

@@ -122,6 +122,7 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
         own_gpu=has_own_gpu(device, local_world_size),
         timeout_s=config.dist.timeout_s,
         process_group=config.dist.grad_sync == "ddp",
+        subgroups=find(config.dist.topology).subgroups,
     )
     try:
         group = meet(store, rank, world_size, wanted)

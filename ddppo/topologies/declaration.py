@@ -46,16 +46,21 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The roles of W ranks and their messages; every rank has one role."""
+    """The roles of W ranks and their messages; every rank has one role.
+
+    env_shares: how many environments each rank steps that steps some, in their order; () where all have as many.
+    """
 
     roles: tuple[Role, ...]
     messages: tuple[Message, ...]
+    env_shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for role in self.roles for rank in role.ranks)
         assert ranks == list(range(len(ranks))), f"ranks {ranks} have not one role each"
         assert self.stepping, "somebody steps environments"
         assert self.learning, "somebody learns"
+        assert len(self.env_shares) in (0, len(self.stepping)), f"shares {self.env_shares} of {self.stepping}"
         names = {role.name for role in self.roles}
         assert all({m.source, m.target} <= names for m in self.messages), f"a message of none of {names}"
 
@@ -80,7 +85,8 @@ class Layout:
 class Sizes(NamedTuple):
     """What the messages of an iteration are made of. Bytes: of one observation, one action, all parameters, one number.
 
-    num_gradients: optimizer steps K * M.
+    num_gradients: optimizer steps K * M. num_learners and env_shares: dist.num_learners and dist.env_shares, for the
+    topologies that know them.
     """
 
     num_envs: int
@@ -90,6 +96,8 @@ class Sizes(NamedTuple):
     action_bytes: int
     parameter_bytes: int
     float_bytes: int
+    num_learners: int | None = None
+    env_shares: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,8 @@ class Topology:
     program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
     env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
     run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
-    own_pace: its ranks meet in no collective; those that do not learn do what those that do ask for.
+    own_pace: its ranks meet in no collective; those that do not learn do what those that do ask for. subgroups: whether
+    the program asks its kit for groups of some ranks, which over several machines is prepared for when ranks meet.
     """
 
     name: str
@@ -110,6 +119,7 @@ class Topology:
     env_backend: str | None = None
     check: str | None = None
     own_pace: bool = False
+    subgroups: bool = False
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
         """Return the layout of W ranks. Raises ConfigError where there are too few."""

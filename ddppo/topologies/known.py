@@ -5,7 +5,9 @@ import importlib
 from typing import Any
 
 from ddppo.errors import ConfigError, near
+from ddppo.topologies.actors import multi_learner, sync_actors
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
+from ddppo.topologies.env_workers import env_workers, env_workers_hetero
 
 _OF_WORKERS = ("step environments and act", "learn from the own share, gradients summed over all")
 _OF_DEVICES = (
@@ -21,52 +23,6 @@ def _ddp(world_size: int, sizes: Sizes, does: tuple[str, ...] = _OF_WORKERS) -> 
         return Layout((worker,), ())
     gradients = Message("gradients", "worker", "worker", "sum", sizes.num_gradients, sizes.parameter_bytes)
     return Layout((worker,), (gradients,))
-
-
-def _sync_actors(world_size: int, sizes: Sizes) -> Layout:
-    learner = Role(
-        "learner", (0,), steps=False, acts=False, learns=True,
-        does=("wait for the rollouts of all actors", "learn from all of them", "send the parameters"),
-    )  # fmt: skip
-    actors = tuple(range(1, world_size))
-    actor = Role(
-        "actor", actors, steps=True, acts=True, learns=False,
-        does=("step environments and act", "send the rollout", "wait for the parameters"),
-    )  # fmt: skip
-    samples = sizes.num_envs // len(actors) * sizes.rollout_steps
-    # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
-    rollout = samples * (sizes.obs_bytes + sizes.action_bytes + 5 * sizes.float_bytes + 4)
-    return Layout(
-        (learner, actor),
-        (
-            Message("rollout", "actor", "learner", "gather", 1, rollout),
-            Message("parameters", "learner", "actor", "broadcast", 1, sizes.parameter_bytes),
-        ),
-    )
-
-
-def _env_workers(world_size: int, sizes: Sizes) -> Layout:
-    learner = Role(
-        "learner", (0,), steps=False, acts=True, learns=True,
-        does=("act for all environments, step after step", "learn from all of them"),
-    )  # fmt: skip
-    workers = tuple(range(1, world_size))
-    stepper = Role(
-        "environments", workers, steps=True, acts=False, learns=False,
-        does=("step the environments by the actions that come, step after step",),
-    )  # fmt: skip
-    each = -(-sizes.num_envs // len(workers))
-    # Back come an observation, a final observation, a reward and five flags.
-    answer, steps = each * (2 * sizes.obs_bytes + 8 + 5), sizes.rollout_steps
-    return Layout(
-        (learner, stepper),
-        (
-            Message(
-                "actions", "learner", "environments", "broadcast", steps, sizes.num_envs * sizes.action_bytes
-            ),
-            Message("what environments answer", "environments", "learner", "gather", steps, answer),
-        ),
-    )
 
 
 def _central_inference(world_size: int, sizes: Sizes) -> Layout:
@@ -99,14 +55,29 @@ TOPOLOGIES = {
         Topology(
             "sync_actors",
             "rank 0 learns, the others act in step with it",
-            _sync_actors,
-            "ddppo.distributed.programs.actors:SyncActors",
+            sync_actors,
+            "ddppo.distributed.programs.actors:Actors",
             least_ranks=2,
+        ),
+        Topology(
+            "multi_learner",
+            "L learners sum their gradients, each learns from the rollouts of actors of its own",
+            multi_learner,
+            "ddppo.distributed.programs.actors:Actors",
+            least_ranks=2,
+            subgroups=True,
         ),
         Topology(
             "env_workers",
             "rank 0 acts and learns, the others step its environments",
-            _env_workers,
+            env_workers,
+            "ddppo.distributed.programs.env_workers:EnvWorkers",
+            least_ranks=2,
+        ),
+        Topology(
+            "env_workers_hetero",
+            "rank 0 acts and learns, the others step its environments, each as many as it is given",
+            env_workers_hetero,
             "ddppo.distributed.programs.env_workers:EnvWorkers",
             least_ranks=2,
         ),

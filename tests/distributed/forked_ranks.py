@@ -28,6 +28,7 @@ def forked_ranks(
     timeout_s: float = 60.0,
     machines: Mapping[int, str] | None = None,
     process_group: bool = False,
+    subgroups: bool = False,
 ):
     """Yield processes that call `function(group)`, and a function that waits for what each of them returned.
 
@@ -50,7 +51,7 @@ def forked_ranks(
         try:
             wait_until(lambda: port.value > 0, "store")
             store = dist.TCPStore("127.0.0.1", port.value, is_master=False, timeout=timedelta(seconds=60))
-            wanted = Wanted(collective, torch.device("cpu"), False, timeout_s, process_group)
+            wanted = Wanted(collective, torch.device("cpu"), False, timeout_s, process_group, subgroups)
             result = function(meet(store, rank, world_size, wanted))
         except BaseException as e:
             traceback.print_exc()

@@ -67,6 +67,24 @@ def test_env_workers_hand_over_rollouts_equal_to_the_bit(learned):
     assert largest_difference(a["model"], b["model"]) == 0
 
 
+def test_so_they_do_where_every_rank_steps_another_number(learned):
+    a = state(learned("single", 1, "env=cartpole"))
+    b = state(learned("env_workers_hetero", 4, "env=cartpole", "dist.env_shares=[5,1,2]"))
+    assert largest_difference(a["model"], b["model"]) == 0
+    assert a["window"] == b["window"]
+
+
+def test_learners_with_two_actors_each_are_workers_of_ddp_to_the_bit(learned):
+    arguments = ("env=cartpole", *EVERYTHING)
+    a = state(learned("ddp", 2, *arguments))
+    b = state(learned("multi_learner", 6, "dist.num_learners=2", *arguments))
+    assert largest_difference(a["model"], b["model"]) == 0
+    for kept in ("window", "learning_rate", "env_steps"):
+        assert a[kept] == b[kept]
+    for moments in ("obs_moments", "return_moments"):
+        assert torch.equal(a[moments], b[moments])
+
+
 @pytest.mark.parametrize("topology", SPREAD)
 def test_parts_of_an_iteration_still_sum_on_every_rank_and_steps_are_counted_once(learned, topology):
     folder = learned(topology, SPREAD[topology], "env=cartpole")
@@ -118,6 +136,19 @@ def test_a_run_of_actors_resumes(learned, tmp_path):
         (["distributed=sync_actors", "dist.world_size=1"], "takes at least 2 ranks"),
         (["distributed=env_workers", "dist.world_size=1"], "takes at least 2 ranks"),
         (["distributed=sync_actors", "dist.world_size=4"], "3, the ranks that step environments"),
+        (["distributed=multi_learner", "dist.num_learners=5"], "use 1 or 2 learners, or 10, 15, ... ranks"),
+        (["dist.num_learners=2"], "has no effect with distributed=ddp"),
+        (["distributed=env_workers_hetero", "dist.env_shares=[4,5]"], "set env.num_envs=9"),
+        (
+            ["distributed=env_workers_hetero", "dist.env_shares=[4,2,2]"],
+            "has 3 numbers: one is needed for each of the 2",
+        ),
+        (["distributed=env_workers_hetero", "dist.env_shares=[8,0]"], "every rank steps at least 1"),
+        (["distributed=env_workers_hetero", "env.num_envs=1"], "use at most 2 ranks"),
+        (
+            ["distributed=env_workers_hetero", "scaling=weak"],
+            "use distributed=env_workers, or scaling=strong",
+        ),
         (["distributed=central_inference", "env.backend=sync"], "stepped by env.backend=pool"),
         (["dist.max_wait_ms=1"], "has no effect with distributed=ddp"),
         (["dist.topology=sync_actor"], "did you mean sync_actors?"),

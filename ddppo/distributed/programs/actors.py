@@ -1,8 +1,11 @@
-"""sync_actors: rank 0 learns from the rollouts of all others, who act in step with it.
+"""sync_actors and multi_learner: every learner learns from the rollouts of its actors, who act in step with it.
 
-What is learned is what one process learns from the same environments: every environment keeps its seeds and noise,
-the learner sees them side by side in their order.
+A learner and its actors are a group, of which it is the root; learners are another, over which gradients are summed.
+What is learned is what ddp learns with as many workers as there are learners, and one process from the same
+environments: every environment keeps its seeds and noise, a learner sees those of its actors side by side, in order.
 """
+
+from itertools import pairwise
 
 import torch
 
@@ -12,8 +15,8 @@ from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
 from ddppo.ppo.learner import Update
 
 
-class SyncActors(Program):
-    """Rank 0, the learner, or one of the actors."""
+class Actors(Program):
+    """A learner, or one of its actors."""
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
@@ -22,15 +25,27 @@ class SyncActors(Program):
         self.collector = None
         if self._env is not None:
             self.collector = kit.collector(self._env, kit.env_indices.start)
-        self.learners = Group()  # of one
+        self.learners, self._feeding = self._meet()
+        part = {id(group): group for group in (self.learners, self._feeding) if group.world_size > 1}
+        part.pop(id(kit.group), None)
+        self.groups = tuple(part.values())
         self.sync = kit.sync(self.learners)
-        self.learner = kit.learner(self.learners, 0, self.sync)
+        self.learner = kit.learner(self.learners, self.learners.rank, self.sync)
         dtype = getattr(torch, kit.config.dtype)
         self._rollouts = RolloutMessage(
             kit.spec, kit.shape.rollout_steps, kit.shape.local_num_envs, dtype,
             with_raw_obs=kit.obs_normalizer is not None,
         )  # fmt: skip
         self._parameters = ParameterMessage(kit.parameters, kit.obs_normalizer)
+
+    def _meet(self) -> tuple[Group, Group]:
+        """Return the group of the learners, a rank alone if it is none, and that of a learner with its actors."""
+        kit = self._kit
+        learning, feeding = kit.layout.learning, Group()
+        learners = kit.subgroup(learning) or Group()
+        for first, end in pairwise((*learning, kit.group.world_size)):
+            feeding = kit.subgroup(range(first, end)) or feeding
+        return learners, feeding
 
     def reset(self, iteration: int) -> None:
         if self.collector is not None:
@@ -42,11 +57,11 @@ class SyncActors(Program):
         return self._kit.act(self.collector, self._kit.env_indices, iteration)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
-        group, update = self._kit.group, NO_UPDATE
+        group, update = self._feeding, NO_UPDATE
         parts = group.gather_at_root(self._rollouts.pack(collected.rollout))
         if self._is_learner:
             assert parts is not None
-            rollout = self._rollouts.unpack(parts[list(self._kit.layout.stepping)], self._kit.device)
+            rollout = self._rollouts.unpack(parts[1:], self._kit.device)
             update = self.learner.update(rollout, iteration, progress)
         self._parameters.broadcast(group)
         return update

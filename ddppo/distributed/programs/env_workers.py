@@ -1,10 +1,10 @@
-"""env_workers: rank 0 acts and learns, the other ranks step its environments.
+"""env_workers and env_workers_hetero: rank 0 acts and learns, the other ranks step its environments.
 
 A step is two messages: all actions to all ranks, and what the environments answered back. Rank 0 sees one batch of
 environments as if it stepped them itself, to the bit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ class EnvWorkers(Program):
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         shape = kit.shape
-        self._line = Line(kit.group, kit.spec, kit.layout.stepping, shape.local_num_envs, kit.config.dtype)
+        dealt = {rank: shape.env_indices(place) for place, rank in enumerate(kit.layout.stepping)}
+        self._line = Line(kit.group, kit.spec, dealt, kit.config.dtype)
         self.learners = Group()  # of one
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
@@ -67,19 +68,20 @@ class EnvWorkers(Program):
 
 
 class Line:
-    """What travels each step: actions `[N, *shape]` from rank 0, answers of `num_envs` environments of each other rank.
+    """What travels each step: actions `[N, *shape]` from rank 0, answers of its environments from each other rank.
 
-    Every rank has room for all actions and its own answers; nothing is allocated while stepping.
+    dealt: the environments of each rank that steps some, in order. Messages of a gather are of one size: who has fewer
+    environments than another sends rows that nobody reads. Every rank has room for all actions and its own answers;
+    nothing is allocated while stepping.
     """
 
-    def __init__(
-        self, group: Group, spec: EnvSpec, stepping: Sequence[int], num_envs: int, dtype: str
-    ) -> None:
+    def __init__(self, group: Group, spec: EnvSpec, dealt: Mapping[int, range], dtype: str) -> None:
         self._group = group
-        self._stepping = list(stepping)
+        most = max(map(len, dealt.values()))
+        rows = [torch.arange(len(envs)) + rank * most for rank, envs in dealt.items()]
+        self._rows = torch.cat(rows)  # [N], of environments in their order among the W * most that come
         kind = np.dtype(dtype if spec.action.kind == "box" else np.int64)
-        total = num_envs * len(stepping)
-        self._actions = torch.from_numpy(np.zeros((total, *spec.action.shape), kind))
+        self._actions = torch.from_numpy(np.zeros((len(self._rows), *spec.action.shape), kind))
         self._layout = RowLayout(spec)
         flags = [(name, bool) for name in ("terminated", "truncated", "valid", "ended", "goes_on")]
         fields: list[Any] = [
@@ -87,9 +89,9 @@ class Line:
             ("final_row", self._layout.dtype),
             ("reward", np.float64),
         ]
-        self._answers = np.zeros(num_envs, np.dtype([*fields, *flags], align=True))
-        self._bytes = torch.from_numpy(self._answers.view(np.uint8))
-        self._num_envs = num_envs
+        message = np.zeros(most, np.dtype([*fields, *flags], align=True))
+        self._bytes = torch.from_numpy(message.view(np.uint8))
+        self._answers = message[: len(dealt.get(group.rank, ()))]
 
     def actions(self) -> np.ndarray:
         """Return the next actions of all environments; of a rank that steps."""
@@ -131,7 +133,8 @@ class Line:
             self._group.broadcast_(self._actions)
         parts = self._group.gather_at_root(self._bytes)
         assert parts is not None
-        return parts[self._stepping].numpy().reshape(-1).view(self._answers.dtype)
+        rows = parts.view(-1, self._answers.itemsize).index_select(0, self._rows)
+        return rows.numpy().reshape(-1).view(self._answers.dtype)
 
     def read(self, rows: np.ndarray) -> tuple[ObsArrays, np.ndarray | None]:
         return self._layout.obs(rows), self._layout.mask(rows)

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -143,6 +143,13 @@ class Kit:
         if not self.role.steps:
             return range(0)
         return self.shape.env_indices(self.layout.stepping.index(self.group.rank))
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        """Return the group of some ranks, the first of which is its root; None on a rank outside.
+
+        All ranks call it, in the same order; the topology declares subgroups=True.
+        """
+        return self.group.subgroup(ranks)
 
     def envs(self) -> VecEnv:
         """Make the environments that this rank steps."""

@@ -30,11 +30,12 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
     num_updates = s.num_minibatches * s.num_epochs
     all_step = s.num_stepping in (0, s.world_size)
     steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
+    dealt = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {-(-total // s.batch_size):,} iterations"),
         ("ranks", f"W = {s.world_size}" + _roles(config, derived.get("roles", ()))),
-        ("envs", f"N = {steppers} x {s.local_num_envs} = {s.num_envs:,}"),
+        ("envs", f"N = {dealt} = {s.num_envs:,}"),
         (
             "batch",
             f"B = N x T = {s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
