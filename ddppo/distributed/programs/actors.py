@@ -26,9 +26,9 @@ class Actors(Program):
         if self._env is not None:
             self.collector = kit.collector(self._env, kit.env_indices.start)
         self.learners, self._feeding = self._meet()
-        part = {id(group): group for group in (self.learners, self._feeding) if group.world_size > 1}
-        part.pop(id(kit.group), None)
-        self.groups = tuple(part.values())
+        self.groups = tuple(
+            g for g in (self.learners, self._feeding) if 1 < g.world_size < kit.group.world_size
+        )
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, self.learners.rank, self.sync)
         dtype = getattr(torch, kit.config.dtype)
