@@ -192,10 +192,10 @@ def _check_workers(config: Config, shape: BatchShape) -> None:
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"
         )
-    if num_workers > shape.local_num_envs:
+    fewest = min(shape.env_shares, default=shape.local_num_envs)
+    if num_workers > fewest:
         raise ConfigError(
-            f"env.num_workers={num_workers} exceeds the {shape.local_num_envs} environments of a rank: use at most "
-            f"{shape.local_num_envs}"
+            f"env.num_workers={num_workers} exceeds the {fewest} environments of a rank: use at most {fewest}"
         )
 
 

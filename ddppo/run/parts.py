@@ -55,7 +55,8 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
     if topology.env_backend is not None:
         env_config = replace(config.env, backend=topology.env_backend)
     else:
-        env_config = settled(config.env, spec, shape.local_num_envs, cores)
+        own = shape.env_indices(roles.stepping.index(group.rank)) if group.rank in roles.stepping else ()
+        env_config = settled(config.env, spec, len(own) or shape.local_num_envs, cores)
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
