@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,9 +23,10 @@ from submitit.helpers import DelayedSubmission
 from ddppo.cluster import slurm
 from ddppo.cluster.local_conf import is_free
 from ddppo.cluster.slurm import command
-from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, TrainingError
+from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, RankLost, TrainingError
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
+from ddppo.run.restarts import with_restarts
 
 _FORWARD_EVERY_S = 2.0
 _START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
@@ -101,7 +103,7 @@ class Driver:
     layout: RankLayout
 
     def __call__(self) -> None:
-        """Run the ranks to their end, with the run folder held.
+        """Run the ranks to their end, with the run folder held; inside the job again where dist.on_lost=restart.
 
         Raises TrainingError if a rank failed, RunFolderError if another process trains into the folder. Told to stop by
         SIGUSR2, it does not return but queues the job again.
@@ -112,13 +114,9 @@ class Driver:
 
     def _train(self) -> None:
         folder = RunFolder(self.run_dir)
-        folder.begin(folder.config())
+        config = folder.begin(folder.config())
         with _Signals() as signals:
-            failures = _run_ranks(self.run_dir, self.layout, signals)
-        if signals.terminated:
-            sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
-        if failures is not None:
-            raise TrainingError(self._blame(failures))
+            with_restarts(folder, config, partial(self._run, signals))
         if not RunFolder(self.run_dir).is_complete:
             if not still_runs():  # cancelled, and the ranks knew first: to queue again would revive the job
                 sys.exit(_SIGNALLED + signal.SIGTERM)
@@ -128,21 +126,33 @@ class Driver:
                 "command goes on with it"
             )
 
+    def _run(self, signals: "_Signals") -> None:
+        failures = _run_ranks(self.run_dir, self.layout, signals)
+        if signals.terminated:
+            sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
+        if failures is None:
+            return
+        who, is_lost = self._blame(failures)
+        remedy = (
+            f"The message is in the job's log. The same sweep command goes on with the run in {self.run_dir}, from its "
+            "last checkpoint if there is one"
+        )
+        if is_lost and not signals.stop_requested and still_runs():
+            raise RankLost(who, remedy)
+        raise TrainingError(f"{who}. {remedy}")
+
     def checkpoint(self) -> DelayedSubmission:
         """Return what the queued job is to do when it runs again: the same. submitit calls this."""
         return DelayedSubmission(self)
 
-    def _blame(self, failures: "list[Failure]") -> str:
-        # A rank may notice that another is lost before srun speaks of the one that was: the first is seldom the cause.
+    def _blame(self, failures: "list[Failure]") -> tuple[str, bool]:
+        """Say which rank failed, and whether a signal ended it. It is not one that only lost the others."""
+        # Such a one may end before srun speaks of the one that was lost: the first is seldom the cause.
         cause = min(failures, key=lambda failure: failure.exit_code == LOST_PEERS, default=None)
-        who = "srun could not start the ranks"
-        if cause is not None:
-            all_of_them = f"all {self.layout.world_size} ranks were stopped"
-            who = f"rank {cause.ranks} on {cause.node} {cause.what} and {all_of_them}"
-        return (
-            f"{who}; the message is in the job's log. The same sweep command goes on with the run in {self.run_dir}, "
-            "from its last checkpoint if there is one"
-        )
+        if cause is None:
+            return "srun could not start the ranks", False
+        who = f"rank {cause.ranks} on {cause.node} {cause.what} and all {self.layout.world_size} ranks were stopped"
+        return who, cause.exit_code is None
 
 
 @dataclass(frozen=True, slots=True)

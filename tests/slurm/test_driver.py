@@ -51,8 +51,20 @@ def test_a_killed_rank_makes_the_job_failed_within_30_s_and_is_named(jobs):
     job.wait_for_iteration(2)
     os.kill(job.ranks()[2], signal.SIGKILL)
     job.wait_for_state("FAILED", timeout_s=30)
-    assert "TrainingError: rank 2 on 127.0.1.2 was ended by a signal (Killed)" in job.log
+    assert "RankLost: rank 2 on 127.0.1.2 was ended by a signal (Killed)" in job.log
     assert not job.ranks()
+
+
+@pytest.mark.slow
+def test_a_killed_rank_costs_the_job_no_more_than_time_where_it_may_restart(jobs):
+    settings = config(40, 2, step_time_s=0.001)
+    settings = replace(settings, dist=replace(settings.dist, on_lost="restart"))
+    job = jobs.submit(settings, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
+    job.wait_for_iteration(2)
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    job.wait_for_state("COMPLETED")
+    assert job.summary["restarts"] == 1
+    assert job.iterations == list(range(1, 41))
 
 
 @pytest.mark.slow

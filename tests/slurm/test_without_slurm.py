@@ -4,6 +4,8 @@ import io
 import shutil
 import sys
 import tempfile
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from ddppo.cluster.driver import RankLayout
 from ddppo.cluster.local import LocalCluster, conf_path
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.config import Config, EnvConfig
-from ddppo.errors import ClusterError, ConfigError, RunFolderError
+from ddppo.config.settings import DistConfig
+from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
+from ddppo.run.restarts import with_restarts
 from tests.support import run
 
 
@@ -100,25 +104,52 @@ srun: error: node2: task 2: Exited with exit code 3
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "said", "is_lost"),
     [
-        ("Exited with exit code 1", "rank 3 on node2 ended with exit code 1"),
-        ("Killed", "rank 3 on node2 was ended by a signal (Killed)"),
-        ("Segmentation fault (core dumped)", "rank 3 on node2 was ended by a signal (Segmentation fault"),
-        ("Exited with exit code 3", "rank 0-1 on node1 ended with exit code 3"),
+        ("Exited with exit code 1", "rank 3 on node2 ended with exit code 1", False),
+        ("Killed", "rank 3 on node2 was ended by a signal (Killed)", True),
+        (
+            "Segmentation fault (core dumped)",
+            "rank 3 on node2 was ended by a signal (Segmentation fault",
+            True,
+        ),
+        ("Exited with exit code 3", "rank 0-1 on node1 ended with exit code 3", False),
     ],
 )
-def test_the_rank_that_others_lost_is_blamed_and_not_those_that_lost_it(how, said, capsys):
+def test_the_rank_that_others_lost_is_blamed_and_not_those_that_lost_it(how, said, is_lost, capsys):
     failures = []
     driver._pass_on(io.StringIO(SRUN.format(how)), failures)
     assert capsys.readouterr().err == SRUN.format(how)
     layout = RankLayout(4, 2, 2, cpus_per_rank=1)
-    assert driver.Driver(Path("run"), layout)._blame(failures).startswith(said)
+    blame = driver.Driver(Path("run"), layout)._blame(failures)
+    assert blame[0].startswith(said)
+    assert blame[1] == is_lost
 
 
 def test_a_step_that_did_not_start_is_no_ranks_fault():
     blame = driver.Driver(Path("run"), RankLayout(4, 2, 2, cpus_per_rank=1))._blame([])
-    assert blame.startswith("srun could not start the ranks; the message")
+    assert blame == ("srun could not start the ranks", False)
+
+
+@pytest.mark.parametrize(("still_runs", "starts"), [(True, 2), (False, 1)])
+def test_a_job_that_lost_a_rank_goes_on_with_its_run_unless_it_is_over(
+    tmp_path, monkeypatch, still_runs, starts
+):
+    config = Config(env=EnvConfig(id="CartPole-v1"), dist=DistConfig(world_size=2, on_lost="restart"))
+    RunFolder(tmp_path).begin(config)
+    found = [[driver.Failure("1", "node2", "was ended by a signal (Killed)", None)], None]
+    monkeypatch.setattr(driver, "_run_ranks", lambda *arguments: found.pop(0))
+    monkeypatch.setattr(driver, "still_runs", lambda: still_runs)
+    job = driver.Driver(tmp_path, RankLayout(2, 2, 1, cpus_per_rank=1))
+    how = (
+        nullcontext()
+        if still_runs
+        else pytest.raises(TrainingError, match="rank 1 on node2 was ended by a signal")
+    )
+    with how, driver._Signals() as signals:
+        with_restarts(RunFolder(tmp_path), config, partial(job._run, signals))
+    assert len(found) == 2 - starts
+    assert RunFolder(tmp_path).num_restarts == starts - 1
 
 
 def test_a_job_whose_run_another_process_trains_fails_and_changes_nothing(tmp_path, monkeypatch):
