@@ -30,6 +30,7 @@ GROUND = {
 }
 MAY_IMPORT = {  # besides the ground floor and itself
     "ground": set(),
+    "circuits": set(),
     "envs": set(),
     "models": set(),
     "ppo": {"envs", "models"},
@@ -41,6 +42,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "watch": {"study"},
     "advice": {"envs", "models", "ppo", "distributed", "run", "benchmark", "study"},
     "doors": {
+        "circuits",
         "envs",
         "models",
         "ppo",
@@ -162,3 +164,9 @@ def test_the_configuration_and_the_door_import_no_torch():
             n.module for n in top if isinstance(n, ast.ImportFrom)
         }
         assert not {name for name in names if name.split(".")[0] in ("torch", "gymnasium", "numpy")}, module
+
+
+def test_circuits_import_nothing_but_numpy_and_the_ground_floor():
+    for module in (module for module in MODULES if module.startswith("circuits")):
+        text = MODULES[module].read_text()
+        assert not [name for name in ("torch", "gymnasium") if f"import {name}" in text], module
