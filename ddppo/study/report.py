@@ -81,6 +81,7 @@ class StudyReport:
 class Topologies:
     """What is said of the topologies of one task and rule, side by side."""
 
+    name: str
     found: SideBySide
     said: list[str]
 
@@ -97,8 +98,8 @@ class Report:
 
     def is_compared_only(self, study: Study) -> bool:
         """Whether a study has one W, of which nothing is to be said but beside other topologies."""
-        compared = {(each.found.env_id, each.found.rule) for each in self.topologies}
-        return len(study.rows) == 1 and (study.env_id, study.rule) in compared
+        sides = [side for each in self.topologies for side in each.found.sides]
+        return len(study.rows) == 1 and any(side.study is study for side in sides)
 
 
 def read(
@@ -166,18 +167,18 @@ def compute(options: ReportOptions, found: Found) -> Report:
 
 
 def _side_by_side(done: list[StudyReport]) -> list[Topologies]:
-    """Compare the topologies of each task and rule that has several."""
-    groups: dict[tuple[str, str], list[StudyReport]] = {}
+    """Compare the topologies of each task and rule that has several, ddp's first."""
+    groups: dict[str, list[StudyReport]] = {}
     for each in sorted(done, key=lambda each: each.study.topology != "ddp"):
-        groups.setdefault((each.study.env_id, each.study.rule), []).append(each)
+        groups.setdefault(f"{each.study.env_id}, {each.study.rule} scaling", []).append(each)
     compared = []
-    for group in groups.values():
+    for name, group in groups.items():
         if found := side_by_side([each.study for each in group]):
-            said = topologies.compared(found, [(each.study.topology, each.ahead) for each in group])
+            said = topologies.compared(found, [each.ahead for each in group])
             first, *others = (each.study.runs[0] for each in group)
             apart = [f"{run.topology} has {text}" for run in others if (text := differing(run, first))]
             said += [f"They differ in more than the topology: {'; '.join(apart)}."] if apart else []
-            compared.append(Topologies(found, said))
+            compared.append(Topologies(name, found, said))
     return compared
 
 

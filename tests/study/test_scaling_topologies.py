@@ -107,13 +107,13 @@ def test_the_time_of_a_role_is_that_of_its_ranks_with_waiting_by_whom_it_is_for(
 def test_where_no_seed_got_to_the_target_throughput_decides():
     found = side([ddp(0, math.inf)], [sync_actors(0, math.inf)])
     assert not found.by_target
-    assert found.best.topology == "sync_actors"  # 80 steps in 8 ms, not in 10
+    assert found.best.study.topology == "sync_actors"  # 80 steps in 8 ms, not in 10
     assert found.behind[0].times.values == pytest.approx((1.25,))
 
 
 def test_a_seed_that_never_gets_there_is_slower_than_all_that_do_and_leaves_no_interval():
     found = side([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1])
-    assert found.best.topology == "sync_actors"
+    assert found.best.study.topology == "sync_actors"
     assert found.behind[0].times.median == math.inf
     said = report([ddp(0, math.inf), ddp(1, math.inf), ddp(2, 2.0)], SEEDS[1]).topologies[0].said
     assert said[1].startswith("ddp at W=2 was there in 1 of 3 seeds: later, or never.")
@@ -148,7 +148,7 @@ def test_one_topology_is_not_compared():
 def test_runs_that_do_not_tell_their_roles_are_compared_by_what_they_tell():
     bare = {"roles": (), "rank_means": (), "num_stepping": 0}
     made = report([ddp(0, 4.0, **bare)], [sync_actors(0, 2.0, **bare)])
-    assert made.topologies[0].found.best.topology == "sync_actors"
+    assert made.topologies[0].found.best.study.topology == "sync_actors"
     assert "–" in html.page(made, [html.chapter(each) for each in made.studies])
 
 
@@ -248,5 +248,5 @@ def test_a_topology_of_a_table_is_told_by_a_column(tmp_path):
     table.write_text("topology,W,FPS\nddp,4,1000\nsync_actors,4,900\n")
     options = ReportOptions(path=str(table), columns={"world_size": "W", "fps": "FPS"})
     found = compute(options, read(options)).topologies[0].found
-    assert (found.best.topology, found.by_target) == ("ddp", False)
+    assert (found.best.study.topology, found.by_target) == ("ddp", False)
     assert np.isnan(found.best.messages)

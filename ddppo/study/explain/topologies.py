@@ -11,7 +11,6 @@ from ddppo.study.measure.topologies import Behind, Side, SideBySide
 from ddppo.study.predict.outlook import Outlook
 
 AHEAD = 32  # workers that every topology is predicted for
-_LEAST = 3  # W that a prediction needs: fewer cannot be held out
 _PARTS = {"t_rollout": "acting and stepping", "t_learn": "learning", "t_comm": "communication"}
 _SMALL = 0.02  # of the time of a rank
 _WHOM = {
@@ -20,15 +19,13 @@ _WHOM = {
     "agent": "other agents",
     "actor": "actors",
     "observer": "observers",
-    "environments": "environments",
 }
 
 
-def compared(found: SideBySide, outlooks: Sequence[tuple[str, Outlook]]) -> list[str]:
-    """Return what is said below the table."""
-    said = [_soonest(found), *(f"{_behind(each, found)} {_to_win(each, found)}" for each in found.behind)]
-    weak = _weakness(found)
-    return [*said, *([weak] if weak else []), _ahead(found, outlooks)]
+def compared(found: SideBySide, outlooks: Sequence[Outlook]) -> list[str]:
+    """Return what is said beside the tables; outlooks are those of the topologies in the order of their sides."""
+    said = [_soonest(found), *(f"{_behind(each, found)} {_to_win(each)}".strip() for each in found.behind)]
+    return [*said, *_weakness(found), *_crowded(found), _ahead(found, outlooks)]
 
 
 def _soonest(found: SideBySide) -> str:
@@ -36,43 +33,39 @@ def _soonest(found: SideBySide) -> str:
     if not found.by_target:
         return f"{best.name} is the fastest here: {whole(row.fps.median)} steps/s, median of {_seeds(row.fps.count)}."
     took, seeds = duration(row.time_to_target.median), _seeds(row.time_to_target.count)
+    target = f"{best.study.target_return:g}"
     reached = "" if row.num_reached == row.time_to_target.count else f", of which {row.num_reached} got there"
-    target = best.runs[0].target_return
-    return f"{best.name} is soonest at a return of {target:g} here: {took}, median of {seeds}{reached}."
+    return f"{best.name} is soonest at a return of {target} here: {took}, median of {seeds}{reached}."
 
 
 def _behind(each: Behind, found: SideBySide) -> str:
     """Return how much later a topology is, and how sure that is."""
     times, side = each.times, each.side
-    if math.isinf(times.median) or math.isnan(times.median):
+    known = sorted(x for x in times.values if math.isfinite(x))
+    if not math.isfinite(times.median):
         return (
             f"{side.name} was there in {side.row.num_reached} of {_seeds(len(side.runs))}: later, or never."
         )
-    known = sorted(x for x in times.values if math.isfinite(x))
+    sure = f"{known[0]:.3g} to {known[-1]:.3g} over {_seeds(times.count)}, too few for an interval"
     if math.isfinite(times.low):
         sure = f"95 % interval {times.low:.3g} to {times.high:.3g} over {_seeds(times.count)}"
         sure += "" if times.low > 1 else ", so not surely"
-    else:
-        sure = f"{known[0]:.3g} to {known[-1]:.3g} over {_seeds(times.count)}, too few for an interval"
     text = f"{side.name} takes {times.median:.3g} times as long ({sure})"
-    if found.by_target and math.isfinite(each.steps):
-        steps = "the same" if abs(each.steps - 1) < 0.005 else f"{each.steps:.3g} times the"
-        text += f": {steps} environment steps, each in {each.pace:.3g} times the time"
+    if found.by_target and abs(each.steps - 1) >= 0.005:
+        text += f", and {each.steps:.3g} times the environment steps"
     return f"{text}."
 
 
-def _to_win(each: Behind, found: SideBySide) -> str:
+def _to_win(each: Behind) -> str:
     """Return by how much its iterations would have to be shorter, beside what they are spent on."""
-    side, times = each.side, each.times.median
-    role = side.learner
-    spent = side.spent.get(role, {})
-    if not (1 < times < math.inf) or not spent:
+    side, times, role = each.side, each.times.median, each.side.learner
+    if not (1 < times < math.inf) or not role:
         return ""
-    gap, idle = 1 - 1 / times, spent["t_sync"] + spent["t_comm"]
-    verdict = (
-        f"{percent(gap / idle)} of its waiting and communication" if idle > gap
-        else "more than all its waiting and communication, so acting or learning itself would have to take less"
-    )  # fmt: skip
+    spent, gap = side.spent[role], 1 - 1 / times
+    idle = spent["t_sync"] + spent["t_comm"]
+    verdict = "more than all its waiting and communication: acting or learning itself would have to take less"
+    if idle > gap:
+        verdict = f"{percent(gap / idle)} of its waiting and communication"
     return (
         f"To be as soon its iterations of {duration(side.row.t_iter['mean'])} would have to be {percent(gap)} shorter: "
         f"of the {role}'s time {_listed(side, spent)}; that is {verdict}."
@@ -94,15 +87,17 @@ def _listed(side: Side, spent: dict[str, float]) -> str:
     return ", ".join(f"{percent(x)} is {name}" for name, x in ordered if x >= _SMALL)
 
 
-def _weakness(found: SideBySide) -> str:
-    """Return what the soonest pays for exchanging, beside the one that pays least: dearer messages favour that one."""
+def _weakness(found: SideBySide) -> list[str]:
+    """Return what the soonest pays for exchanging, beside the one that exchanges least: dearer messages favour that."""
     told = [side for side in (found.best, *(each.side for each in found.behind)) if side.messages >= 0]
     if found.best not in told or len(told) < 2:
-        return ""
+        return []
     least = min(told, key=lambda side: side.messages)
     if least is found.best:
-        return f"Dearer messages would not change that: {_traffic(least)}, the fewest."
-    return f"What could change that is dearer messages, as over a network: {_traffic(found.best)}, {_traffic(least)}."
+        return [f"Dearer messages would not change that: {_traffic(least)}, the fewest."]
+    return [
+        f"What could change that is dearer messages, as over a network: {_traffic(found.best)}, {_traffic(least)}."
+    ]
 
 
 def _traffic(side: Side) -> str:
@@ -110,20 +105,35 @@ def _traffic(side: Side) -> str:
     return f"{side.name} exchanges {whole(side.messages)} an iteration, {percent(comm)} of the {side.learner}'s time"
 
 
-def _ahead(found: SideBySide, outlooks: Sequence[tuple[str, Outlook]]) -> str:
+def _crowded(found: SideBySide) -> list[str]:
+    sides = [
+        side for side in (found.best, *(each.side for each in found.behind)) if side.row.oversubscription > 1
+    ]
+    names = ", ".join(side.name for side in sides)
+    return (
+        [f"More compute threads than cores: {names}. With a core for each the order may be another."]
+        if sides
+        else []
+    )
+
+
+def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
     """Return what each topology's own study predicts for many workers, and of which it does not."""
     said, few = [], []
-    for topology, outlook in outlooks:
-        sizes = {side.row.world_size for side in found.sides if side.topology == topology}
+    names = dict.fromkeys(side.study.topology for side in found.sides)
+    for topology, outlook in zip(names, outlooks, strict=True):
         predicted = next((p for p in outlook.as_measured if p.world_size == AHEAD), None)
-        if len(sizes) < _LEAST:
+        if not outlook.checks:  # fewer than three W, of which none can be held out
             few.append(topology)
+            continue
+        check = outlook.checks[-1]
+        off = f"W={check.world_size}, held out, is missed by {100 * check.error:+.0f} %"
+        if not check.within:
+            said.append(f"not {topology} ({off})")
         elif predicted is None:
-            said.append(f"{topology} cannot have so many")
+            said.append(f"not {topology}, which cannot have so many")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
-            check = max(outlook.checks, key=lambda check: check.world_size)
-            off = f"W={check.world_size}, held out, is missed by {100 * check.error:+.0f} %"
             said.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
     said += [f"not {', '.join(few)}, measured at fewer than three W"] if few else []
     return f"Predicted at W={AHEAD}: {'; '.join(said)}."

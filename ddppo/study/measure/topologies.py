@@ -26,9 +26,8 @@ class Side:
     `num_bytes` handed over by all ranks. lag: mean, in updates; inference_batch: rows of a forward. NaN where unknown.
     """
 
-    topology: str
+    study: Study
     row: Row
-    runs: tuple[Run, ...]
     ranks: dict[str, int]
     spent: dict[str, dict[str, float]]
     messages: float
@@ -37,26 +36,26 @@ class Side:
     inference_batch: float
 
     @property
+    def runs(self) -> list[Run]:
+        return self.study.runs_at(self.row.world_size)
+
+    @property
     def learner(self) -> str:
         """The role that learns."""
-        return max(self.spent, key=lambda role: self.spent[role].get("t_learn", 0.0), default="")
+        return max(self.spent, key=lambda role: self.spent[role]["t_learn"], default="")
 
     @property
     def name(self) -> str:
-        return f"{self.topology} at W={self.row.world_size}"
+        return f"{self.study.topology} at W={self.row.world_size}"
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A side that is not the soonest: how many times as long it takes, by seed and as an estimate; NaN if unknown.
-
-    steps: how many times the environment steps it needs; pace: how many times the seconds a step on the way.
-    """
+    """A side that is not the soonest: how many times as long it takes, and how many times the steps to the target."""
 
     side: Side
     times: Estimate
     steps: float
-    pace: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,6 @@ class SideBySide:
     behind: the best W of every other topology, the soonest first.
     """
 
-    env_id: str
-    rule: str
     sides: tuple[Side, ...]
     by_target: bool
     best: Side
@@ -75,7 +72,7 @@ class SideBySide:
 
 
 def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
-    """Compare the studies of several topologies, of one task, rule and target; nothing where there is one topology."""
+    """Compare the studies of several topologies, of one task and rule; nothing where there is one topology."""
     if len(studies) < 2:
         return None
     sides = tuple(_side(study, row) for study in studies for row in study.rows)
@@ -83,43 +80,30 @@ def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
     by_target = one_target and any(math.isfinite(side.row.time_to_target.median) for side in sides)
     value = time_to_target if by_target else _seconds_a_step
     of_each = [
-        min((s for s in sides if s.topology == study.topology), key=lambda side: _median(side, value))
-        for study in studies
+        min((s for s in sides if s.study is each), key=lambda s: _middle(s, value)) for each in studies
     ]
-    best, *others = sorted(of_each, key=lambda side: _median(side, value))
-    behind = tuple(_behind(side, best, value) for side in others)
-    return SideBySide(studies[0].env_id, studies[0].rule, sides, by_target, best, behind)
+    best, *others = sorted(of_each, key=lambda side: _middle(side, value))
+    behind = [
+        Behind(side, _paired(_times(side, best, value)), _paired(_times(side, best, steps_to_target)).median)
+        for side in others
+    ]
+    return SideBySide(sides, by_target, best, tuple(behind))
 
 
 def _seconds_a_step(run: Run) -> float:
     return 1 / run.fps
 
 
-def _seconds_a_step_to_target(run: Run) -> float:
-    return time_to_target(run) / steps_to_target(run)
-
-
-def _median(side: Side, value: Callable[[Run], float]) -> float:
+def _middle(side: Side, value: Callable[[Run], float]) -> float:
     known = [x for x in map(value, side.runs) if not math.isnan(x)]
     return median(known) if known else math.inf
-
-
-def _behind(side: Side, best: Side, value: Callable[[Run], float]) -> Behind:
-    by_target = value is time_to_target
-    steps = _times(side, best, steps_to_target) if by_target else (1.0,)
-    pace = _times(side, best, _seconds_a_step_to_target if by_target else _seconds_a_step)
-    return Behind(side, _paired(_times(side, best, value)), _middle(steps), _middle(pace))
-
-
-def _middle(values: Sequence[float]) -> float:
-    return median([x for x in values if math.isfinite(x)])
 
 
 def _times(side: Side, best: Side, value: Callable[[Run], float]) -> tuple[float, ...]:
     """Return x of the side / x of the best by seed, NaN where the best has none; of medians without common seeds."""
     of_best = {run.seed: value(run) for run in best.runs}
     pairs = [(value(run), of_best[run.seed]) for run in side.runs if run.seed in of_best]
-    pairs = pairs or [(_median(side, value), _median(best, value))]
+    pairs = pairs or [(_middle(side, value), _middle(best, value))]
     return tuple(a / b if 0 < b < math.inf else math.nan for a, b in pairs)
 
 
@@ -133,15 +117,17 @@ def _paired(times: tuple[float, ...]) -> Estimate:
 
 
 def _side(study: Study, row: Row) -> Side:
-    runs = tuple(study.runs_at(row.world_size))
+    runs = study.runs_at(row.world_size)
     told = all(len(run.roles) == run.world_size and run.tells_ranks for run in runs)
     roles = runs[0].roles if told and len({run.roles for run in runs}) == 1 else ()
     names = {name for run in runs for of in run.rank_means for name in of} if roles else ()
-    means = {name: _of_ranks(runs, name) for name in names}
+    means = {
+        name: np.mean([[of.get(name, math.nan) for of in run.rank_means] for run in runs], axis=0)
+        for name in sorted(names)
+    }
     return Side(
-        topology=study.topology,
+        study=study,
         row=row,
-        runs=runs,
         ranks=dict(Counter(roles)),
         spent={role: _spent(runs, [r == role for r in roles], means) for role in dict.fromkeys(roles)},
         messages=_known(np.max, means.get("dist/messages")),
@@ -151,11 +137,6 @@ def _side(study: Study, row: Row) -> Side:
     )
 
 
-def _of_ranks(runs: Sequence[Run], name: str) -> np.ndarray:
-    """Return the mean over runs of a metric of each rank `[W]`, NaN of a rank that has none."""
-    return np.mean([[of.get(name, math.nan) for of in run.rank_means] for run in runs], axis=0)
-
-
 def _known(reduce: Callable[[np.ndarray], float], of_ranks: np.ndarray | None) -> float:
     known = np.array([]) if of_ranks is None else of_ranks[np.isfinite(of_ranks)]
     return float(reduce(known)) if known.size else math.nan
@@ -163,14 +144,8 @@ def _known(reduce: Callable[[np.ndarray], float], of_ranks: np.ndarray | None) -
 
 def _spent(runs: Sequence[Run], ranks: Sequence[bool], means: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the shares of the time of these ranks, over iterations and runs."""
-    mine = np.array(ranks)
-    seconds = {
-        name: float(np.mean([run.times[name][:, mine].mean() for run in runs])) for name in ("t_iter", *PARTS)
-    }
-    waits = {
-        f"for {name.removeprefix('time/t_wait_')}": float(of_ranks[mine].mean())
-        for name, of_ranks in means.items()
-        if name.startswith("time/t_wait_")
-    }
+    mine, waits = np.array(ranks), [name for name in means if name.startswith("time/t_wait_")]
+    seconds = {n: float(np.mean([run.times[n][:, mine].mean() for run in runs])) for n in ("t_iter", *PARTS)}
+    seconds |= {f"for {n.removeprefix('time/t_wait_')}": float(means[n][mine].mean()) for n in waits}
     t_iter = seconds.pop("t_iter")
-    return {part: x / t_iter if t_iter > 0 else 0.0 for part, x in (seconds | waits).items()}
+    return {part: x / t_iter if t_iter > 0 else 0.0 for part, x in seconds.items()}

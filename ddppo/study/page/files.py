@@ -56,8 +56,7 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
         rows = [row for each in report.studies for row in tables.study_rows(each.study, each.accounts)]
         _write_plots(new / "plots", [topologies.figure(each.found) for each in report.topologies])
-        sides = [row for each in report.topologies for row in topologies.rows(each.found)]
-        if sides:
+        if sides := [row for each in report.topologies for row in topologies.rows(each.found)]:
             (new / "topologies.csv").write_text(tables.to_csv(sides))
         (new / "per_run.csv").write_text(tables.to_csv(runs))
         (new / "summary.csv").write_text(tables.to_csv(rows))
@@ -71,10 +70,9 @@ def _folder_names(reports: list[StudyReport]) -> list[str]:
         return ["."]
     names: list[str] = []
     for each in reports:
-        study = each.study
-        words = [study.env_id, study.rule, *([study.topology] if study.topology != "ddp" else [])]
+        words = [each.study.env_id, each.study.rule, each.study.topology.removeprefix("ddp")]
         cut = [re.sub(r"[^\w.-]+", "_", word).lstrip(".")[:_LONGEST_NAME] for word in words]
-        name = "_".join(cut)
+        name = "_".join(filter(None, cut))
         while name in names:
             name += "_"
         names.append(name)
@@ -93,7 +91,9 @@ def as_json(report: Report) -> dict[str, object]:
         "kind": REPORT_KIND,
         "schema_version": SCHEMA_VERSION,
         "options": asdict(report.options),
-        "topologies": [topologies.as_json(each.found, each.said) for each in report.topologies],
+        "topologies": [
+            {"said": each.said, "sides": topologies.rows(each.found)} for each in report.topologies
+        ],
         "studies": [_study_as_json(each) for each in report.studies],
         "left_out": [asdict(item) for item in report.left_out],
         "remarks": report.remarks,

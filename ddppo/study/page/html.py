@@ -117,7 +117,12 @@ def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) 
         title=chapters[0].title if len(chapters) == 1 else several,
         chapters=chapters,
         topologies=[
-            (each.found, each.said, *(show(each.found) for show in _OF_TOPOLOGIES))
+            (
+                each,
+                topologies.figure(each.found),
+                topologies.results(each.found),
+                topologies.times(each.found),
+            )
             for each in report.topologies
         ],
         remarks=report.remarks,
@@ -132,7 +137,6 @@ def _left_out(items: Sequence[LeftOut]) -> Shown:
     return Shown(["folder or row", "why", "what to do"], lines, text=True)
 
 
-_OF_TOPOLOGIES = (topologies.figure, topologies.results, topologies.times)
 _TEMPLATES = Environment(
     loader=PackageLoader("ddppo.study.page"), autoescape=True, undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,

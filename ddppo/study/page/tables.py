@@ -117,9 +117,16 @@ class Shown:
     text: bool = False
 
 
+def shown(columns: Mapping[str, list[str]]) -> Shown:
+    return Shown(list(columns), [list(line) for line in zip(*columns.values(), strict=True)])
+
+
 def study_table(study: Study) -> Shown:
+    return shown(measured(study.rows, study.target_return))
+
+
+def measured(rows: Sequence[Row], target_return: float) -> dict[str, list[str]]:
     """Return what was measured at each W, in the columns that the runs have numbers for."""
-    rows = study.rows
     columns: dict[str, list[str]] = {
         "W": [str(row.world_size) for row in rows],
         "seeds": [str(len(row.seeds)) for row in rows],
@@ -129,7 +136,7 @@ def study_table(study: Study) -> Shown:
     }
     if any(row.time_to_target.count for row in rows):
         never = "not reached"
-        columns[f"s to {study.target_return:g}"] = [interval(r.time_to_target, "{:.3g}", never) for r in rows]
+        columns[f"s to {target_return:g}"] = [interval(r.time_to_target, "{:.3g}", never) for r in rows]
         if any(row.num_reached < row.time_to_target.count for row in rows):
             columns["reached"] = [f"{row.num_reached} of {row.time_to_target.count}" for row in rows]
         columns["S by time"] = [interval(row.speedup_by_target, "{:.3g}") for row in rows]
@@ -145,7 +152,7 @@ def study_table(study: Study) -> Shown:
         columns["slow ranks"] = [
             " ".join(str(rank.rank) for rank in row.slow_ranks) or "none" for row in rows
         ]
-    return Shown(list(columns), [list(line) for line in zip(*columns.values(), strict=True)])
+    return columns
 
 
 def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
@@ -175,7 +182,7 @@ def predictions_table(found: Sequence[Prediction], choices: Sequence[Choice] = (
     if any(choice.cost is not None for choice in choices):
         costs = [of[p.world_size].cost if p.world_size in of else None for p in found]
         columns["cost"] = ["" if cost is None else f"{cost:.3g}" for cost in costs]
-    return Shown(list(columns), [list(line) for line in zip(*columns.values(), strict=True)])
+    return shown(columns)
 
 
 def number(value: float, form: str, infinite: str = "unbounded") -> str:
@@ -195,12 +202,12 @@ def terminal(study: Study, width: int | None = None) -> str:
     return on_terminal(title(study), study_table(study), width)
 
 
-def on_terminal(title: str, shown: Shown, width: int | None = None) -> str:
+def on_terminal(title: str, what: Shown, width: int | None = None) -> str:
     """Return a table without its intervals."""
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
-    for name in shown.head:
+    for name in what.head:
         table.add_column(name, justify="right")
-    for line in shown.lines:
+    for line in what.lines:
         table.add_row(*(cell.split(" [")[0] for cell in line))
     output = io.StringIO()
     Console(width=width, file=output).print(table)

@@ -53,10 +53,11 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
     remarks = list(found.remarks)
     if len(chosen) > 1:
         counted = ", ".join(map(_counted, chosen))
-        one = "; env= and rule= ask for one" if len(groups) > 1 else ""
         remarks.append(
             f"The runs are mixed, of {len(chosen)} studies: {counted}. Each is reported by itself, nothing is averaged "
-            f"over them{one}."
+            "over them; env= and rule= ask for one."
+            if len(groups) > 1
+            else f"The runs are of {len(chosen)} topologies, each a study by itself: {counted}."
         )
     return Found(chosen, found.left_out + left_out, remarks)
 
