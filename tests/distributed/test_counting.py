@@ -18,6 +18,7 @@ TASK = (
 )  # fmt: skip
 NO_TASK_OF_ONES_OWN = {"device"}  # its tasks are ours, in C++; what it learns is compared with ddp
 HOW = {
+    "env_workers_hetero": ("dist.world_size=3", "dist.env_shares=[5,3]"),
     "ddp": ("dist.world_size=2",),
     "central_inference": (
         "dist.world_size=2",
