@@ -11,7 +11,7 @@ class BatchShape:
 
     B = N * T samples are collected per iteration and split into num_minibatches nearly equal parts. num_stepping is how
     many ranks step environments, all of them if 0. env_shares: the environments of each of these, where not all have as
-    many.
+    many. batch_envs: from how many rollouts of one environment an iteration learns, where these are not one of each.
     """
 
     num_envs: int
@@ -22,6 +22,7 @@ class BatchShape:
     learning_rate_scale: float = 1.0
     num_stepping: int = 0
     env_shares: tuple[int, ...] = ()
+    batch_envs: int = 0
 
     @property
     def local_num_envs(self) -> int:
@@ -33,7 +34,7 @@ class BatchShape:
     @property
     def batch_size(self) -> int:
         """B = W * E * T, samples of all ranks in one iteration."""
-        return self.num_envs * self.rollout_steps
+        return (self.batch_envs or self.num_envs) * self.rollout_steps
 
     @property
     def local_batch_size(self) -> int:
@@ -53,7 +54,8 @@ class BatchShape:
 
     def over(self, num_ranks: int) -> "BatchShape":
         """Return the same batch in equal shares of so many ranks."""
-        return replace(self, world_size=num_ranks, num_stepping=0, env_shares=())
+        num_envs = self.batch_envs or self.num_envs
+        return replace(self, num_envs=num_envs, world_size=num_ranks, num_stepping=0, batch_envs=0, env_shares=())
 
 
 def _divisors(n: int) -> str:

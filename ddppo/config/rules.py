@@ -37,7 +37,8 @@ def batch_shape(config: Config) -> BatchShape:
             said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
             check_division(config.env.num_envs, config.ppo.rollout_steps, num_stepping, said)
         shape = strong(**sizes)
-    return replace(shape, world_size=world_size, num_stepping=num_stepping, env_shares=shares)
+    shape = replace(shape, world_size=world_size, num_stepping=num_stepping, env_shares=shares)
+    return replace(shape, batch_envs=(config.ppo.rollouts_per_update or 0) * shape.local_num_envs)
 
 
 def layout(config: Config) -> Layout:
@@ -82,6 +83,7 @@ def validate(config: Config) -> BatchShape:
             "use distributed=ddp"
         )
     _check_topology(config)
+    _check_own_pace(config)
     _check_restarts(config)
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
         raise ConfigError(
@@ -179,6 +181,34 @@ def _check_restarts(config: Config) -> None:
             f"dist.on_lost=restart has no effect with dist.world_size=1 and env.backend={env.backend}: the only rank "
             "is the process that you start, which cannot start itself again; use env.backend=pool or more ranks, or "
             "leave it out"
+        )
+
+
+def _check_own_pace(config: Config) -> None:
+    """Check what has an effect, or makes sense, only where ranks go at their own pace, or only where they do not."""
+    dist, ppo = config.dist, config.ppo
+    if not find(dist.topology).own_pace:
+        only = {
+            f"dist.max_lag={dist.max_lag}": dist.max_lag is not None,
+            f"dist.correction={dist.correction}": dist.correction != DistConfig().correction,
+            f"ppo.rollouts_per_update={ppo.rollouts_per_update}": ppo.rollouts_per_update is not None,
+        }
+        for said, is_set in only.items():
+            if is_set:
+                raise ConfigError(
+                    f"{said} has no effect with distributed={dist.topology}: use distributed=async_actors, or leave "
+                    "it out"
+                )
+        return
+    if ppo.normalize_rewards:
+        raise ConfigError(
+            f"ppo.normalize_rewards=true with distributed={dist.topology}: running returns need every step of every "
+            "environment in order, and rollouts may be refused; use ppo.normalize_rewards=false, or ppo.reward_clip"
+        )
+    if dist.collective != "auto":
+        raise ConfigError(
+            f"dist.collective={dist.collective} has no effect with distributed={dist.topology}, whose ranks meet in "
+            "no collective: leave it out"
         )
 
 

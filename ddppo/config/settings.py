@@ -74,6 +74,12 @@ class ModelConfig:
 class PPOConfig:
     total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
     rollout_steps: int = setting(128, "steps T per environment and iteration", low=1)
+    rollouts_per_update: int | None = setting(
+        None,
+        "distributed=async_actors: rollouts that an update learns from, each of one actor's environments; null is as "
+        "many as there are actors, 1 is A3C's",
+        low=1,
+    )
     num_epochs: int = setting(4, "passes K over the batch per iteration", low=1, high=1_000_000)
     num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
     gamma: float = setting(0.99, "discount per step", low=0, high=1)
@@ -117,8 +123,8 @@ class DistConfig:
     world_size: int = setting(1, "ranks W", low=1)
     topology: str = setting(
         "ddp",
-        "who steps environments, acts and learns: ddp, sync_actors, multi_learner, env_workers, env_workers_hetero, "
-        "central_inference, device, or the import path of your own, my_pkg.topologies:Ring (docs/topologies.md)",
+        "who steps environments, acts and learns: ddp, sync_actors, async_actors, multi_learner, env_workers, "
+        "env_workers_hetero, central_inference, device, or the import path of your own, my_pkg.topologies:Ring (docs/topologies.md)",
     )
     num_learners: int | None = setting(
         None,
@@ -136,6 +142,18 @@ class DistConfig:
         "topology=central_inference: how long a forward waits for further observers once one is there; null for all",
         low=0,
         high=60_000,
+    )
+    max_lag: int | None = setting(
+        None,
+        "topology=async_actors: updates between the parameters that acted and those that learn, at most; what is older "
+        "is refused. 0 is in step; null the least with which no actor waits for an update to end",
+        low=0,
+    )
+    correction: str = setting(
+        "vtrace",
+        "topology=async_actors: of what other parameters acted: vtrace (values and advantages by truncated importance "
+        "ratios), clip (advantages alone), none (what PPO's own clipping does)",
+        choices=("vtrace", "clip", "none"),
     )
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(

@@ -6,6 +6,7 @@ from typing import Any
 
 from ddppo.errors import ConfigError, near
 from ddppo.topologies.actors import multi_learner, sync_actors
+from ddppo.topologies.async_actors import ASYNC_ACTORS
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
 from ddppo.topologies.env_workers import env_workers, env_workers_hetero
 
@@ -59,6 +60,7 @@ TOPOLOGIES = {
             "ddppo.distributed.programs.actors:Actors",
             least_ranks=2,
         ),
+        ASYNC_ACTORS,
         Topology(
             "multi_learner",
             "L learners sum their gradients, each learns from the rollouts of actors of its own",

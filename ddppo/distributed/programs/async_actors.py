@@ -1,0 +1,117 @@
+"""async_actors: actors at their own pace; the learner takes rollouts from any and answers each by itself.
+
+Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv:1602.01783.
+"""
+
+import socket
+import time
+
+import torch
+import torch.distributed as dist
+
+from ddppo.collectives import Group, leave_word
+from ddppo.collectives.own_pace import OwnPace
+from ddppo.distributed.programs.async_learner import AsyncLearner
+from ddppo.distributed.programs.async_line import Wire, connect
+from ddppo.distributed.programs.async_messages import (
+    ANSWER,
+    END,
+    SENT,
+    Answer,
+    Parameters,
+    Sent,
+    as_bytes,
+    episode_rows,
+)
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
+from ddppo.distributed.programs.messages import RolloutMessage
+from ddppo.errors import CollectiveError
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.learner import Update
+from ddppo.signals import StopRequest
+
+
+def program(kit: Kit) -> Program:
+    """Return what this rank runs."""
+    return AsyncLearner(kit) if kit.role.learns else AsyncActor(kit)
+
+
+class AsyncActor(Program):
+    """Acts with the parameters it was last given, until the learner has finished."""
+
+    def __init__(self, kit: Kit) -> None:
+        assert isinstance(kit.group, OwnPace)
+        self._kit, self._group = kit, kit.group
+        self._env = kit.envs()
+        self.collector: Collector = kit.collector(self._env, kit.env_indices.start)
+        self.learners = Group()  # of one
+        self.sync = kit.sync(self.learners)
+        self.learner = kit.learner(self.learners, 0, self.sync)
+        self._rollouts = RolloutMessage(
+            kit.spec, kit.shape.rollout_steps, kit.shape.local_num_envs, getattr(torch, kit.config.dtype),
+            with_raw_obs=kit.obs_normalizer is not None,
+        )  # fmt: skip
+        self._parameters = Parameters(kit.parameters, kit.obs_normalizer)
+        self._number = 0  # of the last rollout
+
+    def serve(self, stop: StopRequest) -> None:
+        timeout_s = self._kit.config.dist.timeout_s
+        try:
+            wire = connect(self._group.store, self._group.rank, timeout_s)
+        except (OSError, dist.DistError) as e:
+            raise CollectiveError(self._lost("could not reach", e)) from e
+        start = time.perf_counter()
+        try:
+            while (answer := Answer(*wire.unpack(ANSWER))) != END:
+                self._parameters.receive(wire)
+                self._begin(answer)
+                acted = time.perf_counter()
+                collected = self._kit.act(self.collector, self._kit.env_indices, self._number)
+                now = time.perf_counter()
+                self._send(wire, collected, answer.version, stop, (now - start, now - acted))
+                start = now
+        except TimeoutError as e:
+            leave_word(
+                self._group.store, self._group.rank, f"for {timeout_s:.1f} s, in rollout {self._number}"
+            )
+            raise CollectiveError(self._lost("had no answer from", e)) from e
+        except ConnectionError as e:
+            raise CollectiveError(self._lost("lost", e)) from e
+        finally:
+            wire.close()
+
+    def _begin(self, answer: Answer) -> None:
+        if answer.first >= 0:
+            self._number = answer.first
+            self.reset(answer.first)
+        self._number += 1
+
+    def _send(
+        self, wire: Wire, collected: Collected, version: int, stop: StopRequest, seconds: tuple[float, float]
+    ) -> None:
+        """Send a rollout; the time that sending takes is told with the next."""
+        episodes = episode_rows(collected.episodes)
+        sent = Sent(
+            self._number, version, collected.num_steps, len(episodes), stop.requested,
+            wire.num_sends, wire.num_bytes, *seconds, wire.waited_s, wire.moved_s,
+        )  # fmt: skip
+        wire.forget()
+        wire.send(SENT.pack(*sent), as_bytes(self._rollouts.pack(collected.rollout)), episodes.tobytes())
+
+    def _lost(self, how: str, error: Exception) -> str:
+        return (
+            f"rank {self._group.rank} on {socket.gethostname()} {how} rank 0, the learner (limit dist.timeout_s="
+            f"{self._kit.config.dist.timeout_s:g}): {error}"
+        )
+
+    def reset(self, iteration: int) -> None:
+        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+
+    def collect(self, iteration: int) -> Collected:
+        raise NotImplementedError("it serves")
+
+    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
+        return NO_UPDATE
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,40 @@
+"""async_actors: one learner, actors at their own pace."""
+
+from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
+
+
+def _layout(world_size: int, sizes: Sizes) -> Layout:
+    learner = Role(
+        "learner", (0,), steps=False, acts=False, learns=True,
+        does=(
+            "take rollouts from whichever actors have one, refuse those older than dist.max_lag",
+            "answer an actor with the parameters as soon as its next rollout can be used",
+            "learn from as many as make a batch",
+        ),
+    )  # fmt: skip
+    actors = tuple(range(1, world_size))
+    actor = Role(
+        "actor", actors, steps=True, acts=True, learns=False,
+        does=("step environments and act", "send the rollout", "wait for the parameters"),
+        can_restart=True,
+    )  # fmt: skip
+    samples = sizes.num_envs // len(actors) * sizes.rollout_steps
+    # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
+    rollout = samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
+    return Layout(
+        (learner, actor),
+        (
+            Message("rollout", "actor", "learner", "send", 1, rollout),
+            Message("parameters", "learner", "actor", "send", 1, sizes.parameter_bytes),
+        ),
+    )
+
+
+ASYNC_ACTORS = Topology(
+    "async_actors",
+    "rank 0 learns, the others act at their own pace",
+    _layout,
+    "ddppo.distributed.programs.async_actors:program",
+    least_ranks=2,
+    own_pace=True,
+)

@@ -1,0 +1,156 @@
+"""async_actors with real processes: in step where max_lag=0, else each at its own pace, with lags that are bounded."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
+from tests.fault.test_bad_endings import running, wait_for_end_of_ranks, wait_for_iteration
+from tests.support import TINY, descendants, door, lines, rank_of, run, summary, wait_until
+
+ASYNC = [*TINY, "distributed=async_actors", "dist.world_size=4"]
+# A step waits and computes nothing, so that cores are not what actors share. Rank 3 takes 10 times as long as others.
+WAITING = [
+    "env=synthetic", "env.num_envs=3", "env.backend=sync", "env.kwargs.step_time_s=0.003", "ppo.rollout_steps=16",
+    "ppo.num_epochs=1", "ppo.num_minibatches=1", "ppo.total_steps=2000",
+]  # fmt: skip
+SLOW = "env.slow_ranks={3: 0.027}"
+LONG = [*ASYNC, *WAITING, "ppo.total_steps=100000000"]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    def of(name, *arguments):
+        if name not in done:
+            folder = tmp_path_factory.mktemp("run") / "run"
+            result = door(*arguments, run_dir=folder, timeout_s=240)
+            assert result.code == 0, result.stderr
+            done[name] = folder
+        return done[name]
+
+    done = {}
+    return of
+
+
+def rate(run_dir, rank):
+    """Steps per second of an actor, over the run; steps of rollouts that were refused are none."""
+    mine = [line for line in lines(run_dir) if line["rank"] == rank][3:]
+    return sum(line["rollout/local_steps"] for line in mine) / sum(line["time/t_iter"] for line in mine)
+
+
+def steps_of(run_dir, rank):
+    return [line["rollout/local_steps"] for line in lines(run_dir) if line["rank"] == rank]
+
+
+def of_learner(run_dir, name):
+    return [line[name] for line in lines(run_dir) if line["rank"] == 0]
+
+
+def test_with_max_lag_0_it_learns_what_sync_actors_learns(ran):
+    same = [arg for arg in EVERYTHING if "normalize_rewards" not in arg]
+    how = [*TINY, *SIZES, *same, "env=cartpole", "dtype=float64", "dist.world_size=3"]
+    a = state(ran("sync", *how, "distributed=sync_actors"))
+    b = state(ran("async", *how, "distributed=async_actors", "dist.max_lag=0"))
+    assert a["env_steps"] == b["env_steps"] == ITERATIONS * 256
+    assert largest_difference(a["model"], b["model"]) <= 1e-10
+    assert a["window"] == b["window"]
+
+
+def test_an_actor_10_times_slower_does_not_slow_the_others_and_what_it_acted_is_never_too_old(ran):
+    even, uneven = ran("even", *ASYNC, *WAITING), ran("uneven", *ASYNC, *WAITING, SLOW)
+    for rank in (1, 2):
+        assert rate(uneven, rank) > 0.9 * rate(even, rank)
+    assert rate(uneven, 3) < 0.2 * rate(even, 3)
+    for folder in (even, uneven):
+        assert max(of_learner(folder, "dist/lag_max")) == 1
+        assert summary(folder)["env_steps"] == 2016
+    assert sum(of_learner(uneven, "dist/refused")) > 0
+
+
+def test_parts_of_an_actors_time_sum_to_it_and_lags_count_the_rollouts_of_an_update(ran):
+    folder = ran("uneven", *ASYNC, *WAITING, SLOW)
+    for line in lines(folder):
+        parts = sum(line[f"time/t_{part}"] for part in ("rollout", "learn", "sync", "comm", "other"))
+        assert parts == pytest.approx(line["time/t_iter"], rel=1e-6)
+        assert line["time/t_other"] > -1e-6
+        waits = line["time/t_wait_learner"] + line["time/t_wait_actor"]
+        assert waits == pytest.approx(line["time/t_sync"], rel=1e-6)
+        if line["rank"] == 0:
+            assert sum(line[f"dist/lag_{lag}"] for lag in ("0", "1", "2_3", "4_7", "8")) == 3
+    actors = [line for line in lines(folder) if line["rank"] > 0]
+    assert sum(line["rollout/local_steps"] for line in actors) == 2016
+    assert [line["time/t_iter"] for line in actors if line["rank"] == 3].count(0) > 0  # no news
+
+
+@pytest.mark.parametrize("correction", ["vtrace", "clip", "none"])
+def test_one_rollout_an_update_is_learned_from_by_every_correction(ran, correction):
+    folder = ran(
+        correction,
+        *ASYNC,
+        "ppo=a3c",
+        "env=cartpole",
+        "env.num_envs=12",
+        "ppo.total_steps=2000",
+        f"dist.correction={correction}",
+    )
+    sizes = summary(folder)["derived"]
+    assert sizes["B"] == sizes["E"] * sizes["T"]
+    assert {line["rollout/steps"] for line in lines(folder) if line["rank"] == 0} == {sizes["B"]}
+    assert max(of_learner(folder, "dist/lag_max")) <= 3
+
+
+def test_a_killed_actor_is_named_and_ends_the_run(tmp_path):
+    run_dir = tmp_path / "run"
+    with running(*LONG, run_dir=run_dir) as process:
+        wait_for_iteration(run_dir, 2, process)
+        (victim,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 2]
+        os.kill(victim, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "rank 2 of 4 ended with signal 9" in stderr
+        assert "lost rank 2, an actor" in stderr
+        wait_for_end_of_ranks(run_dir)
+
+
+def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
+    run_dir = tmp_path / "run"
+    with running(*LONG, "dist.on_lost=restart", run_dir=run_dir) as process:
+        wait_for_iteration(run_dir, 2, process)
+        before = {rank_of(pid): pid for pid in descendants(str(run_dir))}
+        os.kill(before[2], signal.SIGKILL)
+        wait_until(lambda: of_learner(run_dir, "dist/restarts")[-1] == 1, "actor that came back")
+        wait_until(lambda: steps_of(run_dir, 2)[-1] > 0, "rollout of it")
+        assert set(before.values()) - set(descendants(str(run_dir))) == {before[2]}
+        os.kill(before[1], signal.SIGTERM)  # one rank, an actor, stops all in good order
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert "resume=" in stderr
+    assert summary(run_dir)["status"] == "stopped"
+    last = summary(run_dir)["env_steps"]
+    command = [sys.executable, "-m", "ddppo.train", f"resume={run_dir}", f"ppo.total_steps={last + 500}"]
+    again = run(command, run_dir)
+    assert again.code == 0, again.stderr
+    assert "goes on approximately" in again.stderr
+    assert summary(run_dir)["env_steps"] >= last + 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["distributed=async_actors", "dist.world_size=1"], "takes at least 2 ranks"),
+        (["distributed=async_actors", "dist.max_lag=-1"], "dist.max_lag=-1"),
+        (["distributed=async_actors", "dist.correction=v_trace"], "vtrace"),
+        (["distributed=async_actors", "ppo.normalize_rewards=true"], "rollouts may be refused"),
+        (["distributed=async_actors", "dist.collective=gloo"], "meet in no collective"),
+        (["distributed=sync_actors", "dist.max_lag=1"], "has no effect with distributed=sync_actors"),
+        (["dist.correction=clip"], "has no effect with distributed=ddp"),
+        (["ppo.rollouts_per_update=2"], "has no effect with distributed=ddp"),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(arguments, said, tmp_path):
+    result = door(*TINY, "env=cartpole", *arguments, run_dir=tmp_path / "run")
+    assert result.code == 2
+    assert said in result.stderr
+    assert not (tmp_path / "run").exists()
