@@ -55,7 +55,9 @@ class BatchShape:
     def over(self, num_ranks: int) -> "BatchShape":
         """Return the same batch in equal shares of so many ranks."""
         num_envs = self.batch_envs or self.num_envs
-        return replace(self, num_envs=num_envs, world_size=num_ranks, num_stepping=0, batch_envs=0, env_shares=())
+        return replace(
+            self, num_envs=num_envs, world_size=num_ranks, num_stepping=0, batch_envs=0, env_shares=()
+        )
 
 
 def _divisors(n: int) -> str:

@@ -124,7 +124,8 @@ class DistConfig:
     topology: str = setting(
         "ddp",
         "who steps environments, acts and learns: ddp, sync_actors, async_actors, multi_learner, env_workers, "
-        "env_workers_hetero, central_inference, device, or the import path of your own, my_pkg.topologies:Ring (docs/topologies.md)",
+        "env_workers_hetero, central_inference, device, or the import path of your own, my_pkg.topologies:Ring "
+        "(docs/topologies.md)",
     )
     num_learners: int | None = setting(
         None,

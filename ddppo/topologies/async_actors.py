@@ -25,7 +25,7 @@ def _layout(world_size: int, sizes: Sizes) -> Layout:
         (learner, actor),
         (
             Message("rollout", "actor", "learner", "send", 1, rollout),
-            Message("parameters", "learner", "actor", "send", 1, sizes.parameter_bytes),
+            Message("parameters", "learner", "actor", "send", len(actors), sizes.parameter_bytes),
         ),
     )
 

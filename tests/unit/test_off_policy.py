@@ -1,0 +1,77 @@
+import dataclasses
+
+import torch
+
+from ddppo.config import ModelConfig
+from ddppo.distributed.programs.off_policy import with_ratios
+from ddppo.models import action_distribution, build_model
+from ddppo.ppo.normalization import ObsNormalizer
+from ddppo.ppo.rollout import Rollout
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
+
+STEPS, ENVS = 5, 4
+SPEC = EnvSpec(ArraySpec((3,)), ActionSpec("discrete", (2,)), None)
+IS_OLD = torch.tensor([False, True, False, True])
+
+
+def model(seed):
+    return build_model(SPEC, ModelConfig(hidden_sizes=[8]), seed, torch.float64)
+
+
+@torch.no_grad()
+def acted(by, normalizer=None):
+    """A rollout of random observations with an end in environment 1, row 2, and one in environment 3, the last row."""
+    obs = torch.randn(STEPS + 1, ENVS, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    seen = obs if normalizer is None else normalizer(obs)
+    params, values = by(seen)
+    actions = (torch.arange(STEPS * ENVS) % 2).reshape(STEPS, ENVS)
+    never = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    truncated = never.clone()
+    truncated[2, 1] = truncated[4, 3] = True
+    next_values = values[1:].clone()
+    next_values[truncated] = 7.0  # of final observations
+    return Rollout(
+        obs=seen[:-1], actions=actions, logprobs=action_distribution(SPEC.action, params[:-1], None).log_prob(actions),
+        values=values[:-1], next_values=next_values, rewards=torch.ones(STEPS, ENVS, dtype=torch.float64),
+        terminated=never, truncated=truncated, valid=~never, episode_start=never, action_mask=None, raw_obs=obs[:-1],
+    )  # fmt: skip
+
+
+def test_what_the_present_parameters_acted_has_ratios_of_1_and_changes_nothing():
+    now = model(1)
+    rollout = acted(now)
+    found = with_ratios(rollout, IS_OLD, now, SPEC, None)
+    torch.testing.assert_close(found.ratios, torch.ones(STEPS, ENVS, dtype=torch.float64), rtol=0, atol=1e-14)
+    for field in dataclasses.fields(Rollout):
+        if field.name not in ("ratios", "action_mask"):
+            torch.testing.assert_close(
+                getattr(found, field.name), getattr(rollout, field.name), rtol=0, atol=1e-14
+            )
+
+
+def test_old_environments_alone_are_seen_by_the_present_parameters():
+    before, now = model(1), model(2)
+    rollout, fresh = acted(before), acted(now)
+    found = with_ratios(rollout, IS_OLD, now, SPEC, None)
+    old = IS_OLD.expand(STEPS, ENVS)
+    for name in ("logprobs", "values"):
+        expected = torch.where(old, getattr(fresh, name), getattr(rollout, name))
+        torch.testing.assert_close(getattr(found, name), expected)
+    ratios = torch.where(old, (fresh.logprobs - rollout.logprobs).exp(), 1.0)
+    torch.testing.assert_close(found.ratios, ratios)
+    expected = torch.where(old, fresh.next_values, rollout.next_values)
+    expected[-1] = rollout.next_values[-1]  # what follows the last row did not travel
+    torch.testing.assert_close(found.next_values, expected)
+    assert found.next_values[2, 1] == found.next_values[4, 3] == 7.0
+
+
+def test_observations_are_normalised_by_the_moments_of_now():
+    now = model(1)
+    normalizer = ObsNormalizer(SPEC.obs, torch.device("cpu"), torch.float64)
+    rollout = acted(now, normalizer)
+    normalizer.load(torch.tensor([[10.0] * 3, [1.0] * 3, [40.0] * 3], dtype=torch.float64))
+    found = with_ratios(rollout, IS_OLD, now, SPEC, normalizer)
+    torch.testing.assert_close(found.obs[:, IS_OLD], normalizer(rollout.raw_obs[:, IS_OLD]))
+    torch.testing.assert_close(found.obs[:, ~IS_OLD], rollout.obs[:, ~IS_OLD])
+    assert not found.ratios[:, IS_OLD].eq(1).any()
+    assert found.ratios[:, ~IS_OLD].eq(1).all()
