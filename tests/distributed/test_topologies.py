@@ -151,7 +151,7 @@ def test_a_run_of_actors_resumes(learned, tmp_path):
         ),
         (["distributed=central_inference", "env.backend=sync"], "stepped by env.backend=pool"),
         (["dist.max_wait_ms=1"], "has no effect with distributed=ddp"),
-        (["dist.topology=sync_actor"], "did you mean sync_actors?"),
+        (["dist.topology=sync_actor"], "did you mean sync_actors or async_actors?"),
         (["distributed=no_such_pkg.topologies:Ring"], "cannot be imported"),
         (["distributed=ddppo.topologies:Role"], "is a type, not a ddppo.topologies.Topology"),
     ],
