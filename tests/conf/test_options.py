@@ -22,7 +22,7 @@ OPTIONS = [
     for p in sorted((CONF / g).rglob("*.yaml"))
 ]
 SECTION = {"distributed": "dist"}
-NEEDS = {"gym": ["env.id=CartPole-v1"]}
+NEEDS = {"gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +58,13 @@ def test_the_groups_are_those_of_the_issue():
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_converts_and_fits(composed, group, option):
     needs_extra(group, option)
-    extra = NEEDS.get(option, []) if group == "env" else []
+    extra = NEEDS.get(option, []) if group in ("env", "ppo") else []
     cfg = composed(f"{group}={option}", *extra)
     config, shape = convert(cfg)
     assert isinstance(config, Config)
-    assert shape.batch_size == config.env.num_envs * config.ppo.rollout_steps
+    num_rollouts = config.ppo.rollouts_per_update
+    batch_envs = num_rollouts * shape.local_num_envs if num_rollouts else config.env.num_envs
+    assert shape.batch_size == batch_envs * config.ppo.rollout_steps
     assert configuration.to_yaml(config) == configuration.to_yaml(configuration.from_omegaconf(cfg))
 
 
