@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ddppo.config import Config, validate
 from ddppo.run.records.display import NullDisplay, PlainDisplay, RichDisplay, closing, header, make_display
-from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.metrics import EXCLUSIVE_PARTS, IterationReport
 from ddppo.run.records.summary import SummaryBuilder
 
 
@@ -213,6 +213,19 @@ def test_the_closing_gives_scores_times_and_commands():
         "python -m ddppo.train resume='outputs/cart pole'",
     ):
         assert words in text
+
+
+def test_the_closing_tells_where_the_time_of_each_role_went():
+    whole = summary()
+    learner, actor = {"t_iter": 0.2} | dict.fromkeys(EXCLUSIVE_PARTS, 0.0), {"t_iter": 0.4}
+    learner |= {"t_learn": 0.15, "t_sync": 0.05}
+    actor |= dict.fromkeys(EXCLUSIVE_PARTS, 0.08)
+    ranks = [{"role": "learner", "time": learner, "dist": {"lag_mean": 0.5}}]
+    whole["per_rank"] = ranks + [{"role": "actor", "time": actor}] * 2
+    text = closing(whole, Path("x"))
+    assert "1 x learner: rollout 0% learn 75% sync 25% comm 0% other 0%" in text
+    assert "2 x actor: rollout 20% learn 20% sync 20% comm 20% other 20%" in text
+    assert "0.50 updates, mean over rollouts" in text
 
 
 def test_the_closing_of_a_run_that_did_nothing_has_commands_only():

@@ -61,7 +61,7 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
     per_rank = {f"dist/rank{r}/{part}" for r in (0, 1) for part in ("t_rollout", "t_sync")}
     assert {
         t for t in tags if not t.startswith(("eval_final/", "eval_by_wall_ms/"))
-    } - per_rank == GLOBAL_NAMES | {name for name in PER_RANK_NAMES if name.startswith(("time/", "dist/"))}
+    } - per_rank == GLOBAL_NAMES | PER_RANK_NAMES - {"rollout/local_steps", "rollout/local_fps"}
 
 
 def test_the_x_axis_is_env_steps(written):
@@ -130,10 +130,10 @@ def test_resume_survives_an_event_that_a_kill_left_half_written(tmp_path, size):
     assert stored(tmp_path, "train/entropy") == [100, 200, 310]
 
 
-def test_the_layout_has_a_page_for_time_and_one_for_stability(written):
+def test_the_layout_has_pages_for_time_topology_and_stability(written):
     layout = layout_pb2.Layout()
     layout.ParseFromString(read(written).Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
-    assert [page.title for page in layout.category] == ["time breakdown", "stability"]
+    assert [page.title for page in layout.category] == ["time breakdown", "topology", "stability"]
     parts = layout.category[0].chart[0].multiline.tag
     assert list(parts) == [f"time/t_{p}$" for p in ("iter", "rollout", "learn", "sync", "comm", "other")]
 

@@ -258,6 +258,7 @@ def closing(summary: Mapping[str, Any], run_dir: Path) -> str:
         t_iter = means.pop("t_iter")
         shares = (f"{part[2:]} {100 * mean / t_iter:.0f}%" for part, mean in means.items())
         rows.append(("time", f"{1000 * t_iter:.1f} ms an iteration: {' '.join(shares)}"))
+    rows += _by_role(summary["per_rank"])
     final, best, target = summary["eval"]["final"], summary["eval"]["best"], summary["target"]
     if final:
         rows.append(("evaluation", _scores(final)))
@@ -278,6 +279,21 @@ def closing(summary: Mapping[str, Any], run_dir: Path) -> str:
         ("go on", f"python -m ddppo.train resume={folder}{more}"),
     ]
     return _columns([*rows, ("all numbers", str(run_dir / "summary.json")), *commands])
+
+
+def _by_role(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return where the time of each role's ranks went, if there are several roles, and how old the rollouts were."""
+    roles: dict[str, list[Mapping[str, float]]] = {}
+    for rank in ranks:
+        roles.setdefault(rank.get("role", ""), []).append(rank.get("time", {}))
+    rows = []
+    for role, times in roles.items() if len(roles) > 1 else ():
+        total = sum(each["t_iter"] for each in times) or math.nan
+        shares = {part: sum(each[part] for each in times) / total for part in EXCLUSIVE_PARTS}
+        said = " ".join(f"{part[2:]} {_number(100 * share, '.0f')}%" for part, share in shares.items())
+        rows.append(("", f"{len(times)} x {role}: {said}"))
+    lags = [rank["dist"]["lag_mean"] for rank in ranks if "lag_mean" in rank.get("dist", {})]
+    return [*rows, *(("lag", f"{lag:.2f} updates, mean over rollouts") for lag in lags)]
 
 
 def _scores(scores: Mapping[str, Any]) -> str:

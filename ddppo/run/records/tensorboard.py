@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: scalars at the global env step, a page for time and one for stability."""
+"""What TensorBoard shows of a run: scalars at the global env step, pages for time, topology and stability."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 from ddppo.config import Config
 from ddppo.files import free_name, replacing
-from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.metrics import OF_TOPOLOGIES, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
 
 # Page -> chart -> tags. TensorBoard reads the tags as regular expressions that match from the start.
@@ -30,6 +30,18 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "t_rollout of each rank (s)": [r"dist/rank\d+/t_rollout$"],
         "t_sync of each rank (s)": [r"dist/rank\d+/t_sync$"],
         "steps per second": ["rollout/fps$"],
+        "waiting, by whom it is for (s, mean over ranks)": [f"{name}$" for name in WAIT_NAMES],
+    },
+    "topology": {
+        "messages of a rank and iteration": ["dist/messages$"],
+        "bytes that a rank hands over in them": ["dist/bytes$"],
+        "environments answered by one forward": ["rollout/inference_batch$"],
+        "lag (updates)": ["dist/lag_mean$", "dist/lag_max$"],
+        "rollouts learned from, by their lag": [
+            f"{m.name}$" for m in OF_TOPOLOGIES if "lag_" in m.name and m.unit == "rollouts"
+        ],
+        "rollouts waiting and refused": ["dist/queue_depth$", "dist/refused$"],
+        "processes started again": ["dist/restarts$"],
     },
     "stability": {
         "approximate KL (nats)": ["train/approx_kl$"],
@@ -43,17 +55,18 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "epochs completed": ["train/epochs$"],
     },
 }
+_LOCAL = {"rollout/local_steps", "rollout/local_fps"}  # said by rollout/steps and rollout/fps
 _BY_WALL = "eval_by_wall_ms/"
 # What the HPARAMS tab compares, from the evaluation at the end.
 FINAL_NAMES = ("return_mean", "return_median", "return_iqm", "return_std", "episodes")
 
 
 class TensorBoardWriter:
-    """Scalars at the global env step, a page for the time and one for stability, hyperparameters.
+    """Scalars at the global env step, pages for time, topology and stability, hyperparameters.
 
-    In `folder`: the global metrics; time/* and dist/* as means over ranks; dist/rank<r>/t_rollout and t_sync
-    if W > 1; eval_by_wall_ms/return_*, whose x-axis is wall_s in milliseconds; eval_final/* and the
-    hyperparameters. All of it is one run to TensorBoard.
+    In `folder`: the global metrics; those of ranks, but for rollout/local_*, as means over the ranks that have them;
+    dist/rank<r>/t_rollout and t_sync if W > 1; eval_by_wall_ms/return_*, whose x-axis is wall_s in milliseconds;
+    eval_final/* and the hyperparameters. All of it is one run to TensorBoard.
 
     On resume give env_steps and wall_s of the checkpoint: what was written after it is removed from `folder`
     (drop_after keeps the numbers). SummaryWriter's purge_step is no substitute: TensorBoard 2.21 goes on
@@ -93,9 +106,9 @@ class TensorBoardWriter:
 
     def write(self, report: IterationReport) -> None:
         scalars = dict(report.global_metrics)
-        for name in report.rank_metrics[0]:
+        for name in {name for metrics in report.rank_metrics for name in metrics if name not in _LOCAL}:
             mean = report.rank_mean(name)
-            if name.startswith(("time/", "dist/")) and mean is not None:
+            if mean is not None:
                 scalars[name] = mean
         if self._world_size > 1:
             for rank, metrics in enumerate(report.rank_metrics):
