@@ -84,7 +84,11 @@ if "torch" in sys.modules:  # else this process only steps environments
             "next_values",
         )
         arrays = {name: getattr(rollout, name).numpy() for name in names}
-        np.savez(FOLDER / f"{time.monotonic_ns():020d}-rank{os.environ.get('RANK', '0')}.npz", **arrays)
+        name = f"{time.monotonic_ns():020d}-rank{os.environ.get('RANK', '0')}"
+        np.savez(FOLDER / f"{name}.part.npz", **arrays)
+        (FOLDER / f"{name}.part.npz").rename(
+            FOLDER / f"{name}.npz"
+        )  # whole, for who looks while the run lasts
         return update(self, rollout, *args, **kwargs)
 
     Learner.update = _recorded

@@ -1,6 +1,9 @@
 """Every transition is learned from once, in order, and none is lost: in every topology, whoever is killed meanwhile."""
 
 import json
+import os
+import signal
+import sys
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from ddppo.seeding import derived_seed
 from ddppo.topologies import TOPOLOGIES
 from tests.distributed.counted import SCALE, length
-from tests.support import TINY, door, lines, summary
+from tests.support import TINY, door, lines, started, summary, wait_until
 
 NUM_ENVS, STEPS = 8, 16
 BATCH = NUM_ENVS * STEPS
@@ -29,16 +32,22 @@ HOW = {
 }
 
 
+def spread(topology):
+    backend = () if TOPOLOGIES[topology].env_backend else ("env.backend=sync",)
+    return (*TINY, *TASK, f"distributed={topology}", *HOW.get(topology, ("dist.world_size=3",)), *backend)
+
+
 @pytest.fixture
-def trained(tmp_path):
+def counted(tmp_path):
+    folder = tmp_path / "counted"
+    folder.mkdir()
+    return {"COUNTED": str(folder)}
+
+
+@pytest.fixture
+def trained(tmp_path, counted):
     def run(topology, *arguments, **environ):
-        (tmp_path / "counted").mkdir()
-        how = HOW.get(topology, ("dist.world_size=3",))
-        backend = () if TOPOLOGIES[topology].env_backend else ("env.backend=sync",)
-        result = door(
-            *TINY, *TASK, f"distributed={topology}", *how, *backend, *arguments, run_dir=tmp_path / "run",
-            COUNTED=str(tmp_path / "counted"), **environ,
-        )  # fmt: skip
+        result = door(*spread(topology), *arguments, run_dir=tmp_path / "run", **counted, **environ)
         assert result.code == 0, result.stderr
         return result
 
@@ -48,6 +57,8 @@ def trained(tmp_path):
 def rollouts(run_dir):
     """Return what learners learned from, oldest first."""
     for path in sorted((run_dir.parent / "counted").glob("*.npz")):
+        if path.stem.endswith(".part"):
+            continue
         with np.load(path) as arrays:
             yield dict(arrays)
 
@@ -132,3 +143,25 @@ def test_what_follows_the_last_checkpoint_is_collected_anew(trained):
     assert restart["goes_on_from"] == 2
     assert "rank 1 of 2 ended with signal 9" in result.stderr
     assert "going on from iteration 2 (restart 1 of 3)" in result.stderr
+
+
+def test_a_killed_actor_costs_the_rollout_under_way_and_the_others_go_on(tmp_path, counted):
+    run_dir = tmp_path / "run"
+    arguments = [*spread("async_actors"), "dist.on_lost=restart", "ppo.total_steps=100000000"]
+    command = [sys.executable, "-m", "ddppo.train", *arguments, f"hydra.run.dir={run_dir}"]
+
+    def has_come_back():
+        assert process.poll() is None, process.communicate()
+        return len(learned(run_dir)) > NUM_ENVS
+
+    with started(command, **counted, VICTIM="1:140") as process:
+        wait_until(has_come_back, "rollout of the actor's next process")
+        os.kill(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    streams = learned(run_dir)
+    assert_each_once_and_in_order(streams)
+    assert first_seeds(0) < set(streams)
+    assert len(streams) == NUM_ENVS + 4  # those of one actor began anew
+    assert sum(map(len, streams.values())) == summary(run_dir)["env_steps"]
+    assert summary(run_dir)["restarts"] == 1
+    assert "rank 1 ended with signal 9; it is started again, the others go on (restart 1 of 3)" in stderr
