@@ -155,6 +155,12 @@ def _check_topology(config: Config) -> None:
             f"dist.max_wait_ms={dist.max_wait_ms:g} has no effect with distributed={dist.topology}: use "
             "distributed=central_inference, or leave it out"
         )
+    only_step = [role for role in layout(config).roles if role.ranks and not (role.acts or role.learns)]
+    if dist.collective == "nccl" and only_step:
+        raise ConfigError(
+            f"dist.collective=nccl with distributed={dist.topology}, whose ranks of the role {only_step[0].name} only "
+            "step environments and have no GPU: use dist.collective=shm or gloo"
+        )
     only = {
         "num_learners": (dist.num_learners, "multi_learner"),
         "env_shares": (dist.env_shares, "env_workers_hetero"),

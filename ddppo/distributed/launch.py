@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ddppo.collectives import Group, compiled, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.own_pace import OwnPace
-from ddppo.config import Config
+from ddppo.config import Config, layout
 from ddppo.cores import available_cores
 from ddppo.errors import CollectiveError, ConfigError
 from ddppo.signals import die_with_parent
@@ -36,6 +36,15 @@ def resolve_device(device: str, local_rank: int = 0) -> torch.device:
             "device=cuda, but torch sees no CUDA device here: use device=cpu, or device=auto to take what there is"
         )
     return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def device_of_rank(config: Config, rank: int, local_rank: int) -> torch.device:
+    """Return the device of a rank: config.device's if it acts or learns; one that only steps needs nothing but a CPU.
+
+    Raises ConfigError where CUDA is asked for, needed and absent.
+    """
+    role = layout(config).role(rank)
+    return resolve_device(config.device if role.acts or role.learns else "cpu", local_rank)
 
 
 def has_own_gpu(device: torch.device, local_world_size: int) -> bool:
@@ -101,7 +110,8 @@ def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:
 def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.device]:
     """Make this process the rank that its environment says it is. At W = 1, or own pace, it is a group of its own."""
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    device = resolve_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
+    rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    device = device_of_rank(config, rank, local_rank)
     torch.set_num_threads(1)  # until the size of the model is known
     if config.dist.world_size == 1:
         return Group(), device
@@ -111,7 +121,7 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    world_size = int(os.environ["WORLD_SIZE"])
     store = store or rendezvous_store()
     if find(config.dist.topology).own_pace:
         note_met(store)  # whom it waits for it waits for with a limit, and notices the end of

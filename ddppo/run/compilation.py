@@ -48,12 +48,13 @@ class Compilation:
     """What one rank knows of the step in machine code that its learner may take.
 
     learners: the ranks whose gradients are summed, of those in `group`. num_steps: optimizer steps that the run has
-    left. goes_on: it was resumed and took such steps before.
+    left. goes_on: it was resumed and took such steps before. idle: this rank only steps environments, and is ready for
+    whatever step the others take.
     """
 
     def __init__(
         self, config: Config, spec: EnvSpec, model: ActorCritic, learner: Learner, group: Group, *,
-        learners: Group, sync_name: str, num_steps: int, goes_on: bool,
+        learners: Group, sync_name: str, num_steps: int, goes_on: bool, idle: bool = False,
     ) -> None:  # fmt: skip
         self.step: NativeStep | CompiledStep | None = None
         self._config = config
@@ -66,10 +67,14 @@ class Compilation:
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
         self._gave_up, self._must = True, False
-        self._is_native = can_be_native(config, model, learner.parameters.device, sync_name)
+        self._is_idle = idle
+        self._is_native = not idle and can_be_native(config, model, learner.parameters.device, sync_name)
         if config.compile == "off":
             return
         self._must = config.compile != "auto" or goes_on
+        if idle:
+            self._gave_up = False
+            return
         if not self._must and num_steps < _USED_FROM_STEPS:
             return
         if model.stays_eager is not None:
@@ -123,13 +128,14 @@ class Compilation:
             network = NativeNetwork(self._model, self._spec, learner.parameters)
             step = NativeStep(network, self._config.ppo, learner.optimizer, self._learners)
         is_ready = step is not None and agrees(step, self._spec, self._model, self._config.ppo)
-        if self._group.gather(torch.tensor([is_ready], dtype=torch.float64)).all():
+        words = self._group.gather(torch.tensor([is_ready or self._is_idle], dtype=torch.float64))
+        if all_are := bool(words.all()):
             self.step = step
-        return self.step is not None
+        return all_are
 
     def is_ready(self) -> bool:
         """Return whether this rank can take the compiled step, which then is `step`; loads it once it is there."""
-        if self.step is None and not self._gave_up:
+        if self.step is None and not self._gave_up and not self._is_idle:
             assert self._folder is not None
             if is_made(self._folder):
                 self._load(self._folder)
@@ -139,7 +145,7 @@ class Compilation:
                 self._give_up(
                     said or f"the compiling process ended with exit code {self._process.returncode}"
                 )
-        return self.step is not None
+        return self.step is not None or self._is_idle
 
     def close(self) -> None:
         """End what still compiles."""

@@ -92,6 +92,9 @@ def _check_machine(config: Config, local_world_size: int) -> str | None:
     has, noun = available_cores(), "cores"
     if device.type == "cuda":
         has, noun = torch.cuda.device_count(), "GPUs"
+        roles = configuration.layout(config).roles
+        num_players = sum(len(role.ranks) for role in roles if role.acts or role.learns)
+        local_world_size = min(local_world_size, num_players)  # who only steps needs no GPU
     if local_world_size == 1 or local_world_size <= has:
         return None
     named = (

@@ -136,6 +136,7 @@ class Worker:
             sync_name=self.parts.program.sync.name,
             num_steps=iterations * self.parts.shape.num_epochs * self.parts.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
+            idle=self.group.rank not in self.parts.players,
         )
         begin = self.compilation.begin_native if self._serves else self.compilation.begin
         self._switch(self.iteration + 1, compiled=begin())

@@ -85,6 +85,21 @@ def test_learners_with_two_actors_each_are_workers_of_ddp_to_the_bit(learned):
         assert torch.equal(a[moments], b[moments])
 
 
+def test_collectives_of_groups_of_some_ranks_are_timed_and_counted_too(learned):
+    folder = learned("multi_learner", 6, "dist.num_learners=2", "env=cartpole", *EVERYTHING)
+    for line in lines(folder):
+        parts = sum(line[f"time/t_{part}"] for part in ("rollout", "learn", "sync", "comm", "other"))
+        assert parts == pytest.approx(line["time/t_iter"], rel=1e-6)
+        waits = line["time/t_wait_learner"] + line["time/t_wait_actor"]
+        assert waits == pytest.approx(line["time/t_sync"], abs=1e-9)
+        if line["rank"] in (0, 3):
+            assert line["dist/messages"] > 3 + 7  # and the sums of gradients, 7 an epoch
+        else:
+            assert line["dist/messages"] == 3  # rollout; parameters, moments of observations
+            assert line["time/t_wait_learner"] > 0
+    assert sum(line["rollout/local_steps"] for line in lines(folder) if line["iteration"] == 1) == 256
+
+
 @pytest.mark.parametrize("topology", SPREAD)
 def test_parts_of_an_iteration_still_sum_on_every_rank_and_steps_are_counted_once(learned, topology):
     folder = learned(topology, SPREAD[topology], "env=cartpole")
