@@ -42,6 +42,25 @@ def test_of_several_settings_all_topologies_have_the_same_if_they_can(tmp_path):
     assert [len(each.left_out) for each in found.studies] == [0, 2]
 
 
+def test_a_topology_that_was_tried_with_several_settings_of_its_own_is_a_study_for_each(tmp_path):
+    for workers in (2, 3):
+        own = {"dist__topology": "central_inference", "env__num_workers": workers}
+        write_run(tmp_path / f"central-{workers}", 2, **own)
+    write_run(tmp_path / "ddp", 2)
+    found = studies(read_runs(tmp_path))
+    assert [each.runs[0].topology for each in found.studies] == [
+        "ddp", "central_inference num_workers=2", "central_inference num_workers=3",
+    ]  # fmt: skip
+    assert [each.left_out for each in found.studies] == [[], [], []]
+
+
+def test_settings_of_a_topology_that_differ_with_w_are_of_one_study(tmp_path):
+    for world_size in (2, 4):
+        own = {"dist__topology": "multi_learner", "dist__num_learners": world_size // 2}
+        write_run(tmp_path / str(world_size), world_size, **own)
+    assert [each.runs[0].topology for each in studies(read_runs(tmp_path)).studies] == ["multi_learner"]
+
+
 # -- side by side ----------------------------------------------------------------------------------------------------
 
 

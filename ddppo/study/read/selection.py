@@ -13,6 +13,10 @@ from ddppo.study.read.provenance import OF_A_RUN, OF_NO_EFFECT, mixed
 from ddppo.study.runs import LeftOut, Reading, Run, by_world_size
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
+_OF_VARIANTS = (
+    *("env.num_workers", "dist.num_learners", "dist.max_lag", "dist.max_wait_ms"),
+    *("ppo.rollouts_per_update", "dist.correction"),
+)  # settings of which a topology may be tried with several
 _FREE = (*OF_A_RUN, "dist.", "log.", "checkpoint.", "env.slow_ranks")
 
 
@@ -90,11 +94,34 @@ def _counted(study: Reading) -> str:
 
 
 def _of_each_topology(runs: list[Run]) -> list[Reading]:
-    """Return the studies among runs of one task and rule, ddp's first."""
+    """Return the studies among runs of one task and rule, ddp's first; variants of a topology are studies too."""
+    runs = _variants(runs)
     names = sorted({run.topology for run in runs}, key=lambda name: (name != "ddp", name))
     most, _ = _alike(runs, _is_learnt_by, "")
     preferred = {run.path for run in most}
     return [_of_one_setting([run for run in runs if run.topology == name], preferred) for name in names]
+
+
+def _variants(runs: list[Run]) -> list[Run]:
+    """Say settings of a topology in its runs' `topology` where several values of them were run with one W."""
+    values: defaultdict[tuple[str, str, int], set[str]] = defaultdict(set)
+    own = {
+        run.path: {name: str(value) for name, value in flat(run.config).items() if name in _OF_VARIANTS}
+        for run in runs
+        if run.topology != "ddp"
+    }
+    for run in runs:
+        for name, value in own.get(run.path, {}).items():
+            values[run.topology, name, run.world_size].add(value)
+    several = {(topology, name) for (topology, name, _), found in values.items() if len(found) > 1}
+    said = {
+        run.path: [
+            f" {n.partition('.')[2]}={v}" for n, v in own[run.path].items() if (run.topology, n) in several
+        ]
+        for run in runs
+        if run.path in own
+    }
+    return [replace(run, topology=run.topology + "".join(said.get(run.path, []))) for run in runs]
 
 
 def _is_learnt_by(name: str) -> bool:
@@ -141,7 +168,8 @@ def _alike(
 def differing(run: Run, other: Run) -> str:
     """Return what is learnt by and differs between two runs, "" if nothing does."""
     mine, theirs = (
-        {k: str(v) for k, v in flat(each.config).items() if _is_learnt_by(k)} for each in (run, other)
+        {k: str(v) for k, v in flat(each.config).items() if _is_learnt_by(k) and k not in _OF_VARIANTS}
+        for each in (run, other)
     )
     return _apart(mine, theirs, other.topology)
 
