@@ -44,13 +44,15 @@ def main() -> None:
 
 
 def _layout(config: Config) -> Layout:
-    """Return the layout with the bytes of this task and model."""
+    """Return the layout with the bytes of this task and model. Raises ConfigError where the run could not be."""
     import torch
 
     from ddppo.envs import probe
     from ddppo.models import build_model
+    from ddppo.run.start import check
     from ddppo.spaces import leaves
 
+    check(config)
     spec, shape = probe(config.env), batch_shape(config)
     model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
     number = getattr(torch, config.dtype).itemsize

@@ -1,12 +1,13 @@
 """The rules across settings, and the sizes of an iteration that follow from them."""
 
 from dataclasses import replace
+from operator import attrgetter
 
 from ddppo.config.fields import check_fields
 from ddppo.config.settings import Config, DistConfig, ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
-from ddppo.topologies import Layout, Sizes, find
+from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
@@ -108,14 +109,7 @@ def validate(config: Config) -> BatchShape:
             "compiled; use dist.grad_sync=flat, or compile=auto"
         )
     shape = batch_shape(config)
-    for rank, seconds in config.env.slow_ranks.items():
-        if not 0 <= rank < dist.world_size:
-            raise ConfigError(
-                f"env.slow_ranks names rank {rank}, but dist.world_size={dist.world_size} has ranks 0 to "
-                f"{dist.world_size - 1}"
-            )
-        if seconds < 0:
-            raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
+    _check_slow_ranks(config)
     if config.env.backend == "native" and shape.rollout_steps < 2:
         raise ConfigError(
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
@@ -143,34 +137,60 @@ def validate(config: Config) -> BatchShape:
 
 
 def _check_topology(config: Config) -> None:
-    dist, backend = config.dist, find(config.dist.topology).env_backend
+    dist, topology = config.dist, find(config.dist.topology)
+    backend = topology.env_backend
     if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
         what = f"env.id={config.env.id}" if config.env.is_ale else f"env.backend={config.env.backend}"
         raise ConfigError(
             f"{what} with distributed={dist.topology}, whose environments are stepped by env.backend={backend}: "
             "leave one of them out"
         )
-    if dist.max_wait_ms is not None and dist.topology != "central_inference":
-        raise ConfigError(
-            f"dist.max_wait_ms={dist.max_wait_ms:g} has no effect with distributed={dist.topology}: use "
-            "distributed=central_inference, or leave it out"
-        )
-    only_step = [role for role in layout(config).roles if role.ranks and not (role.acts or role.learns)]
+    users: dict[str, list[str]] = {}
+    for known in TOPOLOGIES.values():
+        for key in known.settings:
+            users.setdefault(key, []).append(known.name)
+    for key in sorted(users.keys() - set(topology.settings)):
+        value = attrgetter(key)(config)
+        if value != attrgetter(key)(Config()):
+            raise ConfigError(
+                f"{key}={value} has no effect with distributed={dist.topology}: use distributed="
+                f"{' or '.join(users[key])}, or leave it out"
+            )
+    roles = layout(config)
+    only_step = [role for role in roles.roles if role.ranks and not (role.acts or role.learns)]
     if dist.collective == "nccl" and only_step:
         raise ConfigError(
             f"dist.collective=nccl with distributed={dist.topology}, whose ranks of the role {only_step[0].name} only "
             "step environments and have no GPU: use dist.collective=shm or gloo"
         )
-    only = {
-        "num_learners": (dist.num_learners, "multi_learner"),
-        "env_shares": (dist.env_shares, "env_workers_hetero"),
-    }
-    for name, (value, topology) in only.items():
-        if value and dist.topology != topology and ":" not in dist.topology:
+    if dist.grad_sync == "ddp" and dist.world_size > 1 and len(roles.learning) == 1:
+        raise ConfigError(
+            f"dist.grad_sync=ddp has no effect with distributed={dist.topology}, where one rank learns and no "
+            "gradients travel: leave it out"
+        )
+
+
+def _check_slow_ranks(config: Config) -> None:
+    """Check that those which are slowed step environments, in the rank."""
+    dist, stepping = config.dist, layout(config).stepping
+    for rank, seconds in config.env.slow_ranks.items():
+        if not 0 <= rank < dist.world_size:
             raise ConfigError(
-                f"dist.{name}={value} has no effect with distributed={dist.topology}: use distributed={topology}, or "
-                "leave it out"
+                f"env.slow_ranks names rank {rank}, but dist.world_size={dist.world_size} has ranks 0 to "
+                f"{dist.world_size - 1}"
             )
+        if rank not in stepping:
+            raise ConfigError(
+                f"env.slow_ranks names rank {rank}, which steps no environments under distributed={dist.topology}: "
+                f"name one of {', '.join(map(str, stepping))}"
+            )
+        if seconds < 0:
+            raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
+    if config.env.slow_ranks and find(dist.topology).env_backend == "pool":
+        raise ConfigError(
+            f"env.slow_ranks has no effect with distributed={dist.topology}, whose observers step at their own pace: "
+            "use a task that takes its time, as env=synthetic env.kwargs.step_time_s=0.01, or leave it out"
+        )
 
 
 def _check_restarts(config: Config) -> None:
@@ -191,20 +211,9 @@ def _check_restarts(config: Config) -> None:
 
 
 def _check_own_pace(config: Config) -> None:
-    """Check what has an effect, or makes sense, only where ranks go at their own pace, or only where they do not."""
+    """Check what makes no sense where ranks go at their own pace."""
     dist, ppo = config.dist, config.ppo
     if not find(dist.topology).own_pace:
-        only = {
-            f"dist.max_lag={dist.max_lag}": dist.max_lag is not None,
-            f"dist.correction={dist.correction}": dist.correction != DistConfig().correction,
-            f"ppo.rollouts_per_update={ppo.rollouts_per_update}": ppo.rollouts_per_update is not None,
-        }
-        for said, is_set in only.items():
-            if is_set:
-                raise ConfigError(
-                    f"{said} has no effect with distributed={dist.topology}: use distributed=async_actors, or leave "
-                    "it out"
-                )
         return
     if ppo.normalize_rewards:
         raise ConfigError(
@@ -222,8 +231,13 @@ def _check_workers(config: Config, shape: BatchShape) -> None:
     num_workers = config.env.num_workers
     if num_workers is None:
         return
-    backend = find(config.dist.topology).env_backend or config.env.backend
-    if backend != "pool" and not config.env.is_ale:
+    topology = find(config.dist.topology)
+    if topology.env_backend not in (None, "pool"):
+        raise ConfigError(
+            f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, whose environments "
+            f"are stepped by env.backend={topology.env_backend}: leave the number out"
+        )
+    if (topology.env_backend or config.env.backend) != "pool" and not config.env.is_ale:
         raise ConfigError(
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"

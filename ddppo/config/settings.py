@@ -120,7 +120,7 @@ class PPOConfig:
 
 @dataclass(slots=True)
 class DistConfig:
-    world_size: int = setting(1, "ranks W", low=1)
+    world_size: int = setting(1, "ranks W", low=1, high=1_000_000)
     topology: str = setting(
         "ddp",
         "who steps environments, acts and learns: ddp, sync_actors, async_actors, multi_learner, env_workers, "

@@ -1,6 +1,7 @@
 """What a rank is made of: environments, model, collector, learner. Built once, before the first iteration."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from ddppo.distributed.launch import cores_per_rank, threads_per_rank
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.kit import Kit, Program
 from ddppo.envs import probe, settled
+from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, build_model
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
@@ -20,7 +22,8 @@ from ddppo.run.compilation import can_be_native
 from ddppo.run.machines import gather_machines
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
-from ddppo.topologies import Layout, find, imported
+from ddppo.topologies import Layout, Topology, find, imported
+from ddppo.tracebacks import in_one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,18 @@ class Parts:
     @property
     def learner(self) -> Learner:
         return self.program.learner
+
+
+def program_of(topology: Topology) -> Callable[[Kit], Program]:
+    """Return what a rank of the topology runs. Raises ConfigError where there is no such program."""
+    said = f"dist.topology={topology.name}: its program {topology.program}"
+    try:
+        program = imported(topology.program)
+    except Exception as e:  # what a module of one's own may raise
+        raise ConfigError(f"{said} cannot be imported: {in_one_line(e)}") from e
+    if not callable(program) or (isinstance(program, type) and not issubclass(program, Program)):
+        raise ConfigError(f"{said} is no subclass of ddppo.distributed.programs.kit.Program: make it one")
+    return program
 
 
 def build(config: Config, group: Group, device: torch.device) -> Parts:
@@ -73,7 +88,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         obs_normalizer=obs_normalizer,
         cores=cores,
     )
-    program: Program = imported(topology.program)(kit)
+    program = program_of(topology)(kit)
     work = model.num_products() * shape.minibatch_size // len(roles.learning)
     if can_be_native(config, model, device, program.sync.name):
         work = 0  # one thread in C++ is faster than several in torch

@@ -19,6 +19,7 @@ from ddppo.models import check_model
 from ddppo.run import checkpoint
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
+from ddppo.run.parts import program_of
 from ddppo.spaces import leaves
 from ddppo.topologies import find, imported
 
@@ -63,12 +64,13 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         ranks_here=local_world_size,
         overlaps_from=_overlaps_from(config, local_world_size),
     )
-    if (check_topology := find(config.dist.topology).check) is not None:
+    topology = find(config.dist.topology)
+    program_of(topology)
+    if topology.check is not None:
         is_far = local_world_size is None  # whose device=auto may be a GPU: its ranks check it again
-        device = config.device if config.device != "auto" or not is_far else "cpu"
-        imported(check_topology)(
-            config, spec, resolve_device("auto") if device == "auto" else torch.device(device)
-        )
+        device = "cpu" if is_far and config.device == "auto" else config.device
+        known = resolve_device("auto") if device == "auto" else torch.device(device)
+        imported(topology.check)(config, spec, known)
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
     return "\nwarning: ".join(filter(None, (of_model, of_machine))) or None
 

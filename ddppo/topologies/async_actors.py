@@ -36,5 +36,6 @@ ASYNC_ACTORS = Topology(
     _layout,
     "ddppo.distributed.programs.async_actors:program",
     least_ranks=2,
+    settings=("dist.max_lag", "dist.correction", "ppo.rollouts_per_update"),
     own_pace=True,
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddppo.errors import ConfigError
+from ddppo.tracebacks import in_one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,22 @@ class Layout:
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for role in self.roles for rank in role.ranks)
-        assert ranks == list(range(len(ranks))), f"ranks {ranks} have not one role each"
-        assert self.stepping, "somebody steps environments"
-        assert self.learning, "somebody learns"
-        assert len(self.env_shares) in (0, len(self.stepping)), f"shares {self.env_shares} of {self.stepping}"
-        names = {role.name for role in self.roles}
-        assert all({m.source, m.target} <= names for m in self.messages), f"a message of none of {names}"
+        if ranks != list(range(len(ranks))):
+            raise ConfigError(f"a layout gives ranks {ranks} roles: every rank from 0 on needs one")
+        if not (self.stepping and self.learning):
+            what = "learns" if self.stepping else "steps environments"
+            raise ConfigError(f"a layout where no rank {what}: give it to a role")
+        if len(self.env_shares) not in (0, len(self.stepping)):
+            raise ConfigError(
+                f"a layout deals shares {list(self.env_shares)} to ranks {list(self.stepping)}: give each of them one"
+            )
+        names = [role.name for role in self.roles]
+        for message in self.messages:
+            if not {message.source, message.target} <= set(names):
+                raise ConfigError(
+                    f"a layout sends {message.what} from {message.source} to {message.target}: name two of its roles, "
+                    f"{', '.join(names)}"
+                )
 
     @property
     def world_size(self) -> int:
@@ -107,8 +118,9 @@ class Topology:
     program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
     env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
     run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
-    own_pace: its ranks meet in no collective; those that do not learn do what those that do ask for. subgroups: whether
-    the program asks its kit for groups of some ranks, which over several machines is prepared for when ranks meet.
+    settings: the keys of those that it has a use for and others have not. own_pace: its ranks meet in no
+    collective; those that do not learn do what those that do ask for. subgroups: whether the program asks its kit for
+    groups of some ranks, which over several machines is prepared for when ranks meet.
     """
 
     name: str
@@ -118,14 +130,28 @@ class Topology:
     least_ranks: int = 1
     env_backend: str | None = None
     check: str | None = None
+    settings: tuple[str, ...] = ()
     own_pace: bool = False
     subgroups: bool = False
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
-        """Return the layout of W ranks. Raises ConfigError where there are too few."""
+        """Return the layout of W ranks. Raises ConfigError where there is none."""
         if world_size < self.least_ranks:
             raise ConfigError(
                 f"distributed={self.name} with dist.world_size={world_size}: {self.meaning}, which takes at least "
                 f"{self.least_ranks} ranks"
             )
-        return self.layout(world_size, sizes)
+        try:
+            layout = self.layout(world_size, sizes)
+        except ConfigError:
+            raise
+        except Exception as e:
+            raise ConfigError(
+                f"distributed={self.name}: its layout of {world_size} ranks failed with {in_one_line(e)}"
+            ) from e
+        if layout.world_size != world_size:
+            raise ConfigError(
+                f"distributed={self.name}: its layout gives {layout.world_size} ranks roles, and dist.world_size="
+                f"{world_size}"
+            )
+        return layout

@@ -9,6 +9,7 @@ from ddppo.topologies.actors import multi_learner, sync_actors
 from ddppo.topologies.async_actors import ASYNC_ACTORS
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
 from ddppo.topologies.env_workers import env_workers, env_workers_hetero
+from ddppo.tracebacks import in_one_line
 
 _OF_WORKERS = ("step environments and act", "learn from the own share, gradients summed over all")
 _OF_DEVICES = (
@@ -67,6 +68,7 @@ TOPOLOGIES = {
             multi_learner,
             "ddppo.distributed.programs.actors:Actors",
             least_ranks=2,
+            settings=("dist.num_learners",),
             subgroups=True,
         ),
         Topology(
@@ -82,6 +84,7 @@ TOPOLOGIES = {
             env_workers_hetero,
             "ddppo.distributed.programs.env_workers:EnvWorkers",
             least_ranks=2,
+            settings=("dist.env_shares",),
         ),
         Topology(
             "central_inference",
@@ -89,6 +92,7 @@ TOPOLOGIES = {
             _central_inference,
             "ddppo.distributed.programs.central:Agent",
             env_backend="pool",
+            settings=("dist.max_wait_ms",),
         ),
         Topology(
             "device",
@@ -113,8 +117,8 @@ def find(name: str) -> Topology:
         )
     try:
         found = imported(name)
-    except (ImportError, AttributeError) as e:
-        raise ConfigError(f"dist.topology={name} cannot be imported: {e}") from e
+    except Exception as e:  # what a module of one's own may raise
+        raise ConfigError(f"dist.topology={name} cannot be imported: {in_one_line(e)}") from e
     if not isinstance(found, Topology):
         raise ConfigError(
             f"dist.topology={name} is a {type(found).__name__}, not a ddppo.topologies.Topology"

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.conf.wrong_command_lines import Playground, cases
+from tests.conf.wrong_command_lines import Case, Playground, cases
+from tests.conf.wrong_topologies import LINES
 
 SAMPLE = cases(40, seed=3)
 
@@ -16,6 +17,20 @@ def playground(tmp_path_factory):
 def test_a_wrong_command_line_costs_one_paragraph_and_leaves_nothing(playground, case):
     faults, answer = playground.faults(case)
     assert not faults, answer
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_topology_that_cannot_be_is_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert LINES[line] in answer
+
+
+@pytest.mark.parametrize("line", list(LINES)[::7])
+def test_its_fragments_are_the_same_sentence(playground, line):
+    faults, answer = playground.faults(Case("fragments", tuple(line.split()), ""))
+    assert not faults, answer
+    assert LINES[line] in answer
 
 
 def test_the_same_seed_draws_the_same_command_lines():

@@ -26,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 from ddppo.config import Config, SlurmLauncherConfig
+from tests.conf.wrong_topologies import LINES
 from tests.study.test_prediction_door import write_run
 
 SMALL = (
@@ -424,6 +425,7 @@ _TOGETHER = (
     "dist.threads_per_rank=1e9",
     "model.log_std_init=inf",
     "ppo.learning_rate=1e-400",
+    *LINES,
 )
 
 
@@ -502,6 +504,7 @@ _PATHS = {
     "predict": "{study}",
     "jobs": "{jobs}",
     "advise": "env=acrobot",  # what makes the rest a command that would do something
+    "fragments": "env=acrobot",
 }
 _OF_OTHERS = (
     "env=cartpole",
@@ -514,6 +517,24 @@ _OF_OTHERS = (
     "wait=true",
 )
 _SMALL = {
+    "fragments": (
+        *(line for line in LINES if not line.startswith("resume=")),
+        *(
+            "format=png",
+            "format=",
+            "format=svg out=/proc/nothing",
+            "format=svg out={empty}",
+            "env=nope",
+            "foo",
+        ),
+        *(
+            "distributed=ddp,sync_actors",
+            "-m distributed=ddp,sync_actors",
+            "seed=1,2",
+            "--format=svg",
+            "{run}",
+        ),
+    ),
     "evaluate": (
         *(
             "{empty}",
@@ -716,6 +737,7 @@ _SMALL = {
 def _options(door: str) -> list[Any]:
     from ddppo.advice.command import AdviseConfig
     from ddppo.evaluate import EvaluateConfig
+    from ddppo.fragments import FragmentsConfig
     from ddppo.jobs import JobsConfig
     from ddppo.predict import PredictConfig
     from ddppo.study.predict.model import WhatIf
@@ -727,6 +749,7 @@ def _options(door: str) -> list[Any]:
         "predict": (PredictConfig, WhatIf),
         "jobs": (JobsConfig,),
         "advise": (AdviseConfig,),
+        "fragments": (FragmentsConfig,),
     }[door]
     return [item for section in sections for item in fields(section)]
 
@@ -739,7 +762,7 @@ def _small_door(draw: random.Random, door: str) -> tuple[list[str], str]:
         return draw.choice(_SMALL[door]).split(" "), kind
     if kind == "other door":
         others = [o for o in _OF_OTHERS if o.partition("=")[0] not in names]
-        if door == "advise":  # which takes settings of the train door
+        if door in ("advise", "fragments"):  # which take settings of the train door
             others = [o for o in others if not o.startswith(("env", "dist"))]
         return [_PATHS[door], draw.choice(others)], kind
     if kind == "name":
@@ -747,7 +770,7 @@ def _small_door(draw: random.Random, door: str) -> tuple[list[str], str]:
         while (wrong := _misspelt(draw, name)) in names:
             pass
         return [_PATHS[door], f"{wrong}=1"], kind
-    typed = [item for item in options if item.type not in (str, str | None, Any)]
+    typed = [item for item in options if item.type not in (str, str | None, Any) or item.metadata["choices"]]
     item = draw.choice(typed)
     if kind == "unreadable":
         return [_PATHS[door], f"{item.name}={draw.choice(UNREADABLE)}"], kind
@@ -783,7 +806,7 @@ def cases(number: int, seed: int = 0) -> list[Case]:
     draw = random.Random(seed)
     found: dict[tuple[str, ...], Case] = {}
     while len(found) < number:
-        door = draw.choices(("train", *_PATHS), (10, 2, 2, 2, 2, 2))[0]
+        door = draw.choices(("train", *_PATHS), (10, 2, 2, 2, 2, 2, 2))[0]
         if door == "train":
             kind = draw.choices(list(_SHARE), list(_SHARE.values()))[0]
             wrong = _TRAIN[kind](draw)

@@ -39,7 +39,7 @@ def test_it_learns_what_ddp_learns_to_the_bit(tmp_path):
         (["env.backend=sync"], "stepped by env.backend=batched"),
         (["model.activation=gelu"], "model.activation=gelu is none of tanh"),
         (["model.hidden_sizes=[1024,1024]"], "has more than 524,288 weights"),
-        (["device=cuda"], "device=cuda is cuda here"),
+        (["device=cuda"], "device=cuda takes a GPU"),
         (["compile=off"], "compile=off keeps learning in torch"),
         (["compile=torch"], "compile=torch keeps learning in torch"),
         (["dist.threads_per_rank=2"], "C++ takes 1 thread"),

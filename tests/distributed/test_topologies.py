@@ -1,5 +1,6 @@
 """Topologies learn what one process learns: the same run spread in other ways, with real processes."""
 
+import re
 import subprocess
 import sys
 
@@ -145,48 +146,16 @@ def test_a_run_of_actors_resumes(learned, tmp_path):
     assert summary(folder)["env_steps"] == 1280
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["distributed=sync_actors", "dist.world_size=1"], "takes at least 2 ranks"),
-        (["distributed=env_workers", "dist.world_size=1"], "takes at least 2 ranks"),
-        (["distributed=sync_actors", "dist.world_size=4"], "3, the ranks that step environments"),
-        (["distributed=multi_learner", "dist.num_learners=5"], "use 1 or 2 learners, or 10, 15, ... ranks"),
-        (["dist.num_learners=2"], "has no effect with distributed=ddp"),
-        (["distributed=env_workers_hetero", "dist.env_shares=[4,5]"], "set env.num_envs=9"),
-        (
-            ["distributed=env_workers_hetero", "dist.env_shares=[4,2,2]"],
-            "has 3 numbers: one is needed for each of the 2",
-        ),
-        (["distributed=env_workers_hetero", "dist.env_shares=[8,0]"], "every rank steps at least 1"),
-        (["distributed=env_workers_hetero", "env.num_envs=1"], "use at most 2 ranks"),
-        (
-            ["distributed=env_workers_hetero", "scaling=weak"],
-            "use distributed=env_workers, or scaling=strong",
-        ),
-        (["distributed=central_inference", "env.backend=sync"], "stepped by env.backend=pool"),
-        (["dist.max_wait_ms=1"], "has no effect with distributed=ddp"),
-        (["dist.topology=sync_actor"], "did you mean sync_actors or async_actors?"),
-        (["distributed=no_such_pkg.topologies:Ring"], "cannot be imported"),
-        (["distributed=ddppo.topologies:Role"], "is a type, not a ddppo.topologies.Topology"),
-    ],
-)
-def test_a_topology_that_cannot_be_is_a_sentence(arguments, said, tmp_path):
-    result = door(*TINY, "env=cartpole", *arguments, run_dir=tmp_path / "run")
-    assert result.code == 2
-    assert said in result.stderr
-    assert not (tmp_path / "run").exists()
-
-
-def test_one_of_your_own_goes_by_its_import_path(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import dataclasses\nfrom ddppo.topologies import TOPOLOGIES\n"
-        "Ring = dataclasses.replace(TOPOLOGIES['sync_actors'], name='ring')\n"
-    )
-    how = [*TINY, *SIZES, "env=cartpole", "distributed=mine:Ring", "dist.world_size=3", "ppo.total_steps=512"]
+def test_the_one_of_your_own_in_the_docs_runs_and_is_drawn(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "topologies.md").read_text(), re.DOTALL)
+    (tmp_path / "averaging.py").write_text(code)
+    where = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}"}
+    how = [*TINY, *SIZES, "env=cartpole", "distributed=averaging:Averaging", "dist.world_size=2"]
     command = Program([sys.executable, "-m", "ddppo.train", *how, f"hydra.run.dir={tmp_path / 'run'}"])
-    result = run(command, tmp_path / "run", PYTHONPATH=f"{tmp_path}:{CHECKOUT}")
-    assert result.code == 0, result.stderr
+    result = run(command, tmp_path / "run", **where)
+    assert result.code == 0, result.stderr  # and replicas were compared in every iteration
+    command = Program([sys.executable, "-m", "ddppo.fragments", *how[-3:]])
+    assert "parameters: worker -> worker, sum, once an iteration" in run(command, tmp_path, **where).stdout
 
 
 @pytest.mark.parametrize("form", ["text", "mermaid", "svg"])

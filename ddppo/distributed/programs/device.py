@@ -52,15 +52,15 @@ def check(config: Config, spec: EnvSpec, device: torch.device) -> None:
     """Raise ConfigError, in a sentence, if environments and learning cannot both be computed in C++ on this machine."""
     if why := _of_settings(config, device) or _of_task(config) or _of_model(config, spec):
         raise ConfigError(
-            f"{why}: distributed={config.dist.topology} computes environments and learning in C++ or not at all; "
-            "change that, or use distributed=ddp"
+            f"{why}: distributed={config.dist.topology} computes environments and learning in C++ on a CPU, "
+            "or not at all; change that, or use distributed=ddp"
         )
 
 
 def _of_settings(config: Config, device: torch.device) -> str | None:
     dist = config.dist
     if device.type != "cpu":
-        return f"device={config.device} is {device.type} here, which has no such program: take device=cpu"
+        return f"device={config.device} takes a GPU"
     if config.compile not in ("auto", "on"):
         return f"compile={config.compile} keeps learning in torch"
     if dist.threads_per_rank not in (None, 1):

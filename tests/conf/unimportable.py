@@ -1,0 +1,3 @@
+"""A module that fails as it is imported."""
+
+Ring = 1 / 0

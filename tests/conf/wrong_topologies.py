@@ -1,0 +1,82 @@
+"""Topologies that cannot be: command lines with what is said of them, and some of a user's own."""
+
+from ddppo.topologies import Layout, Message, Role, Topology
+
+LINES = {
+    "distributed=sync_actors dist.world_size=1": "takes at least 2 ranks",
+    "distributed=env_workers dist.world_size=1": "takes at least 2 ranks",
+    "distributed=sync_actors dist.world_size=4": "does not divide env.num_envs=8",
+    "distributed=sync_actors dist.world_size=1e12": "must be at most 1000000",
+    "distributed=sync_actor": "did you mean sync_actors or async_actors?",
+    "distributed=devise": "did you mean device?",
+    "dist.topology=sync-actors": "did you mean sync_actors or async_actors?",
+    "dist.topology=": "one of your own goes by its import path",
+    "dist.topology=:": "cannot be imported: ValueError",
+    "distributed=no_such_pkg.topologies:Ring": "cannot be imported: ModuleNotFoundError",
+    "distributed=ddppo.topologies:nothing": "cannot be imported: AttributeError",
+    "distributed=ddppo.topologies:Role": "is a type, not a ddppo.topologies.Topology",
+    "distributed=tests.conf.unimportable:Ring": "cannot be imported: ZeroDivisionError",
+    "distributed=tests.conf.wrong_topologies:Failing": "its layout of 1 ranks failed with KeyError",
+    "distributed=tests.conf.wrong_topologies:Partial": "every rank from 0 on needs one",
+    "distributed=tests.conf.wrong_topologies:Idle": "where no rank learns",
+    "distributed=tests.conf.wrong_topologies:Astray": "name two of its roles, worker",
+    "distributed=tests.conf.wrong_topologies:Small dist.world_size=2": "gives 1 ranks roles",
+    "distributed=tests.conf.wrong_topologies:Unrunnable": "its program tests.conf.nothing:X cannot be imported",
+    "distributed=tests.conf.wrong_topologies:NoProgram": "is no subclass of",
+    "distributed=central_inference env.backend=sync": "stepped by env.backend=pool",
+    "distributed=central_inference env.backend=native": "stepped by env.backend=pool",
+    "distributed=central_inference env=atari": "stepped by env.backend=pool",
+    "distributed=central_inference dist.max_wait_ms=-1": "must be at least 0",
+    "distributed=central_inference env.num_workers=99": "exceeds the 8 environments",
+    "distributed=central_inference env.slow_ranks={0:0.1}": "has no effect with distributed=central_inference",
+    "distributed=sync_actors dist.max_wait_ms=1": "use distributed=central_inference, or leave it out",
+    "distributed=sync_actors dist.grad_sync=ddp": "where one rank learns and no gradients travel",
+    "distributed=env_workers dist.grad_sync=ddp": "where one rank learns and no gradients travel",
+    "distributed=sync_actors env.slow_ranks={0:0.1}": "name one of 1, 2",
+    "distributed=env_workers dist.collective=nccl": "only step environments and have no GPU",
+    "distributed=env_workers env.slow_ranks={3:0.1}": "has ranks 0 to 2",
+    "distributed=device env=synthetic": "is not stepped in C++",
+    "distributed=device env.backend=pool": "stepped by env.backend=batched",
+    "distributed=device env.num_workers=2": "stepped by env.backend=batched: leave the number out",
+    "distributed=multi_learner dist.num_learners=5": "use 1 or 2 learners, or 10, 15, ... ranks",
+    "distributed=multi_learner dist.num_learners=0": "must be at least 1",
+    "dist.num_learners=2": "has no effect with distributed=ddp",
+    "distributed=env_workers_hetero dist.env_shares=[4,5]": "set env.num_envs=9",
+    "distributed=env_workers_hetero dist.env_shares=[4,2,2]": "has 3 numbers: one is needed for each of the 2",
+    "distributed=env_workers_hetero dist.env_shares=[8,0]": "every rank steps at least 1",
+    "distributed=env_workers_hetero env.num_envs=1": "use at most 2 ranks",
+    "distributed=env_workers_hetero scaling=weak": "use distributed=env_workers, or scaling=strong",
+    "distributed=env_workers dist.env_shares=[4,4]": "use distributed=env_workers_hetero",
+    "distributed=async_actors dist.world_size=1": "takes at least 2 ranks",
+    "distributed=async_actors dist.max_lag=-1": "must be at least 0",
+    "distributed=async_actors dist.correction=vtrase": "did you mean vtrace?",
+    "distributed=async_actors ppo.normalize_rewards=true": "use ppo.normalize_rewards=false, or ppo.reward_clip",
+    "distributed=async_actors dist.collective=gloo": "whose ranks meet in no collective",
+    "distributed=async_actors dist.grad_sync=ddp": "where one rank learns and no gradients travel",
+    "distributed=sync_actors dist.max_lag=1": "use distributed=async_actors, or leave it out",
+    "dist.correction=none": "use distributed=async_actors, or leave it out",
+    "ppo=a3c": "ppo.rollouts_per_update=1 has no effect with distributed=ddp: use distributed=async_actors",
+    "distributed=single dist.topology=sync_actors": "takes at least 2 ranks",
+    "resume={run} dist.topology=sync_actors": "takes at least 2 ranks",
+}
+
+_WORKER = "ddppo.distributed.programs.workers:Worker"
+
+
+def role(ranks, *, learns=True):
+    return Role("worker", ranks, steps=True, acts=True, learns=learns, does=())
+
+
+def topology(layout, program=_WORKER):
+    return Topology("mine", "W workers", layout, program)
+
+
+Failing = topology(lambda world_size, sizes: {}["roles"])
+Partial = topology(lambda world_size, sizes: Layout((role((1,)),), ()))
+Idle = topology(lambda world_size, sizes: Layout((role((0,), learns=False),), ()))
+Astray = topology(
+    lambda world_size, sizes: Layout((role((0,)),), (Message("x", "worker", "actor", "sum", 1, 8),))
+)
+Small = topology(lambda world_size, sizes: Layout((role((0,)),), ()))
+Unrunnable = topology(Small.layout, "tests.conf.nothing:X")
+NoProgram = topology(Small.layout, "ddppo.topologies:Role")
