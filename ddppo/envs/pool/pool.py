@@ -133,7 +133,8 @@ class Pool:
     def _worker(self, part: slice) -> Worker:
         worker = Worker(self.server, self._names, part, min(_LOOK_S, self._timeout_s))
         names = [worker.names(i) for i in range(part.stop - part.start)]
-        tell(worker.line, Task(self._env, self._spec, names))
+        with suppress(ConnectionError):  # it is gone, as `answer` finds
+            tell(worker.line, Task(self._env, self._spec, names))
         return worker
 
     def reset(self, seeds: Sequence[int]) -> None:
@@ -183,7 +184,7 @@ class Pool:
 
     def _replace(self, k: int, lost: EnvWorkerLost) -> None:
         """Start another process for what worker `k` was doing, without waiting for it. Raises `lost` if not again."""
-        if self._memory is None or self.num_restarts == self._max_restarts:
+        if self._memory is None or self.num_restarts == self._max_restarts or not self.server.is_usable:
             raise lost
         from ddppo.seeding import derived_seed  # brings torch, which the processes of a pool do without
 
@@ -200,7 +201,7 @@ class Pool:
             self.workers[k] = worker = self._worker(before.part)
             worker.is_made, worker.replaces = False, before.replaces or self._doing
             worker.num_steps = before.num_steps
-            with suppress(ConnectionError):  # it is gone, as `answer` finds
+            with suppress(ConnectionError):  # it is gone, too
                 tell(worker.line, (self._shape, k, worker.part), [self._file])
                 worker.line.send(RESET)
         except ForkServerLost as e:
