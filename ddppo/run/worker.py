@@ -251,6 +251,7 @@ class Worker:
 
     def _with_evaluation(self, report: IterationReport, num_episodes: int) -> IterationReport:
         """Return the report with eval/* added; the time it takes is on evaluation's own clock."""
+        self.parts.program.rest()
         with self.clock.excluded():
             metrics, is_best = self.scoring.score(num_episodes, self.env_steps, report.wall_s)
             if is_best and self.group.rank == 0:

@@ -84,6 +84,15 @@ def test_parts_of_an_actors_time_sum_to_it_and_lags_count_the_rollouts_of_an_upd
     assert [line["time/t_iter"] for line in actors if line["rank"] == 3].count(0) > 0  # no news
 
 
+def test_actors_gain_nothing_by_the_time_of_evaluations(ran):
+    how = ["ppo.total_steps=480", "eval.every_steps=48", "eval.episodes=1", "env.kwargs.episode_steps=30"]
+    folder = ran("evaluated", *ASYNC, *WAITING, *how)
+    evaluated = [line for line in lines(folder) if "eval/return_mean" in line]
+    assert len(evaluated) >= 9  # of 90 ms each, longer than a rollout
+    # Ten updates, each of a rollout of 48 ms of every actor.
+    assert summary(folder)["wall_s"] > 9 * 0.048
+
+
 @pytest.mark.parametrize("correction", ["vtrace", "clip", "none"])
 def test_one_rollout_an_update_is_learned_from_by_every_correction(ran, correction):
     folder = ran(

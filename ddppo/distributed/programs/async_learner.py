@@ -267,6 +267,19 @@ class AsyncLearner(Program):
             actor.news = News()
         return found
 
+    def rest(self) -> None:
+        """Wait until every actor has its rollout to send: what is acted while the clock stands would cost nothing."""
+        acting = [actor.wire for actor in self._actors.values() if actor.wire is not None and actor.is_acting]
+        with selectors.DefaultSelector() as selector, self._group.wait_for("actor"):
+            for wire in acting:
+                selector.register(wire, selectors.EVENT_READ)
+            while selector.get_map():
+                events = selector.select(self._kit.config.dist.timeout_s)
+                if not events:  # `collect` will say whose is late
+                    return
+                for key, _ in events:
+                    selector.unregister(key.fileobj)
+
     def is_asked_to_stop(self) -> bool:
         return self._stops
 

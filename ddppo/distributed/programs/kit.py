@@ -102,6 +102,9 @@ class Program(ABC):
         """Return what every rank that serves did in the iteration just done, in their order."""
         return ()
 
+    def rest(self) -> None:  # noqa: B027 (most have nobody who goes on by itself)
+        """Wait until no rank that serves acts: an evaluation, which begins then, is on a clock of its own."""
+
     def is_asked_to_stop(self) -> bool:
         """Return whether a rank that serves was told to stop."""
         return False
