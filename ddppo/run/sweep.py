@@ -33,6 +33,8 @@ _OF_NO_ACCOUNT = frozenset(
         "log.tensorboard",
         "dist.timeout_s",
         "dist.oversubscribe",
+        "dist.on_lost",
+        "dist.max_restarts",
     ]
 )
 _EARLIER = ".earlier"
