@@ -31,6 +31,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
     all_step = s.num_stepping in (0, s.world_size)
     steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
     dealt = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
+    batch = f"{config.ppo.rollouts_per_update} x E" if s.batch_envs else "N"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {-(-total // s.batch_size):,} iterations"),
@@ -38,7 +39,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
         ("envs", f"N = {dealt} = {s.num_envs:,}"),
         (
             "batch",
-            f"B = N x T = {s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
+            f"B = {batch} x T = {s.batch_envs or s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
             f"({config.scaling.rule} scaling)",
         ),
         (
