@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -103,10 +102,8 @@ def _failed(who: str, remedy: str, *, is_lost: bool, stop: StopRequest) -> Train
     return RankLost(who, remedy) if is_lost and not stop.requested else TrainingError(f"{who}. {remedy}")
 
 
-def _start(
-    server: ForkServer, run_dir: Path, world_size: int, port: int, rank: int, num_restarts: int = 0
-) -> ForkedProcess:
-    environ = os.environ | torchrun_variables(rank, world_size, port) | {"DDPPO_RESTARTS": str(num_restarts)}
+def _start(server: ForkServer, run_dir: Path, world_size: int, port: int, rank: int) -> ForkedProcess:
+    environ = os.environ | torchrun_variables(rank, world_size, port)
     title = f"ddppo.run.rank {run_dir} rank {rank} of {world_size}"
     try:
         return server.start("ddppo.run.rank", [str(run_dir)], environ, title=title)
@@ -119,25 +116,24 @@ class _Replacements:
     """Starts a killed rank again, if its role allows that and it did not happen too often."""
 
     def __init__(
-        self, start: Callable[[int, int], ForkedProcess], config: Config, note: Callable[[str], None]
+        self, start: Callable[[int], ForkedProcess], config: Config, note: Callable[[str], None]
     ) -> None:
         roles = layout(config).roles if config.dist.on_lost == "restart" else ()
         self._replaceable = {rank for role in roles if role.can_restart for rank in role.ranks}
         self._start = start
         self._note = note
         self._most = config.dist.max_restarts
-        self._num_restarts: Counter[int] = Counter()
+        self._num_restarts = 0
 
     def of(self, rank: int, code: int) -> ForkedProcess | None:
         """Return what takes the place of a rank that ended with `code`, None for nothing."""
-        number = self._num_restarts.total() + 1
-        if code >= 0 or rank not in self._replaceable or number > self._most:
+        if code >= 0 or rank not in self._replaceable or self._num_restarts == self._most:
             return None
-        self._num_restarts[rank] += 1
+        self._num_restarts += 1
         who = f"rank {rank} ended with {_how(code)}"
-        warn(f"{who}; it is started again, the others go on (restart {number} of {self._most})")
+        warn(f"{who}; it is started again, the others go on (restart {self._num_restarts} of {self._most})")
         self._note(who)
-        return self._start(rank, self._num_restarts[rank])
+        return self._start(rank)
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

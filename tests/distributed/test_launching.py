@@ -14,8 +14,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
 
 def test_under_torchrun_the_ranks_share_one_run(tmp_path):
     run_dir = tmp_path / "run"
-    result = run([*TORCHRUN, *SMALL, "log.progress=plain", f"hydra.run.dir={run_dir}"], run_dir)
+    how = ["log.progress=plain", "dist.on_lost=restart", f"hydra.run.dir={run_dir}"]
+    result = run([*TORCHRUN, *SMALL, *how], run_dir)
     assert result.code == 0, result.stderr
+    assert "warning: dist.on_lost=restart starts no rank again that torchrun started" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert summary(run_dir)["world_size"] == 2
     assert summary(run_dir)["status"] == "completed"

@@ -96,13 +96,13 @@ def test_ranks_that_waited_in_vain_to_meet_have_time_to_leave_word_of_whom(store
 def test_a_killed_rank_that_can_be_is_started_again_so_often_and_then_ends_all(store, own_pace, capsys):
     started, noted = [], []
 
-    def start(rank, num_restarts):
-        started.append((rank, num_restarts))
+    def start(rank):
+        started.append(rank)
         return Rank(-9, looks=1)
 
     replacements = _Replacements(start, own_pace, noted.append)
     assert waited([Rank(0, looks=1000), Rank(-9)], store, replacements)[1] == -9
-    assert started == [(1, 1), (1, 2)]
+    assert started == [1, 1]
     assert noted == ["rank 1 ended with signal 9"] * 2
     assert (
         "rank 1 ended with signal 9; it is started again, the others go on (restart 2 of 2)"
