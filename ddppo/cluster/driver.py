@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,9 @@ _SIGNALLED = 128
 class RankLayout:
     """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
 
-    `interface` is the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL.
+    interface: the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL. learner: of rank
+    0, if it is the first component of a heterogeneous job; the other ranks are the second.
+    https://slurm.schedmd.com/heterogeneous_jobs.html
     """
 
     world_size: int
@@ -50,6 +53,7 @@ class RankLayout:
     cpus_per_rank: int
     gpus_per_node: int = 0
     interface: str | None = None
+    learner: "RankLayout | None" = None
 
     def __post_init__(self) -> None:
         if (
@@ -62,34 +66,41 @@ class RankLayout:
                 f"{self.world_size}, or leave a node idle"
             )
 
+    @property
+    def components(self) -> "list[RankLayout]":
+        return [self] if self.learner is None else [self.learner, self]
+
     def sbatch(self, signal_delay_s: int) -> dict[str, Any]:
-        """Return sbatch's options for a job of this layout, for submitit's additional_parameters.
+        """Return sbatch's options for the first component of a job of this layout, for additional_parameters.
 
         Not as parameters of submitit's own, which would take every rank for a task that returns a result. The signal
         goes to the batch script alone (B:), `signal_delay_s` before the job's end.
         """
+        return self.components[0].resources() | {"signal": f"B:USR2@{signal_delay_s}", "requeue": True}
+
+    def resources(self) -> dict[str, Any]:
+        """Return what sbatch and srun are told of this component alone."""
         options = {
             "nodes": self.num_nodes,
             "ntasks": self.world_size,
             "ntasks-per-node": self.ranks_per_node,
             "cpus-per-task": self.cpus_per_rank,
-            "signal": f"B:USR2@{signal_delay_s}",
-            "requeue": True,
         }
         return options | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
 
-    def srun(self) -> list[str]:
-        """Return the command that starts the ranks inside the job, up to the program to start."""
-        options = {
-            "nodes": self.num_nodes,
-            "ntasks": self.world_size,
-            "ntasks-per-node": self.ranks_per_node,
-            "cpus-per-task": self.cpus_per_rank,
-            "kill-on-bad-exit": 1,
-            "immediate": _START_TIMEOUT_S,
-            "input": "none",
-        } | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
-        return ["srun", *(f"--{name}={value}" for name, value in options.items())]
+    def srun(self, program: Sequence[str] = ()) -> list[str]:
+        """Return the command that starts `program` as every rank inside the job: one step, whatever the components."""
+        parts = []
+        for number, component in enumerate(self.components):
+            options = component.resources() | {
+                "kill-on-bad-exit": 1,
+                "immediate": _START_TIMEOUT_S,
+                "input": "none",
+            }
+            if self.learner is not None:
+                options["het-group"] = number
+            parts += [":", *(f"--{name}={value}" for name, value in options.items()), *program]
+        return ["srun", *parts[1:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +162,12 @@ class Driver:
         cause = min(failures, key=lambda failure: failure.exit_code == LOST_PEERS, default=None)
         if cause is None:
             return "srun could not start the ranks", False
-        who = f"rank {cause.ranks} on {cause.node} {cause.what} and all {self.layout.world_size} ranks were stopped"
+        num_ranks = sum(component.world_size for component in self.layout.components)
+        ranks = cause.ranks
+        if self.layout.learner is not None and cause.node != os.environ["SLURM_JOB_NODELIST"]:
+            # srun counts the tasks of each component; that of the script is rank 0 alone.
+            ranks = re.sub(r"\d+", lambda task: str(int(task[0]) + 1), ranks)
+        who = f"rank {ranks} on {cause.node} {cause.what} and all {num_ranks} ranks were stopped"
         return who, cause.exit_code is None
 
 
@@ -203,7 +219,7 @@ def _run_ranks(run_dir: Path, layout: RankLayout, signals: _Signals) -> list[Fai
     job_id = os.environ["SLURM_JOB_ID"]
     program = [sys.executable, "-m", "ddppo.cluster.rank", str(run_dir)]
     srun = subprocess.Popen(
-        [*layout.srun(), *_DEAF, *program],
+        layout.srun([*_DEAF, *program]),
         env=os.environ | _rank_variables(layout, job_id),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

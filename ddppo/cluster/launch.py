@@ -10,6 +10,7 @@ from pathlib import Path
 from ddppo import config as configuration
 from ddppo.cluster import local, slurm
 from ddppo.cluster.jobs import Book, Job
+from ddppo.cluster.resources import check_learner
 from ddppo.cluster.submit import Ready, submit
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
@@ -77,7 +78,8 @@ class _Plan:
     def _take(self, run_dir: Path, composed: Composed) -> None:
         if isinstance(composed, ConfigError):
             raise composed
-        config, _ = composed
+        config, launcher = composed
+        check_learner(config, launcher)
         if run_dir in self._seen:
             if different := sweep.differences(self._seen[run_dir], config):
                 self.wanted.pop(run_dir, None)  # neither may take the other's folder

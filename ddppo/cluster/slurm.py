@@ -115,4 +115,5 @@ def _info(line: str) -> JobInfo:
         reason, nodes = ("" if field in _NOTHING else field for field in more[:2])
     except ValueError as e:
         raise ClusterError(f"SLURM says {line!r} of a job, which we cannot read") from e
-    return JobInfo(job_id, state.partition(" ")[0], reason, nodes)  # CANCELLED by 1000
+    # 12+0 is the first component of the heterogeneous job 12, whose script runs there.
+    return JobInfo(job_id.removesuffix("+0"), state.partition(" ")[0], reason, nodes)  # CANCELLED by 1000

@@ -39,8 +39,9 @@ def submit(book: Book, runs: Sequence[Ready], max_array_size: int) -> dict[str, 
     for run in runs:
         layout = rank_layout(run.config.dist.world_size, run.launcher)
         parameters = sbatch_parameters(layout, run.launcher, job_name(book.sweep_dir))
-        asked.append(((run.launcher.max_num_timeout, parameters), (layout, run)))
-    for (max_num_timeout, parameters), members in in_arrays(asked, max_array_size):
+        alone = run.name if layout.learner is not None else ""  # SLURM has no arrays of heterogeneous jobs
+        asked.append(((run.launcher.max_num_timeout, parameters, alone), (layout, run)))
+    for (max_num_timeout, parameters, _), members in in_arrays(asked, max_array_size):
         executor = submitit.SlurmExecutor(
             folder=book.sweep_dir / ".submitit" / "%j",
             max_num_timeout=max_num_timeout,

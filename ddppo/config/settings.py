@@ -256,6 +256,14 @@ class SlurmLauncherConfig:
     )
     cpus_per_rank: int = setting(1, "CPUs of one rank", low=1)
     gpus_per_rank: int = setting(0, "GPUs of one rank", low=0)
+    learner_gpus: int | None = setting(
+        None,
+        "GPUs of rank 0, where it learns or acts for all others (distributed=env_workers, sync_actors, ...); any "
+        "learner_* makes it a component of its own of a heterogeneous job",
+        low=0,
+    )
+    learner_cpus: int | None = setting(None, "CPUs of rank 0, as learner_gpus; else cpus_per_rank", low=1)
+    learner_partition: str | None = setting(None, "partition of rank 0, as learner_gpus; else partition")
     mem_gb_per_rank: float | None = setting(
         None, "memory of one rank in GB; the partition's default if null", above=0
     )

@@ -100,7 +100,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads_per_rank": torch.get_num_threads(),
         "env_backend": env_config.backend,
-        "num_nodes": -(-group.world_size // local_world_size),
+        "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", -(-group.world_size // local_world_size))),
         "num_hosts": len(machines),
         "machines": machines,
         "roles": [roles.role(rank).name for rank in range(group.world_size)],

@@ -35,6 +35,37 @@ def test_a_job_trains_on_all_its_nodes(jobs, num_nodes, ranks_per_node):
     assert job.iterations == [1, 2, 3]
 
 
+def learner_and_others(num_others):
+    return RankLayout(
+        num_others, 2, 2, cpus_per_rank=1, interface="lo", learner=RankLayout(1, 1, 1, cpus_per_rank=2)
+    )
+
+
+def spread(settings, **dist):
+    return replace(settings, dist=replace(settings.dist, topology="env_workers", **dist))
+
+
+@pytest.mark.slow
+def test_a_heterogeneous_job_gives_the_learner_a_node_of_its_own(jobs):
+    job = jobs.submit(spread(config(3, 5)), learner_and_others(4))
+    job.wait_for_state("COMPLETED")
+    assert job.summary["status"] == "completed"
+    assert job.summary["derived"]["num_nodes"] == 3
+    assert job.iterations == [1, 2, 3]
+    assert slurm.query([job.id])[job.id].nodes == "127.0.1.1"  # of the first component
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_a_heterogeneous_job_is_named_and_ends_all(jobs):
+    job = jobs.submit(spread(config(10**6, 5, step_time_s=0.001)), learner_and_others(4))
+    job.wait_for_iteration(2)
+    os.kill(job.ranks()[3], signal.SIGKILL)
+    job.wait_for_state("FAILED", timeout_s=30)
+    assert "RankLost: rank 3 on 127.0.1.3 was ended by a signal (Killed)" in job.log
+    assert "all 5 ranks were stopped" in job.log
+    assert not job.ranks()
+
+
 def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
     broken = replace(config(10**6, 2), env=EnvConfig(id="tests.fault.saboteurs:Raises-v0", backend="sync"))
     job = jobs.submit(broken, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))

@@ -79,6 +79,15 @@ def test_a_sweep_of_1_to_32_ranks_passes_on_4_nodes_and_is_not_run_twice(folder)
 
 
 @pytest.mark.slow
+def test_a_learner_with_cpus_of_its_own_makes_each_run_a_heterogeneous_job(folder):
+    done = sweep(folder, "distributed=env_workers", "seed=0,1", "hydra.launcher.learner_cpus=2")
+    assert done.code == 0, done.stdout + done.stderr
+    assert "2 runs, 2 completed" in done.stdout
+    assert not any("_" in job_id for job_id in book(folder).values())  # SLURM has no arrays of them
+    assert {summary(folder / name)["derived"]["num_nodes"] for name in book(folder)} == {2}
+
+
+@pytest.mark.slow
 def test_equal_jobs_are_one_array_and_a_failed_one_does_not_lose_the_others(folder):
     model = "model.name=mlp,tests.fault.saboteurs:NaNModel"
     done = sweep(folder, "dist.world_size=2", "seed=0,1", model, FAULTY_RANK="1", FAULT_AFTER="0")

@@ -46,6 +46,19 @@ def test_a_job_told_to_stop_saves_queues_again_and_goes_on(jobs):
     assert_every_iteration_once(job)
 
 
+def test_so_does_a_heterogeneous_job_all_of_whose_ranks_stop_at_one_step(jobs):
+    run = slow(world_size=3)
+    run = replace(run, dist=replace(run.dist, topology="env_workers"))
+    learner = RankLayout(1, 1, 1, cpus_per_rank=2)
+    job = jobs.submit(run, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo", learner=learner))
+    job.wait_for_iteration(3)
+    slurm.command("scancel", "--batch", "--signal=USR2", job.id)
+    done = job.wait_until_requeued()
+    assert max(saved(job)) == done
+    job.wait_for_state("COMPLETED")
+    assert_every_iteration_once(job)
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["first", "last"])
 def test_an_element_of_an_array_is_told_to_stop_alone(jobs, which):
     elements = jobs.submit_array([slow(), slow()], TWO_NODES)

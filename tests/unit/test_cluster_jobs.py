@@ -12,10 +12,10 @@ from ddppo import config as configuration
 from ddppo.cluster import jobs as cluster_jobs
 from ddppo.cluster.jobs import Book, Job, counts, last_error, progress, table
 from ddppo.cluster.launch import launch
-from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_parameters
+from ddppo.cluster.resources import check_learner, in_arrays, job_name, rank_layout, sbatch_parameters
 from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.watch import watch
-from ddppo.config import Config, EnvConfig, SlurmLauncherConfig
+from ddppo.config import Config, DistConfig, EnvConfig, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
 from ddppo.run.records.summary import SCHEMA_VERSION
 
@@ -42,6 +42,36 @@ def test_resources_follow_the_world_size():
     assert (more["nodes"], more["ntasks"], more["gpus-per-node"], more["mem"]) == (4, 16, 4, "6144M")
     assert small["partition"] == "gpu"
     assert "account" not in small
+
+
+def test_a_learner_with_resources_of_its_own_is_the_first_of_two_components():
+    launcher = SlurmLauncherConfig(
+        ranks_per_node=4, cpus_per_rank=2, mem_gb_per_rank=1, partition="cpu", account="me", learner_gpus=1,
+        learner_cpus=8, learner_partition="gpu",
+    )  # fmt: skip
+    layout = rank_layout(7, launcher)
+    parameters = sbatch_parameters(layout, launcher, "sweep")
+    assert parameters["partition"] == "gpu"
+    assert parameters["additional_parameters"] == {
+        "nodes": 1, "ntasks": 1, "ntasks-per-node": 1, "cpus-per-task": 8, "gpus-per-node": 1, "mem": "1024M",
+        "requeue": True, "signal": "B:USR2@120",
+    }  # fmt: skip
+    assert parameters["setup"] == [
+        "#SBATCH hetjob", "#SBATCH --nodes=2", "#SBATCH --ntasks=6", "#SBATCH --ntasks-per-node=3",
+        "#SBATCH --cpus-per-task=2", "#SBATCH --time=60", "#SBATCH --partition=cpu", "#SBATCH --account=me",
+        "#SBATCH --mem=3072M", "trap '' USR2",
+    ]  # fmt: skip
+    command = " ".join(layout.srun(["python", "x"]))
+    assert command.count("python x") == 2
+    assert "--het-group=0 python x : --nodes=2" in command
+
+
+@pytest.mark.parametrize(("topology", "world_size"), [("ddp", 4), ("multi_learner", 4), ("ddp", 1)])
+def test_it_is_refused_where_rank_0_does_what_others_do(topology, world_size):
+    config = Config(dist=DistConfig(topology=topology, world_size=world_size))
+    check_learner(config, SlurmLauncherConfig())
+    with pytest.raises(ConfigError, match="rank 0 is no learner among ranks of other roles"):
+        check_learner(config, SlurmLauncherConfig(learner_cpus=2))
 
 
 def test_one_at_a_time_holds_within_an_array_and_between_arrays():
