@@ -80,7 +80,8 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
         try:
             start = partial(_start, server, run_dir, world_size, store.port)
             ranks = [start(rank) for rank in range(world_size)]
-            ended = _wait_for_end(ranks, stop, store, _Replacements(start, config, note))
+            replacements = _Replacements(start, config, note)
+            ended = _wait_for_end(ranks, stop, store, replacements)
         except ForkServerLost as e:
             who = f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}"
             raise _failed(f"{who}, and they with it", remedy, is_lost=e.code < 0, stop=stop) from None
@@ -91,7 +92,7 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
             server.close()
     if stop.signal is not None and -signal.SIGUSR2 in ended.values():
         raise Stopped(stop.signal)
-    if all(ended.get(rank) == 0 for rank in range(world_size)):
+    if _ended_well(ended, world_size, replacements.replaceable):
         return stop.signal
     who, is_lost = _blame(ended, world_size, store, timeout_s)
     raise _failed(who, remedy, is_lost=is_lost, stop=stop)
@@ -119,7 +120,7 @@ class _Replacements:
         self, start: Callable[[int], ForkedProcess], config: Config, note: Callable[[str], None]
     ) -> None:
         roles = layout(config).roles if config.dist.on_lost == "restart" else ()
-        self._replaceable = {rank for role in roles if role.can_restart for rank in role.ranks}
+        self.replaceable = {rank for role in roles if role.can_restart for rank in role.ranks}
         self._start = start
         self._note = note
         self._most = config.dist.max_restarts
@@ -127,13 +128,21 @@ class _Replacements:
 
     def of(self, rank: int, code: int) -> ForkedProcess | None:
         """Return what takes the place of a rank that ended with `code`, None for nothing."""
-        if code >= 0 or rank not in self._replaceable or self._num_restarts == self._most:
+        if code >= 0 or rank not in self.replaceable or self._num_restarts == self._most:
             return None
         self._num_restarts += 1
         who = f"rank {rank} ended with {_how(code)}"
         warn(f"{who}; it is started again, the others go on (restart {self._num_restarts} of {self._most})")
         self._note(who)
         return self._start(rank)
+
+
+def _ended_well(ended: dict[int, int], world_size: int, replaceable: set[int]) -> bool:
+    """Return whether all ranks did, or were lost or started again too late to matter to those that did."""
+    return len(ended) == world_size and all(
+        code == 0 or (rank in replaceable and (code < 0 or code == LOST_PEERS))
+        for rank, code in ended.items()
+    )
 
 
 def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ddppo.collectives import leave_word, note_met
 from ddppo.config import Config
 from ddppo.config.settings import DistConfig
-from ddppo.distributed.launcher import _blame, _Replacements, _wait_for_end
+from ddppo.distributed.launcher import _blame, _ended_well, _Replacements, _wait_for_end
 from ddppo.errors import LOST_PEERS
 from ddppo.signals import StopRequest
 from ddppo.topologies import Layout, Role, Topology
@@ -118,3 +118,19 @@ def test_nobody_is_started_again_whom_the_others_need_or_who_failed_by_itself(ow
 def test_with_on_lost_stop_nobody_is_started_again(own_pace):
     config = replace(own_pace, dist=replace(own_pace.dist, on_lost="stop"))
     assert _Replacements(pytest.fail, config, pytest.fail).of(1, -9) is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_well"),
+    [
+        ({0: 0, 1: 0}, True),
+        ({0: 0, 1: LOST_PEERS}, True),  # it came back when the learner had finished
+        ({0: 0, 1: -9}, True),
+        ({0: 0, 1: 1}, False),
+        ({0: 0}, False),
+        ({1: -9, 0: LOST_PEERS}, False),
+    ],
+)
+def test_a_run_ended_well_though_one_that_can_be_replaced_was_lost_at_its_end(ended, is_well):
+    assert _ended_well(ended, 2, {1}) == is_well
+    assert _ended_well(ended, 2, set()) == (ended == {0: 0, 1: 0})
