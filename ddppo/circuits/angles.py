@@ -17,15 +17,19 @@ _LARGEST_DENOMINATOR = 256
 _SHOWN_WITHIN = 1e-9  # of a turn
 
 
+class NoAngle(ValueError):
+    """A number or an expression that is no angle: not finite, too large, or without a value."""
+
+
 def of_radians(radians: float | Decimal) -> int:
-    """Return round(radians 2^48 / (2 pi)) mod 2^48. Raises ValueError for what is not finite, or beyond 10^50."""
+    """Return round(radians 2^48 / (2 pi)) mod 2^48. Raises NoAngle for what is not finite, or beyond 10^50."""
     with localcontext() as context:
         context.prec = DIGITS + 20
         try:
             turns = Decimal(radians) / (2 * DECIMAL_PI) % 1
             return int((turns * TURN).to_integral_value()) % TURN
         except (InvalidOperation, Overflow, ValueError) as e:  # ValueError: NaN
-            raise ValueError(f"{radians} is no angle: it has to be finite and below 1e50") from e
+            raise NoAngle(f"{radians} is no angle: it has to be finite and below 1e50") from e
 
 
 def of_fraction(numerator: int, denominator: int) -> int:
