@@ -30,7 +30,7 @@ def main() -> None:
     options = parse(FragmentsConfig, arguments, usage=_USAGE)
     config = composed(overrides)
     title = f"{config.dist.topology}, W={config.dist.world_size}, {config.env.id}"
-    layout = _layout(config)
+    layout = fragments(config)
     said = {
         "text": lambda: as_text(layout, f"{title}: {find(config.dist.topology).meaning}"),
         "mermaid": lambda: as_mermaid(layout),
@@ -43,8 +43,9 @@ def main() -> None:
         Path(options.out).write_text(said, encoding="utf-8")
 
 
-def _layout(config: Config) -> Layout:
+def fragments(config: Config) -> Layout:
     """Return the layout with the bytes of this task and model. Raises ConfigError where the run could not be."""
+    import numpy as np
     import torch
 
     from ddppo.envs import probe
@@ -59,11 +60,13 @@ def _layout(config: Config) -> Layout:
     action = number if spec.action.kind == "box" else 8
     for size in spec.action.shape:
         action *= size
+    mask = spec.mask_size or 0
     sizes = Sizes(
         num_envs=shape.num_envs,
         rollout_steps=shape.rollout_steps,
         num_gradients=shape.num_epochs * shape.num_minibatches,
-        obs_bytes=sum(leaf.size * (number if leaf.is_float else 1) for leaf in leaves(spec.obs)),
+        obs_bytes=mask + sum(leaf.size * (number if leaf.is_float else 1) for leaf in leaves(spec.obs)),
+        raw_obs_bytes=mask + sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in leaves(spec.obs)),
         action_bytes=action,
         parameter_bytes=number * sum(p.numel() for p in model.parameters()),
         float_bytes=number,

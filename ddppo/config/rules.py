@@ -49,7 +49,7 @@ def layout(config: Config) -> Layout:
         config.env.num_envs,
         ppo.rollout_steps,
         ppo.num_epochs * ppo.num_minibatches,
-        *(0, 0, 0, 0),
+        *(0, 0, 0, 0, 0),
         num_learners=dist.num_learners,
         env_shares=tuple(dist.env_shares),
     )

@@ -48,7 +48,7 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
     )  # fmt: skip
     samples = sizes.num_envs // len(actors) * sizes.rollout_steps
     # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
-    rollout = samples * (sizes.obs_bytes + sizes.action_bytes + 5 * sizes.float_bytes + 4)
+    rollout = samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
     messages = [
         Message("rollout", "actor", "learner", "gather", 1, rollout),
         Message("parameters", "learner", "actor", "broadcast", 1, sizes.parameter_bytes),

@@ -94,7 +94,8 @@ class Layout:
 
 
 class Sizes(NamedTuple):
-    """What the messages of an iteration are made of. Bytes: of one observation, one action, all parameters, one number.
+    """What the messages of an iteration are made of. Bytes: of one observation as the model is given it and as its task
+    gives it, each with its mask, of one action, all parameters, one number.
 
     num_gradients: optimizer steps K * M. num_learners and env_shares: dist.num_learners and dist.env_shares, for the
     topologies that know them.
@@ -104,6 +105,7 @@ class Sizes(NamedTuple):
     rollout_steps: int
     num_gradients: int
     obs_bytes: int
+    raw_obs_bytes: int
     action_bytes: int
     parameter_bytes: int
     float_bytes: int

@@ -51,7 +51,7 @@ def _layout(world_size: int, sizes: Sizes, shares: tuple[int, ...]) -> Layout:
     # A rank with fewer fills its message up.
     each = max(shares, default=-(-sizes.num_envs // len(workers)))
     # Back come an observation, a final observation, a reward and five flags.
-    answer, steps = each * (2 * sizes.obs_bytes + 8 + 5), sizes.rollout_steps
+    answer, steps = each * (2 * sizes.raw_obs_bytes + 8 + 5), sizes.rollout_steps
     actions = sizes.num_envs * sizes.action_bytes
     return Layout(
         (learner, stepper),

@@ -39,7 +39,9 @@ def _central_inference(world_size: int, sizes: Sizes) -> Layout:
     steps, each = sizes.rollout_steps, sizes.num_envs // world_size
     messages = [
         Message("actions", "agent", "observer", "shared memory", steps, each * sizes.action_bytes),
-        Message("observations", "observer", "agent", "shared memory", steps, each * (sizes.obs_bytes + 10)),
+        Message(
+            "observations", "observer", "agent", "shared memory", steps, each * (sizes.raw_obs_bytes + 10)
+        ),
     ]
     if world_size > 1:
         messages.append(
