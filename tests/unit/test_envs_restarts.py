@@ -47,7 +47,7 @@ def stepped(envs):
     return envs.step(np.zeros(envs.num_envs, np.int64))
 
 
-@pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 2.0)])
+@pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
 def test_the_step_under_way_becomes_a_pseudo_step_that_cuts_the_episode(pool, capsys, number, timeout_s):
     envs = pool(timeout_s=timeout_s)
     envs.reset(SEEDS)
