@@ -5,8 +5,8 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from ddppo.distributed.programs.async_learner import largest_lag, updates_ahead
-from ddppo.distributed.programs.async_line import Door, Wire, connect
+from ddppo.distributed.programs.async_actors.learner import largest_lag, updates_ahead
+from ddppo.distributed.programs.async_actors.line import Door, Wire, connect
 
 
 @pytest.fixture

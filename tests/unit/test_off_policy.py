@@ -3,7 +3,7 @@ import dataclasses
 import torch
 
 from ddppo.config import ModelConfig
-from ddppo.distributed.programs.off_policy import with_ratios
+from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.models import action_distribution, build_model
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Rollout

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ddppo.distributed.parameters import FlatParameters
-from ddppo.distributed.programs.async_line import Wire
+from ddppo.distributed.programs.async_actors.line import Wire
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode
 

@@ -1,7 +1,4 @@
-"""async_actors: actors at their own pace; the learner takes rollouts from any and answers each by itself.
-
-Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv:1602.01783.
-"""
+"""An actor of async_actors: it acts, sends, and goes on when it is answered."""
 
 import socket
 import time
@@ -11,9 +8,8 @@ import torch.distributed as dist
 
 from ddppo.collectives import Group, leave_word
 from ddppo.collectives.own_pace import OwnPace
-from ddppo.distributed.programs.async_learner import AsyncLearner
-from ddppo.distributed.programs.async_line import Wire, connect
-from ddppo.distributed.programs.async_messages import (
+from ddppo.distributed.programs.async_actors.line import Wire, connect
+from ddppo.distributed.programs.async_actors.messages import (
     ANSWER,
     END,
     SENT,
@@ -29,11 +25,6 @@ from ddppo.errors import CollectiveError
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.signals import StopRequest
-
-
-def program(kit: Kit) -> Program:
-    """Return what this rank runs."""
-    return AsyncLearner(kit) if kit.role.learns else AsyncActor(kit)
 
 
 class AsyncActor(Program):
@@ -64,27 +55,24 @@ class AsyncActor(Program):
         try:
             while (answer := Answer(*wire.unpack(ANSWER))) != END:
                 self._parameters.receive(wire)
-                self._begin(answer)
+                if answer.first >= 0:
+                    self.reset(answer.first)
+                    self._number = answer.first
+                    wire.forget()  # others were being built
+                    start = time.perf_counter()
+                self._number += 1
                 acted = time.perf_counter()
                 collected = self._kit.act(self.collector, self._kit.env_indices, self._number)
                 now = time.perf_counter()
                 self._send(wire, collected, answer.version, stop, (now - start, now - acted))
                 start = now
         except TimeoutError as e:
-            leave_word(
-                self._group.store, self._group.rank, f"for {timeout_s:.1f} s, in rollout {self._number}"
-            )
+            leave_word(self._group.store, self._group.rank, f"for {timeout_s:.1f} s")
             raise CollectiveError(self._lost("had no answer from", e)) from e
         except ConnectionError as e:
             raise CollectiveError(self._lost("lost", e)) from e
         finally:
             wire.close()
-
-    def _begin(self, answer: Answer) -> None:
-        if answer.first >= 0:
-            self._number = answer.first
-            self.reset(answer.first)
-        self._number += 1
 
     def _send(
         self, wire: Wire, collected: Collected, version: int, stop: StopRequest, seconds: tuple[float, float]
