@@ -165,6 +165,7 @@ class Reporter:
             **{f"time/t_wait_{role}": news.waited.get(role, 0.0) for role in self._waited_for},
             "dist/messages": news.num_messages,
             "dist/bytes": news.num_bytes,
+            **({"dist/restarts": news.num_restarts} if news.num_restarts else {}),
         }
 
     def _learned(self, update: Update, sums: np.ndarray) -> dict[str, float]:

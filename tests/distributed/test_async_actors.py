@@ -123,6 +123,18 @@ def test_a_killed_actor_is_named_and_ends_the_run(tmp_path):
         wait_for_end_of_ranks(run_dir)
 
 
+def test_an_actor_that_hangs_is_named_though_others_have_rollouts(tmp_path):
+    run_dir = tmp_path / "run"
+    with running(*LONG, "dist.timeout_s=2", run_dir=run_dir) as process:
+        wait_for_iteration(run_dir, 2, process)
+        (victim,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 2]
+        os.kill(victim, signal.SIGSTOP)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "had no rollout from rank 2 for 2." in stderr
+    assert "rank 2 of 4 did not answer for 2." in stderr
+
+
 def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
     run_dir = tmp_path / "run"
     with running(*LONG, "dist.on_lost=restart", run_dir=run_dir) as process:

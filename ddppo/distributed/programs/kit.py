@@ -51,7 +51,10 @@ class Collected(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a rank at its own pace did of late; t_* as in docs/metrics.md, waited by the role that it waited for."""
+    """What a rank at its own pace did of late; t_* as in docs/metrics.md, waited by the role that it waited for.
+
+    num_restarts: of processes of its environments, so far; 0 without news.
+    """
 
     num_steps: int = 0
     t_iter: float = 0.0
@@ -60,6 +63,7 @@ class News(NamedTuple):
     waited: Mapping[str, float] = {}
     num_messages: int = 0
     num_bytes: int = 0
+    num_restarts: int = 0
 
 
 class Program(ABC):

@@ -80,11 +80,14 @@ class AsyncActor(Program):
         """Send a rollout; the time that sending takes is told with the next."""
         episodes = episode_rows(collected.episodes)
         sent = Sent(
-            self._number, version, collected.num_steps, len(episodes), stop.requested,
+            self._number, version, collected.num_steps, len(episodes), stop.requested, self._num_restarts(),
             wire.num_sends, wire.num_bytes, *seconds, wire.waited_s, wire.moved_s,
         )  # fmt: skip
         wire.forget()
         wire.send(SENT.pack(*sent), as_bytes(self._rollouts.pack(collected.rollout)), episodes.tobytes())
+
+    def _num_restarts(self) -> int:
+        return int(self._kit.restarts(self._env).get("dist/restarts", 0))
 
     def _lost(self, how: str, error: Exception) -> str:
         return (

@@ -187,4 +187,5 @@ def _with(news: News, sent: Sent, num_steps: int) -> News:
         {"learner": news.waited.get("learner", 0.0) + sent.t_wait},
         news.num_messages + sent.num_sends,
         news.num_bytes + sent.num_bytes,
+        sent.num_restarts,
     )

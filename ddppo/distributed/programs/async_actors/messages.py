@@ -13,13 +13,17 @@ from ddppo.ppo.rollout import Episode
 
 
 class Sent(NamedTuple):
-    """In front of a rollout: which it is, what acted, and how its actor spent the time since it sent the last one."""
+    """In front of a rollout: which it is, what acted, and how its actor spent the time since it sent the last one.
+
+    num_restarts: of processes of its environments, so far.
+    """
 
     number: int
     version: int
     num_steps: int
     num_episodes: int
     asks_to_stop: int
+    num_restarts: int
     num_sends: int
     num_bytes: int
     t_iter: float
@@ -38,7 +42,7 @@ class Answer(NamedTuple):
     first: int
 
 
-SENT, ANSWER = struct.Struct("<7q4d"), struct.Struct("<2q")
+SENT, ANSWER = struct.Struct("<8q4d"), struct.Struct("<2q")
 END = Answer(-1, -1)
 _EPISODE = 4  # numbers of one
 
