@@ -21,6 +21,8 @@ TASK = (
 )  # fmt: skip
 NO_TASK_OF_ONES_OWN = {"device"}  # its tasks are ours, in C++; what it learns is compared with ddp
 HOW = {
+    # What is too old is refused, by design; here nothing is.
+    "async_actors": ("dist.world_size=3", "dist.max_lag=100000"),
     "env_workers_hetero": ("dist.world_size=3", "dist.env_shares=[5,3]"),
     "ddp": ("dist.world_size=2",),
     "central_inference": (
