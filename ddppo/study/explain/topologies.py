@@ -67,7 +67,7 @@ def _to_win(each: Behind) -> str:
     if idle > gap:
         verdict = f"{percent(gap / idle)} of its waiting and communication"
     return (
-        f"To be as soon its iterations of {duration(side.row.t_iter['mean'])} would have to be {percent(gap)} shorter: "
+        f"To be as soon its iterations of {duration(side.iteration_s)} would have to be {percent(gap)} shorter: "
         f"of the {role}'s time {_listed(side, spent)}; that is {verdict}."
     )
 

@@ -45,6 +45,11 @@ class Side:
         return max(self.spent, key=lambda role: self.spent[role]["t_learn"], default="")
 
     @property
+    def iteration_s(self) -> float:
+        """Seconds of an iteration by the clock; t_iter of an actor at its own pace is of other times."""
+        return self.row.steps_per_iter / self.row.fps.median
+
+    @property
     def name(self) -> str:
         return f"{self.study.topology} at W={self.row.world_size}"
 

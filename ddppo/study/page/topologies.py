@@ -66,7 +66,7 @@ def times(found: SideBySide) -> Shown:
         "topology": [side.study.topology for side, _, _ in told],
         "W": [str(side.row.world_size) for side, _, _ in told],
         "ranks": [f"{side.ranks[role]} x {role}" for side, role, _ in told],
-        "iteration": [duration(side.row.t_iter["mean"]) for side, _, _ in told],
+        "iteration": [duration(side.iteration_s) for side, _, _ in told],
         **{head: [percent(spent[part]) for _, _, spent in told] for part, head in _HEADS.items()},
         "messages": [number(side.messages, "{:,.0f}") for side, _, _ in told],
         "kB": [number(side.num_bytes / 1000, "{:,.0f}") for side, _, _ in told],
