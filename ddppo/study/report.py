@@ -222,7 +222,8 @@ def _remarks(study: Study) -> list[str]:
     if first != 1 and len(study.rows) > 1:
         remarks.append(
             f"There is no run with W=1, so S and E are relative to W={first}, the smallest there is: S(W) = FPS(W) / "
-            f"FPS({first}), E(W) = S(W) * {first} / W. Add dist.world_size=1 to the sweep for absolute ones."
+            f"FPS({first}), E(W) = S(W) * {first} / W."
+            + (" Add dist.world_size=1 to the sweep for absolute ones." if study.topology == "ddp" else "")
         )
     over = [f"W={row.world_size} ({row.cores} cores)" for row in study.rows if row.oversubscription > 1]
     if over:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.topologies import TOPOLOGIES
+
 SLEEPING_TASK = "ddppo/Synthetic-v0"  # the one whose step time is a setting, env.kwargs.step_time_s
 PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
 
@@ -120,6 +122,12 @@ class Run:
     def tells_ranks(self) -> bool:
         """Whether times are of each rank; false where there are none, or only means over ranks."""
         return bool(self.times) and all(t.shape[1] == self.world_size for t in self.times.values())
+
+    @property
+    def ranks_are_in_step(self) -> bool:
+        """Whether all ranks go through an iteration together, so that their times are parts of it."""
+        known = TOPOLOGIES.get(self.topology.partition(" ")[0])
+        return known is None or not known.own_pace
 
     @property
     def ranks_are_alike(self) -> bool:

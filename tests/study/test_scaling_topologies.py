@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scaling_folders import change_summary, make_run, write_run
+from scaling_folders import change_summary, make_run, points, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.report import main
@@ -69,7 +69,7 @@ def ddp(seed, seconds, **more):
     waits = {"time/t_wait_worker": 0.005, "dist/messages": 20.0, "dist/bytes": 1000.0}
     parts = {"t_learn": 0.002, "t_comm": 0.003, "t_sync": 0.005}
     ranks = {"roles": ("worker",) * 2, "num_stepping": 2, "rank_means": (waits,) * 2}
-    return make_run(2, seed, parts=parts, reached_at_s=seconds, target_return=50.0, **ranks | more)
+    return make_run(2, seed, parts=parts, **{"reached_at_s": seconds, "target_return": 50.0} | ranks | more)
 
 
 def sync_actors(seed, seconds, **more):
@@ -151,6 +151,19 @@ def test_it_is_said_what_another_would_have_to_lose_of_what_it_is_measured_to_sp
     assert "that is 42 % of its waiting and communication." in said  # a third of 80 %
     assert "sync_actors at W=3 exchanges 2 an iteration, 0 % of the learner's time, the fewest." in said
     assert "Predicted at W=32: not ddp, sync_actors, measured at fewer than three W." in said
+
+
+def test_where_more_steps_are_needed_rather_than_longer_ones_that_is_said():
+    late = points(10.0, 20.0, 60.0, every_s=4.0)  # at 50 after 300 steps, 12 s
+    soon = points(60.0, every_s=5.0)  # after 100 steps
+    unknown = {"reached_at_s": math.nan}
+    said = report(
+        [ddp(0, 0.0, evaluations=late, **unknown)], [sync_actors(0, 0.0, evaluations=soon, **unknown)]
+    )
+    behind = said.topologies[0].said[1]
+    assert "takes 2.4 times as long (2.4 to 2.4 over 1 seed, too few for an interval)" in behind
+    assert "and 3 times the environment steps" in behind
+    assert behind.endswith("It needs more steps rather than longer ones: a step takes 0.8 times as long.")
 
 
 def test_settings_that_differ_besides_the_topology_are_said():
@@ -253,6 +266,18 @@ def test_an_actor_that_is_silent_in_an_iteration_tells_of_it_in_the_next(tmp_pat
     assert side.spent["actor"]["t_rollout"] == pytest.approx(0.2)
     assert side.row.t_iter["mean"] == pytest.approx(0.5)
     html.page(made, [html.chapter(each) for each in made.studies])
+
+
+def test_the_loss_of_ranks_that_share_no_iteration_has_no_account():
+    parts = {"t_rollout": [0, 0.2], "t_sync": [0.1, 0]}
+    runs = [
+        make_run(2, 0, parts=parts, topology="async_actors"),
+        make_run(2, 1, parts=parts, topology="async_actors"),
+    ]
+    runs += [make_run(4, seed, fps=900, topology="async_actors") for seed in range(2)]
+    (found,) = report(runs).studies
+    assert found.accounts == []
+    assert "share no iteration" in str(found.why[0])
 
 
 def test_a_sweep_that_is_named_twice_counts_once(sweeps):

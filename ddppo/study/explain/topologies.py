@@ -51,7 +51,7 @@ def _behind(each: Behind, found: SideBySide) -> str:
         sure = f"95 % interval {times.low:.3g} to {times.high:.3g} over {_seeds(times.count)}"
         sure += "" if times.low > 1 else ", so not surely"
     text = f"{side.name} takes {times.median:.3g} times as long ({sure})"
-    if found.by_target and abs(each.steps - 1) >= 0.005:
+    if abs(each.steps - 1) >= 0.005:
         text += f", and {each.steps:.3g} times the environment steps"
     return f"{text}."
 
@@ -61,6 +61,8 @@ def _to_win(each: Behind) -> str:
     side, times, role = each.side, each.times.median, each.side.learner
     if not (1 < times < math.inf) or not role:
         return ""
+    if each.steps > 1 and each.steps**2 >= times:  # the larger of the two factors
+        return f"It needs more steps rather than longer ones: a step takes {times / each.steps:.3g} times as long."
     spent, gap = side.spent[role], 1 - 1 / times
     idle = spent["t_sync"] + spent["t_comm"]
     verdict = "more than all its waiting and communication: acting or learning itself would have to take less"

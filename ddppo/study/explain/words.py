@@ -68,6 +68,8 @@ def _without_account(study: Study, world_size: int) -> Explained:
     said = f"W={world_size} is what the others are compared with."
     if len(study.rows) == 1:
         said = f"Only W={study.baseline} was measured: there is nothing to compare it with."
+    elif not all(run.ranks_are_in_step for run in study.runs):
+        said = "Ranks at their own pace share no iteration, so that what is lost cannot be told by cause."
     elif world_size != study.baseline:
         where = f"at W={world_size} or at W={study.baseline} (no t_comm, t_sync, ...)"
         said = f"The runs do not say where their time went {where}, so the loss cannot be explained."

@@ -56,7 +56,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A side that is not the soonest: how many times as long it takes, and how many times the steps to the target."""
+    """A side that is not the soonest: how many times as long it takes, and how many times the steps (else NaN)."""
 
     side: Side
     times: Estimate
@@ -88,8 +88,9 @@ def side_by_side(studies: Sequence[Study]) -> SideBySide | None:
         min((s for s in sides if s.study is each), key=lambda s: _middle(s, value)) for each in studies
     ]
     best, *others = sorted(of_each, key=lambda side: _middle(side, value))
+    steps_to = steps_to_target if by_target else lambda run: math.nan
     behind = [
-        Behind(side, _paired(_times(side, best, value)), _paired(_times(side, best, steps_to_target)).median)
+        Behind(side, _paired(_times(side, best, value)), _paired(_times(side, best, steps_to)).median)
         for side in others
     ]
     return SideBySide(sides, by_target, best, tuple(behind))

@@ -11,12 +11,9 @@ from ddppo.errors import RunFolderError
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.read.provenance import OF_A_RUN, OF_NO_EFFECT, mixed
 from ddppo.study.runs import LeftOut, Reading, Run, by_world_size
+from ddppo.topologies import TOPOLOGIES
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.
-_OF_VARIANTS = (
-    *("env.num_workers", "dist.num_learners", "dist.max_lag", "dist.max_wait_ms"),
-    *("ppo.rollouts_per_update", "dist.correction"),
-)  # settings of which a topology may be tried with several
 _FREE = (*OF_A_RUN, "dist.", "log.", "checkpoint.", "env.slow_ranks")
 
 
@@ -106,12 +103,11 @@ def _variants(runs: list[Run]) -> list[Run]:
     """Say settings of a topology in its runs' `topology` where several values of them were run with one W."""
     values: defaultdict[tuple[str, str, int], set[str]] = defaultdict(set)
     own = {
-        run.path: {name: str(value) for name, value in flat(run.config).items() if name in _OF_VARIANTS}
+        run.path: {n: str(v) for n, v in flat(run.config).items() if n in _of_topology(run.topology)}
         for run in runs
-        if run.topology != "ddp"
     }
     for run in runs:
-        for name, value in own.get(run.path, {}).items():
+        for name, value in own[run.path].items():
             values[run.topology, name, run.world_size].add(value)
     several = {(topology, name) for (topology, name, _), found in values.items() if len(found) > 1}
     said = {
@@ -119,9 +115,14 @@ def _variants(runs: list[Run]) -> list[Run]:
             f" {n.partition('.')[2]}={v}" for n, v in own[run.path].items() if (run.topology, n) in several
         ]
         for run in runs
-        if run.path in own
     }
-    return [replace(run, topology=run.topology + "".join(said.get(run.path, []))) for run in runs]
+    return [replace(run, topology=run.topology + "".join(said[run.path])) for run in runs]
+
+
+def _of_topology(name: str) -> tuple[str, ...]:
+    """Return the settings that a topology of ours has a use for and ddp has not."""
+    known = TOPOLOGIES.get(name.partition(" ")[0])
+    return () if known is None else known.settings + (("env.num_workers",) if known.env_backend else ())
 
 
 def _is_learnt_by(name: str) -> bool:
@@ -168,7 +169,11 @@ def _alike(
 def differing(run: Run, other: Run) -> str:
     """Return what is learnt by and differs between two runs, "" if nothing does."""
     mine, theirs = (
-        {k: str(v) for k, v in flat(each.config).items() if _is_learnt_by(k) and k not in _OF_VARIANTS}
+        {
+            k: str(v)
+            for k, v in flat(each.config).items()
+            if _is_learnt_by(k) and k not in _of_topology(run.topology)
+        }
         for each in (run, other)
     )
     return _apart(mine, theirs, other.topology)
