@@ -63,7 +63,7 @@ class Group:
         self.sends: list[int] = []  # bytes of each message outside collectives
 
     def subgroup(self, ranks: Sequence[int]) -> "Group | None":
-        """Return the group of some of the run's ranks, the first of which is its root; None for a rank outside.
+        """Return the group of some of the run's ranks, ascending, the first its root; None for a rank outside.
 
         Every rank calls it, in the same order as all others. Raises TrainingError where they cannot meet so.
         """

@@ -92,6 +92,7 @@ class Peers(Group):
             alone.members = tuple(ranks)
             return alone if self.watch.rank in ranks else None
         assert self.meet is not None, "a group of some ranks has no subgroups"
+        assert list(ranks) == sorted(set(ranks)), f"places follow ranks, also in process groups: {ranks}"
         self._num_met += 1
         found = self.meet(self.watch, tuple(ranks), self._num_met)
         if found is not None:

@@ -25,6 +25,7 @@ HOW = {
     "async_actors": ("dist.world_size=3", "dist.max_lag=100000"),
     "env_workers_hetero": ("dist.world_size=3", "dist.env_shares=[5,3]"),
     "ddp": ("dist.world_size=2",),
+    "multi_learner": ("dist.world_size=4",),  # two learners
     "central_inference": (
         "dist.world_size=2",
         "env.num_workers=2",

@@ -137,11 +137,18 @@ def test_waiting_is_told_by_whom_it_is_for_and_messages_are_counted(learned, top
         assert line["dist/bytes"] > 0
 
 
-@pytest.mark.parametrize("topology", SPREAD)
-def test_a_rank_hands_over_the_bytes_that_its_declaration_says(learned, topology):
-    how = ["env=cartpole", f"distributed={topology}", f"dist.world_size={SPREAD[topology]}", "dtype=float64"]
+@pytest.mark.parametrize(
+    ("topology", "world_size", "more"),
+    [
+        *((topology, world_size, []) for topology, world_size in SPREAD.items()),
+        ("multi_learner", 6, ["dist.num_learners=2"]),
+        ("env_workers_hetero", 4, ["dist.env_shares=[5,1,2]"]),
+    ],
+)
+def test_a_rank_hands_over_the_bytes_that_its_declaration_says(learned, topology, world_size, more):
+    how = [f"distributed={topology}", f"dist.world_size={world_size}", "dtype=float64", "env=cartpole", *more]
     layout = fragments(composed([*SIZES, *how]))
-    for line in lines(learned(topology, SPREAD[topology], "env=cartpole")):
+    for line in lines(learned(topology, world_size, "env=cartpole", *more)):
         roles = {layout.role(line["rank"]).name} | {role.name for role in layout.roles if not role.ranks}
         declared = sum(m.times * m.num_bytes for m in layout.messages if m.source in roles)
         # More by padding, the counts that learners agree on, and last observations.

@@ -9,9 +9,10 @@ from itertools import pairwise
 
 import torch
 
-from ddppo.collectives import Group
+from ddppo.collectives import Group, in_words
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
+from ddppo.errors import NonFiniteError
 from ddppo.ppo.learner import Update
 
 
@@ -29,6 +30,7 @@ class Actors(Program):
         self.groups = tuple(
             g for g in (self.learners, self._feeding) if 1 < g.world_size < kit.group.world_size
         )
+        self._learning = in_words(kit.layout.learning)
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, self.learners.rank, self.sync)
         dtype = getattr(torch, kit.config.dtype)
@@ -62,7 +64,12 @@ class Actors(Program):
         if self._is_learner:
             assert parts is not None
             rollout = self._rollouts.unpack(parts[1:], self._kit.device)
-            update = self.learner.update(rollout, iteration, progress)
+            try:
+                update = self.learner.update(rollout, iteration, progress)
+            except NonFiniteError as e:
+                if self.learners.world_size == 1:
+                    raise
+                raise NonFiniteError(f"{e}. Its ranks are places among the learners, {self._learning}") from e
         self._parameters.broadcast(group)
         return update
 

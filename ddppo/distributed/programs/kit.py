@@ -152,7 +152,7 @@ class Kit:
         return self.shape.env_indices(self.layout.stepping.index(self.group.rank))
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
-        """Return the group of some ranks, the first of which is its root; None on a rank outside.
+        """Return the group of some ranks, ascending, the first its root; None on a rank outside.
 
         All ranks call it, in the same order; the topology declares subgroups=True.
         """
