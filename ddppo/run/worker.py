@@ -126,6 +126,7 @@ class Worker:
 
     def _begin_compilation(self) -> None:
         iterations = -(-(self.config.ppo.total_steps - self.env_steps) // self.parts.shape.batch_size)
+        role = self.parts.layout.role(self.group.rank)
         self.compilation = Compilation(
             self.config,
             self.parts.spec,
@@ -136,7 +137,7 @@ class Worker:
             sync_name=self.parts.program.sync.name,
             num_steps=iterations * self.parts.shape.num_epochs * self.parts.shape.num_minibatches,
             goes_on=self.compiled_from is not None,
-            idle=self.group.rank not in self.parts.players,
+            idle=not (role.acts or role.learns),
         )
         begin = self.compilation.begin_native if self._serves else self.compilation.begin
         self._switch(self.iteration + 1, compiled=begin())

@@ -1,11 +1,19 @@
 """async_actors with real processes: in step where max_lag=0, else each at its own pace, with lags that are bounded."""
 
+import json
 import os
 import signal
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from ddppo import native
+from ddppo.benchmark.workloads import composed
+from ddppo.collectives.own_pace import OwnPace
+from ddppo.ppo.native.acting import NativeActor
+from ddppo.run.worker import Worker
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.fault.test_bad_endings import running, wait_for_end_of_ranks, wait_for_iteration
 from tests.support import TINY, descendants, door, lines, rank_of, run, summary, wait_until
@@ -175,3 +183,14 @@ def test_what_cannot_be_is_a_sentence(arguments, said, tmp_path):
     assert result.code == 2
     assert said in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
+    store, machine = dist.HashStore(), {"number": 1, "hostname": "", "cpu": "", "gpu": None, "cores": "1"}
+    store.set("ddppo/machine/0", json.dumps(machine | {"quota": 1}))
+    config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
+    worker = Worker(config, tmp_path, OwnPace(store, 1, 2, timeout_s=5), torch.device("cpu"))
+    worker._begin_compilation()
+    assert isinstance(worker.parts.program.collector._actor, NativeActor)
+    worker.parts.program.close()
