@@ -90,9 +90,9 @@ class AsyncActor(Program):
         return int(self._kit.restarts(self._env).get("dist/restarts", 0))
 
     def _lost(self, how: str, error: Exception) -> str:
+        limit = f"limit dist.timeout_s={self._kit.config.dist.timeout_s:g}"
         return (
-            f"rank {self._group.rank} on {socket.gethostname()} {how} rank 0, the learner (limit dist.timeout_s="
-            f"{self._kit.config.dist.timeout_s:g}): {error}"
+            f"rank {self._group.rank} on {socket.gethostname()} {how} rank 0, the learner ({limit}): {error}"
         )
 
     def reset(self, iteration: int) -> None:
