@@ -53,7 +53,7 @@ def under_torchrun() -> bool:
 
 def forget_torchrun() -> None:
     """Take what torchrun says to its ranks out of the environment: left in a shell, it would be believed."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
         os.environ.pop(name, None)
 
 

@@ -47,6 +47,13 @@ def test_every_environment_belongs_to_one_rank(world_size):
     assert [i for rank in range(world_size) for i in shape.env_indices(rank)] == list(range(8))
 
 
+def test_so_it_does_in_unequal_shares_whose_largest_is_e_and_which_equal_ones_forget():
+    shape = BatchShape(8, 2, 4, **COUNTS, num_stepping=3, env_shares=(5, 1, 2))
+    assert [list(shape.env_indices(place)) for place in range(3)] == [[0, 1, 2, 3, 4], [5], [6, 7]]
+    assert shape.local_num_envs == 5
+    assert shape.over(2).env_indices(1) == range(4, 8)
+
+
 @pytest.mark.parametrize(("batch", "parts", "largest"), [(8, 4, 2), (9, 4, 3), (11, 4, 3), (5, 5, 1)])
 def test_the_minibatch_size_is_that_of_the_largest(batch, parts, largest):
     assert BatchShape(batch, 1, 1, parts, 1).minibatch_size == largest

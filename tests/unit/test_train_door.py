@@ -296,7 +296,7 @@ def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
 
 def test_what_torchrun_left_in_the_shell_counts_under_torchrun_only(call, monkeypatch):
     monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
-    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "RANK"):
+    for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "RANK"):
         monkeypatch.setenv(name, "64")
     assert call() == (7, "")  # neither a warning of 64 ranks on this machine
     assert "LOCAL_WORLD_SIZE" not in os.environ  # nor cores and a GPU for them later
