@@ -175,7 +175,9 @@ class Actors:
         self._selector.register(wire, selectors.EVENT_READ, actor)
 
     def _lose(self, actor: Actor, error: OSError) -> None:
-        """Go on without an actor until it comes back, or raise CollectiveError."""
+        """Go on without an actor until it comes back, or raise CollectiveError, as for one that hangs."""
+        if isinstance(error, TimeoutError):
+            self._give_up([actor])
         self._forget(actor)
         if not self._goes_on:
             raise CollectiveError(
