@@ -30,7 +30,7 @@ _SHOWN = 20  # of what is left out, where nothing is left
 class ReportOptions:
     path: str = setting(MISSING, "a sweep folder, or a .csv or .jsonl file with a row per run")
     others: list[str] = setting(
-        meaning="more sweep folders, whose runs are reported with those of the first", factory=list
+        meaning="sweep folders after the first, whose runs are reported with its", factory=list
     )
     out: str | None = setting(
         None, "where the report goes; <sweep>/report if null, <table>_report for a file"

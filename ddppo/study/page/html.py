@@ -57,17 +57,16 @@ class Live:
 def chapter(each: StudyReport, *, brief: bool = False) -> Chapter:
     """Return what the page shows of a study."""
     overview = figures.overview(each.study, each.accounts, each.ahead)
-    table = tables.study_table(each.study)
-    return Chapter(each, _facts(each.study), overview, table, _folded(each, brief=brief), brief)
+    return Chapter(each, _facts(each.study), overview, tables.study_table(each.study), _folded(each), brief)
 
 
-def _folded(each: StudyReport, *, brief: bool) -> list[Section]:
+def _folded(each: StudyReport) -> list[Section]:
     study, ahead = each.study, each.ahead
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
     curves, same = learning.charts(study)
     sections = [
         Section("Efficiency and times", figures.times(study, ahead), (), shares),
-        *([] if brief else [_predictions(ahead)]),
+        _predictions(ahead),
         Section("Ranks", figures.ranks(study)),
         Section("Learning and stability", curves, same),
     ]
