@@ -1,5 +1,6 @@
 """The rules across settings, and the sizes of an iteration that follow from them."""
 
+from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 
@@ -11,6 +12,7 @@ from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
+_NEAR = 16  # other world sizes that a message may name
 
 
 def batch_shape(config: Config) -> BatchShape:
@@ -35,11 +37,32 @@ def batch_shape(config: Config) -> BatchShape:
         shape = weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
     else:
         if num_stepping != world_size:
-            said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
-            check_division(config.env.num_envs, config.ppo.rollout_steps, num_stepping, said)
+            _check_shares(config, num_stepping)
         shape = strong(**sizes)
     shape = replace(shape, world_size=world_size, num_stepping=num_stepping, env_shares=shares)
     return replace(shape, batch_envs=(config.ppo.rollouts_per_update or 0) * shape.local_num_envs)
+
+
+def _check_shares(config: Config, num_stepping: int) -> None:
+    """Check that those who step environments, some of all ranks, share them equally; the remedy counts all ranks."""
+    world_size, num_envs = config.dist.world_size, config.env.num_envs
+    if num_stepping > num_envs or num_envs % num_stepping == 0:
+        said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
+        check_division(num_envs, config.ppo.rollout_steps, num_stepping, said)
+        return
+    possible = []
+    for other in range(max(1, world_size - _NEAR), world_size + _NEAR):
+        with suppress(ConfigError):
+            dist = replace(config.dist, world_size=other)
+            if num_envs % len(layout(replace(config, dist=dist)).stepping) == 0:
+                possible.append(other)
+    nearest = sorted(sorted(possible, key=lambda other: abs(other - world_size))[:4])
+    ranks = f"use dist.world_size={' or '.join(map(str, nearest))}, or set" if nearest else "set"
+    raise ConfigError(
+        f"distributed={config.dist.topology} with dist.world_size={world_size}: {num_stepping} ranks step "
+        f"environments, which does not divide env.num_envs={num_envs}: {ranks} env.num_envs to a multiple of "
+        f"{num_stepping}"
+    )
 
 
 def layout(config: Config) -> Layout:

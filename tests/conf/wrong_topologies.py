@@ -5,7 +5,8 @@ from ddppo.topologies import Layout, Message, Role, Topology
 LINES = {
     "distributed=sync_actors dist.world_size=1": "takes at least 2 ranks",
     "distributed=env_workers dist.world_size=1": "takes at least 2 ranks",
-    "distributed=sync_actors dist.world_size=4": "does not divide env.num_envs=8",
+    "distributed=sync_actors dist.world_size=4": "does not divide env.num_envs=8: use dist.world_size=2 or 3 or 5 or 9",
+    "distributed=multi_learner dist.world_size=8 dist.num_learners=2": "use dist.world_size=4 or 6 or 10, or set",
     "distributed=sync_actors dist.world_size=1e12": "must be at most 1000000",
     "distributed=sync_actor": "did you mean sync_actors or async_actors?",
     "distributed=devise": "did you mean device?",
