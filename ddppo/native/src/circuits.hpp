@@ -1,0 +1,107 @@
+// A circuit as arrays, its DAG, its canonical order and digest, as ddppo/circuits/circuit.py.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "blake2b.hpp"
+
+enum Kind : uint8_t { H = 0, X = 1, CX = 2, RZ = 3 };
+constexpr int64_t kTurn = int64_t(1) << 48;
+
+struct Gate {
+  uint8_t kind;
+  int16_t wires[2];  // the second is -1 for one-qubit gates
+  int64_t angle;
+  int num_ports() const { return kind == CX ? 2 : 1; }
+};
+
+// Gates in a topological order.
+using Gates = std::vector<Gate>;
+
+inline Gates gates_of(int64_t n, const uint8_t* kinds, const int16_t* wires, const int64_t* angles) {
+  Gates gates(n);
+  for (int64_t i = 0; i < n; i++) gates[i] = {kinds[i], {wires[2 * i], wires[2 * i + 1]}, angles[i]};
+  return gates;
+}
+
+// Returns order[place] = gate: by level, the longest path before a gate, then by its first wire.
+inline std::vector<int32_t> canonical_order(const Gates& gates, int32_t num_qubits) {
+  const size_t n = gates.size();
+  std::vector<int32_t> level(n), free_at(num_qubits), by_wire(num_qubits + 1), by_level(n + 2), order(n), sorted(n);
+  for (size_t i = 0; i < n; i++) {
+    for (int p = 0; p < gates[i].num_ports(); p++) level[i] = std::max(level[i], free_at[gates[i].wires[p]]);
+    for (int p = 0; p < gates[i].num_ports(); p++) free_at[gates[i].wires[p]] = level[i] + 1;
+    by_wire[gates[i].wires[0] + 1]++;
+    by_level[level[i] + 1]++;
+  }
+  for (int32_t w = 0; w < num_qubits; w++) by_wire[w + 1] += by_wire[w];
+  for (size_t l = 0; l <= n; l++) by_level[l + 1] += by_level[l];
+  for (size_t i = 0; i < n; i++) order[by_wire[gates[i].wires[0]]++] = int32_t(i);
+  for (const int32_t i : order) sorted[by_level[level[i]]++] = i;
+  return sorted;
+}
+
+// BLAKE2b of num_qubits (uint32), then kinds, wires and angles in canonical order; 16 bytes.
+inline void digest_of(const Gates& gates, int32_t num_qubits, uint8_t* digest) {
+  Blake2b hash(16);
+  const auto order = canonical_order(gates, num_qubits);
+  hash.update(&num_qubits, 4);
+  for (const int32_t i : order) hash.update(&gates[i].kind, 1);
+  for (const int32_t i : order) hash.update(gates[i].wires, 4);
+  for (const int32_t i : order) hash.update(&gates[i].angle, 8);
+  hash.finish(digest, 16);
+}
+
+// The DAG: what is before and after each gate on each of its wires, and which gates lead to which.
+class Dag {
+ public:
+  Dag(const Gates& gates, int32_t num_qubits)
+      : gates(gates), num_qubits(num_qubits), links_(2 * gates.size()), last_(num_qubits, -1) {
+    std::vector<int32_t> passed(num_qubits, 0);
+    for (int32_t i = 0; i < size(); i++)
+      for (int p = 0; p < gates[i].num_ports(); p++) {
+        const int16_t w = gates[i].wires[p];
+        links_[2 * i + p] = {last_[w], -1, passed[w]++};
+        if (last_[w] >= 0) links_[2 * last_[w] + port(last_[w], w)].next = i;
+        last_[w] = i;
+      }
+  }
+
+  int32_t size() const { return int32_t(gates.size()); }
+  int port(int32_t gate, int16_t wire) const { return gates[gate].wires[0] == wire ? 0 : 1; }
+  int32_t before(int32_t gate, int p) const { return links_[2 * gate + p].before; }
+  int32_t next(int32_t gate, int p) const { return links_[2 * gate + p].next; }
+
+  // Whether a path leads from gate `from` (or it is that gate) to gate `to`, which is on `wire`.
+  bool leads_to(int32_t from, int32_t to, int16_t wire) {
+    if (reach_.empty()) fill_reach();
+    return reach_[size_t(from) * num_qubits + wire] <= links_[2 * to + port(to, wire)].place;
+  }
+
+  const Gates& gates;
+  const int32_t num_qubits;
+
+ private:
+  struct Link {
+    int32_t before, next, place;  // place: how many gates are before it on the wire
+  };
+
+  // reach_[i, w] = place of the first gate on wire w that gate i leads to.
+  void fill_reach() {
+    const size_t q = num_qubits;
+    reach_.assign(gates.size() * q, INT32_MAX);
+    for (int32_t i = size() - 1; i >= 0; i--) {
+      int32_t* own = &reach_[i * q];
+      for (int p = 0; p < gates[i].num_ports(); p++)
+        if (const int32_t after = next(i, p); after >= 0) {
+          const int32_t* theirs = &reach_[after * q];
+          for (size_t w = 0; w < q; w++) own[w] = std::min(own[w], theirs[w]);
+        }
+      for (int p = 0; p < gates[i].num_ports(); p++) own[gates[i].wires[p]] = links_[2 * i + p].place;
+    }
+  }
+
+  std::vector<Link> links_;
+  std::vector<int32_t> last_, reach_;
+};

@@ -1,0 +1,302 @@
+// Rules (source -> target) on circuits: where they match, and what becomes of a circuit by one.
+//
+// A source matches where its gates are gates of the circuit that follow each other on wires exactly as in the source,
+// with nothing between them on another way round: then the circuit is something, the source, something, in this order.
+#pragma once
+#include <map>
+#include <tuple>
+
+#include "circuits.hpp"
+
+constexpr int kMostGates = 8, kMostWires = 4, kMostParameters = 4;
+
+// constant + sum of coefficient x parameter, in units of an angle.
+struct Expression {
+  int8_t coefficients[kMostParameters];
+  int64_t constant;
+  int parameter() const {  // of an expression that is one parameter; -1 of a constant
+    for (int k = 0; k < kMostParameters; k++)
+      if (coefficients[k]) return k;
+    return -1;
+  }
+};
+
+struct SymbolicGate {
+  uint8_t kind;
+  int16_t wires[2];
+  Expression angle;
+  int num_ports() const { return kind == CX ? 2 : 1; }
+};
+
+// How a source's next gate is found and checked. Gates are numbered as they are found, wires as they are met.
+struct Step {
+  uint8_t kind = 0;
+  int8_t from = -1, from_port = 0, is_after = 0;      // it follows (or precedes) gate `from` on the wire of that port
+  int8_t wires[2] = {-1, -1}, is_new[2] = {0, 0};     // of its ports
+  int8_t before[2] = {-1, -1}, after[2] = {-1, -1};   // gates found already that are next to it
+  int8_t parameter = -1, is_bound = 0;                // of the angle; is_bound: it has to be the same as before
+  int64_t constant = 0;
+  auto key() const {
+    return std::make_tuple(kind, from, from_port, is_after, wires[0], wires[1], is_new[0], is_new[1], before[0],
+                           before[1], after[0], after[1], parameter, is_bound, constant);
+  }
+  bool operator<(const Step& other) const { return key() < other.key(); }
+};
+
+struct Source {
+  std::vector<Step> steps;
+  int8_t num_wires = 0, rule_wire[kMostWires] = {};            // met wire -> wire of the rule
+  int8_t first[kMostWires] = {}, last[kMostWires] = {};        // found gates at the ends of each met wire
+  std::vector<std::pair<int8_t, int8_t>> ways_round;           // (u, v): from behind u's last gate to v's first
+};
+
+struct Found {
+  int32_t gates[kMostGates];
+  int16_t wires[kMostWires];
+  int64_t parameters[kMostParameters];
+};
+
+// Returns how the gates of a source are found from its first one on; each shares a wire with one before it.
+Source source_of(const std::vector<SymbolicGate>& gates);
+
+class Rules {
+ public:
+  struct Rule {
+    std::vector<SymbolicGate> source, target;
+  };
+  explicit Rules(std::vector<Rule> rules);
+
+  int32_t size() const { return int32_t(rules_.size()); }
+
+  // Calls report(first rule, last rule + 1) for each run of rules whose source matches with its first gate at `gate`.
+  template <class Report>
+  void matches(Dag& dag, int32_t gate, Report&& report) const {
+    Found found;
+    descend(dag, 0, 0, gate, found, report);
+  }
+
+  // Returns the circuit with `rule` applied at `gate`, in canonical order, and marks in it the gates inserted and
+  // those just before the place; false where the rule does not match.
+  bool apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks) const;
+
+ private:
+  // Where to look for a next gate, and which branches begin with each kind that may be there.
+  struct Probe {
+    int8_t from, from_port, is_after;
+    std::vector<int32_t> branches[4];
+  };
+  struct Branch {
+    Step step;
+    std::vector<Probe> probes;
+    std::vector<std::pair<int32_t, int32_t>> runs;  // rules with exactly these steps: [first, last + 1)
+  };
+
+  template <class Report>
+  void descend(Dag& dag, int32_t at, int depth, int32_t gate, Found& found, Report& report) const {
+    for (const Probe& probe : branches_[at].probes) {
+      if (depth) gate = candidate(dag, probe, found);
+      if (gate < 0) continue;
+      for (const int32_t i : probe.branches[dag.gates[gate].kind]) {
+        const Branch& branch = branches_[i];
+        if (!take(dag, branch.step, gate, depth, found)) continue;
+        if (!branch.runs.empty() && is_convex(dag, sources_[branch.runs[0].first], found))
+          for (const auto& [begin, end] : branch.runs) report(begin, end);
+        if (!branch.probes.empty()) descend(dag, i, depth + 1, gate, found, report);
+      }
+    }
+  }
+
+  template <class Where>
+  static int32_t candidate(const Dag& dag, const Where& where, const Found& found) {
+    const int32_t from = found.gates[where.from];
+    return where.is_after ? dag.next(from, where.from_port) : dag.before(from, where.from_port);
+  }
+  static Probe& probe_of(Branch& branch, const Step& step);
+  static bool take(const Dag& dag, const Step& step, int32_t gate, int depth, Found& found);
+  static bool is_convex(Dag& dag, const Source& source, const Found& found);
+
+  std::vector<Rule> rules_;
+  std::vector<Source> sources_;      // of each rule
+  std::vector<Branch> branches_;     // of the tree of all sources' steps; the first is the root
+};
+
+// -- building -------------------------------------------------------------------------------------------------------
+
+inline Source source_of(const std::vector<SymbolicGate>& gates) {
+  const int n = int(gates.size());
+  int8_t before[kMostGates][2], after[kMostGates][2], last[kMostWires], number[kMostGates], met[kMostWires];
+  bool leads[kMostGates][kMostGates] = {}, bound[kMostParameters] = {};
+  std::fill_n(&before[0][0], 2 * kMostGates, int8_t(-1));
+  std::fill_n(&after[0][0], 2 * kMostGates, int8_t(-1));
+  std::fill_n(last, kMostWires, int8_t(-1));
+  std::fill_n(number, kMostGates, int8_t(-1));
+  std::fill_n(met, kMostWires, int8_t(-1));
+  for (int i = 0; i < n; i++) {
+    leads[i][i] = true;
+    for (int p = 0; p < gates[i].num_ports(); p++) {
+      const int w = gates[i].wires[p];
+      if (const int j = last[w]; j >= 0) {
+        before[i][p] = int8_t(j);
+        after[j][gates[j].wires[0] == w ? 0 : 1] = int8_t(i);
+        for (int k = 0; k < n; k++) leads[k][i] |= leads[k][j];
+      }
+      last[w] = int8_t(i);
+    }
+  }
+  Source source;
+  std::vector<int> found;
+  for (int next = 0; next >= 0;) {
+    Step step;
+    const SymbolicGate& gate = gates[next];
+    step.kind = gate.kind;
+    step.constant = gate.angle.constant;
+    step.parameter = int8_t(gate.angle.parameter());
+    if (step.parameter >= 0) step.is_bound = bound[step.parameter], bound[step.parameter] = true;
+    for (int p = 0; p < gate.num_ports(); p++) {
+      int8_t& wire = met[gate.wires[p]];
+      if (wire < 0) {
+        step.is_new[p] = 1;
+        source.rule_wire[source.num_wires] = int8_t(gate.wires[p]);
+        wire = source.num_wires++;
+      }
+      step.wires[p] = wire;
+      if (before[next][p] >= 0) step.before[p] = number[before[next][p]];
+      if (after[next][p] >= 0) step.after[p] = number[after[next][p]];
+      for (int is_after = 0; is_after < 2 && step.from < 0; is_after++)
+        if ((step.from = is_after ? step.before[p] : step.after[p]) >= 0) {
+          step.is_after = int8_t(is_after);
+          step.from_port = gates[found[step.from]].wires[0] == gate.wires[p] ? 0 : 1;
+        }
+    }
+    number[next] = int8_t(found.size());
+    found.push_back(next);
+    source.steps.push_back(step);
+    next = -1;
+    for (int i = 0; i < n && next < 0; i++)
+      for (int p = 0; p < gates[i].num_ports(); p++)
+        if (number[i] < 0 && ((before[i][p] >= 0 && number[before[i][p]] >= 0) ||
+                              (after[i][p] >= 0 && number[after[i][p]] >= 0)))
+          next = i;
+  }
+  for (int8_t u = 0; u < source.num_wires; u++) {
+    const int w = source.rule_wire[u];
+    source.last[u] = number[last[w]];
+    for (int i = n - 1; i >= 0; i--)
+      for (int p = 0; p < gates[i].num_ports(); p++)
+        if (gates[i].wires[p] == w) source.first[u] = number[i];
+  }
+  for (int8_t u = 0; u < source.num_wires; u++)
+    for (int8_t v = 0; v < source.num_wires; v++)
+      if (!leads[found[source.first[v]]][found[source.last[u]]]) source.ways_round.emplace_back(u, v);
+  return source;
+}
+
+inline Rules::Probe& Rules::probe_of(Branch& branch, const Step& step) {
+  for (Probe& probe : branch.probes)
+    if (probe.from == step.from && probe.from_port == step.from_port && probe.is_after == step.is_after) return probe;
+  branch.probes.push_back({step.from, step.from_port, step.is_after, {}});
+  return branch.probes.back();
+}
+
+inline Rules::Rules(std::vector<Rule> rules) : rules_(std::move(rules)), branches_(1) {
+  std::map<std::pair<int32_t, Step>, int32_t> known;
+  for (int32_t r = 0; r < size(); r++) {
+    sources_.push_back(source_of(rules_[r].source));
+    int32_t at = 0;
+    for (const Step& step : sources_[r].steps) {
+      const auto [place, is_new] = known.try_emplace({at, step}, int32_t(branches_.size()));
+      if (is_new) {
+        probe_of(branches_[at], step).branches[step.kind].push_back(place->second);
+        branches_.emplace_back();
+        branches_.back().step = step;
+      }
+      at = place->second;
+    }
+    auto& runs = branches_[at].runs;
+    if (!runs.empty() && runs.back().second == r) runs.back().second++;
+    else runs.emplace_back(r, r + 1);
+  }
+}
+
+// -- matching -------------------------------------------------------------------------------------------------------
+
+inline bool Rules::take(const Dag& dag, const Step& step, int32_t gate, int depth, Found& found) {
+  const Gate& here = dag.gates[gate];
+  if (here.kind != step.kind) return false;
+  for (int p = 0; p < here.num_ports(); p++) {
+    const int16_t wire = here.wires[p];
+    if (step.is_new[p]) {
+      for (int w = 0; w < step.wires[p]; w++)
+        if (found.wires[w] == wire) return false;
+      found.wires[step.wires[p]] = wire;
+    } else if (found.wires[step.wires[p]] != wire) {
+      return false;
+    }
+    if (step.before[p] >= 0 && dag.before(gate, p) != found.gates[step.before[p]]) return false;
+    if (step.after[p] >= 0 && dag.next(gate, p) != found.gates[step.after[p]]) return false;
+  }
+  if (step.kind == RZ) {
+    if (step.parameter < 0) {
+      if (here.angle != step.constant) return false;
+    } else if (step.is_bound) {
+      if (found.parameters[step.parameter] != here.angle) return false;
+    } else {
+      found.parameters[step.parameter] = here.angle;
+    }
+  }
+  found.gates[depth] = gate;
+  return true;
+}
+
+inline bool Rules::is_convex(Dag& dag, const Source& source, const Found& found) {
+  for (const auto& [u, v] : source.ways_round) {
+    const int32_t last = found.gates[source.last[u]];
+    const int32_t behind = dag.next(last, dag.port(last, found.wires[u]));
+    if (behind >= 0 && dag.leads_to(behind, found.gates[source.first[v]], found.wires[v])) return false;
+  }
+  return true;
+}
+
+inline bool Rules::apply(Dag& dag, int32_t gate, int32_t rule, Gates& result, std::vector<uint8_t>& marks) const {
+  const Source& source = sources_[rule];
+  Found found;
+  for (int k = 0; k < int(source.steps.size()); k++) {
+    if (k) gate = candidate(dag, source.steps[k], found);
+    if (gate < 0 || !take(dag, source.steps[k], gate, k, found)) return false;
+  }
+  if (!is_convex(dag, source, found)) return false;
+  enum : uint8_t { kBefore, kTaken, kAfter };
+  std::vector<uint8_t> side(dag.size(), kBefore);
+  for (size_t k = 0; k < source.steps.size(); k++) side[found.gates[k]] = kTaken;
+  Gates gates;
+  std::vector<uint8_t> marked;
+  gates.reserve(dag.size() + kMostGates), marked.reserve(dag.size() + kMostGates);
+  std::vector<int32_t> place(dag.size(), -1);
+  for (int32_t i = 0; i < dag.size(); i++) {
+    for (int p = 0; p < dag.gates[i].num_ports(); p++)
+      if (const int32_t b = dag.before(i, p); side[i] != kTaken && b >= 0 && side[b] != kBefore) side[i] = kAfter;
+    if (side[i] != kBefore) continue;
+    place[i] = int32_t(gates.size());
+    gates.push_back(dag.gates[i]), marked.push_back(0);
+  }
+  int16_t wires[kMostWires];
+  for (int u = 0; u < source.num_wires; u++) {
+    wires[source.rule_wire[u]] = found.wires[u];
+    const int32_t first = found.gates[source.first[u]], b = dag.before(first, dag.port(first, found.wires[u]));
+    if (b >= 0) marked[place[b]] = 1;
+  }
+  for (const SymbolicGate& each : rules_[rule].target) {
+    int64_t angle = each.angle.constant;
+    for (int k = 0; k < kMostParameters; k++)
+      if (each.angle.coefficients[k]) angle += each.angle.coefficients[k] * found.parameters[k];
+    angle &= kTurn - 1;
+    if (each.kind == RZ && angle == 0) continue;
+    gates.push_back({each.kind, {wires[each.wires[0]], each.kind == CX ? wires[each.wires[1]] : int16_t(-1)}, angle});
+    marked.push_back(1);
+  }
+  for (int32_t i = 0; i < dag.size(); i++)
+    if (side[i] == kAfter) gates.push_back(dag.gates[i]), marked.push_back(0);
+  result.clear(), marks.clear();
+  for (const int32_t i : canonical_order(gates, dag.num_qubits)) result.push_back(gates[i]), marks.push_back(marked[i]);
+  return true;
+}
