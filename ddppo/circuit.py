@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _USAGE = """python -m ddppo.circuit verify a.qasm b.qasm                  are they equal, up to a phase?
 python -m ddppo.circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
 python -m ddppo.circuit merge my.qasm out=smaller.qasm        add up rotations about one parity
+python -m ddppo.circuit rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
 
 A circuit is an OpenQASM 2 file or the name of a benchmark, e.g. tof_3.
 Exit code 0, 1 where verify finds a difference, or 2 for a mistake in the command or a file.
@@ -139,10 +140,16 @@ def run(arguments: Sequence[str]) -> int:
     if word == "--version":
         print(versions())
         return 0
+    if word == "rules":
+        from ddppo.circuits.rules import command
+
+        command.main(arguments[1:])
+        return 0
+    verbs = [*VERBS, "rules"]
     if word not in VERBS:
-        known = ", ".join(VERBS)
+        known = ", ".join(verbs)
         raise ConfigError(
-            f"{word}{near(word, list(VERBS))} is no verb: python -m ddppo.circuit is followed by one of {known}"
+            f"{word}{near(word, verbs)} is no verb: python -m ddppo.circuit is followed by one of {known}"
             if word
             else f"nothing to do: python -m ddppo.circuit is followed by one of {known}; --help says more"
         )

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from ddppo.circuit import run
 from ddppo.circuits.angles import TURN
 from ddppo.circuits.rules import Expression, Rule, canonical, command, packaged, parse, read, write
 from ddppo.circuits.rules.file import PACKAGED
@@ -32,7 +33,7 @@ def largest_distance(rule, rng, times):
 
 def test_the_packaged_file_says_how_it_was_made_and_is_small():
     rules, made_by = packaged()
-    assert made_by["command"].startswith("python -m ddppo.circuits.rules spaces=3:4:h+x+cx+rz,")
+    assert made_by["command"].startswith("python -m ddppo.circuit rules spaces=3:4:h+x+cx+rz,")
     assert made_by["rules"] == len(rules) > 1_000
     assert made_by["seconds"] > 0
     assert PACKAGED.stat().st_size < 1_000_000
@@ -191,8 +192,13 @@ def test_a_command_searches_and_writes_a_file_that_reads_the_same_each_time(tmp_
         "x 0; rz(a) 0 -> rz(-a) 0; x 0",
     }
     assert one.made_by["command"] == (
-        "python -m ddppo.circuits.rules spaces=2:2:h+cx,1:3:x+rz growth=2 steps=3 seed=0 out=one"
+        "python -m ddppo.circuit rules spaces=2:2:h+cx,1:3:x+rz growth=2 steps=3 seed=0 out=one"
     )
+
+
+def test_the_door_of_circuits_has_the_command_as_a_verb(tmp_path):
+    assert run(["rules", f"out={tmp_path / 'my.rules'}", "spaces=1:2:h"]) == 0
+    assert [str(rule).strip() for rule in read(tmp_path / "my.rules").rules] == ["h 0; h 0 ->"]
 
 
 def test_a_damaged_file_is_refused(tmp_path):

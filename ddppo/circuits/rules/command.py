@@ -1,4 +1,4 @@
-"""The command `python -m ddppo.circuits.rules`: searches for rules and writes them to a file."""
+"""The command `python -m ddppo.circuit rules`, also `python -m ddppo.circuits.rules`: searches for rules, and writes them."""
 
 import time
 from collections import Counter
@@ -11,8 +11,8 @@ from ddppo.errors import ConfigError
 from ddppo.options import parse
 
 _KINDS = ("h", "x", "cx", "rz", "s", "p")
-USAGE = """python -m ddppo.circuits.rules out=my.rules [key=value ...]
-python -m ddppo.circuits.rules out=my.rules spaces=3:4:h+x+cx+rz,2:5:h+x+cx+rz steps=2
+USAGE = """python -m ddppo.circuit rules out=my.rules [key=value ...]
+python -m ddppo.circuit rules out=my.rules spaces=3:4:h+x+cx+rz,2:5:h+x+cx+rz steps=2
 A space is QUBITS:GATES:KINDS: all circuits up to so many gates out of h, x, cx, and
 rz (angles a, b, their sums, and multiples of pi/2), s (multiples of pi/2 only), p (a, b and their sums only)."""
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     seconds = time.monotonic() - began
     given = f"spaces={options.spaces} growth={options.growth} steps={options.steps} seed={options.seed}"
     made_by = {
-        "command": f"python -m ddppo.circuits.rules {given} out={Path(options.out).name}",
+        "command": f"python -m ddppo.circuit rules {given} out={Path(options.out).name}",
         "seconds": round(seconds),
         "circuits": searched,
         "pairs": len(found),

@@ -15,7 +15,7 @@ from ddppo.files import write_text
 VERSION = 1
 PACKAGED = Path(__file__).with_name("nam.rules")
 _NAME = "ddppo rules"
-_REMEDY = "make it again by `python -m ddppo.circuits.rules out=...`"
+_REMEDY = "make it again by `python -m ddppo.circuit rules out=...`"
 
 
 class RuleFile(NamedTuple):
