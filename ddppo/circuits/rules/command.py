@@ -1,4 +1,4 @@
-"""The command `python -m ddppo.circuit rules`, also `python -m ddppo.circuits.rules`: searches for rules, and writes them."""
+"""The command `python -m ddppo.circuit rules`, also `python -m ddppo.circuits.rules`: searches, writes a file of rules."""
 
 import time
 from collections import Counter
