@@ -1,4 +1,4 @@
-"""The command `python -m ddppo.circuit rules`, also `python -m ddppo.circuits.rules`: searches, writes a file of rules."""
+"""The command `python -m ddppo.circuit rules`, or `python -m ddppo.circuits.rules`: searches, writes the file."""
 
 import time
 from collections import Counter
