@@ -13,13 +13,7 @@ from ddppo.study.predict.outlook import Outlook
 AHEAD = 32  # workers that every topology is predicted for
 _PARTS = {"t_rollout": "acting and stepping", "t_learn": "learning", "t_comm": "communication"}
 _SMALL = 0.02  # of the time of a rank
-_WHOM = {
-    "learner": "the learner",
-    "worker": "other workers",
-    "agent": "other agents",
-    "actor": "actors",
-    "observer": "observers",
-}
+_WHOM = {"learner": "the learner", "actor": "actors", "observer": "observers"}
 
 
 def compared(found: SideBySide, outlooks: Sequence[Outlook]) -> list[str]:
@@ -83,7 +77,8 @@ def _listed(side: Side, spent: dict[str, float]) -> str:
         )
         parts[traffic] = parts.pop(_PARTS["t_comm"])
     waits = {part.removeprefix("for "): x for part, x in spent.items() if part.startswith("for ")}
-    parts |= {f"waiting for {_WHOM.get(role, role)}": x for role, x in waits.items()}
+    others = {side.learner: f"other {side.learner}s"}
+    parts |= {f"waiting for {(_WHOM | others).get(role, role)}": x for role, x in waits.items()}
     parts |= {} if waits else {"waiting": spent["t_sync"]}
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{percent(x)} is {name}" for name, x in ordered if x >= _SMALL)
