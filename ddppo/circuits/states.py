@@ -38,13 +38,15 @@ class _Gathered:
     def __init__(self, num_qubits: int) -> None:
         self._source = np.arange(2**num_qubits)
         self._turns = np.zeros(2**num_qubits, np.int64)  # wraps at 2^64, a multiple of TURN
-        self.is_used = False
+        self.is_used = self._is_permuted = self._is_turned = False
 
     def add(self, gate: Gate) -> None:
         self.is_used = True
         if gate.kind == RZ:
+            self._is_turned = True
             self._turns.reshape(2 ** gate.wires[0], 2, -1)[:, 1] += gate.angle
             return
+        self._is_permuted = True
         for values in (self._source, self._turns):
             halves = self._halves(values, gate)
             halves[...] = halves[:, :, ::-1].copy()
@@ -62,10 +64,12 @@ class _Gathered:
         return by_bits[:, :, :, 1].swapaxes(1, 2)
 
     def applied(self, states: States) -> States:
-        if not self.is_used:
-            return states
-        turns = (self._turns & (TURN - 1)) * (2 * np.pi / TURN)
-        return states[self._source] * np.exp(1j * turns)[:, None]
+        if self._is_permuted:
+            states = np.take(states, self._source, axis=0)
+        if self._is_turned:
+            turns = (self._turns & (TURN - 1)) * (2 * np.pi / TURN)
+            states = states * np.exp(1j * turns)[:, None]
+        return states
 
 
 def _hadamard(states: States, wire: int) -> States:
