@@ -235,14 +235,9 @@ def _check_restarts(config: Config) -> None:
 
 def _check_own_pace(config: Config) -> None:
     """Check what makes no sense where ranks go at their own pace."""
-    dist, ppo = config.dist, config.ppo
+    dist = config.dist
     if not find(dist.topology).own_pace:
         return
-    if ppo.normalize_rewards:
-        raise ConfigError(
-            f"ppo.normalize_rewards=true with distributed={dist.topology}: running returns need every step of every "
-            "environment in order, and rollouts may be refused; use ppo.normalize_rewards=false, or ppo.reward_clip"
-        )
     if dist.collective != "auto":
         raise ConfigError(
             f"dist.collective={dist.collective} has no effect with distributed={dist.topology}, whose ranks meet in "

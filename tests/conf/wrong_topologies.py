@@ -51,7 +51,6 @@ LINES = {
     "distributed=async_actors dist.world_size=1": "takes at least 2 ranks",
     "distributed=async_actors dist.max_lag=-1": "must be at least 0",
     "distributed=async_actors dist.correction=vtrase": "did you mean vtrace?",
-    "distributed=async_actors ppo.normalize_rewards=true": "use ppo.normalize_rewards=false, or ppo.reward_clip",
     "distributed=async_actors dist.collective=gloo": "whose ranks meet in no collective",
     "distributed=async_actors dist.grad_sync=ddp": "where one rank learns and no gradients travel",
     "distributed=sync_actors dist.max_lag=1": "use distributed=async_actors, or leave it out",

@@ -57,8 +57,7 @@ def of_learner(run_dir, name):
 
 
 def test_with_max_lag_0_it_learns_what_sync_actors_learns(ran):
-    same = [arg for arg in EVERYTHING if "normalize_rewards" not in arg]
-    how = [*TINY, *SIZES, *same, "env=cartpole", "dtype=float64", "dist.world_size=3"]
+    how = [*TINY, *SIZES, *EVERYTHING, "env=cartpole", "dtype=float64", "dist.world_size=3"]
     a = state(ran("sync", *how, "distributed=sync_actors"))
     b = state(ran("async", *how, "distributed=async_actors", "dist.max_lag=0"))
     assert a["env_steps"] == b["env_steps"] == ITERATIONS * 256
@@ -171,7 +170,6 @@ def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
         (["distributed=async_actors", "dist.world_size=1"], "takes at least 2 ranks"),
         (["distributed=async_actors", "dist.max_lag=-1"], "dist.max_lag=-1"),
         (["distributed=async_actors", "dist.correction=v_trace"], "vtrace"),
-        (["distributed=async_actors", "ppo.normalize_rewards=true"], "rollouts may be refused"),
         (["distributed=async_actors", "dist.collective=gloo"], "meet in no collective"),
         (["distributed=sync_actors", "dist.max_lag=1"], "has no effect with distributed=sync_actors"),
         (["dist.correction=clip"], "has no effect with distributed=ddp"),

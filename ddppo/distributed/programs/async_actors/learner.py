@@ -12,6 +12,7 @@ from ddppo.collectives.own_pace import OwnPace
 from ddppo.distributed.programs.async_actors.connected import Actor, Actors
 from ddppo.distributed.programs.async_actors.messages import Answer, Parameters, Sent
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
+from ddppo.distributed.programs.async_actors.rewards import RewardsByActor
 from ddppo.distributed.programs.kit import Collected, Kit, News, Program
 from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.ppo.learner import Update
@@ -43,6 +44,10 @@ class AsyncLearner(Program):
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
         self.learner.correction = config.dist.correction
+        self._rewards: RewardsByActor | None = None
+        if config.ppo.normalize_rewards:
+            self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, kit.device)
+            self.learner.reward_normalizer = self._rewards
         parameters = Parameters(kit.parameters, kit.obs_normalizer)
         self._actors = Actors(kit.group, kit.layout.stepping, config.dist, parameters)
         self._per_update = shape.batch_size // shape.local_batch_size
@@ -85,6 +90,8 @@ class AsyncLearner(Program):
         self._taken.sort()
         lags = [taken.lag for taken in self._taken]
         assert max(lags) <= self._max_lag, (lags, self._max_lag)
+        if self._rewards is not None:
+            self._rewards.expect([taken.rank for taken in self._taken])
         update = self.learner.update(self._joined(lags), iteration, progress)
         self._version, self._lags = iteration, lags
         self._taken.clear()
@@ -127,6 +134,8 @@ class AsyncLearner(Program):
             if actor.is_new:
                 # A number that no rollout of this run has had: noise and seeds follow. 0 where all begins.
                 first = (self._version << 32) + ((actor.num_hellos - 1) << 24)
+                if self._rewards is not None:
+                    self._rewards.forget(actor.rank)
             self._actors.send(actor, Answer(self._version, first))
 
     def measured(self) -> dict[str, float]:

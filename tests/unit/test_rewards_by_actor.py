@@ -1,0 +1,42 @@
+"""Running returns of environments whose rollouts come from actors at their own pace."""
+
+import torch
+
+from ddppo.distributed.programs.async_actors.rewards import RewardsByActor
+from ddppo.ppo.normalization import RewardNormalizer
+
+CPU, GAMMA = torch.device("cpu"), 0.9
+
+
+def rollout(seed, envs=2, steps=5):
+    random = torch.Generator().manual_seed(seed)
+    rewards = torch.randn(steps, envs, generator=random, dtype=torch.float64)
+    return rewards, torch.rand(steps, envs, generator=random) < 0.3, torch.ones(steps, envs, dtype=torch.bool)
+
+
+def side_by_side(*rollouts):
+    return [torch.cat(parts, dim=1) for parts in zip(*rollouts, strict=True)]
+
+
+def alone(x):
+    return x.unsqueeze(0)
+
+
+def test_one_rollout_of_each_actor_is_normalised_as_all_environments_are():
+    ours, plain = RewardsByActor(2, GAMMA, CPU), RewardNormalizer(4, GAMMA, CPU)
+    for seed in range(3):
+        both = side_by_side(rollout(seed), rollout(10 + seed))
+        ours.expect([1, 2])
+        assert torch.equal(ours(*both, alone), plain(*both, alone))
+    assert torch.equal(ours.state, plain.state)
+
+
+def test_a_second_rollout_of_an_actor_goes_on_where_its_first_ended():
+    ours, plain = RewardsByActor(2, GAMMA, CPU), RewardNormalizer(2, GAMMA, CPU)
+    ours.expect([3, 3])
+    scaled = ours(*side_by_side(rollout(1), rollout(2)), alone)
+    assert torch.equal(scaled, torch.cat([plain(*rollout(1), alone), plain(*rollout(2), alone)], dim=1))
+    ours.forget(3)  # it was started again
+    ours.expect([3])
+    plain._discounted.zero_()
+    assert torch.equal(ours(*rollout(4), alone), plain(*rollout(4), alone))
