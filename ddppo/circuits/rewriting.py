@@ -31,6 +31,7 @@ class Rewriter:
     """Rules made ready to be matched. Rule `nop`, the last one, changes nothing and matches at every gate."""
 
     def __init__(self, rules: Sequence["Rule"]) -> None:
+        self.rules = tuple(rules)
         self._call = _functions()
         self.nop = len(rules)
         self.num_rules = len(rules) + 1
@@ -39,6 +40,9 @@ class Rewriter:
         arrays = (_array([[len(s), len(t)] for s, t in rules], np.int32), *_symbolic(gates))
         self._rules = self._call["rules_new"](len(rules), *map(_data, arrays))
         weakref.finalize(self, self._call["rules_free"], self._rules)
+
+    def __reduce__(self) -> tuple[type["Rewriter"], tuple[Any, ...]]:
+        return Rewriter, (self.rules,)
 
     def matches(self, circuit: Circuit) -> NDArray[np.bool_]:
         """Return mask [N, num_rules]: where a rule's source is in the circuit with its first gate at that node.

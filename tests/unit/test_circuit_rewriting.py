@@ -1,5 +1,6 @@
 import hashlib
 import itertools
+import pickle
 import random
 
 import numpy as np
@@ -186,6 +187,13 @@ def test_a_rule_that_does_not_match_is_refused_by_a_sentence():
         rewriter.matches_at([circuit], [2])
     with pytest.raises(ConfigError, match="1 circuits need as many nodes and rules"):
         rewriter.apply_all([circuit], [0, 1], [0])
+
+
+def test_a_rewriter_travels_to_other_processes():
+    circuit = random_circuit(random.Random(7), 5, 30)
+    rewriter = Rewriter([MERGE, parse("h 0; h 0 -> ")])
+    copied = pickle.loads(pickle.dumps(rewriter))
+    np.testing.assert_array_equal(copied.matches(circuit), rewriter.matches(circuit))
 
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):

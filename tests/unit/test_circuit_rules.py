@@ -33,7 +33,7 @@ def largest_distance(rule, rng, times):
 
 def test_the_packaged_file_says_how_it_was_made_and_is_small():
     rules, made_by = packaged()
-    assert made_by["command"].startswith("python -m ddppo.circuit rules spaces=3:4:h+x+cx+rz,")
+    assert made_by["command"].startswith("python -m ddppo.circuit rules spaces=3:5:h+x+cx+rz,")
     assert made_by["rules"] == len(rules) > 1_000
     assert made_by["seconds"] > 0
     assert PACKAGED.stat().st_size < 1_000_000

@@ -21,7 +21,7 @@ rz (angles a, b, their sums, and multiples of pi/2), s (multiples of pi/2 only),
 class RulesConfig:
     out: str = setting("nam.rules", "the file of rules to write")
     spaces: str = setting(
-        "3:4:h+x+cx+rz,2:5:h+x+cx+rz,3:5:h+cx+s,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on"
+        "3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on"
     )
     growth: int = setting(2, "how many gates more than its source a target may have", low=0)
     steps: int = setting(3, "a rule is left out if so many smaller rules make up for it", low=1)
