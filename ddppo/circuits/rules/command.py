@@ -20,9 +20,7 @@ rz (angles a, b, their sums, and multiples of pi/2), s (multiples of pi/2 only),
 @dataclass(slots=True)
 class RulesConfig:
     out: str = setting("nam.rules", "the file of rules to write")
-    spaces: str = setting(
-        "3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on"
-    )
+    spaces: str = setting("3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on")
     growth: int = setting(2, "how many gates more than its source a target may have", low=0)
     steps: int = setting(3, "a rule is left out if so many smaller rules make up for it", low=1)
     seed: int = setting(0, "of the random numbers of fingerprints", low=0)
