@@ -7,10 +7,9 @@ rz(a) 0; rz(b) 0 -> rz(a+b) 0
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
-from ddppo.circuits.angles import PI, TURN, of_fraction, written
+from ddppo.circuits.angles import TURN, of_fraction, written
 from ddppo.circuits.circuit import CX, KINDS, RZ, Circuit, Gate
 
 PARAMETERS = "abcd"
@@ -70,10 +69,6 @@ class Rule(NamedTuple):
     @property
     def num_wires(self) -> int:
         return 1 + max(wires_of(itertools.chain(*self)))
-
-    @property
-    def num_parameters(self) -> int:
-        return len({k for gate in self.source for k in gate.angle.parameters})
 
 
 def parse(text: str) -> Rule:
@@ -230,4 +225,4 @@ def _order(rule: Rule) -> list[list[tuple[object, ...]]]:
 
 def constant(eighths: int) -> Expression:
     """Return the constant angle of so many eighths of a turn."""
-    return Expression(constant=int(Fraction(PI * eighths, 4)) % TURN)
+    return Expression(constant=of_fraction(eighths, 4))
