@@ -4,60 +4,14 @@
 // with nothing between them on another way round: then the circuit is something, the source, something, in this order.
 #pragma once
 #include <map>
-#include <tuple>
 
-#include "circuits.hpp"
-
-constexpr int kMostGates = 8, kMostWires = 4, kMostParameters = 4;
-
-// constant + sum of coefficient x parameter, in units of an angle.
-struct Expression {
-  int8_t coefficients[kMostParameters];
-  int64_t constant;
-  int parameter() const {  // of an expression that is one parameter; -1 of a constant
-    for (int k = 0; k < kMostParameters; k++)
-      if (coefficients[k]) return k;
-    return -1;
-  }
-};
-
-struct SymbolicGate {
-  uint8_t kind;
-  int16_t wires[2];
-  Expression angle;
-  int num_ports() const { return kind == CX ? 2 : 1; }
-};
-
-// How a source's next gate is found and checked. Gates are numbered as they are found, wires as they are met.
-struct Step {
-  uint8_t kind = 0;
-  int8_t from = -1, from_port = 0, is_after = 0;      // it follows (or precedes) gate `from` on the wire of that port
-  int8_t wires[2] = {-1, -1}, is_new[2] = {0, 0};     // of its ports
-  int8_t before[2] = {-1, -1}, after[2] = {-1, -1};   // gates found already that are next to it
-  int8_t parameter = -1, is_bound = 0;                // of the angle; is_bound: it has to be the same as before
-  int64_t constant = 0;
-  auto key() const {
-    return std::make_tuple(kind, from, from_port, is_after, wires[0], wires[1], is_new[0], is_new[1], before[0],
-                           before[1], after[0], after[1], parameter, is_bound, constant);
-  }
-  bool operator<(const Step& other) const { return key() < other.key(); }
-};
-
-struct Source {
-  std::vector<Step> steps;
-  int8_t num_wires = 0, rule_wire[kMostWires] = {};            // met wire -> wire of the rule
-  int8_t first[kMostWires] = {}, last[kMostWires] = {};        // found gates at the ends of each met wire
-  std::vector<std::pair<int8_t, int8_t>> ways_round;           // (u, v): from behind u's last gate to v's first
-};
+#include "pattern.hpp"
 
 struct Found {
   int32_t gates[kMostGates];
   int16_t wires[kMostWires];
   int64_t parameters[kMostParameters];
 };
-
-// Returns how the gates of a source are found from its first one on; each shares a wire with one before it.
-Source source_of(const std::vector<SymbolicGate>& gates);
 
 class Rules {
  public:
@@ -122,75 +76,6 @@ class Rules {
 
 // -- building -------------------------------------------------------------------------------------------------------
 
-inline Source source_of(const std::vector<SymbolicGate>& gates) {
-  const int n = int(gates.size());
-  int8_t before[kMostGates][2], after[kMostGates][2], last[kMostWires], number[kMostGates], met[kMostWires];
-  bool leads[kMostGates][kMostGates] = {}, bound[kMostParameters] = {};
-  std::fill_n(&before[0][0], 2 * kMostGates, int8_t(-1));
-  std::fill_n(&after[0][0], 2 * kMostGates, int8_t(-1));
-  std::fill_n(last, kMostWires, int8_t(-1));
-  std::fill_n(number, kMostGates, int8_t(-1));
-  std::fill_n(met, kMostWires, int8_t(-1));
-  for (int i = 0; i < n; i++) {
-    leads[i][i] = true;
-    for (int p = 0; p < gates[i].num_ports(); p++) {
-      const int w = gates[i].wires[p];
-      if (const int j = last[w]; j >= 0) {
-        before[i][p] = int8_t(j);
-        after[j][gates[j].wires[0] == w ? 0 : 1] = int8_t(i);
-        for (int k = 0; k < n; k++) leads[k][i] |= leads[k][j];
-      }
-      last[w] = int8_t(i);
-    }
-  }
-  Source source;
-  std::vector<int> found;
-  for (int next = 0; next >= 0;) {
-    Step step;
-    const SymbolicGate& gate = gates[next];
-    step.kind = gate.kind;
-    step.constant = gate.angle.constant;
-    step.parameter = int8_t(gate.angle.parameter());
-    if (step.parameter >= 0) step.is_bound = bound[step.parameter], bound[step.parameter] = true;
-    for (int p = 0; p < gate.num_ports(); p++) {
-      int8_t& wire = met[gate.wires[p]];
-      if (wire < 0) {
-        step.is_new[p] = 1;
-        source.rule_wire[source.num_wires] = int8_t(gate.wires[p]);
-        wire = source.num_wires++;
-      }
-      step.wires[p] = wire;
-      if (before[next][p] >= 0) step.before[p] = number[before[next][p]];
-      if (after[next][p] >= 0) step.after[p] = number[after[next][p]];
-      for (int is_after = 0; is_after < 2 && step.from < 0; is_after++)
-        if ((step.from = is_after ? step.before[p] : step.after[p]) >= 0) {
-          step.is_after = int8_t(is_after);
-          step.from_port = gates[found[step.from]].wires[0] == gate.wires[p] ? 0 : 1;
-        }
-    }
-    number[next] = int8_t(found.size());
-    found.push_back(next);
-    source.steps.push_back(step);
-    next = -1;
-    for (int i = 0; i < n && next < 0; i++)
-      for (int p = 0; p < gates[i].num_ports(); p++)
-        if (number[i] < 0 && ((before[i][p] >= 0 && number[before[i][p]] >= 0) ||
-                              (after[i][p] >= 0 && number[after[i][p]] >= 0)))
-          next = i;
-  }
-  for (int8_t u = 0; u < source.num_wires; u++) {
-    const int w = source.rule_wire[u];
-    source.last[u] = number[last[w]];
-    for (int i = n - 1; i >= 0; i--)
-      for (int p = 0; p < gates[i].num_ports(); p++)
-        if (gates[i].wires[p] == w) source.first[u] = number[i];
-  }
-  for (int8_t u = 0; u < source.num_wires; u++)
-    for (int8_t v = 0; v < source.num_wires; v++)
-      if (!leads[found[source.first[v]]][found[source.last[u]]]) source.ways_round.emplace_back(u, v);
-  return source;
-}
-
 inline Rules::Probe& Rules::probe_of(Branch& branch, const Step& step) {
   for (Probe& probe : branch.probes)
     if (probe.from == step.from && probe.from_port == step.from_port && probe.is_after == step.is_after) return probe;
@@ -201,7 +86,7 @@ inline Rules::Probe& Rules::probe_of(Branch& branch, const Step& step) {
 inline Rules::Rules(std::vector<Rule> rules) : rules_(std::move(rules)), branches_(1) {
   std::map<std::pair<int32_t, Step>, int32_t> known;
   for (int32_t r = 0; r < size(); r++) {
-    sources_.push_back(source_of(rules_[r].source));
+    sources_.push_back(Planner(rules_[r].source).plan());
     int32_t at = 0;
     for (const Step& step : sources_[r].steps) {
       const auto [place, is_new] = known.try_emplace({at, step}, int32_t(branches_.size()));
