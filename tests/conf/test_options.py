@@ -50,7 +50,7 @@ def convert(cfg):
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "atari", "cartpole", "gym", "lunarlander", "mountaincar_continuous", "mujoco", "pendulum",
+        "acrobot", "atari", "cartpole", "circuit", "gym", "lunarlander", "mountaincar_continuous", "mujoco", "pendulum",
         "synthetic",
     }  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, 
     assert composed(f"env={env}", "ppo.gamma=0.123").ppo == {**tuned, "gamma": 0.123}
 
 
-@pytest.mark.parametrize("env", ["gym", "synthetic"])
+@pytest.mark.parametrize("env", ["circuit", "gym", "synthetic"])
 def test_a_task_that_nothing_was_tuned_for_gets_the_general_settings(composed, env):
     assert composed(f"env={env}", *NEEDS.get(env, [])).ppo == composed("ppo=default").ppo
 

@@ -31,7 +31,7 @@ GROUND = {
 MAY_IMPORT = {  # besides the ground floor and itself
     "ground": set(),
     "circuits": set(),
-    "envs": set(),
+    "envs": {"circuits"},  # its task alone
     "models": set(),
     "ppo": {"envs", "models"},
     "distributed": {"envs", "models", "ppo"},
@@ -164,6 +164,17 @@ def test_the_configuration_and_the_door_import_no_torch():
             n.module for n in top if isinstance(n, ast.ImportFrom)
         }
         assert not {name for name in names if name.split(".")[0] in ("torch", "gymnasium", "numpy")}, module
+
+
+def test_of_environments_the_circuit_task_alone_imports_circuits():
+    for module in (module for module in MODULES if module.startswith("envs")):
+        if not module.startswith("envs.tasks.circuit"):
+            assert not [name for name in imports(module) if name.startswith("circuits")], module
+
+
+def test_tasks_import_no_torch():
+    for module in (module for module in MODULES if module.startswith("envs.tasks")):
+        assert "import torch" not in MODULES[module].read_text(), module
 
 
 def test_circuits_import_nothing_but_numpy_and_the_ground_floor():
