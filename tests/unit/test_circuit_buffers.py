@@ -173,6 +173,11 @@ def test_circuits_on_the_way_are_kept_until_the_last_step_and_start_episodes():
     assert infos[0]["buffer_bytes"] < infos[-1]["buffer_bytes"] < 32e6
 
 
+def test_a_circuit_whose_episode_ended_there_is_not_kept():
+    env = CircuitEnv("tof_3", episode={"min_steps": 1, "max_steps": 1})
+    assert {info["buffer_circuits"] for *_, (*_, info) in steps(env, 40)} == {1}
+
+
 def test_a_seed_begins_anew():
     env = CircuitEnv("tof_3")
     first = [answer[1] for *_, answer in steps(env, 300)]
