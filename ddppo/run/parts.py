@@ -47,6 +47,29 @@ class Parts:
     def learner(self) -> Learner:
         return self.program.learner
 
+    def state(self) -> dict[str, Any]:
+        """Return what they have learned, for a checkpoint."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.learner.optimizer.state_dict(),
+            "learning_rate": self.learner.learning_rate,
+        }
+        if self.obs_normalizer is not None:
+            state["obs_moments"] = self.obs_normalizer.state
+        if self.learner.reward_normalizer is not None:
+            state["return_moments"] = self.learner.reward_normalizer.state
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state; environments start new episodes."""
+        self.model.load_state_dict(state["model"])
+        self.learner.optimizer.load_state_dict(state["optimizer"])
+        self.learner.learning_rate = state["learning_rate"]
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.load(state["obs_moments"])
+        if self.learner.reward_normalizer is not None:
+            self.learner.reward_normalizer.state = state["return_moments"]
+
 
 def program_of(topology: Topology) -> Callable[[Kit], Program]:
     """Return what a rank of the topology runs. Raises ConfigError where there is no such program."""

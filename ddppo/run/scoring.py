@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ import torch
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.envs import make_eval_env
+from ddppo.files import move_aside
+from ddppo.run import checkpoint
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.records.summary import evaluation_metrics
 
@@ -29,6 +32,19 @@ class Scoring:
         self.players = list(players)  # ranks that can play: they hold the parameters
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
+
+    def restore(self, state: dict[str, Any], best: Path) -> None:
+        """Go on from a checkpoint's state; forget the best scores where the file `best` is not of them.
+
+        A crash undid its iteration then, or it was damaged.
+        """
+        self.best, self.target, is_there = state["best"], state["target"], False
+        if self.group.rank == 0 and best.is_file():
+            is_there = checkpoint.load(best)["env_steps"] == self.best.get("env_steps")
+            if not is_there:
+                move_aside(best)
+        if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
+            self.best = {}
 
     def score(self, num_episodes: int, env_steps: int, wall_s: float) -> tuple[dict[str, Any], bool]:
         """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far."""

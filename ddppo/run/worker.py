@@ -34,7 +34,6 @@ from ddppo.errors import (
     StorageError,
     TrainingError,
 )
-from ddppo.files import move_aside
 from ddppo.ppo.native.step import NativeStep
 from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation
@@ -49,8 +48,6 @@ from ddppo.run.timing import IterationClock
 from ddppo.signals import StopRequest, stop_signals_kill
 from ddppo.terminal import unbroken_streams
 from ddppo.topologies import find
-
-_MAX_EVAL_ENVS = 64
 
 
 class Worker:
@@ -263,57 +260,31 @@ class Worker:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        if (
-            self.group.rank == 0
-        ):  # replicas are equal, and every random stream follows from the seed and counters
+        if self.group.rank == 0:  # all are equal, and every random stream follows from the seed and counters
             folder, keep = self.run_dir / "checkpoints", self.config.checkpoint.keep
             checkpoint.save_iteration(folder, self.iteration, self._state(), keep)
 
     def _state(self) -> dict[str, Any]:
-        state = {
+        return {
             "config": configuration.to_yaml(self.config),
             "iteration": self.iteration,
             "env_steps": self.env_steps,
             "wall_s": self.wall_before + self.clock.elapsed,
-            "model": self.parts.model.state_dict(),
-            "optimizer": self.parts.learner.optimizer.state_dict(),
-            "learning_rate": self.parts.learner.learning_rate,
             "compiled_from": self.compiled_from,
             "window": [list(episode) for episode in self.reporter.window],
             "best": self.scoring.best,
             "target": self.scoring.target,
+            **self.parts.state(),
         }
-        if self.parts.obs_normalizer is not None:
-            state["obs_moments"] = self.parts.obs_normalizer.state
-        if self.parts.learner.reward_normalizer is not None:
-            state["return_moments"] = self.parts.learner.reward_normalizer.state
-        return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; environments start new episodes."""
-        self.parts.model.load_state_dict(state["model"])
-        self.parts.learner.optimizer.load_state_dict(state["optimizer"])
-        self.parts.learner.learning_rate = state["learning_rate"]
+        self.parts.restore(state)
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]
         self.compiled_from = state.get("compiled_from")
         self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
-        self.scoring.best, self.scoring.target = state["best"], state["target"]
-        self._check_best()
-        if self.parts.obs_normalizer is not None:
-            self.parts.obs_normalizer.load(state["obs_moments"])
-        if self.parts.learner.reward_normalizer is not None:
-            self.parts.learner.reward_normalizer.state = state["return_moments"]
-
-    def _check_best(self) -> None:
-        """Forget the best scores where best.pt is not of them: a crash undid its iteration, or it was damaged."""
-        best, is_there = self.run_dir / "checkpoints" / "best.pt", False
-        if self.group.rank == 0 and best.is_file():
-            is_there = checkpoint.load(best)["env_steps"] == self.scoring.best.get("env_steps")
-            if not is_there:
-                move_aside(best)
-        if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
-            self.scoring.best = {}
+        self.scoring.restore(state, self.run_dir / "checkpoints" / "best.pt")
 
 
 def _next_multiple(steps: int, every: int) -> float:
