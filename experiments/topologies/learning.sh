@@ -10,7 +10,7 @@ spread() {  # how a task is spread over four that step
   local train=(python -m ddppo.train -m experiment=topologies/learning "sweep=$sweep" "$@")
   "${train[@]}" distributed=ddp dist.world_size=4
   "${train[@]}" distributed=sync_actors,async_actors,env_workers,env_workers_hetero dist.world_size=5
-  "${train[@]}" distributed=multi_learner dist.world_size=6
+  "${train[@]}" distributed=multi_learner dist.world_size=6 dist.num_learners=2
   "${train[@]}" distributed=central_inference dist.world_size=1 env.num_workers=4
 }
 
