@@ -81,7 +81,7 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
             start = partial(_start, server, run_dir, world_size, store.port)
             ranks = [start(rank) for rank in range(world_size)]
             replacements = _Replacements(start, config, note)
-            ended = _wait_for_end(ranks, stop, store, replacements)
+            ended = _wait_for_end(ranks, stop, store, replacements, timeout_s)
         except ForkServerLost as e:
             who = f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}"
             raise _failed(f"{who}, and they with it", remedy, is_lost=e.code < 0, stop=stop) from None
@@ -114,13 +114,17 @@ def _start(server: ForkServer, run_dir: Path, world_size: int, port: int, rank: 
 
 
 class _Replacements:
-    """Starts a killed rank again, if its role allows that and it did not happen too often."""
+    """Starts a killed rank again, if its role allows that and it did not happen too often.
+
+    serving: ranks whose role allows it, whom the others do not need to end well. started: those that were.
+    """
 
     def __init__(
         self, start: Callable[[int], ForkedProcess], config: Config, note: Callable[[str], None]
     ) -> None:
-        roles = layout(config).roles if config.dist.on_lost == "restart" else ()
-        self.replaceable = {rank for role in roles if role.can_restart for rank in role.ranks}
+        self.serving = {rank for role in layout(config).roles if role.can_restart for rank in role.ranks}
+        self.replaceable = self.serving if config.dist.on_lost == "restart" else set[int]()
+        self.started: set[int] = set()
         self._start = start
         self._note = note
         self._most = config.dist.max_restarts
@@ -134,14 +138,16 @@ class _Replacements:
         who = f"rank {rank} ended with {_how(code)}"
         warn(f"{who}; it is started again, the others go on (restart {self._num_restarts} of {self._most})")
         self._note(who)
+        self.started.add(rank)
         return self._start(rank)
 
 
 def _ended_well(ended: dict[int, int], world_size: int, replaceable: set[int]) -> bool:
-    """Return whether all ranks did, or were lost or started again too late to matter to those that did."""
-    return len(ended) == world_size and all(
+    """Return whether all ranks did, or were lost, hang or started again too late to matter to those that did."""
+    codes = {rank: ended.get(rank, LOST_PEERS) for rank in range(world_size)}
+    return all(
         code == 0 or (rank in replaceable and (code < 0 or code == LOST_PEERS))
-        for rank, code in ended.items()
+        for rank, code in codes.items()
     )
 
 
@@ -159,20 +165,27 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def _wait_for_end(
-    ranks: list[ForkedProcess], stop: StopRequest, store: dist.Store, replacements: _Replacements
+    ranks: list[ForkedProcess],
+    stop: StopRequest,
+    store: dist.Store,
+    replacements: _Replacements,
+    timeout_s: float,
 ) -> dict[int, int]:
     """Pass a request to stop on, put replacements in place, and return exit codes in the order of their ends.
 
     Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
-    still runs then does not answer.
+    still runs then does not answer. So are those that serve, timeout_s after all whom they serve have ended.
     """
     ended: dict[int, int] = {}
     passed_on, give_up = False, math.inf
     while len(ended) < len(ranks) and time.monotonic() < give_up:
         if stop.requested and not passed_on:
             passed_on = True
-            for process in ranks:
-                process.send_signal(signal.SIGUSR2)
+            for rank, process in enumerate(ranks):
+                if (
+                    rank not in replacements.started
+                ):  # which may still start, and would end; the others tell it
+                    process.send_signal(signal.SIGUSR2)
         time.sleep(_POLL_S)
         for rank, process in enumerate(ranks):
             if rank not in ended and (code := process.poll()) is not None:
@@ -185,6 +198,8 @@ def _wait_for_end(
                         code, stopping=stop.requested, all_met=have_met(store, len(ranks))
                     )
                     give_up = min(give_up, time.monotonic() + patience_s)
+                elif len(ended.keys() | replacements.serving) == len(ranks):
+                    give_up = min(give_up, time.monotonic() + max(timeout_s, _PATIENCE_S))
     return ended
 
 
@@ -208,6 +223,10 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
                 f"rank {rank} of {world_size} ended with {_how(code)} and the others were stopped{above}",
                 code < 0,
             )
+    if not any(ended.values()):  # all whom the others serve
+        late = [rank for rank in range(world_size) if rank not in ended]
+        said = f"{in_words(late)} of {world_size} did not end within {timeout_s:g} s after the others (dist.timeout_s)"
+        return said, True
     words = last_words(store, world_size)
     silent = [rank for rank in range(world_size) if rank not in ended and rank not in words]
     if not silent or not words:

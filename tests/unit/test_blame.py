@@ -1,5 +1,6 @@
 """Which rank the launcher names, from the order of ends and words in the store, and how long it waits for them."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from ddppo.collectives import leave_word, note_met
 from ddppo.config import Config
 from ddppo.config.settings import DistConfig
+from ddppo.distributed import launcher
 from ddppo.distributed.launcher import _blame, _ended_well, _Replacements, _wait_for_end
 from ddppo.errors import LOST_PEERS
 from ddppo.signals import StopRequest
@@ -20,19 +22,23 @@ def store():
 
 
 class Rank:
-    """A process that ends with `code` after so many looks at it."""
+    """A process that ends with `code` after so many looks at it. told: the signals sent to it."""
 
     def __init__(self, code, looks=0):
         self.code, self.looks = code, looks
+        self.told = []
+
+    def send_signal(self, number):
+        self.told.append(number)
 
     def poll(self):
         self.looks -= 1
         return self.code if self.looks < 0 else None
 
 
-def waited(ranks, store, replacements=None):
+def waited(ranks, store, replacements=None, stop=None):
     replacements = replacements or _Replacements(pytest.fail, Config(), pytest.fail)
-    return _wait_for_end(ranks, StopRequest(), store, replacements)
+    return _wait_for_end(ranks, stop or StopRequest(), store, replacements, timeout_s=0.1)
 
 
 def _one_learner(world_size, sizes):
@@ -110,6 +116,32 @@ def test_a_killed_rank_that_can_be_is_started_again_so_often_and_then_ends_all(s
     )
 
 
+def test_who_was_started_again_is_not_told_to_stop_for_it_would_end_while_it_starts(store, own_pace):
+    again, learner, stop = Rank(0, looks=4), Rank(0, looks=4), StopRequest()
+
+    def start(rank):
+        stop.signal = signal.SIGTERM
+        return again
+
+    found = waited([learner, Rank(-9)], store, _Replacements(start, own_pace, lambda who: None), stop)
+    assert found == {0: 0, 1: 0}
+    assert (learner.told, again.told) == ([signal.SIGUSR2], [])
+
+
+@pytest.mark.parametrize("on_lost", ["stop", "restart"])
+def test_who_serves_and_hangs_when_all_others_have_ended_is_not_waited_for_without_limit(
+    store, own_pace, monkeypatch, on_lost
+):
+    monkeypatch.setattr(launcher, "_PATIENCE_S", 0.1)
+    config = replace(own_pace, dist=replace(own_pace.dist, on_lost=on_lost))
+    replacements = _Replacements(pytest.fail, config, pytest.fail)
+    found = waited([Rank(0), Rank(0, looks=10**6)], store, replacements)
+    assert found == {0: 0}
+    assert _ended_well(found, 2, replacements.replaceable) == (on_lost == "restart")
+    said = "rank 1 of 2 did not end within 8 s after the others (dist.timeout_s)"
+    assert _blame(found, 2, store, timeout_s=8) == (said, True)
+
+
 @pytest.mark.parametrize(("rank", "code"), [(0, -9), (1, 1), (1, LOST_PEERS), (1, 0)])
 def test_nobody_is_started_again_whom_the_others_need_or_who_failed_by_itself(own_pace, rank, code):
     assert _Replacements(pytest.fail, own_pace, pytest.fail).of(rank, code) is None
@@ -127,7 +159,9 @@ def test_with_on_lost_stop_nobody_is_started_again(own_pace):
         ({0: 0, 1: LOST_PEERS}, True),  # it came back when the learner had finished
         ({0: 0, 1: -9}, True),
         ({0: 0, 1: 1}, False),
-        ({0: 0}, False),
+        ({0: 0}, True),  # it hangs
+        ({1: 0}, False),
+        ({1: -9}, False),
         ({1: -9, 0: LOST_PEERS}, False),
     ],
 )
