@@ -5,8 +5,13 @@ import threading
 import pytest
 import torch.distributed as dist
 
+from ddppo.collectives import last_words
+from ddppo.collectives.own_pace import OwnPace
+from ddppo.config.settings import DistConfig
+from ddppo.distributed.programs.async_actors.connected import Actors
 from ddppo.distributed.programs.async_actors.learner import largest_lag, updates_ahead
 from ddppo.distributed.programs.async_actors.line import Door, Wire, connect
+from ddppo.errors import CollectiveError
 
 
 @pytest.fixture
@@ -75,3 +80,23 @@ def test_an_actor_goes_on_at_once_only_where_its_next_rollout_can_be_used():
     # one rollout an update: each of the others may be in before
     assert largest_lag(None, num_actors=3, per_update=1) == 3
     assert largest_lag(0, num_actors=3, per_update=1) == 0
+
+
+def test_an_actor_that_is_gone_before_all_have_come_is_named_at_once(store, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    group = OwnPace(store, 0, 3, timeout_s=20)
+    actors = Actors(group, (1, 2), DistConfig(world_size=3, timeout_s=20), None)
+    connect(store, rank=1, timeout_s=5).close()
+    with pytest.raises(CollectiveError, match="lost rank 1, an actor: the other end is closed"):
+        actors.meet()
+    actors.close()
+
+
+def test_who_says_nothing_before_it_begins_is_named_and_the_launcher_is_told(store):
+    group = OwnPace(store, 1, 4, timeout_s=0.3)
+    store.set("ddppo/machine/2", "a word")
+    with pytest.raises(
+        CollectiveError, match=r"rank 1 on .* did not hear of ranks 0, 3 within dist.timeout_s=0.3"
+    ):
+        group.words("machine", "another")
+    assert list(last_words(store, 4)) == [1]

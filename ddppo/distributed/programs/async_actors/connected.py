@@ -78,7 +78,8 @@ class Actors:
     def meet(self) -> None:
         """Wait until all are connected."""
         while any(actor.wire is None for actor in self):
-            self.ready()
+            for actor in self.ready():  # nobody acts yet: it is gone
+                self._lose(actor, ConnectionResetError("the other end is closed"))
 
     def ready(self) -> list[Actor]:
         """Wait until something comes, and return whose rollouts there are, longest under way first.
