@@ -32,7 +32,7 @@ class Agent(Program):
         self._kit = kit
         config = kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
-        self._env = Observers(config.env, kit.spec, names, config.dist.timeout_s, kit.cores, kit.max_restarts)
+        self._env = Observers(config.env, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
         wait = config.dist.max_wait_ms
         self.collector = CentralCollector(
             **kit.of_collector(self._env, kit.env_indices.start),

@@ -166,7 +166,7 @@ class Kit:
             self.env_indices,
             self.group.rank,
             self.cores,
-            config.dist.timeout_s,
+            self.env_timeout_s,
             self.max_restarts,
         )
 
@@ -174,6 +174,15 @@ class Kit:
     def max_restarts(self) -> int:
         """How many processes of this rank's environments may be lost and started again."""
         return self.config.dist.max_restarts if self.config.dist.on_lost == "restart" else 0
+
+    @property
+    def env_timeout_s(self) -> float:
+        """How long a process of this rank's environments may take to answer.
+
+        Where another may take its place, half of what other ranks wait for this one: else they would give up first.
+        """
+        dist = self.config.dist
+        return dist.timeout_s / 2 if self.max_restarts and dist.world_size > 1 else dist.timeout_s
 
     def restarts(self, env: Any) -> dict[str, float]:
         """Return how many of them were, so far, as a Program's `measured`."""
