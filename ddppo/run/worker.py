@@ -81,11 +81,11 @@ class Worker:
         Returns the signal that asked this rank to stop, if one did, be it too late to cut the run short.
         """
         with StopRequest() as stop:
-            self._serve(stop) if self._serves else self._run(stop)
+            self._serve(stop) if self.serves else self._run(stop)
         return stop.signal
 
     @property
-    def _serves(self) -> bool:
+    def serves(self) -> bool:
         """Whether this rank has no part in the loop: it goes at its own pace and does what others ask for."""
         topology = find(self.config.dist.topology)
         return topology.own_pace and not self.parts.layout.role(self.group.rank).learns
@@ -136,7 +136,7 @@ class Worker:
             goes_on=self.compiled_from is not None,
             idle=not (role.acts or role.learns),
         )
-        begin = self.compilation.begin_native if self._serves else self.compilation.begin
+        begin = self.compilation.begin_native if self.serves else self.compilation.begin
         self._switch(self.iteration + 1, compiled=begin())
         self.parts.derived["step"] = self.compilation.kind
         collector = self.parts.program.collector
@@ -300,7 +300,9 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
     config = configuration.load(run_dir / "config.yaml")
     group, device = join(config, store)
     worker = Worker(config, run_dir, group, device)
-    if config.resume is not None:
+    if (
+        config.resume is not None and not worker.serves
+    ):  # whom the learner tells all, and who may start at any time
         path = checkpoint.last(run_dir / "checkpoints")
         assert path is not None, f"the door checked that {run_dir} holds a checkpoint"
         worker.restore(checkpoint.load(path))
