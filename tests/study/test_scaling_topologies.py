@@ -138,6 +138,20 @@ def test_a_seed_that_never_gets_there_is_slower_than_all_that_do_and_leaves_no_i
     assert said[1].startswith("ddp at W=2 was there in 1 of 3 seeds: later, or never.")
 
 
+def test_seeds_where_one_of_two_never_got_there_count_and_are_told():
+    found = side([ddp(0, 4.0), ddp(1, 9.0), ddp(2, math.inf)], SEEDS[1]).behind[0]
+    assert found.times.values == (2.0, 1.5, math.inf)
+    said = report([ddp(0, 4.0), ddp(1, 9.0), ddp(2, math.inf)], SEEDS[1]).topologies[0].said
+    assert said[1].startswith(
+        "ddp at W=2 takes 2 times as long (1.5 to 2 over 2 seeds, it never got there in 1 seed)"
+    )
+    best = [sync_actors(0, 2.0), sync_actors(1, math.inf), sync_actors(2, 3.0)]
+    said = report(SEEDS[0], best).topologies[0].said
+    assert said[1].startswith(
+        "ddp at W=2 takes 2 times as long (2 to 6.67 over 2 seeds, only it did in 1 seed)"
+    )
+
+
 def test_it_is_said_what_another_would_have_to_lose_of_what_it_is_measured_to_spend():
     said = " ".join(report(*SEEDS).topologies[0].said)
     assert "sync_actors at W=3 is soonest at a return of 50 here: 6 s, median of 3 seeds." in said

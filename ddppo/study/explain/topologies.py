@@ -35,13 +35,19 @@ def _soonest(found: SideBySide) -> str:
 def _behind(each: Behind, found: SideBySide) -> str:
     """Return how much later a topology is, and how sure that is."""
     times, side = each.times, each.side
-    known = sorted(x for x in times.values if math.isfinite(x))
+    both = sorted(x for x in times.values if 0 < x < math.inf)
     if not math.isfinite(times.median):
         return (
             f"{side.name} was there in {side.row.num_reached} of {_seeds(len(side.runs))}: later, or never."
         )
-    sure = f"{known[0]:.3g} to {known[-1]:.3g} over {_seeds(times.count)}, too few for an interval"
-    if math.isfinite(times.low):
+    sure = f"{both[0]:.3g} to {both[-1]:.3g} over {_seeds(len(both))}" if both else "by medians"
+    if len(both) < times.count:
+        one_alone = {"it never got there": math.inf, "only it did": 0.0}
+        counts = {said: times.values.count(ratio) for said, ratio in one_alone.items()}
+        sure += "".join(f", {said} in {_seeds(count)}" for said, count in counts.items() if count)
+    elif not math.isfinite(times.low):
+        sure += ", too few for an interval"
+    else:
         sure = f"95 % interval {times.low:.3g} to {times.high:.3g} over {_seeds(times.count)}"
         sure += "" if times.low > 1 else ", so not surely"
     text = f"{side.name} takes {times.median:.3g} times as long ({sure})"

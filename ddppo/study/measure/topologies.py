@@ -106,18 +106,21 @@ def _middle(side: Side, value: Callable[[Run], float]) -> float:
 
 
 def _times(side: Side, best: Side, value: Callable[[Run], float]) -> tuple[float, ...]:
-    """Return x of the side / x of the best by seed, NaN where the best has none; of medians without common seeds."""
+    """Return x of the side / x of the best by seed; of medians without common seeds.
+
+    It is inf where the side alone never got there, 0 where the best alone did not, NaN where neither did.
+    """
     of_best = {run.seed: value(run) for run in best.runs}
     pairs = [(value(run), of_best[run.seed]) for run in side.runs if run.seed in of_best]
     pairs = pairs or [(_middle(side, value), _middle(best, value))]
-    return tuple(a / b if 0 < b < math.inf else math.nan for a, b in pairs)
+    return tuple(a / b if b > 0 else math.nan for a, b in pairs)
 
 
 def _paired(times: tuple[float, ...]) -> Estimate:
     """Return the median ratio with Student's interval of the logarithms."""
     known = [x for x in times if not math.isnan(x)]
     low = high = math.nan
-    if len(known) >= LEAST_SEEDS and max(known) < math.inf:
+    if len(known) >= LEAST_SEEDS and min(known) > 0 and max(known) < math.inf:
         low, high = (math.exp(min(x, 700.0)) for x in difference([math.log(x) for x in known]))
     return Estimate(median(known), low, high, len(known), times)
 
