@@ -129,10 +129,11 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     before = configuration.load(run_dir / "config.yaml")
     config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
     old, new = configuration.validate(before), configuration.validate(config)
-    if (old.num_envs, old.rollout_steps) != (new.num_envs, new.rollout_steps):
+    if (old.num_envs, old.batch_size) != (new.num_envs, new.batch_size):
+        envs_before, envs = (shape.batch_size // shape.rollout_steps for shape in (old, new))
         raise ConfigError(
             f"dist.world_size={config.dist.world_size} would change the batch of the resumed run from "
-            f"{old.num_envs} envs * {old.rollout_steps} steps to {new.num_envs} * {new.rollout_steps}: "
+            f"{envs_before} envs * {old.rollout_steps} steps to {envs} * {new.rollout_steps}: "
             f"keep dist.world_size={before.dist.world_size}"
         )
     path, damaged = checkpoint.last_whole(run_dir / "checkpoints")
