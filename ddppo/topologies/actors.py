@@ -26,6 +26,13 @@ def multi_learner(world_size: int, sizes: Sizes) -> Layout:
     return _learners_with_actors(world_size, num_learners, sizes)
 
 
+def rollout_bytes(num_actors: int, sizes: Sizes) -> int:
+    """Return the bytes of one actor's rollout."""
+    samples = sizes.num_envs // num_actors * sizes.rollout_steps
+    # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
+    return samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
+
+
 def _either(numbers: list[int]) -> str:
     return " or ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
 
@@ -46,11 +53,8 @@ def _learners_with_actors(world_size: int, num_learners: int, sizes: Sizes) -> L
         "actor", actors, steps=True, acts=True, learns=False,
         does=("step environments and act", "send the rollout", "wait for the parameters"),
     )  # fmt: skip
-    samples = sizes.num_envs // len(actors) * sizes.rollout_steps
-    # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
-    rollout = samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
     messages = [
-        Message("rollout", "actor", "learner", "gather", 1, rollout),
+        Message("rollout", "actor", "learner", "gather", 1, rollout_bytes(len(actors), sizes)),
         Message("parameters", "learner", "actor", "broadcast", 1, sizes.parameter_bytes),
     ]
     if num_learners > 1:

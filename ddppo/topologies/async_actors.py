@@ -1,5 +1,6 @@
 """async_actors: one learner, actors at their own pace."""
 
+from ddppo.topologies.actors import rollout_bytes
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
 
 
@@ -18,13 +19,10 @@ def _layout(world_size: int, sizes: Sizes) -> Layout:
         does=("step environments and act", "send the rollout", "wait for the parameters"),
         can_restart=True,
     )  # fmt: skip
-    samples = sizes.num_envs // len(actors) * sizes.rollout_steps
-    # Of a sample: observation, action, logprob, value, next value, reward, and four flags.
-    rollout = samples * (sizes.obs_bytes + sizes.action_bytes + 4 * sizes.float_bytes + 4)
     return Layout(
         (learner, actor),
         (
-            Message("rollout", "actor", "learner", "send", 1, rollout),
+            Message("rollout", "actor", "learner", "send", 1, rollout_bytes(len(actors), sizes)),
             Message("parameters", "learner", "actor", "send", len(actors), sizes.parameter_bytes),
         ),
     )

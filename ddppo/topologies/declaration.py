@@ -34,7 +34,7 @@ class Role:
 class Message:
     """What travels from the ranks of one role to those of another.
 
-    times: an iteration. num_bytes: from one rank each time. how: the collective, sum, gather or broadcast.
+    times: an iteration. num_bytes: from one rank each time. how: sum, gather, broadcast, send, shared memory.
     """
 
     what: str
