@@ -132,6 +132,15 @@ def test_a_killed_observer_costs_the_step_under_way_and_no_other(trained):
     assert last["rollout/return_mean"] == pytest.approx(np.mean([n * (n + 1) / 2 for n in whole]))
 
 
+def test_an_observer_that_hangs_costs_no_more_though_another_agent_waits_meanwhile(trained):
+    result = trained("central_inference", "dist.on_lost=restart", "dist.timeout_s=10", VICTIM="1:45:hangs")
+    streams = learned(result.run_dir)
+    assert_each_once_and_in_order(streams)
+    assert len(streams) == NUM_ENVS + 2
+    assert "no answer within 5 s" in result.stderr
+    assert summary(result.run_dir)["restarts"] == 0
+
+
 def test_what_follows_the_last_checkpoint_is_collected_anew(trained):
     # 4 environments of a rank, 64 steps an iteration: it dies in the third, and two are saved.
     result = trained("ddp", "dist.on_lost=restart", "checkpoint.every_steps=1", VICTIM="1:140")
