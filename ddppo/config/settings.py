@@ -176,12 +176,12 @@ class DistConfig:
         10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
     )
     timeout_s: float = setting(
-        600.0, "seconds a rank waits for another before it gives up", above=0, high=10_000_000
+        600.0, "seconds a rank waits for another before it gives up", above=0, high=2_000_000
     )
     on_lost: str = setting(
         "stop",
         "when a process is killed by a signal or does not answer for timeout_s: stop (all ranks end), or restart (a "
-        "process of environments, and a rank that acts at its own pace, is started again in its place; for any other "
+        "process of environments, and a killed rank that acts at its own pace, is started again; for any other "
         "rank all end and go on from the last checkpoint). What raised an exception always stops",
         choices=("stop", "restart"),
     )
