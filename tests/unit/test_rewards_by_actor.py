@@ -36,7 +36,11 @@ def test_a_second_rollout_of_an_actor_goes_on_where_its_first_ended():
     ours.expect([3, 3])
     scaled = ours(*side_by_side(rollout(1), rollout(2)), alone)
     assert torch.equal(scaled, torch.cat([plain(*rollout(1), alone), plain(*rollout(2), alone)], dim=1))
-    ours.forget(3)  # it was started again
-    ours.expect([3])
-    plain._discounted.zero_()
-    assert torch.equal(ours(*rollout(4), alone), plain(*rollout(4), alone))
+
+
+def test_an_actor_that_was_started_again_begins_anew_though_a_rollout_from_before_is_in_the_same_update():
+    ours, plain = RewardsByActor(2, GAMMA, CPU), RewardNormalizer(4, GAMMA, CPU)
+    for update in range(2):  # the first start carries on, in the second update too
+        ours.expect([(3, 0), (3, 1)])
+        both = side_by_side(rollout(update), rollout(10 + update))
+        assert torch.equal(ours(*both, alone), plain(*both, alone))

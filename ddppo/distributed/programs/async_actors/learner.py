@@ -20,6 +20,7 @@ from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.terminal import warn
 
 _LAGS = {"0": 0, "1": 1, "2_3": 3, "4_7": 7}  # the largest of each bin but the last
+_OF_START = 24  # bits of a rollout's number that count from a start of its actor; those above tell which
 
 
 class _Taken(NamedTuple):
@@ -91,7 +92,7 @@ class AsyncLearner(Program):
         lags = [taken.lag for taken in self._taken]
         assert max(lags) <= self._max_lag, (lags, self._max_lag)
         if self._rewards is not None:
-            self._rewards.expect([taken.rank for taken in self._taken])
+            self._rewards.expect([(taken.rank, taken.number >> _OF_START) for taken in self._taken])
         update = self.learner.update(self._joined(lags), iteration, progress)
         self._version, self._lags = iteration, lags
         self._taken.clear()
@@ -133,9 +134,7 @@ class AsyncLearner(Program):
             first = -1
             if actor.is_new:
                 # A number that no rollout of this run has had: noise and seeds follow. 0 where all begins.
-                first = (self._version << 32) + ((actor.num_hellos - 1) << 24)
-                if self._rewards is not None:
-                    self._rewards.forget(actor.rank)
+                first = (self._version << 32) + ((actor.num_hellos - 1) << _OF_START)
             self._actors.send(actor, Answer(self._version, first))
 
     def measured(self) -> dict[str, float]:

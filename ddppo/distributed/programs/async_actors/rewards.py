@@ -1,6 +1,6 @@
 """Normalised rewards of actors at their own pace: an environment's running return goes on where its last ended."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
@@ -17,17 +17,16 @@ class RewardsByActor(RewardNormalizer):
     def __init__(self, num_envs: int, gamma: float, device: torch.device) -> None:
         super().__init__(0, gamma, device)
         self._num_envs = num_envs
-        self._carried: dict[int, torch.Tensor] = {}
+        self._carried: dict[Hashable, torch.Tensor] = {}
         self._device = device
-        self._actors: Sequence[int] = ()
+        self._actors: Sequence[Hashable] = ()
 
-    def expect(self, actors: Sequence[int]) -> None:
-        """Say whose rollouts the next ones are, in the order in which they lie side by side."""
+    def expect(self, actors: Sequence[Hashable]) -> None:
+        """Say whose rollouts the next ones are, in the order in which they lie side by side.
+
+        An actor that begins its episodes anew is another.
+        """
         self._actors = actors
-
-    def forget(self, actor: int) -> None:
-        """The episodes of an actor begin anew."""
-        self._carried.pop(actor, None)
 
     def __call__(
         self, rewards: torch.Tensor, ended: torch.Tensor, valid: torch.Tensor, gather: Gather
