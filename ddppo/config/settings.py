@@ -151,10 +151,10 @@ class DistConfig:
         low=0,
     )
     correction: str = setting(
-        "vtrace",
-        "topology=async_actors: of what other parameters acted: vtrace (values and advantages by truncated importance "
-        "ratios), clip (advantages alone), none (what PPO's own clipping does)",
-        choices=("vtrace", "clip", "none"),
+        "clip",
+        "topology=async_actors: of what other parameters acted: clip (advantages by truncated importance ratios), "
+        "vtrace (also the values' targets), none (what PPO's own clipping does)",
+        choices=("clip", "vtrace", "none"),
     )
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(

@@ -164,7 +164,10 @@ def test_it_is_said_what_another_would_have_to_lose_of_what_it_is_measured_to_sp
     assert "30 % is communication (20 messages, 2 kB an iteration)" in said
     assert "that is 42 % of its waiting and communication." in said  # a third of 80 %
     assert "sync_actors at W=3 exchanges 2 an iteration, 0 % of the learner's time, the fewest." in said
-    assert "Predicted at W=32: not ddp, sync_actors, measured at fewer than three W." in said
+    assert (
+        "Predicted at W=32, of others than ddp by a law of W, which knows no environments: not ddp, sync_actors,"
+        in said
+    )
 
 
 def test_where_more_steps_are_needed_rather_than_longer_ones_that_is_said():

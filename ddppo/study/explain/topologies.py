@@ -134,12 +134,12 @@ def _ahead(found: SideBySide, outlooks: Sequence[Outlook]) -> str:
         if not check.within:
             said.append(f"not {topology} ({off})")
         elif predicted is None:
-            said.append(f"not {topology}, which cannot have so many")
+            said.append(f"not {topology}, whose environments do not divide among so many")
         else:
             between = f"{whole(predicted.fps_low)} to {whole(predicted.fps_high)}"
             said.append(f"{topology} {whole(predicted.fps)} steps/s ({between}; {off})")
     said += [f"not {', '.join(few)}, measured at fewer than three W"] if few else []
-    return f"Predicted at W={AHEAD}: {'; '.join(said)}."
+    return f"Predicted at W={AHEAD}, of others than ddp by a law of W, which knows no environments: {'; '.join(said)}."
 
 
 def _seeds(number: int) -> str:
