@@ -172,7 +172,7 @@ def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
         (["distributed=async_actors", "dist.correction=v_trace"], "vtrace"),
         (["distributed=async_actors", "dist.collective=gloo"], "meet in no collective"),
         (["distributed=sync_actors", "dist.max_lag=1"], "has no effect with distributed=sync_actors"),
-        (["dist.correction=clip"], "has no effect with distributed=ddp"),
+        (["dist.correction=vtrace"], "has no effect with distributed=ddp"),
         (["ppo.rollouts_per_update=2"], "has no effect with distributed=ddp"),
     ],
 )
