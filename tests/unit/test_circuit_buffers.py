@@ -178,6 +178,14 @@ def test_a_circuit_whose_episode_ended_there_is_not_kept():
     assert {info["buffer_circuits"] for *_, (*_, info) in steps(env, 40)} == {1}
 
 
+def test_rewrites_are_forgotten_with_the_episodes_that_led_nowhere():
+    env = CircuitEnv("tof_3", buffer={"draw": "original"})
+    assert sum(bool(info) for *_, (*_, info) in steps(env, 300)) > 10
+    env.reset()
+    lineage = env.state()["buffers"][0]["lineage"]
+    assert len(lineage["table"]) - len(lineage["free"]) == len(env.best()[0].rewrites) > 0
+
+
 def test_a_seed_begins_anew():
     env = CircuitEnv("tof_3")
     first = [answer[1] for *_, answer in steps(env, 300)]
