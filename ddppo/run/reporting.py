@@ -100,11 +100,14 @@ class Reporter:
         t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, ready, hashes = heads.T
         _check_replicas(hashes, local.iteration)
         messages, num_bytes, t_comm, *waits = traffic_of_all.T
+        is_measured = not np.isnan(measured_of_all).all()
         roles = [self._roles[rank] for rank in self.group.members]
         together, comm = split_waiting(stamps.reshape(len(rows), -1, 2), of_all.is_barrier, roles)
         t_comm = t_comm + comm
-        t_wait = {role: w + together.get(role, 0.0) for role, w in zip(ROLES, waits, strict=True)}
-        t_sync = sum(t_wait.values())
+        t_wait = dict(zip(ROLES, waits, strict=True))
+        for role, of_ranks in together.items():
+            t_wait[role] = t_wait[role] + of_ranks
+        t_sync = sum(t_wait.values(), start=np.zeros(len(rows)))
         self._share_episodes(local.episodes, int(num_episodes.max()))
         per_rank = {
             "rollout/local_steps": steps,
@@ -120,7 +123,7 @@ class Reporter:
             "dist/rho_sync": t_sync / t_iter,
             **{f"time/t_wait_{role}": t_wait[role] for role in self._waited_for},
             **({"dist/messages": messages, "dist/bytes": num_bytes} if self._waited_for else {}),
-            **dict(zip(_MEASURED, measured_of_all.T, strict=True)),
+            **(dict(zip(_MEASURED, measured_of_all.T, strict=True)) if is_measured else {}),
         }
         values_of_ranks = np.array(list(per_rank.values())).T.tolist()
         num_steps = float(steps.sum()) + sum(news.num_steps for news in local.news)
@@ -135,12 +138,7 @@ class Reporter:
             env_steps=env_steps_before + int(num_steps),
             wall_s=wall_s,
             rank_metrics=tuple(
-                {
-                    k: v
-                    for k, v in zip(per_rank, values, strict=True)
-                    if not (k in _MEASURED and math.isnan(v))
-                }
-                for values in values_of_ranks
+                _told(dict(zip(per_rank, values, strict=True)), is_measured) for values in values_of_ranks
             )
             + tuple(self._of_own_pace(news) for news in local.news),
             global_metrics=metrics,
@@ -213,6 +211,13 @@ class Reporter:
         gathered = self._gather(self.group, rows)
         ended = [row for row in gathered.reshape(-1, 4).tolist() if row[0] >= 0]
         self.window.extend((episode_return, int(length)) for _, _, episode_return, length in sorted(ended))
+
+
+def _told(metrics: dict[str, float], is_measured: bool) -> dict[str, float]:
+    """Return a rank's metrics without those of topologies that it did not measure."""
+    if not is_measured:
+        return metrics
+    return {k: v for k, v in metrics.items() if not (k in _MEASURED and math.isnan(v))}
 
 
 def _check_replicas(hashes: np.ndarray, iteration: int) -> None:

@@ -148,6 +148,8 @@ def split_waiting(
     durations = ends - starts
     waits = np.minimum(starts.max(axis=0, initial=-np.inf) - starts, durations)
     waits = np.where(is_barrier, durations, waits) if is_barrier else waits
+    communicated = (durations - waits).sum(axis=-1)
+    if len(set(roles)) == 1:
+        return {roles[0]: waits.sum(axis=-1)}, communicated
     last = np.array(roles)[starts.argmax(axis=0)]
-    waited = {role: waits[:, last == role].sum(axis=-1) for role in dict.fromkeys(roles)}
-    return waited, (durations - waits).sum(axis=-1)
+    return {role: waits[:, last == role].sum(axis=-1) for role in dict.fromkeys(roles)}, communicated
