@@ -69,7 +69,9 @@ def _maybe_die() -> None:
         os.kill(os.getppid() if how[1:] == ["parent"] else os.getpid(), signal.SIGKILL)
 
 
-if "torch" in sys.modules:  # else this process only steps environments
+if (
+    "COUNTED" in os.environ and "torch" in sys.modules
+):  # a rank; others only step environments, or read this file
     from ddppo.ppo.learner import Learner
 
     def _recorded(self, rollout, *args, update=Learner.update, **kwargs):
