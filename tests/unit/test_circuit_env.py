@@ -90,6 +90,7 @@ def test_the_observation_is_the_graph_of_the_circuit():
         assert (obs["edges"][len(edges) :] == -1).all()
         assert (obs["pairs"][obs["num_pairs"][0] :] == -1).all()
         assert obs["action_mask"].sum() == obs["num_pairs"][0]
+        assert obs["num_rules"] == env.observation_space["num_rules"].high == env.rewriter.num_rules
         assert [a.shape for a in (obs["kinds"], obs["edges"], obs["pairs"])] == [(80,), (160, 4), (300, 2)]
     last, expected = {}, []
     for i, gate in enumerate(env.circuit):

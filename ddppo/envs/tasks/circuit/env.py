@@ -182,7 +182,7 @@ class CircuitEnv(gym.Env):
         self._num_without_room += num_without_room
 
     def _observe(self) -> Obs:
-        return observed(self.circuit, self._pairs, self._fresh, *self._sizes)
+        return observed(self.circuit, self._pairs, self._fresh, *self._sizes, self.rewriter.num_rules)
 
     def _answer(self, reward: float, *, terminated: bool) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         truncated = not terminated and self._num_steps >= self._caps[self._at].cap

@@ -21,10 +21,10 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int) -> Dict:
     kinds [max_nodes]: 0 h, 1 x, 2 cx, 3 rz. angles [max_nodes, 2]: sin and cos of an rz, 0 of others.
     edges [2 max_nodes, 4]: source, its port, destination, its port; port 1 is a cx's target. pairs [max_pairs, 2]:
     node and rule, the last rule changes nothing and has node -1 where it is offered once. num_nodes, num_edges and
-    num_pairs [1]: how many are real. fresh [max_nodes]: inserted by the last rewrite or just before its place.
-    action_mask [max_pairs]: the first num_pairs.
+    num_pairs [1]: how many are real. num_rules [1]: always the same, for models that have an output for each. fresh
+    [max_nodes]: inserted by the last rewrite or just before its place. action_mask [max_pairs]: the first num_pairs.
     """
-    most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs}
+    most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs, "rules": num_rules}
     ends = np.array([max_nodes - 1, 1, max_nodes - 1, 1], np.int32)
     choice = np.array([max_nodes - 1, num_rules - 1], np.int32)
     return Dict(
@@ -41,7 +41,7 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int) -> Dict:
 
 
 def observed(
-    circuit: Circuit, pairs: np.ndarray, fresh: np.ndarray, max_nodes: int, max_pairs: int
+    circuit: Circuit, pairs: np.ndarray, fresh: np.ndarray, max_nodes: int, max_pairs: int, num_rules: int
 ) -> dict[str, np.ndarray]:
     """Return the observation of a circuit with its choices `[M, 2]` and the indices of its fresh nodes."""
     edges = edges_of(circuit)
@@ -57,6 +57,7 @@ def observed(
         "num_nodes": np.array([len(circuit)], np.int32),
         "num_edges": np.array([len(edges)], np.int32),
         "num_pairs": np.array([len(pairs)], np.int32),
+        "num_rules": np.array([num_rules], np.int32),
         "fresh": _flags(fresh, max_nodes),
         "action_mask": _flags(slice(len(pairs)), max_pairs),
     }
