@@ -17,6 +17,7 @@ from ddppo.command_line import unknown_option
 from ddppo.config import SCHEMAS, SECTIONS, Config, SlurmLauncherConfig
 from ddppo.config.help import setting_names
 from ddppo.config.integers import is_integer, is_truth, setting_types, written_out
+from ddppo.config.keywords import in_full
 from ddppo.errors import ConfigError, RunFolderError
 
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
@@ -72,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 def prepared_arguments(arguments: list[str]) -> list[str]:
     """Return the arguments for Hydra: a resumed run's folder is its output, torchrun's world size the run's.
 
-    Paths are quoted whatever their characters, whole numbers written out, and flags come first.
+    Paths are quoted whatever their characters, whole numbers and a task's keywords written out, and flags come first.
     Raises ConfigError where arguments exclude one another, have no effect, or name a folder that cannot be used.
     """
     arguments = [_own_topology(argument) for argument in arguments]
@@ -85,6 +86,7 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
         return [*flags, *settings]
     values = {_bare(key): value for key, equals, value in (s.partition("=") for s in settings) if equals}
     _check_names(settings, values)
+    settings = in_full(settings, values)
     is_multirun = asked.multirun or values.get("hydra.mode") == "MULTIRUN"
     if is_multirun:
         _check_multirun(asked, values)

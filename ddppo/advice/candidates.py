@@ -75,8 +75,9 @@ def question(overrides: Sequence[str]) -> Question:
     """Return which settings are fixed and which have several values, a,b as with -m. Raises ConfigError."""
     fixed: list[str] = []
     axes: dict[str, tuple[str, ...]] = {}
+    of_task = [o for o in overrides if o.startswith(("env=", "experiment="))]
     for override in overrides:
-        key, values = override.partition("=")[0].lstrip("+~"), _values(override)
+        key, values = override.partition("=")[0].lstrip("+~"), _values(override, of_task)
         if key in _OURS:
             raise ConfigError(f"{override} is not for advice to try: {_OURS[key]}")
         if key in ("env", "env.id", "experiment", "seed") and len(values) > 1:
@@ -94,10 +95,13 @@ def question(overrides: Sequence[str]) -> Question:
     return found
 
 
-def _values(override: str) -> tuple[str, ...]:
-    """Return the values that Hydra would make runs of, as it would write them; one where it would not."""
+def _values(override: str, of_task: Sequence[str]) -> tuple[str, ...]:
+    """Return the values that Hydra would make runs of, as it would write them; one where it would not.
+
+    of_task: the overrides that choose the task, whose keywords may be meant.
+    """
     try:
-        parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", override])[-1])
+        parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", *of_task, override])[-1])
     except (HydraException, ConfigError):  # said where all of the command line is composed
         return (override,)
     return tuple(parsed.sweep_string_iterator()) if parsed.is_sweep_override() else (override,)

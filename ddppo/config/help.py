@@ -13,6 +13,7 @@ _USAGE = """ddppo: decentralised, synchronous, data-parallel PPO
   python -m ddppo.train -m env=cartpole dist.world_size=1,2,4 seed=0,1  one job per combination, in turn
   python -m ddppo.train -m env=cartpole 'seed=range(5)' sweep=<folder>  again: skip the complete, go on with the rest
   python -m ddppo.train -m experiment=<name>                            a whole study, in a folder of its own
+  python -m ddppo.train env=circuit env.circuit=tof_3                   a task's own keywords are settings of env too
   torchrun --nproc-per-node=4 -m ddppo.train env=cartpole               ranks started by torchrun
   python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from a run's last checkpoint
   python -m ddppo.train env=cartpole --cfg job                          show the composed configuration

@@ -31,7 +31,10 @@ class EnvConfig:
     max_episode_steps: int | None = setting(
         None, "truncate episodes here instead of at the task's limit", low=1
     )
-    kwargs: dict[str, Any] = setting(meaning="keyword arguments of the environment", factory=dict)
+    kwargs: dict[str, Any] = setting(
+        meaning="keyword arguments of the environment; those that its preset names may be set as env.<keyword>",
+        factory=dict,
+    )
     slow_ranks: dict[int, float] = setting(
         meaning="injected slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
     )

@@ -99,6 +99,47 @@ def test_mappings_whose_keys_users_make_up_are_added():
     assert prepared_arguments(["env.kwargs.g=1", "seed=2"]) == ["++env.kwargs.g=1", "seed=2"]
 
 
+def test_a_keyword_that_the_task_s_preset_names_is_a_setting_of_env():
+    for given, prepared in {
+        ("env=circuit", "env.circuit=my.qasm"): "++env.kwargs.circuit=my.qasm",
+        ("env=circuit", "env.episode.slack=3"): "++env.kwargs.episode.slack=3",
+        ("env=circuit", "env.buffer={draw: greedy}"): "++env.kwargs.buffer={draw: greedy}",
+        ("env=circuit", "+env.cost=depth"): "++env.kwargs.cost=depth",
+        ("env=cartpole,circuit", "env.circuit=tof_3,tof_5"): "++env.kwargs.circuit=tof_3,tof_5",
+        ("experiment=topologies/slow", "env.step_time_s=0.1"): "++env.kwargs.step_time_s=0.1",
+        ("env=circuit", "env.num_envs=4"): "env.num_envs=4",
+        ("env=circuit", "env.kwargs.circuit=tof_5"): "++env.kwargs.circuit=tof_5",
+    }.items():
+        assert prepared_arguments(["-m", *given])[-1] == prepared
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "env=circuit env.circit=tof_3",
+            ["env.circit (did you mean env.circuit", "env=circuit also circuit, cost"],
+        ),
+        (
+            "env=circuit env.episode.slak=3",
+            ["did you mean env.episode.slack", "episode.slack, episode.min_steps"],
+        ),
+        ("env=circuit env.num_env=3", ["did you mean env.num_envs", "env has id, num_envs, backend"]),
+        ("env.circuit=tof_3", ["no setting env.circuit: env has id,", "env.kwargs.<keyword>"]),
+    ],
+)
+def test_what_is_neither_a_setting_of_env_nor_a_keyword_of_the_task_is_told_with_both_lists(given, said):
+    with pytest.raises(ConfigError) as raised:
+        prepared_arguments(given.split())
+    assert all(part in str(raised.value) for part in said), raised.value
+
+
+def test_of_a_resumed_run_every_keyword_is_known_and_cannot_change(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    given = [f"resume={tmp_path}", "env.circuit=tof_3"]
+    assert prepared_arguments(given)[1] == "++env.kwargs.circuit=tof_3"
+
+
 @pytest.mark.parametrize("flag", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
 def test_every_way_to_ask_for_a_multirun_allows_a_sweep_folder(flag, tmp_path):
     assert prepared_arguments([flag, f"sweep={tmp_path}"]) == [flag, f"sweep='{tmp_path}'"]
