@@ -43,7 +43,8 @@ def _in_full(setting: str, values: Mapping[str, str]) -> str:
     also = f", env={','.join(presets)} also {', '.join(own)}" if own else ""
     raise ConfigError(
         f"there is no setting {bare}{near(bare, [*_OF_ALL, *keywords])}: env has "
-        f"{', '.join(name.removeprefix('env.') for name in _OF_ALL)}{also}; other keywords of a task are env.kwargs.<keyword>"
+        f"{', '.join(name.removeprefix('env.') for name in _OF_ALL)}{also}; "
+        "other keywords of a task are env.kwargs.<keyword>"
     )
 
 
