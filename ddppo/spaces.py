@@ -32,11 +32,13 @@ class ActionSpec:
 class ArraySpec:
     """One array of an observation. dtype is uint8 (pixels, 0 to 255), float32 or float64, as environments hand it over.
 
-    Pixels stay uint8 until the model; all else reaches it in the type that it computes in.
+    Pixels stay uint8 until the model; all else reaches it in the type that it computes in. high: the largest number in
+    an array of whole ones, where its space says so; None for pixels and others.
     """
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+    high: int | None = None
 
     @property
     def size(self) -> int:

@@ -6,13 +6,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddppo.collectives import Group, Record
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
-from ddppo.models import Obs
+from ddppo.models import ActorCritic, At, Obs
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS: dict[str, Any] = {
@@ -26,8 +25,8 @@ class GradientSync(Protocol):
 
     name: str
 
-    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's action parameters and values, ready to be differentiated."""
+    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's action parameters and values where actions were taken, ready to be differentiated."""
         ...
 
     def backward_(self, loss: torch.Tensor) -> None:
@@ -40,13 +39,13 @@ class FlatSync:
 
     name = "flat"
 
-    def __init__(self, model: nn.Module, parameters: FlatParameters, group: Group) -> None:
+    def __init__(self, model: ActorCritic, parameters: FlatParameters, group: Group) -> None:
         self.model = model
         self.parameters = parameters
         self.group = group
 
-    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model(obs)
+    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.at(obs, actions)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
@@ -65,7 +64,7 @@ class BucketSync:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: ActorCritic,
         parameters: FlatParameters,
         group: Group,
         *,
@@ -75,7 +74,7 @@ class BucketSync:
         self.group = group
         device = parameters.gradient.device
         self.model = DistributedDataParallel(
-            model,
+            At(model),
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=bucket_cap_mb,
             process_group=group.process_group,
@@ -86,8 +85,8 @@ class BucketSync:
         self._ready: list[float] = []
         self._done: list[float] = []
 
-    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model(obs)
+    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model(obs, actions)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
@@ -127,7 +126,7 @@ class BucketSync:
 
 
 def make_gradient_sync(
-    kind: str, model: nn.Module, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
+    kind: str, model: ActorCritic, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
 ) -> GradientSync:
     """Return the sync that dist.grad_sync names; auto takes ddp for a million parameters on CPUs over Gloo, else flat.
 

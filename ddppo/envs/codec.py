@@ -96,7 +96,10 @@ def _array_spec(space: gym.Space) -> ArraySpec:
         and (space.high == 255).all()
     ):
         dtype = "uint8"
-    return ArraySpec(tuple(int(n) for n in space.shape), dtype)
+    high = None
+    if isinstance(space, Box) and dtype != "uint8" and space.dtype.kind in "iu" and space.bounded_above.all():
+        high = int(space.high.max(initial=0))
+    return ArraySpec(tuple(int(n) for n in space.shape), dtype, high)
 
 
 def flat_mask(mask: Any) -> np.ndarray:

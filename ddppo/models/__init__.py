@@ -1,6 +1,6 @@
 """Actor-critics and action distributions."""
 
-from ddppo.models.actor_critic import MLP, ActorCritic
+from ddppo.models.actor_critic import MLP, ActorCritic, At
 from ddppo.models.build import MODELS, build_model
 from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
@@ -11,6 +11,7 @@ __all__ = [
     "MODELS",
     "ActionDistribution",
     "ActorCritic",
+    "At",
     "Obs",
     "action_distribution",
     "build_model",

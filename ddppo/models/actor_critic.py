@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config import ModelConfig
-from ddppo.models.distributions import num_action_params
+from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 from ddppo.models.observations import Obs, flat_obs
 from ddppo.spaces import ArraySpec, EnvSpec
 
@@ -25,22 +25,33 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ActorCritic(nn.Module, abc.ABC):
-    """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_action_params(spec.action).
+    """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_params.
 
     obs are what spec.obs describes, n at once: a tensor `[n, *shape]`, or a dict of them where spec.obs is one. Floats
     come in the type of the parameters; pixels come as uint8, and the model scales them.
+
+    A policy that chooses in stages, of which some do not learn, brings its own `distribution`, and `at`: what `forward`
+    returns is sampled from; by what `at` returns, log_prob and entropy are those of the stages that learn.
     """
 
     values_are_beside = False  # forward costs hardly more than action_params: acting takes values along
+    # The value of a transition is that of what was acted on, which `at` gives; `forward` and `value` give what a state
+    # is worth to whoever comes to it.
+    values_are_of_actions = False
     stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
 
     @abc.abstractmethod
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__()
+        self.spec = spec
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[n, P]` and values `[n]`; used in learning."""
+        """Return action parameters `[n, P]` and values `[n]`."""
+
+    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `forward` does, or what of it actions `[n, *action.shape]` need; used in learning."""
+        return self(obs)
 
     @abc.abstractmethod
     def action_params(self, obs: Obs) -> torch.Tensor:
@@ -50,6 +61,20 @@ class ActorCritic(nn.Module, abc.ABC):
     def value(self, obs: Obs) -> torch.Tensor:
         """Return values `[n]` alone; used for bootstrapping."""
 
+    @property
+    def num_params(self) -> int:
+        """P, numbers that describe the distribution of one action."""
+        return num_action_params(self.spec.action)
+
+    @property
+    def num_noise(self) -> int:
+        """Return how many random numbers one action takes: uniform on [0, 1), standard normal where it is a box."""
+        return num_noise(self.spec.action)
+
+    def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
+        """Return the distribution that `params` `[..., P]` describe; `mask` `[..., mask_size]` bool allows choices."""
+        return action_distribution(self.spec.action, params, mask)
+
     def unchanged(self) -> AbstractContextManager[None]:
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""
         return nullcontext()
@@ -57,6 +82,17 @@ class ActorCritic(nn.Module, abc.ABC):
     def num_products(self) -> int:
         """Return how many products of weights one observation takes: one of each, unless the model says otherwise."""
         return sum(p.numel() for p in self.parameters())
+
+
+class At(nn.Module):
+    """A model called by `at`, for what calls modules; its parameters and buffers are the model's, behind "model."."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.at(obs, actions)
 
 
 class MLP(ActorCritic):
@@ -69,12 +105,11 @@ class MLP(ActorCritic):
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__(spec, config)
-        self.spec = spec
         self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
         self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
         self.activation = config.activation
-        self.num_action_params = outputs = num_action_params(spec.action)
+        outputs = self.num_params
         self.policy_trunk = _hidden_layers(spec.obs_size, config)
         self.value_trunk = self.policy_trunk if config.shared_trunk else _hidden_layers(spec.obs_size, config)
         self.policy_head = linear(

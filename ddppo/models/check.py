@@ -11,7 +11,6 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
-from ddppo.models.distributions import num_action_params
 from ddppo.models.observations import Obs, random_obs
 from ddppo.spaces import EnvSpec, each, leaves
 from ddppo.tracebacks import in_one_line
@@ -65,7 +64,7 @@ class _Trial:
         self.kind = type(model).__name__
         self.name = name
         self.spec = spec
-        self.num_params = num_action_params(spec.action)
+        self.num_params = model.num_params
 
     def fails(self, method: str, what: str) -> ConfigError:
         return ConfigError(f"model.name={self.name}: {self.kind}.{method} {what}")

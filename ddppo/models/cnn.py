@@ -10,7 +10,6 @@ from torch import nn
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ACTIVATIONS, ActorCritic, linear
-from ddppo.models.distributions import num_action_params
 from ddppo.models.observations import Obs
 from ddppo.spaces import ArraySpec, EnvSpec
 
@@ -35,7 +34,7 @@ class CNN(ActorCritic):
         self.values_are_beside = config.shared_trunk
         self.is_hwc = config.image_layout == "hwc"
         image, is_pixels = _image(spec, config)
-        outputs = num_action_params(spec.action)
+        outputs = self.num_params
         self.policy_trunk = self.value_trunk = Trunk(image, config, is_pixels=is_pixels)
         if not config.shared_trunk:
             self.value_trunk = Trunk(image, config, is_pixels=is_pixels)

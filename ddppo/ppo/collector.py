@@ -8,7 +8,7 @@ import torch
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, VecEnv
-from ddppo.models import ActorCritic, Obs, action_distribution, flat_obs, num_action_params, tensor_dtype
+from ddppo.models import ActorCritic, Obs, flat_obs, tensor_dtype
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
@@ -25,7 +25,8 @@ class Collector:
 
     Buffers are allocated once. Acting needs only the policy; values of all T + 1 observations and of the final
     observations are computed in one batch at the end, with the same parameters. A model whose values come beside the
-    policy gives those of T observations while it acts.
+    policy gives those of T observations while it acts. Where values are of actions, they and log-probabilities come
+    from `at` once all are taken, and what the model says of states is next_values alone.
 
     raw_obs `[T + 1, E, *shape]` is what was observed and obs what the model is given: one tensor, or a dict of them.
     They share memory where the two are the same. A state of a model with memory would be kept as they are: that before
@@ -68,7 +69,7 @@ class Collector:
         self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
         self._acted = self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
         self._actions = self._acted.numpy()
-        self.params = buffer(num_action_params(spec.action))
+        self.params = buffer(0 if model.values_are_of_actions else model.num_params)
         self.logprobs = buffer()
         # Written by numpy on the CPU, one row a step, and moved once per rollout.
         self.rewards = np.zeros((steps, envs))
@@ -154,8 +155,9 @@ class Collector:
                 params = self.model.action_params(self._obs_rows[t])
             else:
                 params, self._acted_values[t] = self.model(self._obs_rows[t])
-            self._param_rows[t].copy_(params)
-            self._actions[t] = action_distribution(self.env.spec.action, params, mask).sample(noise).numpy()
+            if not self.model.values_are_of_actions:
+                self._param_rows[t].copy_(params)
+            self._actions[t] = self.model.distribution(params, mask).sample(noise).numpy()
         step = self.env.step(self._actions[t])
         self._receive(t + 1, step.obs, step.action_mask)
         self.rewards[t] = step.rewards
@@ -219,9 +221,11 @@ class Collector:
         if self.actions is not self._acted:
             self.actions.copy_(self._acted)
         masks = self.masks[:-1].to(self.device) if self.masks is not None else None
+        params = self.params
+        if self.model.values_are_of_actions:
+            params, values = self._at_actions()
         if self._actor is None:
-            distribution = action_distribution(self.env.spec.action, self.params, masks)
-            self.logprobs.copy_(distribution.log_prob(self.actions))
+            self.logprobs.copy_(self.model.distribution(params, masks).log_prob(self.actions))
         # An episode's first row is the one after its end, or after the pseudo-step that reset it.
         terminated, truncated, valid, episode_start = self.flags
         starts = terminated | truncated | ~valid
@@ -230,10 +234,10 @@ class Collector:
         episode_start &= valid
         self.starts[:] = starts[-1]
         num_rows = self.rollout_steps + 1 if self._acted_values is None else 1
-        values = self._values(each(lambda x: x[-num_rows:], self.obs), (num_rows, self.env.num_envs))
+        of_states = self._values(each(lambda x: x[-num_rows:], self.obs), (num_rows, self.env.num_envs))
         if self._acted_values is not None:
-            values = torch.cat([self._acted_values, values])
-        next_values = values[1:].clone()
+            of_states = torch.cat([self._acted_values, of_states])
+        next_values = of_states[1:].clone()
         if ends:
             steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
             envs = torch.from_numpy(np.concatenate([i for _, i, _ in ends]))
@@ -250,7 +254,7 @@ class Collector:
             obs=each(lambda x: x[:-1], self.obs),
             actions=self.actions,
             logprobs=self.logprobs,
-            values=values[:-1],
+            values=values if self.model.values_are_of_actions else of_states[:-1],
             next_values=next_values,
             rewards=torch.from_numpy(self.rewards).to(self.logprobs),
             terminated=flags[0],
@@ -265,10 +269,21 @@ class Collector:
         """Return values `[*batch]` of obs `[*batch, *shape]`."""
         if self._actor is not None:
             return self._actor.network.values(flat_obs(obs, self.env.spec, self.logprobs.dtype))
+        return torch.cat([self.model.value(rows) for rows in self._chunks(obs, len(batch))]).reshape(batch)
+
+    def _at_actions(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[T, E, P]` and values `[T, E]` where the actions of the rollout were taken."""
+        obs = self._chunks(each(lambda x: x[:-1], self.obs), 2)
+        parts = map(self.model.at, obs, self._chunks(self.actions, 2))
+        params, values = (
+            torch.cat(part).unflatten(0, self.rewards.shape) for part in zip(*parts, strict=True)
+        )
+        return params, values
+
+    def _chunks(self, x: Obs, num_dims: int) -> list[Any]:
+        """Return the rows of x, whose first dimensions are `num_dims` of a batch, some at a time."""
         num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.env.spec.obs_size))
-        rows = each(lambda x: x.flatten(0, len(batch) - 1), obs)
-        parts = [self.model.value(chunk) for chunk in zipped(each(lambda x: x.split(num_rows), rows))]
-        return torch.cat(parts).reshape(batch)
+        return zipped(each(lambda part: part.flatten(0, num_dims - 1).split(num_rows), x))
 
 
 def _zeros(

@@ -11,7 +11,7 @@ import torch
 
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
-from ddppo.models import Obs
+from ddppo.models import ActionDistribution, Obs
 from ddppo.ppo.minibatches import Batch, local_minibatches
 from ddppo.ppo.native.returns import returns_and_moments
 from ddppo.ppo.native.step import NativeStep
@@ -20,7 +20,6 @@ from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
 from ddppo.ppo.step import BETAS, STATISTICS, EagerStep, NotFinite, Step
 from ddppo.scaling import BatchShape
-from ddppo.spaces import ActionSpec
 
 _ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the target: rsl_rl's rule
 
@@ -46,17 +45,17 @@ class Learner:
     """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
 
     gather: values `[n]` of every rank as `[W, n]`. backward_: leaves the gradient over all ranks in
-    `parameters.grad`. forward: the model.
+    `parameters.grad`. at, distribution: the model's.
     """
 
     def __init__(
         self,
         config: PPOConfig,
         shape: BatchShape,
-        action: ActionSpec,
+        distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
         parameters: torch.nn.Parameter,
         *,
-        forward: Callable[[Obs], tuple[torch.Tensor, torch.Tensor]],
+        at: Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
         backward_: Callable[[torch.Tensor], None],
         gather: Callable[[torch.Tensor], torch.Tensor],
         rank: int,
@@ -66,7 +65,6 @@ class Learner:
     ) -> None:
         self.config = config
         self.shape = shape
-        self.action = action
         self.parameters = parameters
         self.gather = gather
         self.rank = rank
@@ -79,7 +77,7 @@ class Learner:
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
         self.step: Step = EagerStep(
-            config, action, parameters, self.optimizer, forward=forward, backward_=backward_
+            config, distribution, parameters, self.optimizer, at=at, backward_=backward_
         )
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:

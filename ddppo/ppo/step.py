@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ddppo.config import PPOConfig
-from ddppo.models import Obs, action_distribution
+from ddppo.models import ActionDistribution, Obs
 from ddppo.ppo import losses
 from ddppo.ppo.minibatches import Batch, Minibatch
-from ddppo.spaces import ActionSpec
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 BETAS = (0.9, 0.999)  # Adam's
@@ -93,11 +92,11 @@ def losses_and_statistics(
     params: torch.Tensor,
     values: torch.Tensor,
     minibatch: Minibatch,
-    action: ActionSpec,
+    distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
     coefficients: Coefficients,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return the loss per sample `[n]` of a model's outputs, the log ratio, and policy loss, value loss and entropy."""
-    policy = action_distribution(action, params, minibatch.get("mask"))
+    policy = distribution(params, minibatch.get("mask"))
     log_ratio = policy.log_prob(minibatch["actions"]) - minibatch["logprobs"]
     entropy = policy.entropy()
     policy_loss = losses.clipped_surrogate_loss(
@@ -144,17 +143,17 @@ class EagerStep(ByMinibatch):
     def __init__(
         self,
         config: PPOConfig,
-        action: ActionSpec,
+        distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,
         *,
-        forward: Callable[[Obs], tuple[torch.Tensor, torch.Tensor]],
+        at: Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
         backward_: Callable[[torch.Tensor], None],
     ) -> None:
-        self.action = action
+        self.distribution = distribution
         self.parameters = parameters
         self.optimizer = optimizer
-        self.forward = forward
+        self.at = at
         self.backward_ = backward_
         self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=parameters.device)
         self._coefficients = Coefficients.of(config)
@@ -168,10 +167,10 @@ class EagerStep(ByMinibatch):
         self.optimizer.param_groups[0]["lr"] = learning_rate
 
     def take(self, minibatch: Minibatch, count: int) -> None:
-        params, values = self.forward(minibatch["obs"])
+        params, values = self.at(minibatch["obs"], minibatch["actions"])
         weights = minibatch["weights"]
         per_sample, log_ratio, parts = losses_and_statistics(
-            params, values, minibatch, self.action, self._coefficients
+            params, values, minibatch, self.distribution, self._coefficients
         )
         loss = torch.dot(weights, per_sample) / count
         self.backward_(loss * poison(loss))

@@ -14,7 +14,7 @@ from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs import ObsArrays, VecEnv, probe
 from ddppo.errors import RunFolderError, TrainingError
-from ddppo.models import ActorCritic, action_distribution, build_model, tensor_dtype
+from ddppo.models import ActorCritic, build_model, tensor_dtype
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec, each
@@ -50,9 +50,7 @@ class Policy:
         if self.normalizer is not None:
             x = self.normalizer(x)
         allowed = None if mask is None else torch.from_numpy(mask).to(parameter.device)
-        return (
-            action_distribution(self.spec.action, self.model.action_params(x), allowed).mode().cpu().numpy()
-        )
+        return self.model.distribution(self.model.action_params(x), allowed).mode().cpu().numpy()
 
 
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:

@@ -51,9 +51,9 @@ def samples():
     return {"obs": random(3), "actions": random(2), **{name: random() for name in names}}
 
 
-def loss_of(forward, part, count):
+def loss_of(at, part, count):
     """A local sum over a global count, as the learner's."""
-    params, values = forward(part["obs"])
+    params, values = at(part["obs"], part["actions"])
     policy = action_distribution(SPEC.action, params)
     log_ratio = policy.log_prob(part["actions"]) - part["logprobs"]
     per_sample = (
@@ -74,7 +74,7 @@ def gradients_of(group, kind, splits):
     found = {}
     for name, sizes in splits.items():
         part = {key: x.split(sizes)[group.rank] for key, x in samples().items()}
-        sync.backward_(loss_of(sync.forward, part, NUM_SAMPLES))
+        sync.backward_(loss_of(sync.at, part, NUM_SAMPLES))
         found[name] = parameters.gradient.clone()
     start = parameters.gradient.data_ptr()
     offsets = [(p.grad.data_ptr() - start) // 8 for p in model.parameters()]
@@ -193,9 +193,9 @@ def learner_of(group, scenario):
     return Learner(
         config,
         shape,
-        SPEC.action,
+        model.distribution,
         parameters.vector,
-        forward=sync.forward,
+        at=sync.at,
         backward_=sync.backward_,
         gather=group.gather,
         rank=group.rank,

@@ -386,9 +386,9 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
         learner = Learner(
             config,
             BatchShape(NUM_ENVS, STEPS, 1, 4, 2),
-            game.spec.action,
+            model.distribution,
             parameters.vector,
-            forward=sync.forward,
+            at=sync.at,
             backward_=sync.backward_,
             gather=group.gather,
             rank=0,

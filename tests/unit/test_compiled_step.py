@@ -58,9 +58,9 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
     learner = Learner(
         config,
         BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs),
-        spec.action,
+        model.distribution,
         parameters.vector,
-        forward=sync.forward,
+        at=sync.at,
         backward_=sync.backward_,
         gather=group.gather,
         rank=0,

@@ -2,14 +2,14 @@ import re
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from test_envs_tasks import OBSERVATION_SPACES, task
 
 from ddppo.envs import make_env, make_eval_env, probe
 from ddppo.envs.codec import obs_spec
 from ddppo.envs.rows import RowEncoder, WrongOutput
 from ddppo.errors import ConfigError
-from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
+from ddppo.spaces import ActionSpec, EnvSpec, each, leaves
 
 DICT = {"card": np.float32([0, 0, 1]), "position": np.float64([0.5, -0.5])}
 OBSERVED = {
@@ -30,10 +30,24 @@ OBSERVED = {
 }
 
 
+def test_whole_numbers_have_a_largest_one_where_their_space_says_so():
+    whole = {
+        "kinds": Box(-1, 3, (5,), np.int8),
+        "pairs": Box(-1, np.array([7, 40]), (2,), np.int32),
+        "free": Box(0, np.inf, (2,), np.int64),
+        "float": Box(0, 3, (2,), np.float32),
+        "pixels": Box(0, 255, (2,), np.uint8),
+        "card": Discrete(3),
+    }
+    found = {name: leaf.high for name, leaf in obs_spec(Dict(whole)).items()}
+    assert found == {"kinds": 3, "pairs": 40, "free": None, "float": None, "pixels": None, "card": None}
+
+
 @pytest.mark.parametrize("kind", OBSERVED)
 def test_observations_of_every_supported_space_keep_their_shape_and_pixels_their_type(kind):
     env, expected = task("Observe", kwargs={"kind": kind}), OBSERVED[kind]
-    assert probe(env).obs == each(lambda x: ArraySpec(x.shape, x.dtype.name), expected)
+    found = each(lambda leaf: (leaf.shape, leaf.dtype), probe(env).obs)
+    assert found == each(lambda x: (x.shape, x.dtype.name), expected)
     envs = make_eval_env(env, 2)
     obs, mask = envs.reset([0, 1])
     assert mask is None

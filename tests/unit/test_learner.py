@@ -6,16 +6,17 @@ import torch
 from torch import nn
 
 from ddppo.collectives import Group
-from ddppo.config import PPOConfig
+from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import NonFiniteError
+from ddppo.models import ActorCritic
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
 from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
-from ddppo.spaces import ActionSpec, ArraySpec
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 # One big minibatch, no discount: the advantage is reward - value and the return is the reward, so numbers are by hand.
 SIMPLE = {
@@ -29,16 +30,25 @@ SIMPLE = {
 LN2 = math.log(2)
 
 
-class Constant(nn.Module):
+SPEC = EnvSpec(ArraySpec((1,)), ActionSpec("discrete", (2,)))
+
+
+class Constant(ActorCritic):
     """The same two logits and the same value whatever is observed."""
 
     def __init__(self, value=0.0):
-        super().__init__()
+        super().__init__(SPEC, ModelConfig())
         self.logits = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         self.level = nn.Parameter(torch.tensor([value], dtype=torch.float64))
 
     def forward(self, obs):
         return self.logits.expand(*obs.shape[:-1], 2), self.level.expand(obs.shape[:-1])
+
+    def action_params(self, obs):
+        return self(obs)[0]
+
+    def value(self, obs):
+        return self(obs)[1]
 
 
 def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normalizer=None, **settings):
@@ -51,9 +61,9 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
     return Learner(
         config,
         BatchShape(envs, steps, 1, config.num_minibatches, config.num_epochs, scale),
-        ActionSpec("discrete", (2,)),
+        model.distribution,
         parameters.vector,
-        forward=sync.forward,
+        at=sync.at,
         backward_=sync.backward_,
         gather=group.gather,
         rank=0,

@@ -40,7 +40,7 @@ def acted(by, normalizer=None):
 def test_what_the_present_parameters_acted_has_ratios_of_1_and_changes_nothing():
     now = model(1)
     rollout = acted(now)
-    found = with_ratios(rollout, IS_OLD, now, SPEC, None)
+    found = with_ratios(rollout, IS_OLD, now, None)
     torch.testing.assert_close(found.ratios, torch.ones(STEPS, ENVS, dtype=torch.float64), rtol=0, atol=1e-14)
     for field in dataclasses.fields(Rollout):
         if field.name not in ("ratios", "action_mask"):
@@ -52,7 +52,7 @@ def test_what_the_present_parameters_acted_has_ratios_of_1_and_changes_nothing()
 def test_old_environments_alone_are_seen_by_the_present_parameters():
     before, now = model(1), model(2)
     rollout, fresh = acted(before), acted(now)
-    found = with_ratios(rollout, IS_OLD, now, SPEC, None)
+    found = with_ratios(rollout, IS_OLD, now, None)
     old = IS_OLD.expand(STEPS, ENVS)
     for name in ("logprobs", "values"):
         expected = torch.where(old, getattr(fresh, name), getattr(rollout, name))
@@ -70,7 +70,7 @@ def test_observations_are_normalised_by_the_moments_of_now():
     normalizer = ObsNormalizer(SPEC.obs, torch.device("cpu"), torch.float64)
     rollout = acted(now, normalizer)
     normalizer.load(torch.tensor([[10.0] * 3, [1.0] * 3, [40.0] * 3], dtype=torch.float64))
-    found = with_ratios(rollout, IS_OLD, now, SPEC, normalizer)
+    found = with_ratios(rollout, IS_OLD, now, normalizer)
     torch.testing.assert_close(found.obs[:, IS_OLD], normalizer(rollout.raw_obs[:, IS_OLD]))
     torch.testing.assert_close(found.obs[:, ~IS_OLD], rollout.obs[:, ~IS_OLD])
     assert not found.ratios[:, IS_OLD].eq(1).any()

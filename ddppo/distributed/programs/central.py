@@ -15,7 +15,7 @@ from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import Collected, Kit, Program
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
-from ddppo.models import action_distribution, flat_obs
+from ddppo.models import flat_obs
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.ppo.native.network import NativeNetwork
@@ -119,8 +119,9 @@ class CentralCollector(Collector):
         obs = each(lambda x: x[t.to(x.device), e.to(x.device)], self.obs)
         mask = None if self.masks is None else self.masks[t, e].to(self.device)
         params = self._policy(obs, t, e)
-        actions = action_distribution(self.env.spec.action, params, mask).sample(draws[t, e]).cpu().numpy()
-        self.params[t.to(self.device), e.to(self.device)] = params
+        actions = self.model.distribution(params, mask).sample(draws[t, e]).cpu().numpy()
+        if not self.model.values_are_of_actions:
+            self.params[t.to(self.device), e.to(self.device)] = params
         self._actions[t.numpy(), e.numpy()] = actions
         self.num_forwards += 1
         start = 0

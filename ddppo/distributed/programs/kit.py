@@ -15,7 +15,7 @@ from ddppo.distributed.gradient_sync import GradientSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_vec_env
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models import ActorCritic, num_noise
+from ddppo.models import ActorCritic
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner, Update
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
@@ -215,9 +215,9 @@ class Kit:
         return Learner(
             ppo,
             shape,
-            self.spec.action,
+            self.model.distribution,
             self.parameters.vector,
-            forward=sync.forward,
+            at=sync.at,
             backward_=sync.backward_,
             gather=group.gather,
             rank=place,
@@ -231,14 +231,13 @@ class Kit:
 
     def act(self, collector: Collector, env_indices: range, iteration: int) -> Collected:
         """Collect a rollout of these environments with the noise that is theirs in this iteration."""
-        action = self.spec.action
         noise: np.ndarray = action_noise(
             self.config.seed,
             iteration,
             env_indices,
             self.shape.rollout_steps,
-            num_noise(action),
-            normal=action.kind == "box",
+            self.model.num_noise,
+            normal=self.spec.action.kind == "box",
         )
         with self.model.unchanged():
             rollout, episodes = collector.collect(noise)

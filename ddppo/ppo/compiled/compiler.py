@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ddppo.models import ActorCritic, build_model
+from ddppo.models import ActorCritic, At, build_model
 from ddppo.ppo.compiled.step import LIBRARIES, Recipe, example, is_made, tensors
 from ddppo.ppo.minibatches import Minibatch
 from ddppo.ppo.step import (
@@ -56,9 +56,10 @@ def gradient_function(
     num_fields: how many tensors a minibatch holds.
     """
     num_obs = len(leaves(spec.obs))
-    named = list(model.named_parameters())
+    called = At(model)
+    named = list(called.named_parameters())
     sizes = [p.numel() for _, p in named]
-    buffers = [name for name, _ in model.named_buffers()]
+    buffers = [name for name, _ in called.named_buffers()]
 
     def gradient_(
         parameters: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, last_loss: torch.Tensor,
@@ -74,9 +75,9 @@ def gradient_function(
             for (name, p), x in zip(named, vector.split(sizes), strict=True)
         }
         state |= dict(zip(buffers, inputs[num_fields:], strict=True))
-        params, values = functional_call(model, state, (obs,))
+        params, values = functional_call(called, state, (obs, minibatch["actions"]))
         per_sample, log_ratio, parts = losses_and_statistics(
-            params, values, minibatch, spec.action, coefficients
+            params, values, minibatch, model.distribution, coefficients
         )
         weights = minibatch["weights"]
         loss = torch.dot(weights, per_sample) / count.to(parameters.dtype)

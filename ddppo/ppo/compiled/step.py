@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ddppo.config import ModelConfig, PPOConfig
-from ddppo.models import ActorCritic, action_distribution, num_noise, random_obs
+from ddppo.models import ActorCritic, random_obs
 from ddppo.ppo.minibatches import Minibatch
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.step import (
@@ -88,7 +88,7 @@ class Recipe:
 
 
 def _array_spec(fields: dict[str, Any]) -> ArraySpec:
-    return ArraySpec(tuple(fields["shape"]), fields["dtype"])
+    return ArraySpec(tuple(fields["shape"]), fields["dtype"], fields["high"])
 
 
 def _machine() -> str:
@@ -116,10 +116,9 @@ def example(spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.G
     mask = None if spec.mask_size is None else torch.ones(num_rows, spec.mask_size, dtype=torch.bool)
     obs = each(lambda x: x.to(p.device), random_obs(spec, num_rows, p.dtype, generator))
     with torch.no_grad():
-        params, values = (x.cpu() for x in model(obs))
-        policy = action_distribution(spec.action, params, mask)
-        actions = policy.sample(random(num_noise(spec.action)))
-        logprobs = policy.log_prob(actions)
+        actions = model.distribution(model.action_params(obs).cpu(), mask).sample(random(model.num_noise))
+        params, values = (x.cpu() for x in model.at(obs, actions.to(p.device)))
+        logprobs = model.distribution(params, mask).log_prob(actions)
     minibatch = {
         "obs": obs,
         "actions": actions,
@@ -227,8 +226,10 @@ def worst_error(
     minibatch = example(spec, model, _TRIED_ROWS, torch.Generator().manual_seed(0))
     gradient = step.gradient(minibatch)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    params, values = model(minibatch["obs"])
-    per_sample, *_ = losses_and_statistics(params, values, minibatch, spec.action, Coefficients.of(config))
+    params, values = model.at(minibatch["obs"], minibatch["actions"])
+    per_sample, *_ = losses_and_statistics(
+        params, values, minibatch, model.distribution, Coefficients.of(config)
+    )
     loss = per_sample.mean()
     found = torch.autograd.grad(loss * poison(loss), parameters, materialize_grads=True)
     expected = iter(found)

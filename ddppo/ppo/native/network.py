@@ -42,7 +42,7 @@ class NativeNetwork:
         assert parameters.grad is not None
         self.parameters, self.gradient = parameters, parameters.grad
         self.spec = spec
-        self.num_params = model.num_action_params
+        self.num_params = model.num_params
         self._library = library()
         description = np.array(_description(model, spec), np.int64)
         self.handle: int = self._library.network_create(

@@ -107,7 +107,7 @@ class AsyncLearner(Program):
             return rollout
         # [K] -> [K * E]
         is_old = torch.tensor(lags, device=kit.device).repeat_interleave(kit.shape.local_num_envs) > 0
-        return with_ratios(rollout, is_old, kit.model, kit.spec, kit.obs_normalizer)
+        return with_ratios(rollout, is_old, kit.model, kit.obs_normalizer)
 
     def _take(self, actor: Actor) -> list[Episode]:
         """Receive an actor's rollout, and keep it unless it is too old; return the episodes that ended in it."""

@@ -4,10 +4,10 @@ import dataclasses
 
 import torch
 
-from ddppo.models import ActorCritic, action_distribution
+from ddppo.models import ActorCritic
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Rollout
-from ddppo.spaces import EnvSpec, each, zipped
+from ddppo.spaces import each, zipped
 
 _ROWS = 32_768  # of one forward, which bound memory, not results
 
@@ -17,7 +17,6 @@ def with_ratios(
     rollout: Rollout,
     is_old: torch.Tensor,
     model: ActorCritic,
-    spec: EnvSpec,
     normalizer: ObsNormalizer | None,
 ) -> Rollout:
     """Return the rollout with log-probabilities and values by `model` where `is_old` `[E]`, and ratios pi / mu.
@@ -31,16 +30,19 @@ def with_ratios(
     raw = each(lambda x: x[:, is_old], rollout.raw_obs)
     obs = raw if normalizer is None else normalizer(raw)
     mask = None if rollout.action_mask is None else rollout.action_mask[:, is_old]
-    rows = each(lambda x: x.flatten(0, 1).split(_ROWS), obs)
+    actions = rollout.actions[:, is_old]
+    rows = zipped(each(lambda x: x.flatten(0, 1).split(_ROWS), obs))
     with model.unchanged():
-        params, of_rows = (torch.cat(parts) for parts in zip(*map(model, zipped(rows)), strict=True))
-    policy = action_distribution(spec.action, params.unflatten(0, (steps, num_old)), mask)
+        at = map(model.at, rows, actions.flatten(0, 1).split(_ROWS))
+        params, values = (torch.cat(parts).unflatten(0, (steps, num_old)) for parts in zip(*at, strict=True))
+        of_states = values
+        if model.values_are_of_actions:
+            of_states = torch.cat(list(map(model.value, rows))).unflatten(0, (steps, num_old))
     acted = rollout.logprobs[:, is_old]
-    now = policy.log_prob(rollout.actions[:, is_old])
-    after = of_rows.unflatten(0, (steps, num_old))
+    now = model.distribution(params, mask).log_prob(actions)
     next_values = rollout.next_values[:, is_old].clone()
     goes_on = ~(rollout.terminated | rollout.truncated)[:-1, is_old]
-    next_values[:-1] = torch.where(goes_on, after[1:], next_values[:-1])
+    next_values[:-1] = torch.where(goes_on, of_states[1:], next_values[:-1])
 
     def put(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         out = old.clone()
@@ -51,7 +53,7 @@ def with_ratios(
         rollout,
         obs=each(put, rollout.obs, obs),
         logprobs=put(rollout.logprobs, now),
-        values=put(rollout.values, after),
+        values=put(rollout.values, values),
         next_values=put(rollout.next_values, next_values),
         ratios=put(torch.ones_like(rollout.logprobs), (now - acted).exp()),
     )
