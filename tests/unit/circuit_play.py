@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ddppo.envs.tasks.circuit import CircuitEnv
 from ddppo.envs.tasks.circuit.pairs import growth_of
 
 HEADER = 'OPENQASM 2.0;\ninclude "qelib1.inc";\nqreg q[3];\n'
@@ -38,3 +39,28 @@ def steps(env, num_steps, seed=0, choose=downhill):
         answer = env.step(action)
         yield obs, action, answer
         obs = env.reset()[0] if answer[2] or answer[3] else answer[0]
+
+
+class Together:
+    """Environments of one run, which play an iteration each and then tell each other what they found."""
+
+    def __init__(self, num_envs, choose=downhill, **kwargs):
+        self.envs = [
+            CircuitEnv(**{"circuit": "tof_3", "episode": {"min_steps": 60}} | kwargs) for _ in range(num_envs)
+        ]
+        self.rngs = [np.random.default_rng(k) for k in range(num_envs)]
+        self.choose = choose
+        self.obs = [env.reset(seed=k)[0] for k, env in enumerate(self.envs)]
+
+    def play(self, num_steps):
+        for k, (env, rng) in enumerate(zip(self.envs, self.rngs, strict=True)):
+            for _ in range(num_steps):
+                answer = env.step(self.choose(env, self.obs[k], rng))
+                self.obs[k] = env.reset()[0] if answer[2] or answer[3] else answer[0]
+
+    def exchange(self):
+        """Return what was said, in the environments' order."""
+        news = [env.publish() for env in self.envs]
+        for env in self.envs:
+            env.receive(news)
+        return news

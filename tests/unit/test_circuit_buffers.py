@@ -9,9 +9,9 @@ import pytest
 
 from ddppo.circuits import RZ, Circuit, Gate, H
 from ddppo.envs.tasks.circuit import CircuitEnv, confirmed
-from ddppo.envs.tasks.circuit.buffer import GraphBuffer, chances
+from ddppo.envs.tasks.circuit.buffers.buffer import GraphBuffer, chances
+from ddppo.envs.tasks.circuit.buffers.lineage import ORIGINAL, Lineage
 from ddppo.envs.tasks.circuit.lengths import ROUND, LengthCap
-from ddppo.envs.tasks.circuit.lineage import ORIGINAL, Lineage
 from ddppo.envs.tasks.circuit.settings import Buffer, Episode
 from ddppo.envs.tasks.circuit.starts import Start
 from ddppo.errors import EnvStateError

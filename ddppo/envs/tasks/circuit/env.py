@@ -9,19 +9,21 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from ddppo.circuits import costs
-from ddppo.circuits.costs import cx_count
 from ddppo.circuits.rewriting import digest
 from ddppo.envs.tasks.circuit import settings
-from ddppo.envs.tasks.circuit.buffer import GraphBuffer, circuit_of_text, packed_text
+from ddppo.envs.tasks.circuit.buffers import ORIGINAL, GraphBuffer
+from ddppo.envs.tasks.circuit.counts import Counts
 from ddppo.envs.tasks.circuit.found import Found
 from ddppo.envs.tasks.circuit.lengths import LengthCap
-from ddppo.envs.tasks.circuit.lineage import ORIGINAL
+from ddppo.envs.tasks.circuit.news import News, OfStart, read_all, written
 from ddppo.envs.tasks.circuit.observation import observation_space, observed
-from ddppo.envs.tasks.circuit.pairs import PairLister, sized
+from ddppo.envs.tasks.circuit.packing import of_text, packed, text, unpacked
+from ddppo.envs.tasks.circuit.pairs import NO_NODE, PairLister, sized
 from ddppo.envs.tasks.circuit.starts import Start, rewriter, rules_digest, starts
 from ddppo.errors import EnvStateError
 
 NONE_FRESH = np.empty(0, np.int32)
+NO_RULE_HERE = -1
 Obs = dict[str, np.ndarray]
 
 
@@ -31,10 +33,11 @@ class CircuitEnv(gym.Env):
     An action is the index of a row of the observation's `pairs` (ddppo.envs.tasks.circuit.observation). terminated:
     the cost exceeds the least of the episode by more than the slack (the start costs at most what the original does,
     so that is never left further behind), nothing was changed where that stops, nothing is left to choose, or the
-    action was no row, worth -1. truncated: the length cap. Episodes start round-robin over the circuits, each from
-    its own buffer; this environment's buffers are no other's.
+    action was no rewrite, worth -1. truncated: the length cap. Episodes start round-robin over the circuits, each from
+    its own buffer. Buffers are this environment's own; by `publish` and `receive` they come to hold what others found.
     """
 
+    journal = "ddppo.envs.tasks.circuit.journal:CircuitJournal"
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
 
     def __init__(
@@ -53,15 +56,17 @@ class CircuitEnv(gym.Env):
         self.starts = starts(circuit, self._cost_of)
         self.rewriter = rewriter(rules)
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
-        self._list_pairs = PairLister(
-            self.rewriter, max_nodes, max_pairs, nop_at_nodes=self._episode.nop == "nodes"
+        self._list_pairs = PairLister(self.rewriter, max_nodes, max_pairs, self._episode)
+        self._list_pairs.check(self.starts)
+        self.observation_space = observation_space(
+            max_nodes, max_pairs, self.rewriter.num_rules, has_mask=self._episode.mask
         )
-        self.observation_space = observation_space(max_nodes, max_pairs, self.rewriter.num_rules)
         self.action_space = Discrete(max_pairs)
         self._task = _fingerprint(
             self.starts, rules_digest(self.rewriter), cost, self._sizes, self._episode, self._buffer
         )
         self._buffers: list[GraphBuffer] = []  # one of each start, from the first reset on
+        self._counts = Counts(self.rewriter.num_rules)
         self._at, self._next, self._step = 0, 0, ORIGINAL
         self._is_over = True
 
@@ -88,23 +93,54 @@ class CircuitEnv(gym.Env):
         if self._is_over:
             raise gym.error.ResetNeeded("the episode is over: call reset() before the next step()")
         self._num_steps += 1
-        if not 0 <= action < len(self._pairs):
+        node, rule = (
+            self._pairs[action].tolist() if 0 <= action < len(self._pairs) else (NO_NODE, NO_RULE_HERE)
+        )
+        self._counts.note_choice(self._pairs, node)
+        if rule == NO_RULE_HERE or rule >= self.rewriter.num_rules:
             self._fresh = NONE_FRESH
-            return self._answer(-1.0, terminated=True)
-        node, rule = self._pairs[action].tolist()
+            return self._answer(-1.0, "not_a_choice")
         if rule == self.rewriter.nop:
             self._fresh = np.array([node], np.int32) if node >= 0 else NONE_FRESH
-            return self._answer(0.0, terminated=self._episode.nop_stop)
+            return self._answer(0.0, "nothing_changed" if self._episode.nop_stop else None)
         before = self._cost
         self._rewrite(node, rule)
-        over = self._cost > self._least + self._episode.slack or not len(self._pairs)
-        answer = self._answer(before - self._cost, terminated=over)
+        self._counts.note_rewrite(rule, before - self._cost)
+        end = None if len(self._pairs) else "no_choice"
+        if self._cost > self._least + self._episode.slack:
+            end = "too_costly"
+        answer = self._answer(before - self._cost, end)
         if not self._is_over:
             self._buffers[self._at].add(self.circuit, self._cost, self._step)
         return answer
 
+    def publish(self) -> bytes:
+        """Return what the others should know since the last call (ddppo.envs.tasks.circuit.news)."""
+        if not self._buffers:
+            return b""
+        of_starts = tuple(
+            OfStart(buffer.told(), cap.own, (buffer.num_circuits, buffer.num_levels, buffer.nbytes))
+            for buffer, cap in zip(self._buffers, self._caps, strict=True)
+        )
+        counts = self._counts.state()
+        self._counts = Counts(self.rewriter.num_rules)
+        return written(News(of_starts, counts))
+
+    def receive(self, news: Sequence[bytes]) -> None:
+        """Learn what all environments of a run published, in an order that all share. Raises EnvStateError."""
+        if not self._buffers:
+            raise EnvStateError(
+                "a circuit environment can keep no news before its first reset: call reset() first"
+            )
+        every = read_all(tuple(news))
+        for at, (buffer, cap) in enumerate(zip(self._buffers, self._caps, strict=True)):
+            cap.hear(each.of_starts[at].cap for each in every)
+            if self._buffer.share:
+                for told in (told for each in every for told in each.of_starts[at].circuits):
+                    buffer.take(told)
+
     def best(self) -> list[Found]:
-        """Return of every starting circuit the best that this environment has met, with its rewrites."""
+        """Return of every starting circuit the best that this environment has met or heard of, with its rewrites."""
         return [buffer.best() for buffer in self._buffers]
 
     def state(self) -> dict[str, Any]:
@@ -119,9 +155,10 @@ class CircuitEnv(gym.Env):
             "next": self._next,
             "caps": [cap.state() for cap in self._caps],
             "buffers": [buffer.state() for buffer in self._buffers],
+            "counts": self._counts.state(),
             "episode": {
                 "at": self._at,
-                "circuit": packed_text(self.circuit),
+                "circuit": text(packed(self.circuit)),
                 "cost": self._cost,
                 "step": self._step,
                 "least": self._least,
@@ -149,9 +186,10 @@ class CircuitEnv(gym.Env):
         ):
             cap.restore(cap_state)
             buffer.restore(buffer_state)
+        self._counts = Counts.of_state(state["counts"], self.rewriter.num_rules)
         episode = state["episode"]
         self._at = episode["at"]
-        self.circuit = circuit_of_text(self.starts[self._at].circuit.num_qubits, episode["circuit"])
+        self.circuit = unpacked(self.starts[self._at].circuit.num_qubits, of_text(episode["circuit"]))
         self._cost, self._step, self._least = episode["cost"], episode["step"], episode["least"]
         self._fresh, self._is_over = np.array(episode["fresh"], np.int32), episode["is_over"]
         self._list()
@@ -162,6 +200,7 @@ class CircuitEnv(gym.Env):
         max_bytes = self._buffer.megabytes * 1e6 / len(self.starts)
         self._buffers = [GraphBuffer(start, self._buffer, max_bytes) for start in self.starts]
         self._caps = [LengthCap(self._episode) for _ in self.starts]
+        self._counts = Counts(self.rewriter.num_rules)
         self._next = int(self.np_random.integers(len(self.starts)))
 
     def _rewrite(self, node: int, rule: int) -> None:
@@ -184,11 +223,14 @@ class CircuitEnv(gym.Env):
     def _observe(self) -> Obs:
         return observed(self.circuit, self._pairs, self._fresh, *self._sizes, self.rewriter.num_rules)
 
-    def _answer(self, reward: float, *, terminated: bool) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+    def _answer(self, reward: float, end: str | None) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
+        """Return what step does; `end` is why the episode is terminated, one of ENDS."""
+        terminated = end is not None
         truncated = not terminated and self._num_steps >= self._caps[self._at].cap
         self._is_over = terminated or truncated
         info = {}
         if self._is_over:
+            self._counts.totals[end or "cut"] += 1
             self._caps[self._at].note(self._num_steps)
             info = self._summary()
         return self._observe(), float(reward), terminated, truncated, info
@@ -196,22 +238,13 @@ class CircuitEnv(gym.Env):
     def _summary(self) -> dict[str, Any]:
         """Return what is told at an episode's end; best_ is of all episodes of this circuit here."""
         buffer = self._buffers[self._at]
-        best = buffer.best_circuit
         return {
             "circuit": buffer.start.name,
             "cost": self._cost,
             "episode_least_cost": self._least,
             "episode_rewrites": self._num_rewrites,
             "max_steps": self._caps[self._at].cap,
-            "original_cost": buffer.start.cost,
-            "best_cost": buffer.best_cost,
-            "best_gates": len(best),
-            "best_cx": int(cx_count(best)),
-            "best_depth": best.depth,
-            "best_rewrites": buffer.num_best_rewrites,
-            "buffer_circuits": buffer.num_circuits,
-            "buffer_levels": buffer.num_levels,
-            "buffer_bytes": buffer.nbytes,
+            **buffer.summary(),
             "pairs_too_large": self._num_too_large,
             "pairs_without_room": self._num_without_room,
         }

@@ -15,18 +15,19 @@ from ddppo.circuits.angles import TURN
 PADDING = -1  # of whole numbers; 0 of others
 
 
-def observation_space(max_nodes: int, max_pairs: int, num_rules: int) -> Dict:
+def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mask: bool = True) -> Dict:
     """Return the space. Nodes are gates in canonical order; edges and pairs ascend.
 
     kinds [max_nodes]: 0 h, 1 x, 2 cx, 3 rz. angles [max_nodes, 2]: sin and cos of an rz, 0 of others.
     edges [2 max_nodes, 4]: source, its port, destination, its port; port 1 is a cx's target. pairs [max_pairs, 2]:
-    node and rule, the last rule changes nothing and has node -1 where it is offered once. num_nodes, num_edges and
-    num_pairs [1]: how many are real. num_rules [1]: always the same, for models that have an output for each. fresh
-    [max_nodes]: inserted by the last rewrite or just before its place. action_mask [max_pairs]: the first num_pairs.
+    node and rule, the last rule changes nothing and has node -1 where it is offered once; without a mask, num_rules
+    stands for what does not match. num_nodes, num_edges and num_pairs [1]: how many are real. num_rules [1]: always the
+    same, for models that have an output for each. fresh [max_nodes]: inserted by the last rewrite or just before its
+    place. action_mask [max_pairs]: the first num_pairs.
     """
     most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs, "rules": num_rules}
     ends = np.array([max_nodes - 1, 1, max_nodes - 1, 1], np.int32)
-    choice = np.array([max_nodes - 1, num_rules - 1], np.int32)
+    choice = np.array([max_nodes - 1, num_rules - has_mask], np.int32)
     return Dict(
         {
             "kinds": Box(PADDING, len(KINDS) - 1, (max_nodes,), np.int8),

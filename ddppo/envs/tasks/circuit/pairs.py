@@ -29,12 +29,22 @@ class Choices(NamedTuple):
 class PairLister:
     """Lists the pairs of circuits for observations of these sizes."""
 
-    def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, *, nop_at_nodes: bool) -> None:
+    def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, episode: Episode) -> None:
         self._rewriter = rewriter
         self._max_nodes = max_nodes
         self._max_pairs = max_pairs
-        self._nop_at_nodes = nop_at_nodes
         self._growth = growth_of(rewriter)
+        self._has_nop = episode.nop == "once"
+        self._at_nodes = at_every_node(rewriter, episode)
+
+    def check(self, starts: tuple[Start, ...]) -> None:
+        """Raise ConfigError for a circuit where there is nothing to choose."""
+        for start in starts:
+            if not len(self(start.circuit).pairs):
+                raise ConfigError(
+                    f"episode.nop=never: no rule matches {start.name}, so there is nothing to choose: leave it out, or "
+                    "give larger rules"
+                )
 
     def __call__(self, circuit: Circuit) -> Choices:
         """Return the choices at a circuit.
@@ -48,15 +58,25 @@ class PairLister:
         num_too_large = len(pairs) - int(np.count_nonzero(fits))
         if num_too_large:
             pairs, growth = pairs[fits], growth[fits]
-        nodes = np.arange(len(circuit)) if self._nop_at_nodes else np.array([NO_NODE])
-        room = self._max_pairs - len(nodes)
+        extra = [[NO_NODE, self._rewriter.nop]] if self._has_nop else []
+        extra += [[node, rule] for node in range(len(circuit)) for rule in self._at_nodes]
+        room = self._max_pairs - len(extra)
         num_without_room = max(0, len(pairs) - room)
         if num_without_room:
             pairs = pairs[np.lexsort((pairs[:, 0], pairs[:, 1], growth))[:room]]
-        nops = np.stack([nodes, np.full(len(nodes), self._rewriter.nop)], 1)
-        pairs = np.concatenate([nops, pairs])
+        if extra:
+            pairs = np.concatenate([np.array(extra), pairs])
         pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))].astype(np.int32)
         return Choices(pairs, num_too_large, num_without_room)
+
+
+def at_every_node(rewriter: Rewriter, episode: Episode) -> list[int]:
+    """Return the rules that are offered at every node, whether or not they match.
+
+    Without a mask, one more than there are stands for all that do not match there.
+    """
+    nop = [rewriter.nop] if episode.nop == "nodes" else []
+    return nop if episode.mask else [*nop, rewriter.num_rules]
 
 
 def growth_of(rewriter: Rewriter) -> np.ndarray:
@@ -79,10 +99,13 @@ def sized(sizes: Sizes, starts: tuple[Start, ...], rewriter: Rewriter, episode: 
             f"sizes.max_nodes={max_nodes}: {largest.name} has {gates} gates: raise it to {gates + room}, or "
             "leave it null"
         )
-    max_pairs = sizes.max_pairs or _PAIRS_PER_NODE * max_nodes
-    least = max_nodes + 1 if episode.nop == "nodes" else 2
+    num_extra = len(at_every_node(rewriter, episode))
+    max_pairs = sizes.max_pairs or (_PAIRS_PER_NODE + (not episode.mask)) * max_nodes
+    least = num_extra * max_nodes + 1 if num_extra else 2
     if max_pairs < least:
-        why = f" beside the one at each of {max_nodes} nodes that changes nothing" if least > 2 else ""
+        why = (
+            f" beside the {num_extra} at each of {max_nodes} nodes that are always there" if num_extra else ""
+        )
         raise ConfigError(
             f"sizes.max_pairs={max_pairs}: has to be {least} or more, so that there is a choice{why}: raise it, or "
             "leave it null"

@@ -29,8 +29,9 @@ class Episode:
     """When an episode ends.
 
     slack: by how much the cost may exceed the least that the episode has seen, its start's included. min_steps and
-    max_steps: between which the length cap grows and shrinks. nop: the choice to change nothing is offered once, or
-    at every one of the nodes; nop_stop: it ends the episode.
+    max_steps: between which the length cap grows and shrinks. nop: the choice to change nothing is offered once, at
+    every one of the nodes, or never; nop_stop: it ends the episode. mask=false offers at every node a choice that
+    stands for all rules that do not match there, and costs 1 and ends the episode.
     """
 
     slack: float = 6.0
@@ -38,13 +39,15 @@ class Episode:
     max_steps: int = 600
     nop: str = "once"
     nop_stop: bool = True
+    mask: bool = True
 
     def __post_init__(self) -> None:
         _check_number(self, "episode", "slack")
         _check_whole(self, "episode", "min_steps")
         _check_whole(self, "episode", "max_steps")
-        _check_choice(self, "episode", "nop", ("once", "nodes"))
+        _check_choice(self, "episode", "nop", ("once", "nodes", "never"))
         _check_choice(self, "episode", "nop_stop", (True, False))
+        _check_choice(self, "episode", "mask", (True, False))
         if self.min_steps > self.max_steps:
             raise ConfigError(
                 f"episode.min_steps={self.min_steps} exceeds episode.max_steps={self.max_steps}: lower it, or "
@@ -58,16 +61,19 @@ class Buffer:
 
     draw: power draws a level of cost in proportion to 1 / cost^4, greedy to 1 / (cost - least + .2), original takes
     the original circuit always. level_size: circuits of one cost, at most. megabytes: of all buffers of one
-    environment, which its starting circuits share evenly.
+    environment, which its starting circuits share evenly. share: how many circuits, of each that is started from, an
+    environment tells the others of in an iteration; 0 keeps buffers apart.
     """
 
     draw: str = "power"
     level_size: int = 2000
     megabytes: float = 32.0
+    share: int = 4
 
     def __post_init__(self) -> None:
         _check_choice(self, "buffer", "draw", ("power", "greedy", "original"))
         _check_whole(self, "buffer", "level_size")
+        _check_whole(self, "buffer", "share", least=0)
         _check_number(self, "buffer", "megabytes")
 
 
@@ -85,10 +91,10 @@ def of(kind: type[T], name: str, given: Mapping[str, Any] | None) -> T:
     return kind(**(given or {}))
 
 
-def _check_whole(group: Any, name: str, key: str) -> None:
+def _check_whole(group: Any, name: str, key: str, least: int = 1) -> None:
     value = getattr(group, key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}.{key}={value}: has to be a whole number, 1 or more")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name}.{key}={value}: has to be a whole number, {least} or more")
 
 
 def _check_number(group: Any, name: str, key: str) -> None:
