@@ -1,0 +1,89 @@
+"""What masks, the temperature, buffers and sharing are worth: cost reached in the same time without each of them.
+
+PYTHONPATH=. .venv/bin/python experiments/circuits/ablations.py run circuit=mod5_4 minutes=5 world_size=2
+PYTHONPATH=. .venv/bin/python experiments/circuits/ablations.py write circuit=mod5_4
+
+`run` takes 6 ways x seeds x minutes, one run after another; what table.py ran is not run again. `write` checks
+all that was found, and writes ablations_<circuit>.svg and .md beside this file.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from ddppo.circuits.benchmarks import benchmark
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from runs import HERE, PPO, RANDOM, Result, Way, do, given, results
+
+from ddppo.study.page.chart import Axis, Chart
+
+WAYS = {  # and the colour of each
+    PPO: "blue",
+    Way("no_mask", ("env.episode.mask=false",)): "red",
+    Way("fixed_temperature", ("model.temperature=1.0",)): "green",
+    Way("no_buffer", ("env.buffer.draw=original",)): "orange",
+    Way("nothing_shared", ("env.buffer.share=0",)): "sky",
+    RANDOM: "grey",
+}
+
+
+def cost_at(result: Result, times: np.ndarray) -> np.ndarray:
+    """Return the least cost by each time; that of the original before anything was found."""
+    costs = np.full(len(times), float(len(benchmark(result.circuit_name))))
+    for point in result.points:
+        costs[times >= point.wall_s] = np.minimum(costs[times >= point.wall_s], point.cost)
+    return costs
+
+
+def chart(found: Sequence[Result], circuit: str) -> Chart:
+    """Draw cost against wall-clock, the median over seeds of each way."""
+    end = max(60 * result.minutes for result in found)
+    times = np.geomspace(1, end, 400)
+    drawn = Chart(
+        f"ablations_{circuit}",
+        f"{circuit}: least cost, median of seeds",
+        Axis("wall-clock (s)", "log10"),
+        Axis("gates"),
+    )
+    for way, colour in WAYS.items():
+        of = [cost_at(result, times) for result in found if result.way == way.name]
+        if of:
+            drawn.line(times.tolist(), np.median(of, axis=0).tolist(), colour, way.name.replace("_", " "))
+    return drawn
+
+
+def table(found: Sequence[Result]) -> str:
+    lines = ["| | overrides | gates of each seed | median | CPU min a run |", "|---|---|---|---|---|"]
+    for way in WAYS:
+        of = [result for result in found if result.way == way.name]
+        if of:
+            gates = [len(result.circuit) for result in of]
+            overrides = "" if way.overrides is None else " ".join(f"`{o}`" for o in way.overrides)
+            cpu = median(result.cpu_s for result in of) / 60
+            cells = [overrides, ", ".join(map(str, gates)), f"{median(gates):g}", f"{cpu:.1f}"]
+            lines.append(f"| {way.name.replace('_', ' ')} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(verb: str, *arguments: str) -> None:
+    settings = given(arguments, circuit="mod5_4", seeds="0,1,2", minutes="5", world_size="2")
+    circuit, seeds = settings["circuit"], [int(seed) for seed in settings["seeds"].split(",")]
+    if verb == "run":
+        for seed in seeds:  # in turns over ways, so that a busy minute is not taken for a bad one
+            for way in WAYS:
+                do(way, circuit, seed, float(settings["minutes"]), int(settings["world_size"]))
+        return
+    found = results(WAYS, [circuit], seeds)
+    if not found:
+        sys.exit("no run is done; `run` first")
+    (HERE / f"ablations_{circuit}.svg").write_text(chart(found, circuit).svg(standalone=True) + "\n")
+    (HERE / f"ablations_{circuit}.md").write_text(table(found) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or ["write"]))

@@ -1,0 +1,168 @@
+"""The benchmarks made smaller by a trained policy and at random, beside other optimisers and published figures.
+
+PYTHONPATH=. .venv/bin/python experiments/circuits/table.py run minutes=5 world_size=2   # what is missing of it
+PYTHONPATH=. .venv/bin/python experiments/circuits/table.py write
+
+`run` takes circuits x seeds x 2 ways x minutes, one after another, with world_size processes each. `write` repeats all
+rewrites, verifies, and writes results.csv, curves.csv, table.md and results/ beside this file; it reads others.csv
+(others.py) and published.csv.
+"""
+
+import csv
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+
+from ddppo.circuits.benchmarks import BENCHMARKS, benchmark
+from ddppo.circuits.costs import cx_count
+from ddppo.circuits.merging import merged
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from runs import HERE, PPO, RANDOM, Result, do, given, keep, results
+
+ASKED = {"tof_3": 39, "barenco_tof_3": 46, "mod5_4": 51, "tof_5": 87, "vbe_adder_3": 115}
+WAYS = (PPO, RANDOM)
+
+
+def write(found: Sequence[Result], circuits: Sequence[str]) -> None:
+    """Write all files of the study from its results."""
+    write_csv("results.csv", [row(result) for result in found])
+    write_csv(
+        "curves.csv",
+        [
+            {"circuit": r.circuit_name, "way": r.way, "seed": r.seed}
+            | {"wall_s": f"{p.wall_s:.1f}", "env_steps": p.env_steps, "cost": p.cost}
+            for r in found
+            for p in r.points
+        ],
+    )
+    for circuit in circuits:
+        for way in WAYS:
+            of = [r for r in found if (r.circuit_name, r.way) == (circuit, way.name)]
+            if of:
+                keep(min(of, key=lambda r: len(r.circuit)), HERE / "results")
+    table = "\n".join([*against_others(found, circuits), "", *over_seeds(found, circuits)])
+    (HERE / "table.md").write_text(table + "\n")
+    print(table)
+
+
+def row(result: Result) -> dict[str, object]:
+    """Return the line of one run."""
+    circuit = result.circuit
+    return {
+        "circuit": result.circuit_name,
+        "way": result.way,
+        "seed": result.seed,
+        "minutes": result.minutes,
+        "cpu_min": f"{result.cpu_s / 60:.1f}",
+        "gates": len(circuit),
+        "cx": int(cx_count(circuit)),
+        "depth": circuit.depth,
+        "s_to_best": seconds(result, len(circuit)),
+        "s_to_asked": seconds(result, ASKED.get(result.circuit_name)),
+        "rewrites": len(result.rewrites),
+        "verified_by": result.verified_by,
+    }
+
+
+def seconds(result: Result, cost: float | None) -> str:
+    """Return after how many seconds of the run a cost was reached, or nothing."""
+    at = [p.wall_s for p in result.points if cost is not None and p.cost <= cost]
+    return f"{min(at):.1f}" if at else ""
+
+
+def against_others(found: Sequence[Result], circuits: Iterable[str]) -> list[str]:
+    """Return a table of gates, in brackets cx: what each way reached at best."""
+    others, published = (read_csv(name) for name in ("others.csv", "published.csv"))
+    lines = [
+        "| gates (cx) | original | merge | qiskit | pyzx, best of 4 | Nam et al. | Quartz | at random | PPO | asked |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for circuit in circuits:
+        of = [r for r in found if r.circuit_name == circuit]
+        cells = [
+            *(said(len(c), int(cx_count(c))) for c in (benchmark(circuit), merged(benchmark(circuit)))),
+            *(least(others, circuit, name) for name in ("qiskit", "pyzx")),
+            *(least(published, circuit, name) for name in ("Nam", "Quartz")),
+            *(
+                min(
+                    ((len(r.circuit), int(cx_count(r.circuit))) for r in of if r.way == way.name),
+                    default=None,
+                )
+                for way in (RANDOM, PPO)
+            ),
+            ASKED.get(circuit, ""),
+        ]
+        words = [said(*cell) if isinstance(cell, tuple) else str(cell or "") for cell in cells]
+        lines.append(f"| {circuit} | {' | '.join(words)} |")
+    return lines
+
+
+def over_seeds(found: Sequence[Result], circuits: Iterable[str]) -> list[str]:
+    """Return a table of what each seed reached, and how soon."""
+    lines = [
+        "| | | gates of each seed | depth of the best | rewrites | CPU min a run | s to best | s to asked |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for circuit in circuits:
+        for way in WAYS:
+            of = [r for r in found if (r.circuit_name, r.way) == (circuit, way.name)]
+            if not of:
+                continue
+            best = min(of, key=lambda r: len(r.circuit))
+            asked = [float(s) for r in of if (s := seconds(r, ASKED.get(circuit)))]
+            to_best = [float(s) for r in of if (s := seconds(r, len(r.circuit)))]
+            cells = [
+                ", ".join(str(len(r.circuit)) for r in of),
+                best.circuit.depth,
+                len(best.rewrites),
+                f"{median(r.cpu_s for r in of) / 60:.1f}",
+                f"{median(to_best):.0f}" if to_best else "",
+                f"{median(asked):.0f} ({len(asked)} of {len(of)})" if asked else "",
+            ]
+            lines.append(f"| {circuit} | {way.name} | {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def least(rows: Iterable[dict[str, str]], circuit: str, name: str) -> str:
+    """Return the fewest gates that an optimiser of this name made of the circuit."""
+    of = [row for row in rows if row["circuit"] == circuit and row["optimiser"].startswith(name)]
+    if not of:
+        return ""
+    best = min(of, key=lambda row: int(row["gates"]))
+    method = best["optimiser"].split()[-1] if name == "pyzx" else ""
+    return f"{said(int(best['gates']), int(best['cx']) if best['cx'] else None)} {method}".strip()
+
+
+def said(gates: int, cx: int | None = None) -> str:
+    return f"{gates} ({cx})" if cx is not None else str(gates)
+
+
+def read_csv(name: str) -> list[dict[str, str]]:
+    with open(HERE / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(name: str, rows: Sequence[dict[str, object]]) -> None:
+    with open(HERE / name, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def main(verb: str, *arguments: str) -> None:
+    settings = given(arguments, circuits=",".join(BENCHMARKS), seeds="0,1,2", minutes="5", world_size="2")
+    circuits = settings["circuits"].split(",")
+    seeds = [int(seed) for seed in settings["seeds"].split(",")]
+    if verb == "write":
+        write(results(WAYS, circuits, seeds), circuits)
+        return
+    for seed in seeds:  # in turns over the rest, so that a busy minute is not taken for a bad circuit
+        for circuit in circuits:
+            for way in WAYS:
+                do(way, circuit, seed, float(settings["minutes"]), int(settings["world_size"]))
+
+
+if __name__ == "__main__":
+    main(*(sys.argv[1:] or ["write"]))
