@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ddppo.circuits.angles import shown
 from ddppo.circuits.circuit import CX, KINDS, RZ, Circuit, Gate
 
-_WIRE_GAP, _BOX, _COLUMN_GAP = 40, 26, 12  # of the SVG, in pixels
+WIRE_GAP, BOX, _COLUMN_GAP = 40, 26, 12  # of the SVG, in pixels
 _LETTER = 7.4  # width of one
 
 
@@ -37,7 +37,7 @@ def columns(circuit: Circuit) -> list[Column]:
 
 def as_text(circuit: Circuit, names: Sequence[str] | None = None, width: int = 100) -> str:
     """Return lines of box-drawing characters, none wider than `width` unless one gate is; (a) is rz(a)."""
-    names = _names(circuit, names)
+    names = wire_names(circuit, names)
     indent = max(map(len, names)) + 2
     drawn = [_drawn(column, circuit.num_qubits) for column in columns(circuit)]
     blocks = _folded([len(lines[0]) for lines in drawn], width - indent - 1)
@@ -75,29 +75,54 @@ def _drawn(column: Column, num_qubits: int) -> list[str]:
     return rows
 
 
-def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = "", width: int = 1100) -> str:
-    """Return a picture of at most `width` pixels, unless one gate is wider; each gate says what it is to a pointer."""
-    names = _names(circuit, names)
+class Placed(NamedTuple):
+    """A gate, its place in the circuit, and its middle and the highest wire of its line of the picture, in pixels."""
+
+    number: int
+    gate: Gate
+    x: float
+    top: int
+
+
+class Picture(NamedTuple):
+    """Where all is in a picture. lines: the highest wire of each and where it ends; wires begin at `left`."""
+
+    width: int
+    height: int
+    left: int
+    lines: list[tuple[int, float]]
+    gates: list[Placed]
+
+
+def picture(circuit: Circuit, names: Sequence[str], width: int) -> Picture:
+    """Lay out a picture of at most `width` pixels, unless one gate is wider."""
     drawn = columns(circuit)
-    widths = [max(_width(gate) for gate in column.gates) + _COLUMN_GAP for column in drawn]
+    widths = [max(gate_width(gate) for gate in column.gates) + _COLUMN_GAP for column in drawn]
     left = 16 + round(_LETTER * max(map(len, names)))
-    block_height = _WIRE_GAP * circuit.num_qubits + 20
-    blocks = _folded(widths, width - left - 16)
-    shapes = []
-    widest = 0.0
-    for number, (first, last) in enumerate(blocks):
-        top = 30 + number * block_height
-        end = left + sum(widths[first:last]) + _COLUMN_GAP
-        widest = max(widest, end)
-        for wire, name in enumerate(names):
-            y = top + _WIRE_GAP * wire
-            shapes.append(f'<text x="8" y="{y + 4}">{escape(name)}</text><path d="M{left} {y}H{end:g}"/>')
+    line_height = WIRE_GAP * circuit.num_qubits + 20
+    lines, gates = [], []
+    for number, (first, last) in enumerate(_folded(widths, width - left - 16)):
+        top = 30 + number * line_height
+        lines.append((top, left + sum(widths[first:last]) + _COLUMN_GAP))
         starts = accumulate(widths[first:last], initial=left + _COLUMN_GAP / 2)
         for column, start, size in zip(drawn[first:last], starts, widths[first:last], strict=False):
             middle = start + size / 2
-            for place, gate in zip(column.numbers, column.gates, strict=True):
-                shapes += _shapes(gate, f"gate {place}: {_said(gate, names)}", middle, top)
-    total_width, total_height = round(widest + 16), 10 + block_height * len(blocks)
+            gates += [Placed(*each, middle, top) for each in zip(column.numbers, column.gates, strict=True)]
+    widest = max(end for _, end in lines)
+    return Picture(round(widest + 16), 10 + line_height * len(lines), left, lines, gates)
+
+
+def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = "", width: int = 1100) -> str:
+    """Return a picture of at most `width` pixels, unless one gate is wider; each gate says what it is to a pointer."""
+    names = wire_names(circuit, names)
+    total_width, total_height, left, lines, gates = picture(circuit, names, width)
+    shapes = []
+    for top, end in lines:
+        for wire, name in enumerate(names):
+            y = top + WIRE_GAP * wire
+            shapes.append(f'<text x="8" y="{y + 4}">{escape(name)}</text><path d="M{left} {y}H{end:g}"/>')
+    for number, gate, x, top in gates:
+        shapes += _shapes(gate, f"gate {number}: {_said(gate, names)}", x, top)
     heading = title or f"{len(circuit)} gates on {circuit.num_qubits} qubits"
     return "\n".join(
         [
@@ -116,25 +141,25 @@ def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = ""
 
 
 def _shapes(gate: Gate, said: str, x: float, top: int) -> Iterator[str]:
-    y = top + _WIRE_GAP * gate.wires[-1]
+    y = top + WIRE_GAP * gate.wires[-1]
     yield f"<g><title>{escape(said)}</title>"
     if gate.kind == CX:
-        control = top + _WIRE_GAP * gate.wires[0]
+        control = top + WIRE_GAP * gate.wires[0]
         yield f'<path class="l" d="M{x:g} {control}V{y}"/><circle class="c" cx="{x:g}" cy="{control}" r="4"/>'
         yield f'<circle class="t" cx="{x:g}" cy="{y}" r="9"/><path class="l" d="M{x - 9:g} {y}h18M{x:g} {y - 9}v18"/>'
     else:
-        width, kind = _width(gate), ' class="r"' if gate.kind == RZ else ""
-        yield f'<rect{kind} x="{x - width / 2:g}" y="{y - _BOX / 2:g}" width="{width:g}" height="{_BOX}" rx="3"/>'
-        yield f'<text class="m" x="{x:g}" y="{y + 4}">{_label(gate)}</text>'
+        width, kind = gate_width(gate), ' class="r"' if gate.kind == RZ else ""
+        yield f'<rect{kind} x="{x - width / 2:g}" y="{y - BOX / 2:g}" width="{width:g}" height="{BOX}" rx="3"/>'
+        yield f'<text class="m" x="{x:g}" y="{y + 4}">{label(gate)}</text>'
     yield "</g>"
 
 
-def _label(gate: Gate) -> str:
+def label(gate: Gate) -> str:
     return shown(gate.angle) if gate.kind == RZ else KINDS[gate.kind].upper()
 
 
-def _width(gate: Gate) -> float:
-    return _BOX if gate.kind == CX else max(_BOX, 8 + _LETTER * len(_label(gate)))
+def gate_width(gate: Gate) -> float:
+    return BOX if gate.kind == CX else max(BOX, 8 + _LETTER * len(label(gate)))
 
 
 def _said(gate: Gate, names: Sequence[str]) -> str:
@@ -142,7 +167,7 @@ def _said(gate: Gate, names: Sequence[str]) -> str:
     return f"{KINDS[gate.kind]}{angle} {', '.join(names[wire] for wire in gate.wires)}"
 
 
-def _names(circuit: Circuit, names: Sequence[str] | None) -> Sequence[str]:
+def wire_names(circuit: Circuit, names: Sequence[str] | None) -> Sequence[str]:
     return names if names is not None else [f"q[{wire}]" for wire in range(circuit.num_qubits)]
 
 

@@ -2,10 +2,13 @@ import random
 import re
 from xml.etree import ElementTree
 
+import numpy as np
+
 from ddppo.circuits import CX, RZ, Circuit, Gate, H, X
 from ddppo.circuits.angles import TURN
 from ddppo.circuits.benchmarks import benchmark
-from ddppo.circuits.drawing import as_svg, as_text, columns
+from ddppo.circuits.drawing import WIRE_GAP, as_svg, as_text, columns, picture
+from ddppo.circuits.pixels import as_pixels
 from tests.unit.circuit_oracle import random_circuit
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -63,3 +66,18 @@ def test_a_picture_holds_every_gate_and_says_what_it_is():
         x, y = (float(shape.get(name) or shape.get(f"c{name}")) for name in ("x", "y"))
         assert 0 < x < width
         assert 0 < y < height
+
+
+def test_pixels_show_what_the_svg_does():
+    circuit = benchmark("tof_5")
+    names = [f"q[{i}]" for i in range(9)]
+    root = ElementTree.fromstring(as_svg(circuit, names, width=600))
+    pixels = as_pixels(circuit, names, "tof_5", width=600)
+    assert pixels.shape == (int(root.get("height")), int(root.get("width")), 3)
+    assert pixels.dtype == np.uint8
+    places = picture(circuit, names, 600).gates
+    assert len(places) == 105
+    for _, gate, x, top in places:
+        edges = {CX: (9, (34, 34, 34)), RZ: (13, (213, 94, 0))}
+        below, colour = edges.get(gate.kind, (13, (0, 114, 178)))
+        assert tuple(pixels[top + WIRE_GAP * gate.wires[-1] + below, round(x)]) == colour

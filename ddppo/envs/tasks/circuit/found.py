@@ -32,15 +32,17 @@ def replayed(rewriter: Rewriter, original: Circuit, rewrites: Iterable[tuple[int
     return circuit
 
 
-def confirmed(found: Found, rewriter: Rewriter) -> Verdict:
-    """Repeat the rewrites, and compare what they make with the original as unitaries.
-
-    Raises ConfigError where they make another circuit than the one that was found.
-    """
+def check_replay(found: Found, rewriter: Rewriter) -> None:
+    """Repeat the rewrites. Raises ConfigError where they make another circuit than the one that was found."""
     circuit = replayed(rewriter, found.original, found.rewrites)
     if digest(circuit) != digest(found.circuit):
         raise ConfigError(
             f"{found.name}: its {len(found.rewrites)} rewrites lead to another circuit of {len(circuit)} gates: "
             "replay with the original and the rules that it was found by"
         )
+
+
+def confirmed(found: Found, rewriter: Rewriter) -> Verdict:
+    """Repeat the rewrites, and compare what they make with the original as unitaries. Raises as check_replay."""
+    check_replay(found, rewriter)
     return verify(found.original, found.circuit)
