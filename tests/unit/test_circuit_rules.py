@@ -196,6 +196,41 @@ def test_a_command_searches_and_writes_a_file_that_reads_the_same_each_time(tmp_
     )
 
 
+def test_rules_of_ones_own_are_verified_and_stand_beside_those_that_are_found(tmp_path, capsys):
+    own = tmp_path / "own.txt"
+    own.write_text(
+        "# three cx make a swap, the other way round\n\ncx 0 1; cx 1 0; cx 0 1 -> cx 1 0; cx 0 1; cx 1 0\nh 0; h 0 ->\n"
+    )
+    command.main([f"out={tmp_path / 'my.rules'}", "spaces=1:2:h", f"own={own}"])
+    assert "2 rules" in capsys.readouterr().out
+    rules, made_by = read(tmp_path / "my.rules")
+    assert [str(rule) for rule in rules] == [
+        "h 0; h 0 -> ",
+        "cx 0 1; cx 1 0; cx 0 1 -> cx 1 0; cx 0 1; cx 1 0",
+    ]
+    assert "spaces=1:2:h own=own.txt growth" in made_by["command"]
+    command.main([f"out={tmp_path / 'alone.rules'}", "spaces=null", f"own={own}"])
+    assert len(read(tmp_path / "alone.rules").rules) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "h 0; h 0 ->\nx 0; h 0 -> h 0; x 0\n",
+            r"line 2: `x 0; h 0 -> h 0; x 0` is not true, its sides differ by",
+        ),
+        ("h 0; t 0 ->\n", "line 1: `t 0` is no gate such as"),
+    ],
+)
+def test_a_rule_of_ones_own_that_is_not_true_is_refused_with_its_line(tmp_path, text, said):
+    own = tmp_path / "own.txt"
+    own.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        command.main([f"out={tmp_path / 'my.rules'}", "spaces=null", f"own={own}"])
+    assert not (tmp_path / "my.rules").exists()
+
+
 def test_the_door_of_circuits_has_the_command_as_a_verb(tmp_path):
     assert run(["rules", f"out={tmp_path / 'my.rules'}", "spaces=1:2:h"]) == 0
     assert [str(rule).strip() for rule in read(tmp_path / "my.rules").rules] == ["h 0; h 0 ->"]
@@ -240,6 +275,8 @@ def test_a_file_with_a_rule_that_is_not_true_is_refused_with_its_line(tmp_path):
         ("spaces=3:4", "a space is QUBITS:GATES:KINDS"),
         ("spaces=3:4:h+t", "a space is QUBITS:GATES:KINDS"),
         ("spaces=5:4:h", "1 to 4 qubits"),
+        ("spaces=null", "spaces=null leaves no rules"),
+        ("own=nowhere.txt", "own=nowhere.txt: cannot be read"),
         ("steps=0", "steps=0: must be at least 1"),
         ("out=/none/my.rules", "there is no such folder"),
         ("qubit=3", "there is no setting qubit"),

@@ -14,13 +14,17 @@ _KINDS = ("h", "x", "cx", "rz", "s", "p")
 USAGE = """python -m ddppo.circuit rules out=my.rules [key=value ...]
 python -m ddppo.circuit rules out=my.rules spaces=3:4:h+x+cx+rz,2:5:h+x+cx+rz steps=2
 A space is QUBITS:GATES:KINDS: all circuits up to so many gates out of h, x, cx, and
-rz (angles a, b, their sums, and multiples of pi/2), s (multiples of pi/2 only), p (a, b and their sums only)."""
+rz (angles a, b, their sums, and multiples of pi/2), s (multiples of pi/2 only), p (a, b and their sums only).
+A rule of your own reads as `x 0; rz(a) 0 -> rz(-a) 0; x 0`: where its left side is, its right side may stand."""
 
 
 @dataclass(slots=True)
 class RulesConfig:
     out: str = setting("nam.rules", "the file of rules to write")
-    spaces: str = setting("3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on")
+    spaces: str | None = setting(
+        "3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on; null is nothing"
+    )
+    own: str | None = setting(None, "a text file of rules of your own, one a line, verified and added")
     growth: int = setting(2, "how many gates more than its source a target may have", low=0)
     steps: int = setting(3, "a rule is left out if so many smaller rules make up for it", low=1)
     seed: int = setting(0, "of the random numbers of fingerprints", low=0)
@@ -29,13 +33,16 @@ class RulesConfig:
 def main(arguments: Sequence[str]) -> None:
     """Search, verify, write, and print what came of it."""
     options = parse(RulesConfig, arguments, usage=USAGE)
-    spaces = [_space(word) for word in options.spaces.split(",")]
+    spaces = [_space(word) for word in options.spaces.split(",")] if options.spaces else []
+    if not spaces and options.own is None:
+        raise ConfigError("spaces=null leaves no rules: search a space, or name a file of rules, own=my.txt")
     if not Path(options.out).absolute().parent.is_dir():
         raise ConfigError(f"out={options.out}: there is no such folder: make it, or name another")
     from ddppo.circuits.rules import file, pairs, search
     from ddppo.circuits.rules.rule import Rule
     from ddppo.circuits.rules.verify import TOLERANCE, difference
 
+    own = file.read_own(Path(options.own)) if options.own else []
     began = time.monotonic()
     found: set[Rule] = set()
     searched = {}
@@ -48,9 +55,11 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{space}: {searched[str(space)]} circuits, {len(found) - known} more pairs", flush=True)
     true = [rule for rule in pairs.by_size(found) if difference(rule) < TOLERANCE]
     print(f"{len(found)} pairs, {len(true)} of them verified", flush=True)
-    kept = file.in_order(pairs.independent(true, options.steps))
+    kept = file.in_order([*pairs.independent(true, options.steps), *own])
     seconds = time.monotonic() - began
-    given = f"spaces={options.spaces} growth={options.growth} steps={options.steps} seed={options.seed}"
+    searched_for = options.spaces or "null"
+    beside = f" own={Path(options.own).name}" if options.own else ""
+    given = f"spaces={searched_for}{beside} growth={options.growth} steps={options.steps} seed={options.seed}"
     made_by = {
         "command": f"python -m ddppo.circuit rules {given} out={Path(options.out).name}",
         "seconds": round(seconds),

@@ -51,23 +51,38 @@ def read(path: Path) -> RuleFile:
             f"rules={path}: damaged, its {len(lines)} rules are not those that its first line counts and sums up: "
             f"{_REMEDY}"
         )
-    rules = []
-    for number, line in enumerate(lines, 2):
-        try:
-            rules.append(parse(line))
-        except ValueError as e:
-            raise ConfigError(f"rules={path}, line {number}: {e}: {_REMEDY}") from e
-        if not (wrong := difference(rules[-1])) < TOLERANCE:
-            raise ConfigError(
-                f"rules={path}, line {number}: `{line}` is not true, its sides differ by {wrong:.1g}: {_REMEDY}"
-            )
+    rules = [_true(line, f"rules={path}, line {number}", _REMEDY) for number, line in enumerate(lines, 2)]
     return RuleFile(tuple(rules), header)
 
 
+def read_own(path: Path) -> list[Rule]:
+    """Return the rules that somebody wrote, one a line; # begins a remark. Raises ConfigError unless all are true."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"own={path}: cannot be read ({e}): name a text file with a rule a line") from e
+    return [
+        _true(line, f"own={path}, line {number}", "correct it, or leave it out")
+        for number, line in enumerate((line.partition("#")[0] for line in lines), 1)
+        if line.strip()
+    ]
+
+
+def _true(line: str, where: str, remedy: str) -> Rule:
+    """Return the rule of a line. Raises ConfigError where it is none, or not true."""
+    try:
+        rule = parse(line)
+    except ValueError as e:
+        raise ConfigError(f"{where}: {e}: {remedy}") from e
+    if not (wrong := difference(rule)) < TOLERANCE:
+        raise ConfigError(f"{where}: `{line.strip()}` is not true, its sides differ by {wrong:.1g}: {remedy}")
+    return rule
+
+
 def in_order(rules: Sequence[Rule]) -> list[Rule]:
-    """Return them so that rules of one source stand side by side, small before large."""
+    """Return them so that rules of one source stand side by side, small before large, each once."""
     sources: dict[Any, list[Rule]] = {}
-    for rule in map(canonical, rules):
+    for rule in dict.fromkeys(map(canonical, rules)):
         sources.setdefault(rule.source, []).append(rule)
     return [rule for group in sources.values() for rule in group]
 
