@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddppo.circuits import Circuit
 from ddppo.circuits.equivalence import verify
@@ -116,8 +117,8 @@ def result(way: Way, circuit: str, seed: int, rewriter: Rewriter) -> Result:
     """Return what the run found, its rewrites repeated and the circuit that they lead to compared with the original."""
     here = folder(way, circuit, seed)
     done = json.loads((here / "done.json").read_text())
-    found = json.loads((here / "rewrites.json" if way.overrides is None else best_of(here)).read_text())
     original = program(circuit).circuit
+    found = said_of(here / "rewrites.json" if way.overrides is None else best_of(here), original)
     assert parse(found["original"]).circuit == original, f"{here} is of another circuit than {circuit}"
     rewrites = tuple((int(node), int(rule)) for node, rule in found["rewrites"])
     smaller = replayed(rewriter, original, rewrites)
@@ -132,9 +133,15 @@ def result(way: Way, circuit: str, seed: int, rewriter: Rewriter) -> Result:
 
 
 def best_of(run: Path) -> Path:
-    """Return the file of the best circuit of a run folder."""
-    (path,) = (run / "best").glob("*.json")
-    return path
+    """Return the file of the best circuit of a run folder, which is there once one was found."""
+    return next((run / "best").glob("*.json"), run / "best" / "none.json")
+
+
+def said_of(path: Path, original: Circuit) -> dict[str, Any]:
+    """Return what a file says of the best circuit; without a file that is the original."""
+    if path.exists():
+        return json.loads(path.read_text())
+    return {"original": as_qasm(original), "cost": len(original), "improvements": [], "rewrites": []}
 
 
 def results(ways: Iterable[Way], circuits: Sequence[str], seeds: Sequence[int]) -> list[Result]:
