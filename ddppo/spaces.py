@@ -55,11 +55,13 @@ class EnvSpec:
 
     obs: one array, or where the task observes a Dict or Tuple, its arrays by their paths, e.g. "image", "cards.0".
     mask_size is the length of an action mask (sum of choices over components), or None where the task has none.
+    journal: the import path of who keeps a record of what its environments publish, None where they publish nothing.
     """
 
     obs: ArraySpec | dict[str, ArraySpec]
     action: ActionSpec
     mask_size: int | None = None
+    journal: str | None = None
 
     @property
     def obs_size(self) -> int:

@@ -44,6 +44,10 @@ def when_reset(step: int) -> str:
     return f"in the reset after step {step}" if step else "in its first reset"
 
 
+def when_asked(method: str, step: int) -> str:
+    return f"from {method}() after step {step}"
+
+
 def no_state(names: EnvNames) -> EnvStateError:
     """Return what to raise where a backend does not know all that its task remembers."""
     return EnvStateError(

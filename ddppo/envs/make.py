@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
 from ddppo.envs.pool.pool import make_pool
 from ddppo.envs.probe import probe
+from ddppo.envs.publishing import PublishingEnvs
 from ddppo.envs.same_step import make_sync
 from ddppo.envs.step_cost import choose_num_workers, measure, pool_pays
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
@@ -101,6 +102,19 @@ class SlowEnvs:
     @property
     def num_restarts(self) -> int:
         return getattr(self._envs, "num_restarts", 0)
+
+    @property
+    def num_lost_episodes(self) -> int:
+        return getattr(self._envs, "num_lost_episodes", 0)
+
+    def publish(self) -> list[bytes]:
+        return cast(PublishingEnvs, self._envs).publish()
+
+    def receive(self, news: Sequence[bytes], envs: Sequence[int] | None = None) -> None:
+        cast(PublishingEnvs, self._envs).receive(news, envs)
+
+    def made_anew(self) -> list[int]:
+        return cast(PublishingEnvs, self._envs).made_anew()
 
     def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.reset(seeds)

@@ -26,6 +26,7 @@ from ddppo.envs.codec import (
 )
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import learn_native_spec, make_native_task
+from ddppo.envs.publishing import journal_of
 from ddppo.envs.rows import RowEncoder, WrongOutput, as_number
 from ddppo.envs.scalar import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
@@ -80,8 +81,7 @@ def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
 
 def _learn_spec(task: gym.Env) -> EnvSpec:
     """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them."""
-    action = action_spec(task.action_space)
-    space = task.observation_space
+    action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
     obs, info = _pair(task.reset(seed=0))
     task.action_space.seed(0)
@@ -96,7 +96,7 @@ def _learn_spec(task: gym.Env) -> EnvSpec:
     if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
         spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(info[MASK]).size, action))
     _check_row(space, spec, obs, info, as_number(reward), step=1)
-    return spec
+    return dataclasses.replace(spec, journal=journal_of(task))
 
 
 def _pair(answer: Any) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,7 @@
 Both step the same `RowEnv`s by the same code in the same order, so they give the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium as gym
@@ -12,10 +12,11 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
-from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.faults import EnvNames
 from ddppo.envs.rows import ObsArrays, RowLayout
 from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.errors import EnvStateError
 
 
 def make_sync(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "SameStepEnvs":
@@ -65,11 +66,23 @@ class Stepper(Protocol):
     valid: np.ndarray  # [E] bool, as EnvStep has it
     action_space: gym.Space  # of the task
     num_restarts: int  # how often a process was lost and another took its place
+    num_lost_episodes: int  # that were under way in those
 
     def reset(self, seeds: Sequence[int]) -> None: ...
 
     def step(self, actions: np.ndarray) -> None:
         """Step all with the task's own actions `[E, *action_space.shape]`, which environments may keep or change."""
+        ...
+
+    def call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
+        """Call a method of the `RowEnv`s at these places, each with its arguments; return what they answer.
+
+        Plain values both ways. One whose process was lost is missing in the answers: the next step finds that.
+        """
+        ...
+
+    def made_anew(self) -> list[int]:
+        """Return which environments were made anew, with the process that took a lost one's place, since last asked."""
         ...
 
     def close(self) -> None: ...
@@ -81,7 +94,7 @@ class InTurn:
     `at[0]` tells whoever shares it which of them is running.
     """
 
-    num_restarts = 0
+    num_restarts = num_lost_episodes = 0
 
     def __init__(
         self, envs: list[RowEnv], answers: Answers | None = None, at: np.ndarray | None = None
@@ -110,29 +123,87 @@ class InTurn:
                 row = env.reset()[0]
             rows[i] = row
 
+    def call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
+        answers = {}
+        for i, given in arguments.items():
+            self._at[0] = i
+            answers[i] = getattr(self.envs[i], method)(*given)
+        return answers
+
+    def made_anew(self) -> list[int]:
+        return []
+
     def close(self) -> None:
         for env in self.envs:
             env.close()
 
 
-class SameStepEnvs:
-    """`VecEnv` over a stepper of `RowEnv`s: actions are decoded for it, rows read as observations and masks."""
+class SteppedEnvs:
+    """What all environments of a batch over a stepper are asked between iterations."""
 
     def __init__(self, stepper: Stepper, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
         self.names = names
         self.num_envs = len(names.indices)
         self._stepper = stepper
-        self._answers = answers = stepper.answers
         self._layout = RowLayout(spec)
-        self._obs = self._layout.obs(answers.rows)
-        self._mask = self._layout.mask(answers.rows)
-        self._none_ended = np.empty(0, np.intp)
-        self._no_final_obs = self._layout.obs(answers.final_rows[:0])
 
     @property
     def num_restarts(self) -> int:
         return self._stepper.num_restarts
+
+    @property
+    def num_lost_episodes(self) -> int:
+        return self._stepper.num_lost_episodes
+
+    def publish(self) -> list[bytes]:
+        answers = self._call_all("publish")
+        return [answers.get(i, b"") for i in range(self.num_envs)]
+
+    def receive(self, news: Sequence[bytes], envs: Sequence[int] | None = None) -> None:
+        arguments = (tuple(news),)  # one object, which travels to a process once
+        self._stepper.call(
+            "receive", dict.fromkeys(range(self.num_envs) if envs is None else envs, arguments)
+        )
+
+    def made_anew(self) -> list[int]:
+        return self._stepper.made_anew()
+
+    def state(self) -> dict[str, Any]:
+        return {"envs": self._of_all(self._call_all("state"))}
+
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
+        states = state["envs"]
+        assert len(states) == self.num_envs, (len(states), self.num_envs)
+        answers = self._stepper.call("restore", {i: (each,) for i, each in enumerate(states)})
+        rows = self._stepper.answers.rows
+        for i, row in enumerate(self._of_all(answers)):
+            rows[i] = np.frombuffer(row, rows.dtype)[0]
+        return self._layout.obs(rows), self._layout.mask(rows)
+
+    def close(self) -> None:
+        self._stepper.close()
+
+    def _call_all(self, method: str) -> dict[int, Any]:
+        return self._stepper.call(method, dict.fromkeys(range(self.num_envs), ()))
+
+    def _of_all(self, answers: Mapping[int, Any]) -> list[Any]:
+        for i in range(self.num_envs):
+            if i not in answers:
+                raise EnvStateError(f"{self.names(i)} cannot hand over its state: its process was lost")
+        return [answers[i] for i in range(self.num_envs)]
+
+
+class SameStepEnvs(SteppedEnvs):
+    """`VecEnv` over a stepper of `RowEnv`s: actions are decoded for it, rows read as observations and masks."""
+
+    def __init__(self, stepper: Stepper, spec: EnvSpec, names: EnvNames) -> None:
+        super().__init__(stepper, spec, names)
+        self._answers = answers = stepper.answers
+        self._obs = self._layout.obs(answers.rows)
+        self._mask = self._layout.mask(answers.rows)
+        self._none_ended = np.empty(0, np.intp)
+        self._no_final_obs = self._layout.obs(answers.final_rows[:0])
 
     def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
@@ -152,12 +223,3 @@ class SameStepEnvs:
             self._obs, answers.rewards, answers.terminated, answers.truncated, self._stepper.valid, ended, final_obs,
             self._mask,
         )  # fmt: skip
-
-    def state(self) -> dict[str, Any]:
-        raise no_state(self.names)
-
-    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        raise no_state(self.names)
-
-    def close(self) -> None:
-        self._stepper.close()

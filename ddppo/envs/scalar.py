@@ -1,19 +1,23 @@
 """One environment: made from its settings, and wrapped to speak rows or to speak the model's language."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
+from gymnasium.wrappers import OrderEnforcing
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import MASK, decode_actions
-from ddppo.envs.faults import explained, when_reset, when_stepped
-from ddppo.envs.rows import ObsArrays, RowEncoder, as_number
+from ddppo.envs.faults import explained, when_asked, when_reset, when_stepped
+from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
+from ddppo.errors import EnvStateError
 from ddppo.spaces import EnvSpec, each
 
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
+_PLAIN = (type(None), bool, int, float, str, bytes)
 
 
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
@@ -65,6 +69,49 @@ class RowEnv(gym.Wrapper):
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_stepped(self._num_steps), e) from e
 
+    def publish(self) -> bytes:
+        """Return what the task has to tell all others (ddppo.envs.publishing)."""
+        news = self._ask("publish")
+        if not isinstance(news, bytes):
+            raise self._wrong("publish", news, "it must return bytes, b'' where there is nothing to tell")
+        return news
+
+    def receive(self, news: Sequence[bytes]) -> None:
+        self._ask("receive", news)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that decides what follows, in plain values. Raises EnvStateError where the task has no state()."""
+        lacking = [name for name in ("state", "restore") if not hasattr(self.unwrapped, name)]
+        around: gym.Env = self.env
+        while isinstance(around, OrderEnforcing):
+            around = around.env
+        if lacking or isinstance(around, gym.Wrapper):
+            why = (
+                f"its task has no {lacking[0]}()" if lacking else f"{around} may remember more than the task"
+            )
+            raise EnvStateError(f"{self._name} cannot hand over its state: {why}")
+        state = self._ask("state")
+        if not _is_plain(state):
+            raise self._wrong("state", state, "it must be made of dicts, lists, numbers, strings and bytes")
+        return {"num_steps": self._num_steps, "task": state}
+
+    def restore(self, state: dict[str, Any]) -> bytes:
+        """Go on from what `state` returned; return the row last handed over, as its bytes."""
+        self.reset(seed=0)  # who enforces the order of calls has to have seen one
+        self._num_steps = state["num_steps"]
+        obs, info = self._ask("restore", state["task"])
+        return self._encode(obs, info).tobytes()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.unwrapped, method)(*arguments)
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_asked(method, self._num_steps), e) from e
+
+    def _wrong(self, method: str, found: Any, wanted: str) -> Exception:
+        wrong = WrongOutput(f"{type(found).__name__}", wanted)
+        return explained(self._name, when_asked(method, self._num_steps), wrong)
+
     def close(self) -> None:
         """Close the task. One that cannot is told of and left: what it was made for is done, or failed before."""
         try:
@@ -102,3 +149,11 @@ class ArrayEnv(gym.Wrapper):
     def _split(self, row: np.ndarray) -> tuple[ObsArrays, dict[str, Any]]:
         mask = self._layout.mask(row)
         return self._layout.obs(row), {} if mask is None else {MASK: mask}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN

@@ -66,6 +66,12 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     )
     topology = find(config.dist.topology)
     program_of(topology)
+    if spec.journal is not None and topology.own_pace:
+        raise ConfigError(
+            f"{config.env.id} with distributed={config.dist.topology}: its environments tell one another after every "
+            "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
+            "ddp or central_inference"
+        )
     if topology.check is not None:
         is_far = local_world_size is None  # whose device=auto may be a GPU: its ranks check it again
         device = "cpu" if is_far and config.device == "auto" else config.device

@@ -38,6 +38,7 @@ from ddppo.ppo.native.step import NativeStep
 from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation
 from ddppo.run.evaluation import Policy
+from ddppo.run.exchange import NoExchange, make_exchange
 from ddppo.run.parts import build
 from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import IterationReport
@@ -67,6 +68,7 @@ class Worker:
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
         )
         self.clock = IterationClock(self.groups, device)
+        self.exchange = NoExchange()
         self.compilation: Compilation | None = None
         self.compiled_from: int | None = None  # the first iteration whose steps were compiled
         self.iteration = 0
@@ -107,6 +109,8 @@ class Worker:
             if self.group.rank == 0:
                 recorder = self._recorder()
             self.parts.program.reset(self.iteration)
+            self.exchange = make_exchange(self.parts, self.group, recorder.known)
+            self.exchange.begin()
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.groups, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
@@ -160,6 +164,7 @@ class Worker:
             self.parts.derived,
             **position,
             wall_s=self.wall_before,
+            journal=self.parts.spec.journal,
         )
 
     def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
@@ -192,14 +197,14 @@ class Worker:
         next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
         while True:
             with self.profiler.iteration():
-                report, stopping = self._iterate(stop)
+                report, news, stopping = self._iterate(stop)
             is_last = self.env_steps >= config.ppo.total_steps
             if is_last and config.eval.final_episodes:
                 report = self._with_evaluation(report, config.eval.final_episodes)
             elif self.env_steps >= next_eval and not stopping:
                 report = self._with_evaluation(report, config.eval.episodes)
                 next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
-            recorder.record(report, is_last=is_last)
+            recorder.record(report, news, is_last=is_last)
             if is_last or stopping or self.env_steps >= next_save:
                 self._save()
                 next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
@@ -208,8 +213,11 @@ class Worker:
             if stopping:
                 return "stopped"
 
-    def _iterate(self, stop: StopRequest) -> tuple[IterationReport, bool]:
-        """One iteration: all ranks start it with equal parameters and end it with equal parameters."""
+    def _iterate(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], bool]:
+        """One iteration: all ranks start it with equal parameters and end it with equal parameters.
+
+        Returns its report, what environments published in it, and whether to stop.
+        """
         config, iteration = self.config, self.iteration + 1
         self.group.begin(iteration)
         with self.clock.phase("rollout"):
@@ -218,6 +226,7 @@ class Worker:
         with self.clock.phase("learn"):
             progress = self.env_steps / config.ppo.total_steps
             update = self.parts.program.learn(collected, iteration, progress)
+        news = self.exchange.meet()
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         local = LocalIteration(
             iteration=iteration,
@@ -237,7 +246,7 @@ class Worker:
         if agreed.step_ready and self.compiled_from is None:
             self._switch(iteration + 1, compiled=True)
         self.iteration, self.env_steps = iteration, report.env_steps
-        return report, agreed.stopping
+        return report, news, agreed.stopping
 
     def _params_hash(self) -> float:
         """Return 48 bits of the parameters' hash, exact in float64; NaN on a rank that does not hold them."""

@@ -58,6 +58,9 @@ LINES = {
     "ppo=a3c": "ppo.rollouts_per_update=1 has no effect with distributed=ddp: use distributed=async_actors",
     "distributed=single dist.topology=sync_actors": "takes at least 2 ranks",
     "resume={run} dist.topology=sync_actors": "takes at least 2 ranks",
+    "distributed=async_actors dist.world_size=3 env=gym env.id=tests.distributed.telling:tests/Telling-v0": (
+        "its environments tell one another after every iteration what they found"
+    ),
 }
 
 _WORKER = "ddppo.distributed.programs.workers:Worker"

@@ -22,10 +22,10 @@ class Actors(Program):
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         self._is_learner = kit.role.learns
-        self._env = kit.envs() if kit.role.acts else None
+        self.env = kit.envs() if kit.role.acts else None
         self.collector = None
-        if self._env is not None:
-            self.collector = kit.collector(self._env, kit.env_indices.start)
+        if self.env is not None:
+            self.collector = kit.collector(self.env, kit.env_indices.start)
         self.learners, self._feeding = self._meet()
         self.groups = tuple(
             g for g in (self.learners, self._feeding) if 1 < g.world_size < kit.group.world_size
@@ -74,8 +74,8 @@ class Actors(Program):
         return update
 
     def measured(self) -> dict[str, float]:
-        return self._kit.restarts(self._env) if self._env is not None else {}
+        return self._kit.restarts(self.env) if self.env is not None else {}
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
+        if self.env is not None:
+            self.env.close()

@@ -27,15 +27,16 @@ class Agent(Program):
     """A rank with its observers."""
 
     collector: "CentralCollector"
+    env: Observers
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
         config = kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
-        self._env = Observers(config.env, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
+        self.env = Observers(config.env, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
         wait = config.dist.max_wait_ms
         self.collector = CentralCollector(
-            **kit.of_collector(self._env, kit.env_indices.start),
+            **kit.of_collector(self.env, kit.env_indices.start),
             group=kit.group,
             max_wait_s=None if wait is None else wait / 1000,
         )
@@ -56,10 +57,10 @@ class Agent(Program):
     def measured(self) -> dict[str, float]:
         rows = self._kit.shape.local_batch_size
         batch = {"rollout/inference_batch": rows / self.collector.num_forwards}
-        return batch | self._kit.restarts(self._env)
+        return batch | self._kit.restarts(self.env)
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
 
 class CentralCollector(Collector):

@@ -30,10 +30,10 @@ class EnvWorkers(Program):
         self.learners = Group()  # of one
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
-        self._env: VecEnv | None = None
+        self.env: VecEnv | None = None
         self.collector = None
         if kit.role.steps:
-            self._env = kit.envs()
+            self.env = kit.envs()
         else:
             names = EnvNames(range(shape.num_envs), kit.group.rank)
             self.collector = kit.collector(FarEnvs(self._line, kit.spec, names), 0)
@@ -42,16 +42,16 @@ class EnvWorkers(Program):
         if self.collector is not None:
             self.collector.reset(self._kit.seeds(range(self._kit.shape.num_envs), iteration))
         else:
-            assert self._env is not None
-            self._line.answer_reset(*self._env.reset(self._kit.seeds(self._kit.env_indices, iteration)))
+            assert self.env is not None
+            self._line.answer_reset(*self.env.reset(self._kit.seeds(self._kit.env_indices, iteration)))
 
     def collect(self, iteration: int) -> Collected:
         if self.collector is not None:
             return self._kit.act(self.collector, range(self._kit.shape.num_envs), iteration)
-        assert self._env is not None
+        assert self.env is not None
         mine = slice(self._kit.env_indices.start, self._kit.env_indices.stop)
         for _ in range(self._kit.shape.rollout_steps):
-            self._line.answer(self._env.step(self._line.actions()[mine]))
+            self._line.answer(self.env.step(self._line.actions()[mine]))
         return Collected(0, [], None)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
@@ -60,11 +60,11 @@ class EnvWorkers(Program):
         return self.learner.update(collected.rollout, iteration, progress)
 
     def measured(self) -> dict[str, float]:
-        return self._kit.restarts(self._env) if self._env is not None else {}
+        return self._kit.restarts(self.env) if self.env is not None else {}
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
+        if self.env is not None:
+            self.env.close()
 
 
 class Line:

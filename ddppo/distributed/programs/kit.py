@@ -72,6 +72,7 @@ class Program(ABC):
     All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
     though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
     over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
+    env: the environments that this rank steps, itself or in processes of its own; None if it steps none.
 
     Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
     them.
@@ -82,6 +83,7 @@ class Program(ABC):
     sync: GradientSync
     learners: Group
     groups: tuple[Group, ...] = ()
+    env: VecEnv | None = None
 
     @abstractmethod
     def reset(self, iteration: int) -> None:
@@ -185,8 +187,13 @@ class Kit:
         return dist.timeout_s / 2 if self.max_restarts and dist.world_size > 1 else dist.timeout_s
 
     def restarts(self, env: Any) -> dict[str, float]:
-        """Return how many of them were, so far, as a Program's `measured`."""
-        return {"dist/restarts": float(getattr(env, "num_restarts", 0))} if self.max_restarts else {}
+        """Return how many of them were, and the episodes that this cost, so far, as a Program's `measured`."""
+        if not self.max_restarts:
+            return {}
+        return {
+            "dist/restarts": float(getattr(env, "num_restarts", 0)),
+            "dist/lost_episodes": float(getattr(env, "num_lost_episodes", 0)),
+        }
 
     def collector(self, env: VecEnv, first_env: int) -> Collector:
         return Collector(**self.of_collector(env, first_env))

@@ -1,6 +1,7 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
 from ddppo.distributed.programs.kit import Collected, Kit, Program
+from ddppo.envs.vec_env import VecEnv
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 
@@ -9,11 +10,12 @@ class Worker(Program):
     """A rank that acts and learns."""
 
     collector: Collector
+    env: VecEnv
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self._env = kit.envs()
-        self.collector = kit.collector(self._env, kit.env_indices.start)
+        self.env = kit.envs()
+        self.collector = kit.collector(self.env, kit.env_indices.start)
         self.learners = kit.group
         self.sync = kit.sync(kit.group)
         self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
@@ -29,7 +31,7 @@ class Worker(Program):
         return self.learner.update(collected.rollout, iteration, progress)
 
     def measured(self) -> dict[str, float]:
-        return self._kit.restarts(self._env)
+        return self._kit.restarts(self.env)
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()

@@ -1,6 +1,7 @@
 """What a rank and a process of its pool say to each other, and the memory that they share.
 
-They speak over a pair of sockets: a byte asks for a reset or a step, a byte answers. Actions, observations and the like
+They speak over a pair of sockets: a byte asks for a reset or a step, a byte answers; a call of a method and its answers
+follow such bytes. Actions, observations and the like
 stand in the memory. Who reads the end of the line knows that the other is gone.
 """
 
@@ -21,6 +22,7 @@ from ddppo.envs.same_step import Answers, answer_layout
 from ddppo.envs.vec_env import EnvSpec
 
 RESET, STEP = b"r", b"s"  # the end of the line asks to leave
+CALL = b"c"  # a method's name and arguments follow
 DONE, FAILED = b".", b"!"  # the EnvError follows
 _SIZE = struct.Struct("!Q")
 _LINE = 64  # bytes of a cache line

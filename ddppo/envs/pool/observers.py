@@ -6,19 +6,19 @@ An observer is a process of the pool and the environments that it steps in turn.
 import select
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
-from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.pool import Pool
-from ddppo.envs.rows import ObsArrays, RowLayout
+from ddppo.envs.rows import ObsArrays
+from ddppo.envs.same_step import SteppedEnvs
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 
 
-class Observers:
+class Observers(SteppedEnvs):
     """A batch of environments as `VecEnv` resets it, stepped observer by observer: `ask`, `ready`, `answer`."""
 
     def __init__(
@@ -30,11 +30,8 @@ class Observers:
         cores: int,
         max_restarts: int = 0,
     ) -> None:
-        self.spec = spec
-        self.names = names
-        self.num_envs = len(names.indices)
         self._pool = Pool(env, spec, names, timeout_s, cores, max_restarts)
-        self._layout = RowLayout(spec)
+        super().__init__(self._pool, spec, names)
         self._timeout_s = timeout_s
         self._busy: set[int] = set()
         self.parts = [worker.part for worker in self._pool.workers]
@@ -84,10 +81,6 @@ class Observers:
                     break
         return there
 
-    @property
-    def num_restarts(self) -> int:
-        return self._pool.num_restarts
-
     def answer(self, observer: int) -> EnvStep:
         """Return what the environments of an observer that was ready answered, `ended` counted from its first."""
         answers = self._pool.answers.part(self.parts[observer])
@@ -100,12 +93,3 @@ class Observers:
 
     def step(self, actions: np.ndarray) -> EnvStep:
         raise AssertionError("observers are asked one by one")
-
-    def state(self) -> dict[str, Any]:
-        raise no_state(self.names)
-
-    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        raise no_state(self.names)
-
-    def close(self) -> None:
-        self._pool.close()

@@ -6,9 +6,10 @@ they end with the rank however it ends, and leave nothing.
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -25,10 +26,9 @@ from ddppo.envs.pool.line import (
     ToMeasure,
     create,
     hear,
-    receive_byte,
     tell,
 )
-from ddppo.envs.pool.process import Worker
+from ddppo.envs.pool.process import Worker, lost_server
 from ddppo.envs.rows import RowLayout
 from ddppo.envs.same_step import Answers, SameStepEnvs
 from ddppo.envs.step_cost import choose_num_workers
@@ -40,7 +40,6 @@ from ddppo.terminal import warn
 _CLOSE_S = 5.0  # for environments to close
 _MEASURE_S = 10.0  # for an environment to be made and stepped a few times
 _NUM_YIELDS = 500  # before who waits sleeps: longer than a rank acts; none where processes exceed cores
-_LOOK_S = 1.0  # between two looks at a worker that does not answer
 # fork_server comes last: until then a signal ends the server, which has nothing to lose.
 _IMPORTS = ("ddppo.envs.pool.pool", "ddppo.envs.pool.fork_server")
 
@@ -56,7 +55,8 @@ class Pool:
     """A stepper of environments in processes of its own. Raises EnvWorkerLost where one dies or does not answer.
 
     Not the first max_restarts times: then its environments are made anew and start from other seeds, the step under way
-    becomes a pseudo-step, and the episodes are cut before it (`EnvStep`). num_restarts: how often that was.
+    becomes a pseudo-step, and the episodes are cut before it (`EnvStep`). num_restarts: how often that was;
+    num_lost_episodes: that were cut so.
     """
 
     answers: Answers
@@ -81,7 +81,8 @@ class Pool:
         self._doing = RESET
         self.valid = np.ones(len(names.indices), bool)
         self._max_restarts = max_restarts
-        self.num_restarts = 0
+        self.num_restarts = self.num_lost_episodes = 0
+        self._made_anew: list[int] = []
         self.workers: list[Worker] = []
         self.server = ForkServer.forked() or ForkServer.started()
         try:
@@ -102,10 +103,10 @@ class Pool:
     def _fitting_num_workers(self, env: EnvConfig, spec: EnvSpec, cores: int) -> int:
         """Measure an environment in a process of its own, which it may end or hang in."""
         num_envs = len(self._names.indices)
-        worker = Worker(self.server, self._names, slice(0, 1), min(_LOOK_S, self._timeout_s))
+        worker = Worker(self.server, self._names, slice(0, 1), self._timeout_s)
         try:
             tell(worker.line, ToMeasure(env, spec))
-            self._answer(worker, time.monotonic() + min(_MEASURE_S, self._timeout_s))
+            worker.answer(time.monotonic() + min(_MEASURE_S, self._timeout_s))
             return choose_num_workers(hear(worker.line)[0], num_envs, cores)
         except (EnvWorkerLost, ConnectionError):
             return min(num_envs, cores)
@@ -127,15 +128,22 @@ class Pool:
         self._file = create(self._shape)
         self._memory = Memory(self._file, self._shape)
         for k, worker in enumerate(self.workers):
-            tell(worker.line, (self._shape, k, worker.part), [self._file])
+            self._introduce(k, worker)
         self.answers = self._memory.answers
 
     def _worker(self, part: slice) -> Worker:
-        worker = Worker(self.server, self._names, part, min(_LOOK_S, self._timeout_s))
+        worker = Worker(self.server, self._names, part, self._timeout_s)
         names = [worker.names(i) for i in range(part.stop - part.start)]
         with suppress(ConnectionError):  # it is gone, as `answer` finds
             tell(worker.line, Task(self._env, self._spec, names))
         return worker
+
+    def _introduce(self, k: int, worker: Worker) -> None:
+        """Tell worker `k` of the memory."""
+        assert self._memory is not None
+        assert self._file is not None
+        worker.at, worker.num_yields = self._memory.at[k], self._num_yields
+        tell(worker.line, (self._shape, k, worker.part), [self._file])
 
     def reset(self, seeds: Sequence[int]) -> None:
         assert self._memory is not None
@@ -165,22 +173,60 @@ class Pool:
         """
         worker = self.workers[k]
         try:
-            if self._answer(worker, end) != DONE:
+            if worker.answer(end) != DONE:
                 raise hear(worker.line)[0]
             if not worker.is_made:
                 hear(worker.line)  # what its actions are, as is known
                 worker.is_made = True
                 return False
         except (EOFError, ConnectionError):  # in the middle of a sentence
-            self._replace(k, self._lost(worker))
+            self._replace(k, worker.lost())
             return False
         except EnvWorkerLost as lost:
             self._replace(k, lost)
             return False
         if worker.replaces == STEP:
             self._cut(worker.part)
+        if worker.replaces is not None:
+            self._made_anew.extend(range(worker.part.start, worker.part.stop))
         worker.replaces = None
         return True
+
+    def made_anew(self) -> list[int]:
+        found, self._made_anew = self._made_anew, []
+        return found
+
+    def call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
+        asked: list[Worker] = []
+        errors: list[EnvError] = []
+        for worker in self.workers:
+            first, end = worker.part.start, worker.part.stop
+            mine = {i - first: arguments[i] for i in range(first, end) if i in arguments}
+            try:
+                if mine:
+                    worker.call(method, mine)
+                    asked.append(worker)
+            except EnvWorkerLost as lost:
+                self._leave(worker, lost)
+        for worker in asked:
+            try:
+                answers |= {worker.part.start + i: answer for i, answer in worker.called().items()}
+            except EnvWorkerLost as lost:
+                self._leave(worker, lost)
+            except EnvError as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _leave(self, worker: Worker, lost: EnvWorkerLost) -> None:
+        """Leave a lost worker to the next step, which starts another. Raises `lost` where that may not be."""
+        if self.num_restarts == self._max_restarts or not self.server.is_usable:
+            raise lost
+        if worker.lives():
+            warn(f"{lost}; it is ended")
+            worker.process.kill()
 
     def _replace(self, k: int, lost: EnvWorkerLost) -> None:
         """Start another process for what worker `k` was doing, without waiting for it. Raises `lost` if not again."""
@@ -202,7 +248,7 @@ class Pool:
             worker.is_made, worker.replaces = False, before.replaces or self._doing
             worker.num_steps = before.num_steps
             with suppress(ConnectionError):  # it is gone, too
-                tell(worker.line, (self._shape, k, worker.part), [self._file])
+                self._introduce(k, worker)
                 worker.line.send(RESET)
         except ForkServerLost as e:
             raise self._lost_server(e) from None
@@ -215,9 +261,10 @@ class Pool:
         answers.final_rows[:] = answers.rows  # of no transition, but numbers
         answers.rewards[:], answers.terminated[:], answers.truncated[:] = 0.0, False, True
         self.valid[part] = False
+        self.num_lost_episodes += part.stop - part.start
 
     def lives(self, k: int) -> bool:
-        return self._code(self.workers[k], 0.0) is None
+        return self.workers[k].lives()
 
     def close(self) -> None:
         """Have every worker close its environments, and kill those that have not a few seconds later."""
@@ -258,51 +305,6 @@ class Pool:
         if errors:
             raise errors[0]
 
-    def _answer(self, worker: Worker, end: float) -> bytes:
-        while True:
-            try:
-                answer = receive_byte(worker.line, self._num_yields)
-            except BlockingIOError:
-                # A program that an environment has started may hold the line's other end open: look at the process.
-                if self._code(worker, 0.0) is not None:
-                    raise self._lost(worker) from None
-                if time.monotonic() > end:
-                    raise self._stuck(worker) from None
-                continue
-            except ConnectionError:
-                answer = b""
-            if not answer:
-                raise self._lost(worker) from None
-            return answer
-
-    def _code(self, worker: Worker, patience_s: float) -> int | None:
-        try:
-            return worker.process.wait(patience_s) if patience_s else worker.process.poll()
-        except ForkServerLost as e:
-            raise self._lost_server(e) from None
-
-    def _lost(self, worker: Worker) -> EnvWorkerLost:
-        code = self._code(worker, _CLOSE_S)
-        return EnvWorkerLost(
-            f"{self._last_at(worker)}: the process of {worker.names.all()} ended (exit code {code}); a "
-            "negative exit code is a signal, -9 often the kernel's answer to too little memory"
-        )
-
-    def _stuck(self, worker: Worker) -> EnvWorkerLost:
-        longer = "it hangs, or its step needs longer"
-        if len(worker.names.indices) > 1:
-            longer = f"it hangs, or a step of {worker.names.all()}, one after another, needs longer"
-        return EnvWorkerLost(f"{self._last_at(worker)}: no answer within {self._timeout_s:g} s; {longer}")
-
-    def _last_at(self, worker: Worker) -> str:
-        if self._memory is None:
-            return f"{worker.names.all()}, {worker.when}"
-        at = int(self._memory.at[self.workers.index(worker), 0])
-        return f"{worker.names(at)}, {worker.when}"
-
     def _lost_server(self, lost: ForkServerLost) -> EnvWorkerLost:
         when = self.workers[0].when if self.workers else "when they were made"
-        return EnvWorkerLost(
-            f"{self._names.all()}, {when}: the process that their processes fork from ended (exit code "
-            f"{lost.code}), and they with it"
-        )
+        return lost_server(self._names, when, lost)

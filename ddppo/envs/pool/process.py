@@ -1,29 +1,46 @@
-"""One process of a pool as its rank sees it: the line to it, what it steps, and how far it is."""
+"""One process of a pool as its rank sees it: the line to it, what it steps, how far it is, and how it was lost."""
 
 import os
 import socket
 import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
 
 from ddppo.envs.faults import EnvNames, when_reset, when_stepped
-from ddppo.forking import ForkedProcess, ForkServer
+from ddppo.envs.pool.line import CALL, DONE, framed, hear, receive_byte
+from ddppo.errors import EnvWorkerLost
+from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
+
+_LOOK_S = 1.0  # between two looks at a worker that does not answer
+_END_S = 5.0  # for a process that closed the line to end
 
 
 class Worker:
     """A process of a pool and the environments that it steps: those at `part` of the batch, called `names`.
 
     replaces: what another was doing, RESET or STEP, that was lost and has this one for it; None once it has answered.
-    is_made: whether it has said so.
+    is_made: whether it has said so. at: `[8]` of the memory, whose first entry is the environment that runs.
+    num_yields: as `receive_byte`.
     """
 
     replaces: bytes | None = None
     is_made = True
     num_steps = -1  # since the reset
+    at: np.ndarray | None = None
+    num_yields = 0
 
-    def __init__(self, server: ForkServer, names: EnvNames, part: slice, look_s: float) -> None:
+    def __init__(self, server: ForkServer, names: EnvNames, part: slice, timeout_s: float) -> None:
         self.part = part
         self.names = EnvNames(names.indices[part], names.rank)
+        self._of_pool = names
+        self._timeout_s = timeout_s
         self.line, theirs = socket.socketpair()
         # The kernel's own receive timeout: polling before every answer would cost microseconds each.
+        look_s = min(_LOOK_S, timeout_s)
         interval = struct.pack("ll", int(look_s), int(look_s % 1 * 1e6))
         self.line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, interval)
         with theirs:
@@ -37,3 +54,82 @@ class Worker:
         if self.num_steps < 0:
             return "when they were made"
         return when_stepped(self.num_steps) if self.num_steps else when_reset(0)
+
+    def answer(self, end: float) -> bytes:
+        """Return the byte that it answers, until the time `end`. Raises EnvWorkerLost where it is lost or stuck."""
+        while True:
+            try:
+                answer = receive_byte(self.line, self.num_yields)
+            except BlockingIOError:
+                # A program that an environment has started may hold the line's other end open: look at the process.
+                if not self.lives():
+                    raise self.lost() from None
+                if time.monotonic() > end:
+                    raise self.stuck() from None
+                continue
+            except ConnectionError:
+                answer = b""
+            if not answer:
+                raise self.lost() from None
+            return answer
+
+    def call(self, method: str, arguments: dict[int, tuple]) -> None:
+        """Have it call a method of its environments at these places. Raises EnvWorkerLost."""
+        with self._in_the_middle_of_a_sentence():
+            self.line.sendall(CALL + framed((method, arguments)))
+
+    def called(self) -> dict[int, Any]:
+        """Return what it answers to a call. Raises the EnvError of one that failed, EnvWorkerLost."""
+        answer = self.answer(time.monotonic() + self._timeout_s)
+        with self._in_the_middle_of_a_sentence():
+            answers, _ = hear(self.line)
+        if answer != DONE:
+            raise answers
+        return answers
+
+    @contextmanager
+    def _in_the_middle_of_a_sentence(self) -> Iterator[None]:
+        """Limit how long a long message may take, which the timeout between two looks would cut short."""
+        self.line.settimeout(self._timeout_s)
+        try:
+            yield
+        except TimeoutError:
+            raise self.stuck() from None
+        except (EOFError, ConnectionError):
+            raise self.lost() from None
+        finally:
+            self.line.settimeout(None)
+
+    def lives(self) -> bool:
+        return self._code(0.0) is None
+
+    def _code(self, patience_s: float) -> int | None:
+        try:
+            return self.process.wait(patience_s) if patience_s else self.process.poll()
+        except ForkServerLost as e:
+            raise lost_server(self._of_pool, self.when, e) from None
+
+    def lost(self) -> EnvWorkerLost:
+        code = self._code(_END_S)
+        return EnvWorkerLost(
+            f"{self._last_at()}: the process of {self.names.all()} ended (exit code {code}); a "
+            "negative exit code is a signal, -9 often the kernel's answer to too little memory"
+        )
+
+    def stuck(self) -> EnvWorkerLost:
+        longer = "it hangs, or its step needs longer"
+        if len(self.names.indices) > 1:
+            longer = f"it hangs, or a step of {self.names.all()}, one after another, needs longer"
+        return EnvWorkerLost(f"{self._last_at()}: no answer within {self._timeout_s:g} s; {longer}")
+
+    def _last_at(self) -> str:
+        if self.at is None:
+            return f"{self.names.all()}, {self.when}"
+        return f"{self.names(int(self.at[0]))}, {self.when}"
+
+
+def lost_server(names: EnvNames, when: str, lost: ForkServerLost) -> EnvWorkerLost:
+    return EnvWorkerLost(
+        f"{names.all()}, {when}: the process that their processes fork from ended (exit code "
+        f"{lost.code}), and they with it"
+    )

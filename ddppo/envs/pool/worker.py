@@ -9,7 +9,7 @@ import socket
 from contextlib import suppress
 
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
-from ddppo.envs.pool.line import DONE, FAILED, RESET, Memory, ToMeasure, framed, hear, receive_byte
+from ddppo.envs.pool.line import CALL, DONE, FAILED, RESET, Memory, ToMeasure, framed, hear, receive_byte
 from ddppo.envs.same_step import InTurn, make_row_envs
 from ddppo.envs.step_cost import measure
 from ddppo.errors import EnvError
@@ -51,15 +51,19 @@ def _serve(line: socket.socket) -> None:
         stepper = InTurn(envs, memory.answers.part(part), memory.at[worker])
         seeds, actions = memory.seeds[part], memory.actions[part]
         while what := receive_byte(line, shape.num_yields):
+            answer = b""
             try:
-                if what == RESET:
+                if what == CALL:
+                    (method, arguments), _ = hear(line)
+                    answer = framed(stepper.call(method, arguments))
+                elif what == RESET:
                     stepper.reset(seeds)
                 else:
                     stepper.step(actions.copy())  # a task may keep what it was given
             except EnvError as e:
                 line.sendall(FAILED + framed(e))
             else:
-                line.sendall(DONE)
+                line.sendall(DONE + answer)
     finally:
         for env in envs:
             env.close()

@@ -64,6 +64,9 @@ OF_TOPOLOGIES: tuple[Metric, ...] = (
     ),
     Metric("dist/refused", "rollouts", PER_RANK, "older than dist.max_lag, not learned from", _TOPOLOGY),
     Metric("dist/restarts", "processes", PER_RANK, "lost and started again, so far", _TOPOLOGY),
+    Metric(
+        "dist/lost_episodes", "episodes", PER_RANK, "cut because their process was lost, so far", _TOPOLOGY
+    ),
 )
 
 METRICS: tuple[Metric, ...] = (
@@ -204,6 +207,7 @@ METRICS: tuple[Metric, ...] = (
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
+OF_TASK = "task/"  # what names begin with that are listed by a task's journal (ddppo/run/records/journal.py)
 # In the order of the table; t_iter is the sum of the exclusive parts.
 WAIT_NAMES = tuple(f"time/t_wait_{role}" for role in ROLES)  # of t_sync, where there are such roles
 TIME_NAMES = tuple(m.name for m in METRICS if m.name.startswith("time/") and m.name not in WAIT_NAMES)
@@ -214,7 +218,7 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
-        if name in listed:
+        if name in listed or (name.startswith(OF_TASK) and not per_rank):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:

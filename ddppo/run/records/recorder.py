@@ -12,6 +12,7 @@ from ddppo.config import Config
 from ddppo.files import move_aside, write_json
 from ddppo.run.folder import RunFolder
 from ddppo.run.records.display import closing, header, make_display
+from ddppo.run.records.journal import TaskJournal
 from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.summary import SummaryBuilder
@@ -23,8 +24,11 @@ from ddppo.terminal import warn
 class NullRecorder:
     """What the other ranks hold."""
 
-    def record(self, report: IterationReport, *, is_last: bool) -> None:
+    def record(self, report: IterationReport, news: list[bytes], *, is_last: bool) -> None:
         pass
+
+    def known(self) -> list[bytes]:
+        return []
 
     def conclude(self, report: IterationReport) -> None:
         pass
@@ -39,7 +43,8 @@ class NullRecorder:
 class Recorder:
     """Opens the run folder's records, continuing those of a run resumed at an iteration without doubled steps.
 
-    `derived` holds what only the process knows: num_parameters, device, threads.
+    `derived` holds what only the process knows: num_parameters, device, threads. journal: the import path of the
+    task's, if it has one.
     """
 
     def __init__(
@@ -52,9 +57,11 @@ class Recorder:
         iteration: int,
         env_steps: int,
         wall_s: float,
+        journal: str | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
+        self.journal = TaskJournal(config.env, journal, run_dir) if journal else None
         resumed = iteration > 0
         self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
         metrics_path = run_dir / "metrics.jsonl"
@@ -94,15 +101,32 @@ class Recorder:
             self._switched_off.add(viewer)
             warn(f"{viewer} failed and is switched off, the run goes on: {type(e).__name__}: {e}")
 
-    def record(self, report: IterationReport, *, is_last: bool) -> None:
-        """Write and show one iteration; `is_last` makes its evaluation the final one."""
+    def known(self) -> list[bytes]:
+        """Return what the task's journal knows of before, as news."""
+        return self.journal.before() if self.journal is not None else []
+
+    def record(self, report: IterationReport, news: list[bytes], *, is_last: bool) -> None:
+        """Write and show one iteration and what environments published in it; `is_last` makes its evaluation final."""
+        if self.journal is not None:
+            report = self.journal.noted(report, news)
         self.summary.add(report)
         self.metrics.write(report)
         if self.tensorboard is not None:
             self._view("TensorBoard", self.tensorboard.write, report)
+            if self.journal is not None:
+                self._view("the journal's pictures", self._show_pictures, report.env_steps)
         self._view("the progress display", self.display.update, report)
         if is_last:
             self.conclude(report)
+
+    def _show_pictures(self, env_steps: int) -> None:
+        assert self.journal is not None
+        assert self.tensorboard is not None
+        self.tensorboard.show(self.journal.pictures(), env_steps)
+
+    def _summarise_journal(self) -> None:
+        assert self.journal is not None
+        self.summary.task = self.journal.summary()
 
     def conclude(self, report: IterationReport) -> None:
         """Make the report's evaluation, if it has one, the final one."""
@@ -123,6 +147,8 @@ class Recorder:
         if self.config.target_return is not None:
             nothing = {"time_to_target_s": None, "steps_to_target": None}
             reached = {"return": self.config.target_return, "reached": bool(target), **(target or nothing)}
+        if self.journal is not None:
+            self._view("the journal's summary", self._summarise_journal)
         summary = self.summary.build(
             status=status,
             params_hash=params_hash,

@@ -47,8 +47,11 @@ class SummaryBuilder:
 
     The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
     `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
-    themselves in the summary, and its `roles`, one name per rank, with the ranks.
+    themselves in the summary, and its `roles`, one name per rank, with the ranks. task: what its journal tells, if it
+    has one.
     """
+
+    task: Mapping[str, Any] | None = None
 
     def __init__(
         self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
@@ -140,6 +143,7 @@ class SummaryBuilder:
             "per_rank": measured.per_rank(self._roles),
             "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
             "target": target,
+            "task": self.task,
             "derived": sizes(shape) | self._derived,
             "config": asdict(self._config),
             "versions": versions(),

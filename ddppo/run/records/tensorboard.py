@@ -9,9 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ddppo.config import Config
 from ddppo.files import free_name, replacing
-from ddppo.run.records.metrics import OF_TOPOLOGIES, WAIT_NAMES, IterationReport
+from ddppo.run.records.metrics import OF_TASK, OF_TOPOLOGIES, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
 
 # Page -> chart -> tags. TensorBoard reads the tags as regular expressions that match from the start.
@@ -41,7 +43,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
             f"{m.name}$" for m in OF_TOPOLOGIES if "lag_" in m.name and m.unit == "rollouts"
         ],
         "rollouts waiting and refused": ["dist/queue_depth$", "dist/refused$"],
-        "processes started again": ["dist/restarts$"],
+        "processes started again, episodes lost with them": ["dist/restarts$", "dist/lost_episodes$"],
     },
     "stability": {
         "approximate KL (nats)": ["train/approx_kl$"],
@@ -57,6 +59,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
 }
 _LOCAL = {"rollout/local_steps", "rollout/local_fps"}  # said by rollout/steps and rollout/fps
 _BY_WALL = "eval_by_wall_ms/"
+_TASK_BY_WALL = "task_by_wall_ms/"
 # What the HPARAMS tab compares, from the evaluation at the end.
 FINAL_NAMES = ("return_mean", "return_median", "return_iqm", "return_std", "episodes")
 
@@ -65,8 +68,9 @@ class TensorBoardWriter:
     """Scalars at the global env step, pages for time, topology and stability, hyperparameters.
 
     In `folder`: the global metrics; those of ranks, but for rollout/local_*, as means over the ranks that have them;
-    dist/rank<r>/t_rollout and t_sync if W > 1; eval_by_wall_ms/return_*, whose x-axis is wall_s in milliseconds;
-    eval_final/* and the hyperparameters. All of it is one run to TensorBoard.
+    dist/rank<r>/t_rollout and t_sync if W > 1; eval_by_wall_ms/return_* and task_by_wall_ms/*, whose x-axis is wall_s
+    in milliseconds; eval_final/* and the hyperparameters; what a task's journal shows, under task/. All of it is one
+    run to TensorBoard.
 
     On resume give env_steps and wall_s of the checkpoint: what was written after it is removed from `folder`
     (drop_after keeps the numbers). SummaryWriter's purge_step is no substitute: TensorBoard 2.21 goes on
@@ -115,11 +119,20 @@ class TensorBoardWriter:
                 for name in {"time/t_rollout", "time/t_sync"} & metrics.keys():
                     scalars[f"dist/rank{rank}/{name.removeprefix('time/')}"] = metrics[name]
         _add_scalars(self._writer, scalars, report.env_steps)
-        returns = {k: v for k, v in report.global_metrics.items() if k.startswith("eval/return_")}
-        if returns:
-            by_wall = {_BY_WALL + k.removeprefix("eval/"): v for k, v in returns.items()}
+        by_wall = {}
+        for name, value in report.global_metrics.items():
+            if name.startswith("eval/return_"):
+                by_wall[_BY_WALL + name.removeprefix("eval/")] = value
+            elif name.startswith(OF_TASK):
+                by_wall[_TASK_BY_WALL + name.removeprefix(OF_TASK)] = value
+        if by_wall:
             _add_scalars(self._writer, by_wall, _ms(report.wall_s))
         self._env_steps = report.env_steps
+
+    def show(self, pictures: Mapping[str, np.ndarray], env_steps: int) -> None:
+        """Show pictures `[height, width, 3]` uint8 by name."""
+        for name, picture in pictures.items():
+            self._writer.add_image(OF_TASK + name, picture, env_steps, dataformats="HWC")
 
     def close(self, final_eval: Mapping[str, float] | None = None, *, completed: bool = True) -> None:
         if final_eval is not None:
@@ -194,7 +207,7 @@ def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
                 damage = f"the record before byte {file.tell()} cannot be read"
                 break
             values = event.summary.value
-            last = wall_ms if values and values[0].tag.startswith(_BY_WALL) else env_steps
+            last = wall_ms if values and values[0].tag.startswith((_BY_WALL, _TASK_BY_WALL)) else env_steps
             described = any(value.HasField("metadata") for value in values)
             if event.step <= last and not described:
                 kept.write(header + body)

@@ -21,6 +21,7 @@ from ddppo.distributed.programs.async_actors.messages import (
 )
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import RolloutMessage
+from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import CollectiveError
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
@@ -33,8 +34,8 @@ class AsyncActor(Program):
     def __init__(self, kit: Kit) -> None:
         assert isinstance(kit.group, OwnPace)
         self._kit, self._group = kit, kit.group
-        self._env = kit.envs()
-        self.collector: Collector = kit.collector(self._env, kit.env_indices.start)
+        self.env: VecEnv = kit.envs()
+        self.collector: Collector = kit.collector(self.env, kit.env_indices.start)
         self.learners = Group()  # of one
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
@@ -87,7 +88,7 @@ class AsyncActor(Program):
         wire.send(SENT.pack(*sent), as_bytes(self._rollouts.pack(collected.rollout)), episodes.tobytes())
 
     def _num_restarts(self) -> int:
-        return int(self._kit.restarts(self._env).get("dist/restarts", 0))
+        return int(self._kit.restarts(self.env).get("dist/restarts", 0))
 
     def _lost(self, how: str, error: Exception) -> str:
         limit = f"limit dist.timeout_s={self._kit.config.dist.timeout_s:g}"
@@ -105,4 +106,4 @@ class AsyncActor(Program):
         return NO_UPDATE
 
     def close(self) -> None:
-        self._env.close()
+        self.env.close()

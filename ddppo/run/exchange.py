@@ -1,0 +1,116 @@
+"""What environments tell one another between iterations, whichever ranks and processes step them."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import torch
+
+from ddppo.collectives import Group
+from ddppo.envs.publishing import PublishingEnvs
+from ddppo.errors import TrainingError
+from ddppo.run.parts import Parts
+
+_SIZE = struct.Struct("<q")
+
+
+class NoExchange:
+    """Of environments that keep to themselves, as most do."""
+
+    def begin(self) -> None:
+        """Tell the environments what the run folder knows."""
+
+    def meet(self) -> list[bytes]:
+        """Take part in the exchange after an iteration; return the news of all environments."""
+        return []
+
+
+class Exchange(NoExchange):
+    """Hands what every environment published to every other, in the order of their indices in the run.
+
+    So nothing follows from who steps which of them. dealt: how many each rank steps that steps some, in the order in
+    which they are dealt. envs: of this rank, None where it steps none. known: what the run folder knows, as news; [] on
+    other ranks than 0. All ranks meet, once in an iteration.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        dealt: Mapping[int, int],
+        envs: PublishingEnvs | None,
+        known: Callable[[], list[bytes]],
+    ) -> None:
+        self._group = group
+        self._dealt = dealt
+        self._envs = envs
+        self._known = known
+
+    def begin(self) -> None:
+        self._inform(range(self._envs.num_envs) if self._envs is not None else [])
+
+    def meet(self) -> list[bytes]:
+        mine = self._envs.publish() if self._envs is not None else []
+        lost = self._envs.made_anew() if self._envs is not None else []
+        parts, any_lost = gather_bytes(self._group, _packed(mine), asks=bool(lost))
+        if any_lost:  # with its process; what it has heard so far it heard of
+            self._inform(lost)
+        news: list[bytes] = []
+        for rank, num_envs in self._dealt.items():
+            news += _unpacked(parts[rank]) or [b""] * num_envs
+        if self._envs is not None:
+            self._envs.receive(news)
+        return news
+
+    def _inform(self, envs: Sequence[int]) -> None:
+        parts, _ = gather_bytes(self._group, _packed(self._known()))
+        before = _unpacked(parts[0])
+        if before and envs:
+            assert self._envs is not None
+            self._envs.receive(before, envs)
+
+
+def make_exchange(parts: Parts, group: Group, known: Callable[[], list[bytes]]) -> NoExchange:
+    """Return the exchange of a rank of these parts."""
+    if parts.spec.journal is None:
+        return NoExchange()
+    stepping, program = parts.layout.stepping, parts.program
+    dealt = {rank: len(parts.shape.env_indices(place)) for place, rank in enumerate(stepping)}
+    if program.env is None and group.rank in dealt:
+        raise TrainingError(
+            f"rank {group.rank}: its program, {type(program).__name__}, steps environments that publish and does not "
+            "name them: have it set self.env (ddppo.distributed.programs.kit.Program)"
+        )
+    return Exchange(group, dealt, cast(PublishingEnvs | None, program.env), known)
+
+
+def gather_bytes(group: Group, mine: bytes, *, asks: bool = False) -> tuple[list[bytes], bool]:
+    """Return the bytes of all ranks, on all ranks, and whether any of them asks.
+
+    A gather of sizes, then one of as much as the longest, where there is any.
+    """
+    heads = group.gather(torch.tensor([len(mine), asks])).tolist()
+    sizes = [size for size, _ in heads]
+    any_asks = any(asked for _, asked in heads)
+    if not any(sizes):
+        return [b""] * len(sizes), any_asks
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded.numpy()[: len(mine)] = memoryview(mine)
+    rows = group.gather(padded).numpy()
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)], any_asks
+
+
+def _packed(news: Sequence[bytes]) -> bytes:
+    """Return news one after another, each behind its size; b"" for none at all."""
+    if not any(news):
+        return b""
+    return b"".join(_SIZE.pack(len(each)) + each for each in news)
+
+
+def _unpacked(content: bytes) -> list[bytes]:
+    news, at = [], 0
+    while at < len(content):
+        (size,) = _SIZE.unpack_from(content, at)
+        at += _SIZE.size
+        news.append(content[at : at + size])
+        at += size
+    return news
