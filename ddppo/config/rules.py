@@ -138,6 +138,7 @@ def validate(config: Config) -> BatchShape:
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
             "autoreset pseudo-steps: use at least 2, or env.backend=sync"
         )
+    _check_observers(config, shape)
     _check_workers(config, shape)
     if shape.batch_size > _LARGEST_BATCH:
         raise ConfigError(
@@ -242,6 +243,24 @@ def _check_own_pace(config: Config) -> None:
         raise ConfigError(
             f"dist.collective={dist.collective} has no effect with distributed={dist.topology}, whose ranks meet in "
             "no collective: leave it out"
+        )
+
+
+def _check_observers(config: Config, shape: BatchShape) -> None:
+    observers, num_workers, num_envs = config.dist.observers, config.env.num_workers, shape.local_num_envs
+    if observers is None:
+        return
+    if num_workers not in (None, observers):
+        raise ConfigError(
+            f"dist.observers={observers} and env.num_workers={num_workers} say the same of "
+            f"distributed={config.dist.topology} by two numbers: leave one of them out"
+        )
+    if num_envs % observers:
+        divisors = [n for n in range(1, num_envs + 1) if num_envs % n == 0]
+        near = sorted(sorted(divisors, key=lambda n: abs(n - observers))[:4])
+        raise ConfigError(
+            f"dist.observers={observers} does not divide the {num_envs} environments of an agent: use "
+            f"{' or '.join(map(str, near))}, or set env.num_envs to a multiple of {observers * shape.world_size}"
         )
 
 

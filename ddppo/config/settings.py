@@ -141,6 +141,12 @@ class DistConfig:
         "evenly as goes",
         factory=list,
     )
+    observers: int | None = setting(
+        None,
+        "topology=central_inference: processes that step an agent's environments, each as many; null as many as "
+        "env.num_workers says",
+        low=1,
+    )
     max_wait_ms: float | None = setting(
         None,
         "topology=central_inference: how long a forward waits for further observers once one is there; null for all",

@@ -94,7 +94,7 @@ TOPOLOGIES = {
             _central_inference,
             "ddppo.distributed.programs.central:Agent",
             env_backend="pool",
-            settings=("dist.max_wait_ms",),
+            settings=("dist.max_wait_ms", "dist.observers"),
         ),
         Topology(
             "device",

@@ -58,6 +58,10 @@ LINES = {
     "ppo=a3c": "ppo.rollouts_per_update=1 has no effect with distributed=ddp: use distributed=async_actors",
     "distributed=single dist.topology=sync_actors": "takes at least 2 ranks",
     "resume={run} dist.topology=sync_actors": "takes at least 2 ranks",
+    "distributed=central_inference dist.observers=3": "does not divide the 8 environments of an agent: use 1 or 2 or 4",
+    "distributed=central_inference dist.observers=0": "must be at least 1",
+    "distributed=central_inference dist.observers=4 env.num_workers=2": "leave one of them out",
+    "dist.observers=4": "has no effect with distributed=ddp: use distributed=central_inference",
     "distributed=async_actors dist.world_size=3 env=gym env.id=tests.distributed.telling:tests/Telling-v0": (
         "its environments tell one another after every iteration what they found"
     ),

@@ -6,6 +6,7 @@ not depend on who waited for whom. Espeholt et al. 2020, "SEED RL", arXiv:1910.0
 al. 2023, "Quarl", arXiv:2307.10120.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,8 @@ class Agent(Program):
         self._kit = kit
         config = kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
-        self.env = Observers(config.env, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
+        env = replace(config.env, num_workers=config.dist.observers or config.env.num_workers)
+        self.env = Observers(env, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
         wait = config.dist.max_wait_ms
         self.collector = CentralCollector(
             **kit.of_collector(self.env, kit.env_indices.start),

@@ -110,7 +110,8 @@ class Point:
         """How many environments of a rank sleep at once: as many as a pool has processes, by default one each."""
         if self.stepping not in ("pool", "async"):  # async, one process each, was before there were pools
             return 1.0
-        return float(self.env.get("num_workers") or math.inf)
+        observers = (self.run.config.get("dist") or {}).get("observers")
+        return float(self.env.get("num_workers") or observers or math.inf)
 
     @property
     def env(self) -> dict[str, Any]:

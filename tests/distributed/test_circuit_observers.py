@@ -1,0 +1,57 @@
+"""Agents that serve observers of quantum circuits: whose episodes begin, and what a lost observer costs."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from tests.support import TINY, door, lines, summary
+
+CIRCUITS = ("tof_3", "barenco_tof_3", "mod5_4")
+# Every episode lasts as long as a rollout: no cost ends it, and to change nothing does not.
+STEPS = 20
+FIXED = [
+    f"env.kwargs.episode.min_steps={STEPS}", f"env.kwargs.episode.max_steps={STEPS}", "env.kwargs.episode.slack=50",
+    "env.kwargs.episode.nop_stop=false", f"ppo.rollout_steps={STEPS}",
+]  # fmt: skip
+HOW = [
+    "env=circuit", "env.id=tests.distributed.watched_circuits:tests/Watched-v0", "model=mlp", "model.hidden_sizes=[16]",
+    f"env.kwargs.circuit=[{','.join(CIRCUITS)}]", "ppo.num_minibatches=2", "ppo.num_epochs=1", "dtype=float64",
+    "distributed=central_inference",
+]  # fmt: skip
+
+
+def trained(folder, *arguments):
+    how = [*TINY, *HOW, *FIXED, f"+env.kwargs.folder={folder}", *arguments]
+    result = door(*how, run_dir=folder / "run", timeout_s=240)
+    assert result.code == 0, result.stderr
+    return folder / "run", json.loads((folder / "run" / "ended.json").read_text())
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_3_circuits_4_observers_and_3_iterations_are_12_episodes_4_of_each_circuit(tmp_path, world_size):
+    num_envs, steps = 4 * world_size, 3 * 4 * world_size * STEPS
+    how = [f"dist.world_size={world_size}", "dist.observers=4", f"env.num_envs={num_envs}"]
+    run_dir, ended = trained(tmp_path, *how, f"ppo.total_steps={steps}")
+    assert [[len(of_env) for of_env in of_iteration] for of_iteration in ended] == [[1] * num_envs] * 3
+    episodes = Counter(name for of_iteration in ended for of_env in of_iteration for name in of_env)
+    assert episodes == dict.fromkeys(CIRCUITS, 4 * world_size)
+    for line in lines(run_dir):
+        assert line["rollout/inference_batch"] == 4  # one forward a step, for all observers of the agent
+
+
+def test_a_killed_observer_is_started_again_and_its_episode_is_lost(tmp_path):
+    how = [
+        "dist.observers=4", "env.num_envs=4", f"ppo.total_steps={3 * 4 * STEPS - 1}", "dist.on_lost=restart",
+        f"+env.kwargs.dies_at={STEPS + 7}",
+    ]  # fmt: skip
+    run_dir, ended = trained(tmp_path, *how)
+    assert (tmp_path / "died").exists()
+    written = lines(run_dir)
+    assert [line["dist/restarts"] for line in written] == [0, 1, 1]
+    assert [line["dist/lost_episodes"] for line in written] == [0, 1, 1]
+    assert [line["rollout/local_steps"] for line in written] == [80, 79, 80]  # the step under way was none
+    # The episode that was lost is told of by nobody; the next one ends between two of the others.
+    assert sorted(len(of_env) for of_env in ended[1]) == [0, 1, 1, 1]
+    assert [line["rollout/episodes"] for line in written] == [4, 3, 4]
+    assert summary(run_dir)["status"] == "completed"
