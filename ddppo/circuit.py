@@ -4,8 +4,9 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from omegaconf import MISSING
 
@@ -16,17 +17,15 @@ from ddppo.options import door, parse
 from ddppo.package import versions
 from ddppo.terminal import warn
 
-if TYPE_CHECKING:
-    from ddppo.circuits import Circuit
-    from ddppo.circuits.qasm import Program
-
 _USAGE = """python -m ddppo.circuit verify a.qasm b.qasm                  are they equal, up to a phase?
 python -m ddppo.circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
+python -m ddppo.circuit optimise my.qasm out=smaller.qasm     make it smaller by rewriting, verified; minutes=10
+python -m ddppo.circuit replay my.qasm rewrites.json          repeat how that was found, and verify it
 python -m ddppo.circuit merge my.qasm out=smaller.qasm        add up rotations about one parity
 python -m ddppo.circuit rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
 
 A circuit is an OpenQASM 2 file or the name of a benchmark, e.g. tof_3.
-Exit code 0, 1 where verify finds a difference, or 2 for a mistake in the command or a file.
+Exit code 0, 1 where verify or replay finds a difference, or 2 for a mistake in the command or a file.
 `python -m ddppo.circuit <verb> --help` lists the settings of a verb."""
 _LEAST_WIDTH = 20
 
@@ -57,10 +56,11 @@ class MergeOptions:
 def verify(options: VerifyOptions) -> int:
     """Print whether two circuits are equal; return 0 if so, else 1."""
     from ddppo.circuits import equivalence
+    from ddppo.circuits.sources import noted
 
     if len(options.others) != 1:
         raise ConfigError(f"verify compares two circuits, and {1 + len(options.others)} are given")
-    a, b = (_program(source) for source in (options.circuit, options.others[0]))
+    a, b = (noted(source) for source in (options.circuit, options.others[0]))
     verdict = equivalence.verify(a.circuit, b.circuit, options.seed)
     print(verdict)
     return 0 if verdict.is_equal else 1
@@ -68,13 +68,15 @@ def verify(options: VerifyOptions) -> int:
 
 def show(options: ShowOptions) -> int:
     """Draw a circuit, or write it."""
+    from ddppo.circuits.costs import counts
     from ddppo.circuits.drawing import as_svg, as_text
     from ddppo.circuits.qasm import as_qasm
+    from ddppo.circuits.sources import noted
 
     if options.width is not None and options.format == "qasm":
         raise ConfigError(f"width={options.width} has no effect on format=qasm: leave it out")
-    circuit, names, _ = _program(options.circuit)
-    heading = f"{options.circuit}: {_counts(circuit)}"
+    circuit, names, _ = noted(options.circuit)
+    heading = f"{options.circuit}: {counts(circuit)}"
     if options.format == "text":
         width = options.width or shutil.get_terminal_size((100, 0)).columns
         said = f"{heading}\n\n{as_text(circuit, names, max(width, _LEAST_WIDTH))}\n"
@@ -92,10 +94,12 @@ def show(options: ShowOptions) -> int:
 def merge(options: MergeOptions) -> int:
     """Write the circuit with its rotations merged, once that is verified to be equal."""
     from ddppo.circuits import equivalence
+    from ddppo.circuits.costs import counts
     from ddppo.circuits.merging import merged
     from ddppo.circuits.qasm import write
+    from ddppo.circuits.sources import noted
 
-    circuit = _program(options.circuit).circuit
+    circuit = noted(options.circuit).circuit
     smaller = merged(circuit)
     try:
         verdict = equivalence.verify(circuit, smaller)
@@ -105,7 +109,7 @@ def merge(options: MergeOptions) -> int:
         said = "equal by construction, not verified"
         warn(str(e))
     write(smaller, options.out)
-    print(f"{options.circuit}: {_counts(circuit)}\n{options.out}: {_counts(smaller)}\n{said}")
+    print(f"{options.circuit}: {counts(circuit)}\n{options.out}: {counts(smaller)}\n{said}")
     return 0
 
 
@@ -122,6 +126,12 @@ VERBS = {
     "verify": Verb(VerifyOptions, verify, "python -m ddppo.circuit verify <circuit> <circuit>", "others"),
     "show": Verb(ShowOptions, show, "python -m ddppo.circuit show <circuit> [key=value ...]"),
     "merge": Verb(MergeOptions, merge, "python -m ddppo.circuit merge <circuit> out=<file>"),
+}
+# Verbs of which only those who use them import what they need: each module has a main() that returns the exit code.
+_ELSEWHERE = {
+    "optimise": "ddppo.optimise.command",
+    "replay": "ddppo.optimise.replay",
+    "rules": "ddppo.circuits.rules.command",
 }
 
 
@@ -140,12 +150,10 @@ def run(arguments: Sequence[str]) -> int:
     if word == "--version":
         print(versions())
         return 0
-    if word == "rules":
-        from ddppo.circuits.rules import command
-
-        command.main(arguments[1:])
-        return 0
-    verbs = [*VERBS, "rules"]
+    if word in _ELSEWHERE:
+        code: int = import_module(_ELSEWHERE[word]).main(arguments[1:])
+        return code
+    verbs = [*VERBS, *_ELSEWHERE]
     if word not in VERBS:
         known = ", ".join(verbs)
         raise ConfigError(
@@ -156,24 +164,6 @@ def run(arguments: Sequence[str]) -> int:
     verb = VERBS[word]
     options: Any = parse(verb.options, arguments[1:], usage=verb.usage, path="circuit", more=verb.more)
     return verb.run(options)
-
-
-def _program(source: str) -> "Program":
-    """Return the circuit, and say what of the file it does not hold."""
-    from ddppo.circuits.sources import program
-
-    found = program(source)
-    for remark in found.remarks:
-        print(f"note: {remark}", file=sys.stderr)
-    return found
-
-
-def _counts(circuit: "Circuit") -> str:
-    from ddppo.circuits import KINDS
-
-    kinds = circuit.kinds.tolist()
-    parts = ", ".join(f"{kinds.count(k)} {kind}" for k, kind in enumerate(KINDS))
-    return f"{len(circuit)} gates ({parts}) on {circuit.num_qubits} qubits, depth {circuit.depth}"
 
 
 if __name__ == "__main__":

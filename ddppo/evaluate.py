@@ -16,7 +16,6 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.files import stored
 from ddppo.options import door, parse
 from ddppo.package import install_command
-from ddppo.terminal import warn
 
 _USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
 
@@ -62,7 +61,7 @@ def evaluate(options: EvaluateConfig) -> str:
         raise ConfigError(
             f"video=true: {config.env.id} is stepped by ale-py's batch, which draws no pictures"
         )
-    path = _checkpoint_path(options.checkpoint, run_dir)
+    path = checkpoint.chosen(options.checkpoint, run_dir)
     state = checkpoint.load(path)
     policy = load_policy(config, state)
     seed = config.seed if options.seed is None else options.seed
@@ -90,27 +89,6 @@ def evaluate(options: EvaluateConfig) -> str:
     if options.json:
         return json.dumps({**result, "returns": scores.returns, "lengths": scores.lengths})
     return _text(result)
-
-
-def _checkpoint_path(which: str, run_dir: Path) -> Path:
-    from ddppo.run import checkpoint
-
-    folder = run_dir / "checkpoints"
-    if which == "last":
-        whole, damaged = checkpoint.last_whole(folder)
-        if whole is None:
-            if damaged:
-                raise RunFolderError(
-                    f"{damaged[0]} is damaged, and {run_dir} has no older checkpoint that is whole"
-                )
-            raise RunFolderError(f"{run_dir} has no checkpoint yet")
-        for newer in damaged:
-            warn(f"{newer} is damaged: {whole.name} is evaluated")
-        return whole
-    path = folder / "best.pt" if which == "best" else Path(which)
-    if not path.is_file():
-        raise RunFolderError(f"checkpoint={which}: {path} does not exist; use last, best or a file's path")
-    return path
 
 
 def _quartiles(returns: tuple[float, ...]) -> dict[str, float]:

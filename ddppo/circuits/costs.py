@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ddppo.circuits.circuit import CX, Circuit
+from ddppo.circuits.circuit import CX, KINDS, Circuit
 from ddppo.errors import ConfigError, near
 from ddppo.tracebacks import in_one_line
 
@@ -31,6 +31,13 @@ def cx_weighted(circuit: Circuit) -> float:
 def depth(circuit: Circuit) -> float:
     """Gates on the longest path."""
     return circuit.depth
+
+
+def counts(circuit: Circuit) -> str:
+    """Return in words how many gates of which kinds there are, on how many qubits, and the depth."""
+    kinds = circuit.kinds.tolist()
+    parts = ", ".join(f"{kinds.count(k)} {kind}" for k, kind in enumerate(KINDS))
+    return f"{len(circuit)} gates ({parts}) on {circuit.num_qubits} qubits, depth {circuit.depth}"
 
 
 COSTS: dict[str, Cost] = {f.__name__: f for f in (gate_count, cx_count, cx_weighted, depth)}

@@ -1,5 +1,6 @@
 """A circuit by what a user calls it: the path of an OpenQASM 2 file, or the name of a benchmark."""
 
+import sys
 from pathlib import Path
 
 from ddppo.circuits.benchmarks import BENCHMARKS, benchmark
@@ -21,3 +22,11 @@ def program(source: str) -> Program:
             f"{source}{near(source, list(BENCHMARKS))}: neither a file nor one of the benchmark circuits {known}"
         )
     return read(source)
+
+
+def noted(source: str) -> Program:
+    """Do the same, and say on stderr what of the file the circuit does not hold."""
+    found = program(source)
+    for remark in found.remarks:
+        print(f"note: {remark}", file=sys.stderr)
+    return found

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+if TYPE_CHECKING:  # what is compiled and imports no torch is in this package too
+    import torch
 
 
 class Record(NamedTuple):
@@ -70,23 +71,23 @@ class Group:
         assert tuple(ranks) == self.members, f"ranks {ranks} of a run of one"
         return self
 
-    def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
+    def sum_(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Replace `tensor` by its sum over ranks and return it."""
         return tensor
 
-    def sum_call(self, dtype: torch.dtype) -> SumCall | None:
+    def sum_call(self, dtype: "torch.dtype") -> SumCall | None:
         """Return how C sums without Python, who then records it; None where only `sum_` can."""
         return None
 
-    def gather(self, values: torch.Tensor) -> torch.Tensor:
+    def gather(self, values: "torch.Tensor") -> "torch.Tensor":
         """Return every rank's `values` (CPU, same shape on all ranks) as `[W, ...]`, on every rank."""
         return values.unsqueeze(0)
 
-    def gather_at_root(self, values: torch.Tensor) -> torch.Tensor | None:
+    def gather_at_root(self, values: "torch.Tensor") -> "torch.Tensor | None":
         """Return every rank's `values` as `gather` does, on rank 0; None on the others, who receive nothing."""
         return values.unsqueeze(0)
 
-    def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
+    def broadcast_(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Replace `tensor` by rank 0's and return it."""
         return tensor
 

@@ -5,10 +5,12 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from ddppo.collectives.contract import Group, Record
+
+if TYPE_CHECKING:  # what is compiled and imports no torch is in this package too
+    import torch.distributed as dist
 
 # Where ranks that lost their peers leave word in the store.
 _WORD, _NUM_WORDS = "ddppo/word/{}", "ddppo/num_words"
@@ -21,7 +23,7 @@ class Watch:
     members: the ranks of the run that it watches, itself among them.
     """
 
-    def __init__(self, rank: int, world_size: int, store: dist.Store, timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, store: "dist.Store", timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
         self.members = tuple(range(world_size))
@@ -112,35 +114,39 @@ class Peers(Group):
         return self.watch.lost(what, waited_s)
 
     def close(self) -> None:
+        import torch.distributed as dist
+
         # Made by the group of all ranks, or besides it for dist.grad_sync=ddp.
         if self.world_size == self.watch.world_size and dist.is_initialized():
             dist.destroy_process_group()
 
 
-def shared_by_all(store: dist.Store) -> dist.Store:
+def shared_by_all(store: "dist.Store") -> "dist.Store":
     """Return the store without the prefixes under which one process group alone would read it."""
+    import torch.distributed as dist
+
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
 
 
-def note_met(store: dist.Store) -> None:
+def note_met(store: "dist.Store") -> None:
     """Tell the launcher that this rank has met all the others, and from now on notices the end of any."""
     store.add(_NUM_MET, 1)
 
 
-def have_met(store: dist.Store, world_size: int) -> bool:
+def have_met(store: "dist.Store", world_size: int) -> bool:
     """Return whether all ranks have said so."""
     return store.add(_NUM_MET, 0) >= world_size
 
 
-def leave_word(store: dist.Store, rank: int, word: str) -> None:
+def leave_word(store: "dist.Store", rank: int, word: str) -> None:
     """Tell the other ranks and the launcher for how long this one has not heard of all of them: "for 8.1 s, ..."."""
     store.set(_WORD.format(rank), word)
     store.add(_NUM_WORDS, 1)
 
 
-def last_words(store: dist.Store, world_size: int) -> dict[int, str]:
+def last_words(store: "dist.Store", world_size: int) -> dict[int, str]:
     """Return the words of the ranks that left one."""
     words = {rank: _WORD.format(rank) for rank in range(world_size)}
     return {rank: store.get(word).decode() for rank, word in words.items() if store.check([word])}

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddppo.errors import RunFolderError
 from ddppo.files import move_aside, replacing, stored
+from ddppo.terminal import warn
 
 FORMAT = "ddppo-checkpoint"
 VERSION = 1
@@ -82,6 +83,26 @@ def is_whole(path: Path) -> bool:
             return archive.testzip() is None
     except (OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile):
         return False
+
+
+def chosen(which: str, run_dir: Path) -> Path:
+    """Return the checkpoint of a run that a user calls last, best, or by a path. Raises RunFolderError."""
+    folder = run_dir / "checkpoints"
+    if which == "last":
+        whole, damaged = last_whole(folder)
+        if whole is None:
+            if damaged:
+                raise RunFolderError(
+                    f"{damaged[0]} is damaged, and {run_dir} has no older checkpoint that is whole"
+                )
+            raise RunFolderError(f"{run_dir} has no checkpoint yet")
+        for newer in damaged:
+            warn(f"{newer} is damaged: {whole.name} is taken")
+        return whole
+    path = folder / "best.pt" if which == "best" else Path(which)
+    if not path.is_file():
+        raise RunFolderError(f"checkpoint={which}: {path} does not exist; use last, best or a file's path")
+    return path
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs import ObsArrays, VecEnv, probe
 from ddppo.errors import RunFolderError, TrainingError
-from ddppo.models import ActorCritic, build_model, tensor_dtype
+from ddppo.models import ActionDistribution, ActorCritic, build_model, tensor_dtype
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec, each
@@ -32,7 +32,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model with its observation normaliser, acting greedily."""
+    """A model with its observation normaliser."""
 
     model: ActorCritic
     normalizer: ObsNormalizer | None
@@ -41,6 +41,14 @@ class Policy:
     @torch.inference_mode()
     def act(self, obs: ObsArrays, mask: np.ndarray | None) -> np.ndarray:
         """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
+        return self._distribution(obs, mask).mode().cpu().numpy()
+
+    @torch.inference_mode()
+    def sample(self, obs: ObsArrays, mask: np.ndarray | None, noise: np.ndarray) -> np.ndarray:
+        """Return actions drawn by noise `[E, model.num_noise]`, of the law that `ActionDistribution.sample` names."""
+        return self._distribution(obs, mask).sample(torch.from_numpy(noise)).numpy()
+
+    def _distribution(self, obs: ObsArrays, mask: np.ndarray | None) -> ActionDistribution:
         parameter = next(self.model.parameters())
 
         def tensor(leaf: ArraySpec, array: np.ndarray) -> torch.Tensor:
@@ -50,7 +58,7 @@ class Policy:
         if self.normalizer is not None:
             x = self.normalizer(x)
         allowed = None if mask is None else torch.from_numpy(mask).to(parameter.device)
-        return self.model.distribution(self.model.action_params(x), allowed).mode().cpu().numpy()
+        return self.model.distribution(self.model.action_params(x), allowed)
 
 
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:

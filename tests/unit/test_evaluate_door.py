@@ -119,7 +119,7 @@ def test_of_a_damaged_checkpoint_the_one_before_it_is_evaluated(call, finished_r
     code, stdout, stderr = call(f"run={copy}", "episodes=1")
     assert code == 0
     assert "iteration_00000001.pt" in stdout
-    assert stderr == f"warning: {newer} is damaged: iteration_00000001.pt is evaluated\n"
+    assert stderr == f"warning: {newer} is damaged: iteration_00000001.pt is taken\n"
 
 
 def test_a_video_that_cannot_be_written_is_said_in_one_sentence(call, finished_run, tmp_path):

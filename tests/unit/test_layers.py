@@ -38,6 +38,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "run": {"envs", "models", "ppo", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
+    "optimise": {"circuits", "envs", "models", "ppo", "distributed", "run"},
     "study": set(),  # reads run folders, never the trainer
     "watch": {"study"},
     "advice": {"envs", "models", "ppo", "distributed", "run", "benchmark", "study"},
@@ -53,6 +54,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
         "study",
         "advice",
         "watch",
+        "optimise",
     },
 }
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.

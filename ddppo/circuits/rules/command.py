@@ -30,8 +30,8 @@ class RulesConfig:
     seed: int = setting(0, "of the random numbers of fingerprints", low=0)
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Search, verify, write, and print what came of it."""
+def main(arguments: Sequence[str]) -> int:
+    """Search, verify, write, and print what came of it; return 0."""
     options = parse(RulesConfig, arguments, usage=USAGE)
     spaces = [_space(word) for word in options.spaces.split(",")] if options.spaces else []
     if not spaces and options.own is None:
@@ -71,6 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     sizes = Counter(max(map(len, rule)) for rule in kept)
     told = ", ".join(f"{count} of {size} gates" for size, count in sorted(sizes.items()))
     print(f"{options.out}: {len(kept)} rules in {seconds:.0f} s ({told})")
+    return 0
 
 
 def _space(word: str) -> tuple[int, int, tuple[str, ...]]:

@@ -1,0 +1,87 @@
+"""The search for a smaller circuit: rounds of walks until time, steps or patience are over."""
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddppo.circuits import Circuit
+from ddppo.circuits.costs import Cost, cx_count
+from ddppo.circuits.rewriting import Rewriter
+from ddppo.envs.tasks.circuit.found import replayed
+from ddppo.optimise.walk import Progress
+from ddppo.optimise.workers import Workers
+from ddppo.signals import StopRequest
+
+_ROUND_STEPS = 1000  # of one walk, a fraction of a second: then walks tell each other what they found
+_SAY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long: seconds of the clock, and steps of every walk. inf is no limit."""
+
+    seconds: float
+    steps: float
+
+
+@dataclass(slots=True)
+class Best:
+    """The best circuit so far, and when it became better.
+
+    rewrites lead to it from `start`. improvements: cost, gates, cx, depth and number of rewrites of each best, and the
+    steps of all walks and the seconds until it was there.
+    """
+
+    start: Circuit
+    circuit: Circuit
+    cost: float
+    rewrites: tuple[tuple[int, int], ...] = ()
+    improvements: list[dict[str, float]] = field(default_factory=list)
+
+    def hear(self, told: Mapping[int, Progress], rewriter: Rewriter, cost: Cost, seconds: float) -> None:
+        """Take the least costly of what walks tell, of the first of them where several are."""
+        for progress in told.values():
+            if progress.rewrites is None or progress.cost >= self.cost:
+                continue
+            self.circuit, self.rewrites = replayed(rewriter, self.start, progress.rewrites), progress.rewrites
+            self.cost = float(cost(self.circuit))
+            assert self.cost == progress.cost, (self.cost, progress.cost)
+            steps = sum(each.num_steps for each in told.values())
+            said = {"cost": self.cost, **gates_of(self.circuit), "num_rewrites": len(self.rewrites)}
+            self.improvements.append({**said, "env_steps": steps, "wall_s": round(seconds, 3)})
+
+
+def search(
+    workers: Workers, best: Best, rewriter: Rewriter, cost: Cost, budget: Budget, stop: StopRequest
+) -> int:
+    """Walk until the budget is spent, or a signal asks for the end; return how many rewrites were tried."""
+    began = time.monotonic()
+    until, left, said = began + budget.seconds, budget.steps, began
+    told: dict[int, Progress] = {}
+    while left > 0 and time.monotonic() < until and not stop.requested:
+        told |= workers.go(int(min(_ROUND_STEPS, left)), until)
+        left -= _ROUND_STEPS
+        now = time.monotonic()
+        best.hear(told, rewriter, cost, now - began)
+        if now - said >= _SAY_S:
+            said = now
+            _say(best, sum(progress.num_rewrites for progress in told.values()), now - began, until - now)
+    return sum(progress.num_rewrites for progress in told.values())
+
+
+def gates_of(circuit: Circuit) -> dict[str, float]:
+    """Return what circuits are compared by, whatever the cost."""
+    return {"gates": len(circuit), "cx": int(cx_count(circuit)), "depth": circuit.depth}
+
+
+def _say(best: Best, num_rewrites: int, seconds: float, left_s: float) -> None:
+    counts = ", ".join(f"{what} {number}" for what, number in gates_of(best.circuit).items())
+    ends = "" if math.isinf(left_s) else f", {max(0.0, left_s):.0f} s left"
+    print(
+        f"{seconds:5.0f} s: best cost {best.cost:g} ({counts}), {num_rewrites:,} rewrites tried, "
+        f"{num_rewrites / seconds:,.0f}/s{ends}",
+        file=sys.stderr,
+        flush=True,
+    )
