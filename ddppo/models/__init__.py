@@ -1,7 +1,7 @@
 """Actor-critics and action distributions."""
 
 from ddppo.models.actor_critic import MLP, ActorCritic, At
-from ddppo.models.build import MODELS, build_model
+from ddppo.models.build import MODELS, build_model, part_of
 from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 from ddppo.models.observations import Obs, flat_obs, random_obs, tensor_dtype
@@ -19,6 +19,7 @@ __all__ = [
     "flat_obs",
     "num_action_params",
     "num_noise",
+    "part_of",
     "random_obs",
     "tensor_dtype",
 ]

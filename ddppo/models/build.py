@@ -1,6 +1,7 @@
 """From settings to a model: one of ours, or a user's own by its import path."""
 
 import importlib
+from collections.abc import Iterable
 
 import torch
 
@@ -59,3 +60,8 @@ def _imported(path: str) -> type[ActorCritic]:
     if missing := getattr(found, "__abstractmethods__", None):
         raise ConfigError(f"model.name={path}: does not define {', '.join(sorted(missing))}")
     return found
+
+
+def part_of(name: str, parts: Iterable[str]) -> str | None:
+    """Return the smallest of `parts` that a parameter belongs to: "critic" or "critic.0" has "critic.0.weight"."""
+    return max((part for part in parts if f"{name}.".startswith(f"{part}.")), key=len, default=None)

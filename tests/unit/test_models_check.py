@@ -204,6 +204,14 @@ def test_a_mistake_in_a_model_is_one_sentence_with_its_class_and_method(kind):
     assert "\n" not in message
 
 
+def test_a_step_size_of_no_part_of_the_model_is_refused_with_the_parts_it_has():
+    assert check(Plain, learning_rates={"layer": 1e-3, "layer.bias": 2e-3}) is None
+    with pytest.raises(
+        ConfigError, match=r"ppo.learning_rates={lay: 0.001}: no parameter of Plain .* use layer, or"
+    ):
+        check(Plain, learning_rates={"lay": 1e-3})
+
+
 @pytest.mark.parametrize("kind", [Plain, HalfFrozen], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("num_envs", [1, 2, 8])
 def test_a_sound_model_is_taken_in_silence(kind, num_envs):
