@@ -21,7 +21,9 @@ from ddppo.config.keywords import in_full
 from ddppo.errors import ConfigError, RunFolderError
 
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
-_MAPPINGS = ("env.kwargs=", "env.kwargs.", "env.slow_ranks=", "env.slow_ranks.")
+_MAPPINGS = tuple(
+    f"{name}{end}" for name in ("env.kwargs", "env.slow_ranks", "ppo.learning_rates") for end in "=."
+)
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
 _GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
 _PLAIN_SECTIONS = {

@@ -1,5 +1,6 @@
 """The rules across settings, and the sizes of an iteration that follow from them."""
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
@@ -119,6 +120,12 @@ def validate(config: Config) -> BatchShape:
             f"ppo.adaptive_kl={ppo.adaptive_kl} has no effect with ppo.lr_schedule={ppo.lr_schedule}: "
             "set ppo.lr_schedule=adaptive, or use ppo.target_kl to stop epochs early"
         )
+    for name, rate in ppo.learning_rates.items():
+        if not isinstance(rate, float) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"ppo.learning_rates={{{name}: {rate}}}: must be a finite number greater than 0; a part of a part is "
+                "named with a dot, ppo.learning_rates={value_head.bias: 1e-3}"
+            )
     if config.scaling.rule == "strong" and config.scaling.learning_rate_rule != "none":
         raise ConfigError(
             f"scaling.learning_rate_rule={config.scaling.learning_rate_rule} has no effect with scaling=strong, "

@@ -92,6 +92,14 @@ class PPOConfig:
     value_coef: float = setting(0.5, "weight of the value loss", low=0)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)
     learning_rate: float = setting(3e-4, "Adam step size at the start", above=0)
+    learning_rates: dict[str, float] = setting(
+        meaning="other step sizes of parts of the model, by name, as {value_head: 1e-3}; schedules multiply all "
+        "alike. With any, torch computes what C++ would",
+        factory=dict,
+    )
+    warmup_steps: int = setting(
+        0, "environment steps over which step sizes rise linearly to what they would be; 0 is none", low=0
+    )
     lr_schedule: str = setting(
         "linear",
         "linear (to 0 at total_steps), none, adaptive (by approx_kl around adaptive_kl)",

@@ -5,6 +5,9 @@ import hashlib
 import torch
 from torch import nn
 
+from ddppo.config import PPOConfig
+from ddppo.models import part_of
+
 
 class FlatParameters:
     """Views every parameter and gradient of a model into two contiguous vectors `[num_parameters]`.
@@ -33,3 +36,15 @@ class FlatParameters:
         """Return a hash of the parameters' bytes: equal if and only if they are equal to the bit."""
         data = self.vector.detach().cpu().numpy().tobytes()
         return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def step_scale(model: nn.Module, config: PPOConfig) -> torch.Tensor | None:
+    """Return how many times config.learning_rate the step size of each parameter is, `[num_parameters]`; None: once."""
+    if not config.learning_rates:
+        return None
+    scales = []
+    for name, p in model.named_parameters():
+        part = part_of(name, config.learning_rates)
+        rate = config.learning_rate if part is None else config.learning_rates[part]
+        scales.append(torch.full_like(p.detach(), rate / config.learning_rate).reshape(-1))
+    return torch.cat(scales)

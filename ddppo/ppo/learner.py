@@ -45,7 +45,7 @@ class Learner:
     """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
 
     gather: values `[n]` of every rank as `[W, n]`. backward_: leaves the gradient over all ranks in
-    `parameters.grad`. at, distribution: the model's.
+    `parameters.grad`. at, distribution: the model's. scale: of the step size of each parameter, all 1 if None.
     """
 
     def __init__(
@@ -62,10 +62,12 @@ class Learner:
         seed: int,
         obs_normalizer: ObsNormalizer | None,
         reward_normalizer: RewardNormalizer | None,
+        scale: torch.Tensor | None = None,
     ) -> None:
         self.config = config
         self.shape = shape
         self.parameters = parameters
+        self.scale = scale
         self.gather = gather
         self.rank = rank
         self.seed = seed
@@ -77,7 +79,7 @@ class Learner:
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
         self.step: Step = EagerStep(
-            config, distribution, parameters, self.optimizer, at=at, backward_=backward_
+            config, distribution, parameters, self.optimizer, at=at, backward_=backward_, scale=scale
         )
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
@@ -94,6 +96,7 @@ class Learner:
         config, step = self.config, self.step
         if config.lr_schedule == "linear":
             self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
+        warmth = self._warmth(progress)
         advantages, returns, local_moments = self._returns(rollout)
         plan = [
             local_minibatches(self.seed, iteration, epoch, self.shape, self.rank)
@@ -101,7 +104,7 @@ class Learner:
         ]
         counts, explained_variance, advantages = self._agree(rollout, advantages, local_moments, plan)
         batch = Batch(rollout, advantages, returns)
-        step.begin(self.learning_rate)
+        step.begin(self.learning_rate * warmth)
         sums, num_steps, num_samples = step.sums, 0, 0
         epoch_kl = math.nan
         for (order, bounds), epoch_counts in zip(plan, counts, strict=True):
@@ -122,12 +125,18 @@ class Learner:
             steps=num_steps,
             epochs=num_samples // sum(counts[0]),
             grad_norm=norms / num_steps,
-            learning_rate=self.learning_rate,
+            learning_rate=self.learning_rate * warmth,
             explained_variance=explained_variance,
         )
-        if config.lr_schedule == "adaptive":
+        if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(epoch_kl)
         return update
+
+    def _warmth(self, progress: float) -> float:
+        """Return the share of the full step size: that of ppo.warmup_steps done when this iteration is."""
+        config = self.config
+        num_steps = progress * config.total_steps + self.shape.batch_size
+        return min(1.0, num_steps / config.warmup_steps) if config.warmup_steps else 1.0
 
     def _returns(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return advantages and returns `[T, E]`, and this rank's moments `[3, 3]` of these and of returns - values."""

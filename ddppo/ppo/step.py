@@ -4,7 +4,8 @@ The arithmetic of the loss stands here once for both, in functions of tensors al
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -88,6 +89,17 @@ def adam_state(optimizer: torch.optim.Adam, parameters: torch.nn.Parameter) -> l
     return [state["step"], state["exp_avg"], state["exp_avg_sq"]]
 
 
+@contextmanager
+def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> Iterator[None]:
+    """Multiply what Adam adds to the parameters in this context by `scale`, as its step size does."""
+    if scale is None:
+        yield
+        return
+    before = parameters.detach().clone()
+    yield
+    parameters.data.copy_(before.lerp_(parameters.data, scale))
+
+
 def losses_and_statistics(
     params: torch.Tensor,
     values: torch.Tensor,
@@ -149,12 +161,14 @@ class EagerStep(ByMinibatch):
         *,
         at: Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
         backward_: Callable[[torch.Tensor], None],
+        scale: torch.Tensor | None,
     ) -> None:
         self.distribution = distribution
         self.parameters = parameters
         self.optimizer = optimizer
         self.at = at
         self.backward_ = backward_
+        self.scale = scale
         self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=parameters.device)
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
@@ -183,7 +197,8 @@ class EagerStep(ByMinibatch):
             gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
             # As GradScaler tells it: where it is 1 nothing moves. Nobody looks before `end`, so that no GPU waits.
             self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
-            self.optimizer.step()
+            with scaled_step(self.parameters, self.scale):
+                self.optimizer.step()
             statistics = torch.stack([*parts, *statistics_of_ratio(log_ratio, self._coefficients.clip)])
             self.sums += statistics @ weights
 

@@ -41,7 +41,8 @@ _POLL_S = 0.1
 def can_be_native(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> bool:
     """Return whether this rank may take our own step, which knows one thread and sums after backward."""
     is_asked = config.compile in ("auto", "on") and config.dist.threads_per_rank in (None, 1)
-    return is_asked and sync_name != "ddp" and why_not_native(model, device) is None
+    is_alike = not config.ppo.learning_rates  # one step size for all
+    return is_asked and is_alike and sync_name != "ddp" and why_not_native(model, device) is None
 
 
 class Compilation:
@@ -163,7 +164,7 @@ class Compilation:
         try:
             step = CompiledStep(
                 folder, self._config.ppo, self._model, self._learner.parameters, self._learner.optimizer,
-                self._learners.sum_,
+                self._learners.sum_, self._learner.scale,
             )  # fmt: skip
             if agrees(step, self._spec, self._model, self._config.ppo):
                 self.step = step

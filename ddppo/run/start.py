@@ -63,6 +63,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         num_envs=shape.local_num_envs,
         ranks_here=local_world_size,
         overlaps_from=_overlaps_from(config, local_world_size),
+        learning_rates=config.ppo.learning_rates,
     )
     topology = find(config.dist.topology)
     program_of(topology)

@@ -193,7 +193,9 @@ def _train_name(draw: random.Random) -> list[str]:
             (_misspelt(draw, name), section + dot + _misspelt(draw, last), last if dot else f"ppo.{last}")
         )
         known = {known for known, _ in _OF_TRAIN} | {"env", "ppo"}
-        if wrong not in known and not wrong.startswith(("env.kwargs", "env.slow_ranks")):
+        if wrong not in known and not wrong.startswith(
+            ("env.kwargs", "env.slow_ranks", "ppo.learning_rates")
+        ):
             return [f"{draw.choice(('', '', '+', '++'))}{wrong}=1"]
 
 
@@ -283,6 +285,16 @@ _TOGETHER = (
     "dist.bucket_cap_mb=25 dist.grad_sync=flat dist.world_size=2",
     "ppo.adaptive_kl=0.01",
     "ppo.lr_schedule=none ppo.adaptive_kl=0.01",
+    "ppo.learning_rates={critic:1e-3}",
+    "ppo.learning_rates={value_head:0}",
+    "ppo.learning_rates={value_head:.inf}",
+    "ppo.learning_rates={value_head:fast}",
+    "ppo.learning_rates={value_head:null}",
+    "ppo.learning_rates={value_head:{weight:1e-3}}",
+    "ppo.learning_rates=[1e-3]",
+    "ppo.learning_rates=1e-3",
+    "ppo.learning_rates.value=1e-3",
+    "ppo.learning_rates.value_head.weight=1e-3",
     "scaling=strong scaling.learning_rate_rule=linear",
     "scaling.rule=weak scaling.learning_rate_rule=cubic",
     "dist.collective=nccl",

@@ -45,6 +45,7 @@ def test_it_learns_what_ddp_learns_to_the_bit(tmp_path):
         (["dist.threads_per_rank=2"], "C++ takes 1 thread"),
         (["dist.world_size=2", "dist.grad_sync=ddp"], "sums gradients inside torch's backward"),
         (["env.slow_ranks={0:0.1}"], "slows steps that Python takes"),
+        (["ppo.learning_rates={value_head:1e-3}"], "C++ knows one step size for all parameters"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )

@@ -14,7 +14,7 @@ from ddppo import native
 from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
 from ddppo.ppo.compiled import step as compiled_step
@@ -63,6 +63,7 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
         at=sync.at,
         backward_=sync.backward_,
         gather=group.gather,
+        scale=step_scale(model, config),
         rank=0,
         seed=0,
         obs_normalizer=None,
@@ -81,7 +82,7 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
         }
         monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
         learner.step = CompiledStep(
-            Path("nowhere"), config, model, parameters.vector, learner.optimizer, group.sum_
+            Path("nowhere"), config, model, parameters.vector, learner.optimizer, group.sum_, learner.scale
         )
     return learner, model
 
@@ -150,6 +151,11 @@ def test_it_does_what_the_eager_step_does_for_every_kind_of_action(action, kind,
     assert_equal(
         both(EnvSpec(ArraySpec((4,)), action), kind, monkeypatch, entropy_coef=0.01, max_grad_norm=0.3)
     )
+
+
+def test_compiled_it_has_the_step_sizes_of_the_eager_step(monkeypatch):
+    settings = {"learning_rates": {"value_head": 3e-2, "policy_trunk": 1e-3}, "lr_schedule": "none"}
+    assert_equal(both(EnvSpec(ArraySpec((4,)), ACTIONS[0]), "torch", monkeypatch, **settings))
 
 
 @pytest.mark.parametrize("action", ACTIONS[:2], ids=lambda action: action.kind)

@@ -8,9 +8,9 @@ from torch import nn
 from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
-from ddppo.models import ActorCritic
+from ddppo.models import ActorCritic, part_of
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
@@ -66,6 +66,7 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
         at=sync.at,
         backward_=sync.backward_,
         gather=group.gather,
+        scale=step_scale(model, config),
         rank=0,
         seed=0,
         obs_normalizer=obs_normalizer,
@@ -259,6 +260,71 @@ def test_the_first_step_of_adam_is_as_long_as_the_learning_rate():
     assert (made.parameters - before).abs().tolist() == pytest.approx([0.01] * 3, rel=1e-4)
 
 
+@pytest.mark.parametrize("weak", [1.0, 2.0])
+def test_a_part_of_the_model_has_its_own_step_size_which_is_scaled_as_all_are(weak):
+    made = learner(
+        (1, 1), Constant(value=5.0), learning_rate=0.01, learning_rates={"level": 0.05}, scale=weak
+    )
+    before = made.parameters.detach().clone()
+    update = made.update(rollout([[1.0]]), iteration=1, progress=0.0)
+    moved = (made.parameters - before).abs().tolist()
+    assert moved == pytest.approx([0.01 * weak, 0.01 * weak, 0.05 * weak], rel=1e-4)
+    assert update.learning_rate == pytest.approx(0.01 * weak)
+
+
+def test_each_part_moves_as_it_would_if_all_had_its_step_size_and_adam_remembers_the_same():
+    def trained(**settings):
+        made = learner((4, 1), Constant(value=5.0), num_epochs=3, num_minibatches=2, **settings)
+        for iteration in range(1, 4):
+            made.update(rollout([[1.0], [2.0], [-1.0], [0.5]], actions=[[0], [1], [0], [1]]), iteration, 0.0)
+        state = made.optimizer.state[made.parameters]
+        return made.parameters.detach(), torch.stack([state["exp_avg"], state["exp_avg_sq"]])
+
+    # Here logits and level learn apart: neither's gradient depends on the other.
+    slow, slow_state = trained(learning_rate=0.01)
+    fast, fast_state = trained(learning_rate=0.05)
+    mixed, mixed_state = trained(learning_rate=0.01, learning_rates={"level": 0.05})
+    level = torch.tensor([False, False, True])
+    torch.testing.assert_close(mixed, torch.where(level, fast, slow), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        mixed_state, torch.where(level, fast_state, slow_state), rtol=1e-12, atol=1e-12
+    )
+    assert not torch.allclose(slow, fast, atol=1e-3)
+
+
+def test_of_parts_within_parts_the_smallest_counts_and_names_are_whole():
+    parts = ["critic", "critic.0", "act"]
+    names = ["critic.0.weight", "critic.1.weight", "critic", "critics.0.weight", "actor.weight", "act.weight"]
+    expected = ["critic.0", "critic", "critic", None, None, "act"]
+    assert [part_of(name, parts) for name in names] == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [("none", [0.0025, 0.005, 0.01, 0.01]), ("linear", [0.0025, 0.0046875, 0.008125, 0.0075])],
+)
+def test_step_sizes_rise_over_the_steps_of_warm_up_on_top_of_their_schedule(schedule, expected):
+    settings = {"learning_rate": 0.01, "lr_schedule": schedule, "total_steps": 64}
+    made = learner((4, 1), Constant(value=5.0), warmup_steps=16, **settings)
+    found = []
+    for iteration, steps_before in enumerate((0, 4, 12, 16), start=1):
+        before = made.parameters.detach().clone()
+        update = made.update(rollout([[1.0]] * 4), iteration, steps_before / 64)
+        found.append(update.learning_rate)
+        if iteration == 1:
+            assert (made.parameters - before).abs().tolist() == pytest.approx([0.0025] * 3, rel=1e-4)
+    assert found == pytest.approx(expected)
+
+
+def test_the_adaptive_learning_rate_stays_until_warm_up_is_over():
+    made = learner(
+        (4, 1), lr_schedule="adaptive", adaptive_kl=0.01, learning_rate=3e-4, warmup_steps=12, total_steps=64
+    )
+    samples = rollout([[1.0]] * 4, ratio=1.6)
+    rates = [made.update(samples, k, 4 * (k - 1) / 64).learning_rate for k in (1, 2, 3, 4)]
+    assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 2e-4])
+
+
 # (r - 1) - ln r is 0.0004 at 1.03, 0.0102 at 1.15 and 0.130 at 1.6; the target is 0.01.
 @pytest.mark.parametrize(
     ("ratio", "start", "after"),
@@ -303,6 +369,13 @@ class SquareRoot(Constant):
 def test_a_gradient_that_is_not_finite_stops_though_the_loss_is():
     made = learner((1, 1), SquareRoot())
     with pytest.raises(NonFiniteError, match=r"^the gradient, though no loss, is not finite in iteration 1"):
+        made.update(rollout([[1.0]]), iteration=1, progress=0.0)
+    assert made.parameters.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_no_part_moves_by_its_own_step_size_either():
+    made = learner((1, 1), SquareRoot(), learning_rates={"level": 0.1})
+    with pytest.raises(NonFiniteError):
         made.update(rollout([[1.0]]), iteration=1, progress=0.0)
     assert made.parameters.tolist() == [0.0, 0.0, 0.0]
 

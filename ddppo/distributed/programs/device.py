@@ -67,6 +67,10 @@ def _of_settings(config: Config, device: torch.device) -> str | None:
         return f"dist.threads_per_rank={dist.threads_per_rank}, and C++ takes 1 thread of a rank"
     if dist.grad_sync == "ddp" and dist.world_size > 1:
         return "dist.grad_sync=ddp sums gradients inside torch's backward"
+    if config.ppo.learning_rates:
+        return (
+            f"ppo.learning_rates={config.ppo.learning_rates}, and C++ knows one step size for all parameters"
+        )
     if config.env.slow_ranks:
         return f"env.slow_ranks={config.env.slow_ranks} slows steps that Python takes"
     return None

@@ -12,7 +12,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import GradientSync, make_gradient_sync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.envs import make_vec_env
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic
@@ -227,6 +227,7 @@ class Kit:
             at=sync.at,
             backward_=sync.backward_,
             gather=group.gather,
+            scale=step_scale(self.model, ppo),
             rank=place,
             seed=self.config.seed,
             obs_normalizer=self.obs_normalizer,

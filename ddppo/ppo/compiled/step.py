@@ -31,6 +31,7 @@ from ddppo.ppo.step import (
     constants,
     losses_and_statistics,
     poison,
+    scaled_step,
 )
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
@@ -142,6 +143,7 @@ def tensors(minibatch: Minibatch) -> list[torch.Tensor]:
 class CompiledStep(ByMinibatch):
     """Takes the step by the libraries in `folder`. sum_: replaces the gradient by its sum over ranks.
 
+    scale: of the step size of each parameter, all 1 if None.
     Raises RuntimeError where they cannot be loaded here.
     """
 
@@ -153,11 +155,13 @@ class CompiledStep(ByMinibatch):
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,
         sum_: Callable[[torch.Tensor], torch.Tensor],
+        scale: torch.Tensor | None = None,
     ) -> None:
         device = parameters.device
         self._parameters = parameters
         self._optimizer = optimizer
         self._sum_ = sum_
+        self._scale = scale
         self._gradient_of, self._optimize = (_load(folder / f"{name}.so", device) for name in LIBRARIES)
         self._model_buffers = [x for _, x in model.named_buffers()]
         self._constants = constants(config, device)
@@ -177,16 +181,9 @@ class CompiledStep(ByMinibatch):
     def take(self, minibatch: Minibatch, count: int) -> None:
         gradient = self._gradient_(minibatch, count)
         self._sum_(gradient)
-        self._optimize.run(
-            [
-                self._parameters.data,
-                gradient,
-                *self._moments,
-                self._norms,
-                self._learning_rate,
-                self._constants,
-            ]
-        )
+        inputs = [self._parameters.data, gradient, *self._moments, self._norms, self._learning_rate]
+        with scaled_step(self._parameters, self._scale):
+            self._optimize.run([*inputs, self._constants])
 
     def end(self) -> float:
         norms = self._norms.item()
