@@ -13,6 +13,12 @@ from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
+_OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init")
+_OF_MODELS = {
+    "mlp": _OF_LAYERS,
+    "cnn": (*_OF_LAYERS, "conv_layers", "image_layout", "precision"),
+    "gnn": ("graph_conv", "graph_layers", "graph_width", "temperature"),
+}
 _NEAR = 16  # other world sizes that a message may name
 
 
@@ -100,7 +106,7 @@ def validate(config: Config) -> BatchShape:
         raise ConfigError(
             f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
         )
-    _check_convolutions(config)
+    _check_model(config)
     dist, ppo = config.dist, config.ppo
     if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
         raise ConfigError(
@@ -293,13 +299,30 @@ def _check_workers(config: Config, shape: BatchShape) -> None:
         )
 
 
+def _check_model(config: Config) -> None:
+    model, defaults = config.model, ModelConfig()
+    ours = _OF_MODELS.get(model.name)  # None of a user's own, which may read any setting
+    for name in dict.fromkeys(name for names in _OF_MODELS.values() for name in names):
+        if ours and name not in ours and (value := getattr(model, name)) != getattr(defaults, name):
+            users = " or ".join(f"model={kind}" for kind, names in _OF_MODELS.items() if name in names)
+            raise ConfigError(
+                f"model.{name}={value} has no effect with model.name={model.name}: use {users}, or leave it out"
+            )
+    if model.graph_conv == "attention" and model.graph_width % 4:
+        raise ConfigError(
+            f"model.graph_width={model.graph_width} with model.graph_conv=attention: its 4 heads share the units "
+            f"alike: use a multiple of 4, such as {-(-model.graph_width // 4) * 4}"
+        )
+    if model.name == "gnn" and config.ppo.normalize_obs:
+        raise ConfigError(
+            "ppo.normalize_obs=true with model.name=gnn: what it observes are numbers of gates and rules, which "
+            "name things: use ppo.normalize_obs=false"
+        )
+    _check_convolutions(config)
+
+
 def _check_convolutions(config: Config) -> None:
     model = config.model
-    if model.name == "mlp":
-        defaults = ModelConfig()
-        for name in ("conv_layers", "image_layout", "precision"):
-            if (value := getattr(model, name)) != getattr(defaults, name):
-                raise ConfigError(f"model.{name}={value} has no effect with model.name=mlp: use model=cnn")
     if any(len(layer) != 3 or min(layer) < 1 for layer in model.conv_layers):
         raise ConfigError(
             f"model.conv_layers={model.conv_layers}: every layer is [filters, kernel, stride], each at least 1"

@@ -71,6 +71,24 @@ class ModelConfig:
     )
     shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
     log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
+    graph_conv: str = setting(
+        "qgnn",
+        "of gnn, its convolutions: that of Quarl (linear messages over typed edges), a graph isomorphism network, or "
+        "attention of 4 heads",
+        choices=("qgnn", "gin", "attention"),
+    )
+    graph_layers: int = setting(
+        4, "of gnn: convolutions, so how many gates away what happens still counts", low=1, high=64
+    )
+    graph_width: int = setting(
+        128, "of gnn: units of each convolution and of the critic; the actor has twice as many", low=4
+    )
+    temperature: float | None = setting(
+        None,
+        "of gnn: a gate is drawn by its value over this; null follows the number of gates N, 1 / ln(9 (N - 1)), so "
+        "that one worth 1 more than all others is drawn 9 times in 10",
+        above=0,
+    )
 
 
 @dataclass(slots=True)

@@ -83,6 +83,12 @@ def test_games_of_pixels_agree_as_well(runs):
     assert one["window"] == two["window"] != []
 
 
+def test_rewritten_circuits_agree_as_well(runs):
+    small = ["model=gnn", "model.graph_width=16", "model.graph_layers=2", "dtype=float64"]
+    folders = runs("circuits", "env=circuit", *small, "dist.world_size=1,2")
+    assert_same_learning(folders[1], folders[2], 1e-9)
+
+
 def test_with_every_normaliser_early_stop_and_odd_minibatches_they_agree_as_well(runs):
     folders = runs("everything", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=1,2,4")
     assert_same_learning(folders[1], folders[2], 1e-9)

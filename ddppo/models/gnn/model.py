@@ -1,0 +1,204 @@
+"""The actor-critic over circuits: values of nodes, logits of rules, and only as much of a circuit as they depend on."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.models.actor_critic import ActorCritic, linear
+from ddppo.models.gnn.convolutions import CONVOLUTIONS
+from ddppo.models.gnn.distribution import NOWHERE, NodeThenRule
+from ddppo.models.gnn.graphs import Graph, graph_around
+from ddppo.models.observations import Obs
+from ddppo.spaces import EnvSpec
+
+_KINDS = 4  # of gates: h, x, cx, rz
+_EMBEDDING = 16
+_SHARE_OF_BEST = 0.9  # pi(node) where its value is 1 above that of all others, by the temperature of Quarl
+_KEYS = ("kinds", "angles", "edges", "pairs", "num_nodes", "num_edges", "num_pairs", "num_rules", "fresh")
+
+Circuits = dict[str, torch.Tensor]
+
+
+class Choices(NamedTuple):
+    """nodes and rules `[n, max_pairs]` of all pairs, and whether they are offered, bool."""
+
+    nodes: torch.Tensor
+    rules: torch.Tensor
+    are_offered: torch.Tensor
+
+
+class Roots(NamedTuple):
+    """Nodes that something is asked of: hidden `[R, C]`, values `[R]`, the observation `[R]` of each.
+
+    places `[n * max_nodes]`: which of them a node is.
+    """
+
+    hidden: torch.Tensor
+    values: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+
+
+class GNN(ActorCritic):
+    """Graph convolutions over gates, a value of every gate and logits of the rules at it (Quarl, arXiv:2307.10120).
+
+    The value of an observation is the largest of its fresh nodes, 0 without one. What is learned of a transition is the
+    value of the node that was chosen and the logits there, which depend on nodes within graph_layers edges alone: `at`
+    computes no others. To change nothing where that is offered once, as node -1, is worth 0 and has no parameters. A
+    pair whose rule is num_rules stands for all rules that do not match at its node, and has their weights' sum.
+    """
+
+    values_are_beside = True
+    values_are_of_actions = True
+    stays_eager = (
+        "every minibatch has as many nodes as its circuits have, and what is no product of matrices is C++"
+    )
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__(spec, config)
+        self.max_nodes, self.max_pairs, self.num_rules = _sizes(spec)
+        self.temperature = config.temperature
+        width = config.graph_width
+        self.embedding = linear(_KINDS + 2, _EMBEDDING, gain=1.0)
+        inputs = [_EMBEDDING, *[width] * (config.graph_layers - 1)]
+        self.convolutions = nn.ModuleList(CONVOLUTIONS[config.graph_conv](size, width) for size in inputs)
+        # Small at first: what is drawn by values about 0 is drawn alike from all nodes.
+        self.critic = nn.Sequential(linear(width, width, 2**0.5), nn.ReLU(), linear(width, 1, gain=0.01))
+        self.actor = nn.Sequential(linear(width, 2 * width, 2**0.5), nn.ReLU())
+        self.rules = linear(2 * width, self.num_rules, gain=0.01)
+
+    @property
+    def num_params(self) -> int:
+        return 3 * self.max_pairs
+
+    @property
+    def num_noise(self) -> int:
+        return 2
+
+    def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> NodeThenRule:
+        return NodeThenRule(params, mask)
+
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(obs, dict)
+        is_root = self._are_nodes(obs)
+        roots = self._roots(obs, is_root)
+        choices = self._choices(obs)
+        params = self._params(roots, choices, choices.are_offered, self._inverse_temperature(obs))
+        is_fresh = (obs["fresh"] > 0.5)[is_root]
+        return params, _largest(roots.values[is_fresh], roots.rows[is_fresh], len(is_root))
+
+    def action_params(self, obs: Obs) -> torch.Tensor:
+        return self.forward(obs)[0]
+
+    def value(self, obs: Obs) -> torch.Tensor:
+        assert isinstance(obs, dict)
+        roots = self._roots(obs, self._are_nodes(obs) & (obs["fresh"] > 0.5))
+        return _largest(roots.values, roots.rows, len(obs["fresh"]))
+
+    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the parameters of the pairs at the nodes that were chosen, all others out of choice, and their values.
+
+        Gradients of both reach the parameters of the network; scores are 0, for they have none.
+        """
+        assert isinstance(obs, dict)
+        choices = self._choices(obs)
+        chosen = choices.nodes.gather(1, actions.unsqueeze(1))  # [n, 1]
+        numbers = torch.arange(self.max_nodes, device=actions.device)
+        roots = self._roots(obs, self._are_nodes(obs) & (numbers == chosen))
+        params = self._params(roots, choices, choices.are_offered & (choices.nodes == chosen), None)
+        values = roots.values.new_zeros(len(chosen)).index_put((roots.rows,), roots.values)
+        return params, values
+
+    def num_products(self) -> int:
+        layers = sum(layer.num_products() for layer in self.convolutions)  # type: ignore[operator]
+        heads = sum(
+            p.numel() for head in (self.embedding, self.critic, self.actor) for p in head.parameters()
+        )
+        return self.max_nodes * (layers + heads) + self.max_pairs * self.rules.in_features
+
+    def _are_nodes(self, obs: Circuits) -> torch.Tensor:
+        return torch.arange(self.max_nodes, device=obs["num_nodes"].device) < obs["num_nodes"].long()
+
+    def _choices(self, obs: Circuits) -> Choices:
+        nodes, rules = obs["pairs"].long().unbind(-1)
+        is_real = torch.arange(self.max_pairs, device=nodes.device) < obs["num_pairs"].long()
+        return Choices(nodes, rules, is_real & (nodes < obs["num_nodes"].long()) & (rules >= 0))
+
+    def _roots(self, obs: Circuits, are_roots: torch.Tensor) -> Roots:
+        """Return the nodes `[n, max_nodes]` that are roots, from a graph of what they depend on."""
+        graph = graph_around(are_roots, obs, len(self.convolutions))
+        hidden = self._hidden(obs, graph)
+        index = graph.nodes[: graph.sizes[-1]]
+        places = index.new_zeros(are_roots.numel())
+        places[index] = torch.arange(len(index), device=index.device)
+        rows = index.div(self.max_nodes, rounding_mode="floor")
+        return Roots(hidden, self.critic(hidden).squeeze(-1), rows, places)
+
+    def _hidden(self, obs: Circuits, graph: Graph) -> torch.Tensor:
+        kinds = obs["kinds"].flatten()[graph.nodes]
+        is_kind = kinds.unsqueeze(1) == torch.arange(_KINDS, device=kinds.device)
+        angles = obs["angles"].flatten(0, 1)[graph.nodes]
+        hidden = self.embedding(torch.cat([is_kind.to(angles.dtype), angles], dim=-1))
+        for layer, receivers in zip(self.convolutions, graph.sizes[1:], strict=True):
+            hidden = layer(hidden, graph, receivers)
+        return hidden
+
+    def _inverse_temperature(self, obs: Circuits) -> torch.Tensor:
+        """Return 1 / tau = ln(h (N - 1) / (1 - h)) `[n]` of circuits of N nodes, unless it is fixed."""
+        num_nodes = obs["num_nodes"][:, 0]
+        if self.temperature is not None:
+            return torch.full_like(num_nodes, 1 / self.temperature)
+        return (_SHARE_OF_BEST / (1 - _SHARE_OF_BEST) * (num_nodes - 1).clamp(min=1)).log()
+
+    def _params(
+        self, roots: Roots, choices: Choices, chosen: torch.Tensor, sharpness: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return logits, scores and nodes `[n, 3 * max_pairs]` of the pairs `chosen`; the others are NOWHERE.
+
+        Scores are values times sharpness `[n]`; None leaves them 0.
+        """
+        row, column = (chosen & (choices.nodes >= 0)).nonzero(as_tuple=True)
+        place = roots.places[row * self.max_nodes + choices.nodes[row, column]]
+        zeros = roots.values.new_zeros(chosen.shape)
+        logits = zeros.index_put((row, column), self._logits(roots.hidden, place, choices.rules[row, column]))
+        scores = zeros
+        if sharpness is not None:
+            scores = zeros.index_put((row, column), roots.values.detach()[place] * sharpness[row])
+        nodes = choices.nodes.masked_fill(~chosen, NOWHERE).to(logits.dtype)
+        return torch.cat([logits, scores, nodes], dim=-1)
+
+    def _logits(self, hidden: torch.Tensor, place: torch.Tensor, rule: torch.Tensor) -> torch.Tensor:
+        """Return the logit of each rule at hidden[place]."""
+        features = self.actor(hidden)
+        known = rule.clamp(max=self.num_rules - 1)
+        logits = (features[place] * self.rules.weight[known]).sum(-1) + self.rules.bias[known]
+        is_none = rule >= self.num_rules
+        if is_none.any():
+            matches = torch.zeros(len(hidden), self.num_rules, dtype=torch.bool, device=rule.device)
+            matches[place[~is_none], rule[~is_none]] = True
+            of_none = self.rules(features).masked_fill(matches, -math.inf).logsumexp(-1)
+            logits = torch.where(is_none, of_none[place], logits)
+        return logits
+
+
+def _largest(values: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Return the largest of the values of each row `[num_rows]`, 0 of none."""
+    none = values.new_full((num_rows,), -math.inf)
+    largest = none.scatter_reduce(0, rows, values, "amax")
+    return torch.where(largest.isinf(), 0, largest)
+
+
+def _sizes(spec: EnvSpec) -> tuple[int, int, int]:
+    """Return max_nodes, max_pairs and num_rules. Raises ConfigError where circuits are not what is observed."""
+    obs = spec.obs
+    if not (isinstance(obs, dict) and set(obs) == set(_KEYS) and (num_rules := obs["num_rules"].high)):
+        found = f"a dict of {', '.join(obs)}" if isinstance(obs, dict) else f"an array {list(obs.shape)}"
+        raise ConfigError(
+            f"model.name=gnn takes circuits as ddppo/Circuit-v0 observes them ({', '.join(_KEYS)}), but the task "
+            f"observes {found}: use model=mlp or model=cnn"
+        )
+    return obs["kinds"].shape[0], obs["pairs"].shape[0], num_rules
