@@ -41,6 +41,11 @@ class Rewriter:
         self._rules = self._call["rules_new"](len(rules), *map(_data, arrays))
         weakref.finalize(self, self._call["rules_free"], self._rules)
 
+    @property
+    def handle(self) -> int:
+        """The rules' address in C++, as long as this rewriter lives."""
+        return self._rules
+
     def __reduce__(self) -> tuple[type["Rewriter"], tuple[Any, ...]]:
         return Rewriter, (self.rules,)
 
@@ -122,7 +127,7 @@ class Rewriter:
         ends = after.tolist()
         return [
             (
-                _circuit(before.num_qubits, *(array[begin:end] for array in made)),
+                unchecked(before.num_qubits, *(array[begin:end] for array in made)),
                 np.flatnonzero(marks[begin:end]).astype(np.int32),
             )
             for before, begin, end in zip(circuits, ends[:-1], ends[1:], strict=True)
@@ -142,8 +147,8 @@ def digest(circuit: Circuit) -> bytes:
     return result.tobytes()
 
 
-def _circuit(num_qubits: int, kinds: Any, wires: Any, angles: Any) -> Circuit:
-    """Return a circuit without the checks of its arrays, which take longer than a rewrite."""
+def unchecked(num_qubits: int, kinds: Any, wires: Any, angles: Any) -> Circuit:
+    """Return a circuit of arrays in its types, without the checks and copies, which take longer than a rewrite."""
     circuit = object.__new__(Circuit)
     for name, value in (("kinds", kinds), ("wires", wires), ("angles", angles)):
         value.flags.writeable = False

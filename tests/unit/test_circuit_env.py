@@ -16,8 +16,10 @@ from ddppo.errors import ConfigError
 from tests.support import TINY, door
 from tests.unit.circuit_oracle import distance, matrix_of
 from tests.unit.circuit_play import at_random, choices_of, downhill, qasm, steps
+from tests.unit.circuit_slow import listed, observed
 
 NOP = 0  # where it is offered once
+ARRAYS = ("kinds", "wires", "angles")
 FIXED = {"min_steps": 30, "max_steps": 30}
 
 
@@ -106,6 +108,44 @@ def test_the_observation_is_the_graph_of_the_circuit():
         assert obs["angles"][i].tolist() == pytest.approx(
             [math.sin(turn), math.cos(turn)] if gate.kind == RZ else [0, 0], abs=1e-7
         )
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"episode": {"nop": "nodes"}, "sizes": {"max_pairs": 72}},
+        {"episode": {"nop": "never", "slack": 20}, "sizes": {"max_nodes": 46, "max_pairs": 20}},
+        {"episode": {"nop": "nodes", "mask": False}},
+        {"cost": "depth", "episode": {"mask": False}},
+    ],
+)
+def test_what_is_observed_is_to_the_bit_what_numpy_makes_of_the_circuit(tmp_path, kwargs):
+    gates = "".join(
+        f"rz({0.37 * k}) q[{k % 3}]; h q[{k % 2}]; cx q[{k % 3}], q[{(k + 1) % 3}];" for k in range(8)
+    )
+    env = CircuitEnv(["tof_3", qasm(tmp_path, gates)], **kwargs)
+    sizes = [env.observation_space[name].shape[0] for name in ("kinds", "pairs")]
+    rng, (obs, _) = np.random.default_rng(0), env.reset(seed=0)
+    fresh = ()
+    for _ in range(300):
+        pairs, _, _ = listed(env.rewriter, env.circuit, *sizes, env._episode)
+        expected = observed(env, pairs, fresh)
+        assert {name: (array.dtype, array.tobytes()) for name, array in obs.items()} == {
+            name: (array.dtype, array.tobytes()) for name, array in expected.items()
+        }
+        before, action = env.circuit, int(rng.integers(len(pairs)))
+        node, rule = pairs[action]
+        obs, _, terminated, truncated, _ = env.step(action)
+        if rule < env.rewriter.nop:
+            after, fresh = env.rewriter.apply(before, node, rule)
+            assert all((getattr(after, name) == getattr(env.circuit, name)).all() for name in ARRAYS)
+            assert (env.circuit.depth, env.circuit.digest()) == (after.depth, after.digest())
+        else:
+            fresh = (node,) if rule == env.rewriter.nop and node >= 0 else ()
+        if terminated or truncated:
+            assert obs["fresh"].nonzero()[0].tolist() == list(fresh)
+            (obs, _), fresh = env.reset(), ()
 
 
 def test_fresh_are_the_next_nodes_of_the_rewrite_and_none_after_a_reset():

@@ -42,15 +42,34 @@ inline std::vector<int32_t> canonical_order(const Gates& gates, int32_t num_qubi
   return sorted;
 }
 
-// BLAKE2b of num_qubits (uint32), then kinds, wires and angles in canonical order; 16 bytes.
-inline void digest_of(const Gates& gates, int32_t num_qubits, uint8_t* digest) {
+// BLAKE2b of num_qubits (uint32), then kinds, wires and angles of gates in canonical order; 16 bytes.
+inline void digest_in_order(const Gates& gates, int32_t num_qubits, uint8_t* digest) {
   Blake2b hash(16);
-  const auto order = canonical_order(gates, num_qubits);
   hash.update(&num_qubits, 4);
-  for (const int32_t i : order) hash.update(&gates[i].kind, 1);
-  for (const int32_t i : order) hash.update(gates[i].wires, 4);
-  for (const int32_t i : order) hash.update(&gates[i].angle, 8);
+  for (const Gate& gate : gates) hash.update(&gate.kind, 1);
+  for (const Gate& gate : gates) hash.update(gate.wires, 4);
+  for (const Gate& gate : gates) hash.update(&gate.angle, 8);
   hash.finish(digest, 16);
+}
+
+// The same of gates in any order.
+inline void digest_of(const Gates& gates, int32_t num_qubits, uint8_t* digest) {
+  Gates ordered;
+  for (const int32_t i : canonical_order(gates, num_qubits)) ordered.push_back(gates[i]);
+  digest_in_order(ordered, num_qubits, digest);
+}
+
+// Gates on the longest path.
+inline int64_t depth(const Gates& gates, int32_t num_qubits) {
+  std::vector<int64_t> free_at(num_qubits);
+  int64_t deepest = 0;
+  for (const Gate& gate : gates) {
+    int64_t level = 0;
+    for (int p = 0; p < gate.num_ports(); p++) level = std::max(level, free_at[gate.wires[p]] + 1);
+    for (int p = 0; p < gate.num_ports(); p++) free_at[gate.wires[p]] = level;
+    deepest = std::max(deepest, level);
+  }
+  return deepest;
 }
 
 // The DAG: what is before and after each gate on each of its wires, and which gates lead to which.

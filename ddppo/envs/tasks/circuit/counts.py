@@ -17,25 +17,20 @@ class RuleCounts(NamedTuple):
 
 
 class Counts:
-    """Totals by name, and of each rule."""
+    """Totals by name, and of each rule; offered and applied [num_rules] may be arrays that others count in."""
 
-    def __init__(self, num_rules: int) -> None:
+    def __init__(
+        self, num_rules: int, offered: np.ndarray | None = None, applied: np.ndarray | None = None
+    ) -> None:
         self.totals = dict.fromkeys(_TOTALS, 0)
-        self._offered = np.zeros(num_rules, np.int64)
-        self._applied = np.zeros(num_rules, np.int64)
+        self._offered = np.zeros(num_rules, np.int64) if offered is None else offered
+        self._applied = np.zeros(num_rules, np.int64) if applied is None else applied
         self._saved = np.zeros(num_rules)
 
-    def note_choice(self, pairs: np.ndarray, node: int) -> None:
-        """Take notice of a choice among pairs `[M, 2]`, ascending, at this node."""
-        self.totals["steps"] += 1
-        first, last = np.searchsorted(pairs[:, 0], (node, node + 1))
-        rules = pairs[first:last, 1]
-        self._offered[rules[rules < len(self._offered)]] += 1
-
     def note_rewrite(self, rule: int, saved: float) -> None:
+        """Take notice of what a rewrite saved; whoever applied it counts that."""
         self.totals["rewrites"] += 1
         self.totals["lowered" if saved > 0 else "raised" if saved < 0 else "kept"] += 1
-        self._applied[rule] += 1
         self._saved[rule] += saved
 
     def rules(self) -> dict[int, RuleCounts]:
@@ -46,23 +41,22 @@ class Counts:
         )
         return {rule: RuleCounts(*row) for rule, row in zip(rules.tolist(), rows, strict=True)}
 
-    def add(self, other: "Counts") -> None:
-        for name, number in other.totals.items():
+    def add(self, said: dict[str, Any]) -> None:
+        """Add what a state says."""
+        for name, number in said["totals"].items():
             self.totals[name] += number
-        self._offered += other._offered
-        self._applied += other._applied
-        self._saved += other._saved
+        for rule, offered, applied, saved in said["rules"]:
+            self._offered[rule] += offered
+            self._applied[rule] += applied
+            self._saved[rule] += saved
+
+    def clear(self) -> None:
+        self.totals = dict.fromkeys(_TOTALS, 0)
+        for array in (self._offered, self._applied, self._saved):
+            array[:] = 0
 
     def state(self) -> dict[str, Any]:
         return {
             "totals": dict(self.totals),
             "rules": [[rule, *counts] for rule, counts in self.rules().items()],
         }
-
-    @classmethod
-    def of_state(cls, state: dict[str, Any], num_rules: int) -> "Counts":
-        counts = cls(num_rules)
-        counts.totals = dict(state["totals"])
-        for rule, *numbers in state["rules"]:
-            counts._offered[rule], counts._applied[rule], counts._saved[rule] = numbers
-        return counts

@@ -8,22 +8,20 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from ddppo.circuits import costs
-from ddppo.circuits.rewriting import digest
+from ddppo.circuits import Circuit, costs
 from ddppo.envs.tasks.circuit import settings
+from ddppo.envs.tasks.circuit.board import UNCHANGED, WRONG, Board, Choice
 from ddppo.envs.tasks.circuit.buffers import ORIGINAL, GraphBuffer
 from ddppo.envs.tasks.circuit.counts import Counts
 from ddppo.envs.tasks.circuit.found import Found
 from ddppo.envs.tasks.circuit.lengths import LengthCap
 from ddppo.envs.tasks.circuit.news import News, OfStart, read_all, written
-from ddppo.envs.tasks.circuit.observation import observation_space, observed
+from ddppo.envs.tasks.circuit.observation import observation_space
 from ddppo.envs.tasks.circuit.packing import of_text, packed, text, unpacked
-from ddppo.envs.tasks.circuit.pairs import NO_NODE, PairLister, sized
+from ddppo.envs.tasks.circuit.pairs import sized
 from ddppo.envs.tasks.circuit.starts import Start, rewriter, rules_digest, starts
-from ddppo.errors import EnvStateError
+from ddppo.errors import ConfigError, EnvStateError
 
-NONE_FRESH = np.empty(0, np.int32)
-NO_RULE_HERE = -1
 Obs = dict[str, np.ndarray]
 
 
@@ -56,8 +54,8 @@ class CircuitEnv(gym.Env):
         self.starts = starts(circuit, self._cost_of)
         self.rewriter = rewriter(rules)
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
-        self._list_pairs = PairLister(self.rewriter, max_nodes, max_pairs, self._episode)
-        self._list_pairs.check(self.starts)
+        self._board = Board(self.rewriter, max_nodes, max_pairs, self._episode)
+        self._check_choices()
         self.observation_space = observation_space(
             max_nodes, max_pairs, self.rewriter.num_rules, has_mask=self._episode.mask
         )
@@ -66,7 +64,7 @@ class CircuitEnv(gym.Env):
             self.starts, rules_digest(self.rewriter), cost, self._sizes, self._episode, self._buffer
         )
         self._buffers: list[GraphBuffer] = []  # one of each start, from the first reset on
-        self._counts = Counts(self.rewriter.num_rules)
+        self._counts = Counts(self.rewriter.num_rules, self._board.offered, self._board.applied)
         self._at, self._next, self._step = 0, 0, ORIGINAL
         self._is_over = True
 
@@ -81,35 +79,30 @@ class CircuitEnv(gym.Env):
             self._buffers[self._at].lineage.release(self._step)
         self._at, self._next = self._next, (self._next + 1) % len(self.starts)
         buffer = self._buffers[self._at]
-        self.circuit, self._cost, self._step = buffer.draw(self.np_random)
+        circuit, self._cost, self._step = buffer.draw(self.np_random)
         buffer.lineage.hold(self._step)
         self._least, self._num_steps, self._num_rewrites = self._cost, 0, 0
         self._num_too_large = self._num_without_room = 0
-        self._is_over, self._fresh = False, NONE_FRESH
-        self._list()
-        return self._observe(), {"circuit": self.starts[self._at].name, "cost": self._cost}
+        self._is_over = False
+        self._board.show(circuit)
+        self._note_pairs()
+        return self._board.observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
 
     def step(self, action: int) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         if self._is_over:
             raise gym.error.ResetNeeded("the episode is over: call reset() before the next step()")
         self._num_steps += 1
-        node, rule = (
-            self._pairs[action].tolist() if 0 <= action < len(self._pairs) else (NO_NODE, NO_RULE_HERE)
-        )
-        self._counts.note_choice(self._pairs, node)
-        if rule == NO_RULE_HERE or rule >= self.rewriter.num_rules:
-            self._fresh = NONE_FRESH
+        self._counts.totals["steps"] += 1
+        choice = self._board.choose(int(action))
+        if choice.became == WRONG:
             return self._answer(-1.0, "not_a_choice")
-        if rule == self.rewriter.nop:
-            self._fresh = np.array([node], np.int32) if node >= 0 else NONE_FRESH
+        if choice.became == UNCHANGED:
             return self._answer(0.0, "nothing_changed" if self._episode.nop_stop else None)
-        before = self._cost
-        self._rewrite(node, rule)
-        self._counts.note_rewrite(rule, before - self._cost)
-        end = None if len(self._pairs) else "no_choice"
+        saved = self._note_rewrite(choice)
+        end = None if self._board.num_pairs else "no_choice"
         if self._cost > self._least + self._episode.slack:
             end = "too_costly"
-        answer = self._answer(before - self._cost, end)
+        answer = self._answer(saved, end)
         if not self._is_over:
             self._buffers[self._at].add(self.circuit, self._cost, self._step)
         return answer
@@ -123,7 +116,7 @@ class CircuitEnv(gym.Env):
             for buffer, cap in zip(self._buffers, self._caps, strict=True)
         )
         counts = self._counts.state()
-        self._counts = Counts(self.rewriter.num_rules)
+        self._counts.clear()
         return written(News(of_starts, counts))
 
     def receive(self, news: Sequence[bytes]) -> None:
@@ -138,6 +131,11 @@ class CircuitEnv(gym.Env):
             if self._buffer.share:
                 for told in (told for each in every for told in each.of_starts[at].circuits):
                     buffer.take(told)
+
+    @property
+    def circuit(self) -> Circuit:
+        """What the episode has come to."""
+        return self._board.circuit
 
     def best(self) -> list[Found]:
         """Return of every starting circuit the best that this environment has met or heard of, with its rewrites."""
@@ -162,7 +160,7 @@ class CircuitEnv(gym.Env):
                 "cost": self._cost,
                 "step": self._step,
                 "least": self._least,
-                "fresh": self._fresh.tolist(),
+                "fresh": self._board.fresh,
                 "counts": [self._num_steps, self._num_rewrites, self._num_too_large, self._num_without_room],
                 "is_over": self._is_over,
             },
@@ -186,42 +184,50 @@ class CircuitEnv(gym.Env):
         ):
             cap.restore(cap_state)
             buffer.restore(buffer_state)
-        self._counts = Counts.of_state(state["counts"], self.rewriter.num_rules)
+        self._counts.add(state["counts"])
         episode = state["episode"]
         self._at = episode["at"]
-        self.circuit = unpacked(self.starts[self._at].circuit.num_qubits, of_text(episode["circuit"]))
+        circuit = unpacked(self.starts[self._at].circuit.num_qubits, of_text(episode["circuit"]))
         self._cost, self._step, self._least = episode["cost"], episode["step"], episode["least"]
-        self._fresh, self._is_over = np.array(episode["fresh"], np.int32), episode["is_over"]
-        self._list()
+        self._is_over = episode["is_over"]
+        self._board.show(circuit, episode["fresh"])
         self._num_steps, self._num_rewrites, self._num_too_large, self._num_without_room = episode["counts"]
-        return self._observe(), {"circuit": self.starts[self._at].name, "cost": self._cost}
+        return self._board.observation(), {"circuit": self.starts[self._at].name, "cost": self._cost}
 
     def _begin(self) -> None:
         max_bytes = self._buffer.megabytes * 1e6 / len(self.starts)
         self._buffers = [GraphBuffer(start, self._buffer, max_bytes) for start in self.starts]
         self._caps = [LengthCap(self._episode) for _ in self.starts]
-        self._counts = Counts(self.rewriter.num_rules)
+        self._counts.clear()
         self._next = int(self.np_random.integers(len(self.starts)))
 
-    def _rewrite(self, node: int, rule: int) -> None:
-        buffer = self._buffers[self._at]
-        self.circuit, self._fresh = self.rewriter.apply(self.circuit, node, rule)
+    def _check_choices(self) -> None:
+        """Raise ConfigError for a circuit that leaves nothing to choose."""
+        for start in self.starts:
+            self._board.show(start.circuit)
+            if not self._board.num_pairs:
+                raise ConfigError(
+                    f"episode.nop=never: no rule matches {start.name}, so there is nothing to choose: leave it out, or "
+                    "give larger rules"
+                )
+
+    def _note_rewrite(self, choice: Choice) -> float:
+        """Take notice of a new circuit on the board; return what it saved."""
+        buffer, before = self._buffers[self._at], self._cost
         self._cost = float(self._cost_of(self.circuit))
-        step = buffer.lineage.add(self._step, node, rule)
+        self._counts.note_rewrite(choice.rule, before - self._cost)
+        step = buffer.lineage.add(self._step, choice.node, choice.rule)
         buffer.lineage.release(self._step)
         self._step = step
         self._num_rewrites += 1
         self._least = min(self._least, self._cost)
         buffer.note(self.circuit, self._cost, step)
-        self._list()
+        self._note_pairs()
+        return before - self._cost
 
-    def _list(self) -> None:
-        self._pairs, num_too_large, num_without_room = self._list_pairs(self.circuit)
-        self._num_too_large += num_too_large
-        self._num_without_room += num_without_room
-
-    def _observe(self) -> Obs:
-        return observed(self.circuit, self._pairs, self._fresh, *self._sizes, self.rewriter.num_rules)
+    def _note_pairs(self) -> None:
+        self._num_too_large += self._board.num_too_large
+        self._num_without_room += self._board.num_without_room
 
     def _answer(self, reward: float, end: str | None) -> tuple[Obs, float, bool, bool, dict[str, Any]]:
         """Return what step does; `end` is why the episode is terminated, one of ENDS."""
@@ -233,7 +239,7 @@ class CircuitEnv(gym.Env):
             self._counts.totals[end or "cut"] += 1
             self._caps[self._at].note(self._num_steps)
             info = self._summary()
-        return self._observe(), float(reward), terminated, truncated, info
+        return self._board.observation(), float(reward), terminated, truncated, info
 
     def _summary(self) -> dict[str, Any]:
         """Return what is told at an episode's end; best_ is of all episodes of this circuit here."""
@@ -254,6 +260,6 @@ def _fingerprint(starts: tuple[Start, ...], *others: object) -> str:
     """Return text that differs between environments whose states do not fit one another."""
     said = hashlib.blake2b(digest_size=16)
     for start in starts:
-        said.update(f"{start.name}\n".encode() + digest(start.circuit))
+        said.update(f"{start.name}\n".encode() + start.circuit.digest())
     said.update("\n".join(map(str, others)).encode())
     return said.hexdigest()

@@ -4,13 +4,10 @@ All that a model of any kind needs: a choice is the index of a row of `pairs`, s
 can be chosen in two stages from the observation alone.
 """
 
-import math
-
 import numpy as np
 from gymnasium.spaces import Box, Dict, MultiBinary
 
-from ddppo.circuits import KINDS, RZ, Circuit
-from ddppo.circuits.angles import TURN
+from ddppo.circuits import KINDS
 
 PADDING = -1  # of whole numbers; 0 of others
 
@@ -41,50 +38,6 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mas
     )
 
 
-def observed(
-    circuit: Circuit, pairs: np.ndarray, fresh: np.ndarray, max_nodes: int, max_pairs: int, num_rules: int
-) -> dict[str, np.ndarray]:
-    """Return the observation of a circuit with its choices `[M, 2]` and the indices of its fresh nodes."""
-    edges = edges_of(circuit)
-    turned = np.flatnonzero(circuit.kinds == RZ)
-    radians = circuit.angles[turned] * (2 * math.pi / TURN)
-    angles = np.zeros((max_nodes, 2), np.float32)
-    angles[turned, 0], angles[turned, 1] = np.sin(radians), np.cos(radians)
-    return {
-        "kinds": _padded(circuit.kinds, max_nodes, np.int8),
-        "angles": angles,
-        "edges": _padded(edges, 2 * max_nodes, np.int32),
-        "pairs": _padded(pairs, max_pairs, np.int32),
-        "num_nodes": np.array([len(circuit)], np.int32),
-        "num_edges": np.array([len(edges)], np.int32),
-        "num_pairs": np.array([len(pairs)], np.int32),
-        "num_rules": np.array([num_rules], np.int32),
-        "fresh": _flags(fresh, max_nodes),
-        "action_mask": _flags(slice(len(pairs)), max_pairs),
-    }
-
-
-def edges_of(circuit: Circuit) -> np.ndarray:
-    """Return `[num_edges, 4]` int32: source, its port, destination, its port, one for each wire between two gates."""
-    links = circuit.links
-    source, port = np.nonzero(links.next >= 0)
-    return np.stack([source, port, links.next[source, port], links.next_port[source, port]], 1).astype(
-        np.int32
-    )
-
-
 def _rows(number: int, high: np.ndarray) -> Box:
     high = np.broadcast_to(high, (number, len(high)))
     return Box(np.full_like(high, PADDING), high, dtype=np.int32)
-
-
-def _padded(values: np.ndarray, size: int, dtype: type) -> np.ndarray:
-    padded = np.full((size, *values.shape[1:]), PADDING, dtype)
-    padded[: len(values)] = values
-    return padded
-
-
-def _flags(where: np.ndarray | slice, size: int) -> np.ndarray:
-    flags = np.zeros(size, np.int8)
-    flags[where] = 1
-    return flags

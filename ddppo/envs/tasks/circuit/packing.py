@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ddppo.circuits import Circuit
+from ddppo.circuits.rewriting import unchecked
 
 Rewrites = tuple[tuple[int, int], ...]  # (node, rule) of each, in order
 GATE_BYTES = 13  # its angle, two wires and kind
@@ -20,10 +21,11 @@ def packed(circuit: Circuit) -> bytes:
 
 
 def unpacked(num_qubits: int, given: bytes) -> Circuit:
+    """Return a circuit that was packed; its arrays are views of `given`."""
     n = len(given) // GATE_BYTES
     angles = np.frombuffer(given, "<i8", n)
     wires = np.frombuffer(given, "<i2", 2 * n, 8 * n).reshape(n, 2)
-    return Circuit(num_qubits, np.frombuffer(given, np.uint8, n, 12 * n), wires, angles)
+    return unchecked(num_qubits, np.frombuffer(given, np.uint8, n, 12 * n), wires, angles)
 
 
 def packed_rewrites(rewrites: Iterable[tuple[int, int]]) -> bytes:

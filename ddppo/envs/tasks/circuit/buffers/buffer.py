@@ -6,7 +6,6 @@ import numpy as np
 
 from ddppo.circuits import Circuit
 from ddppo.circuits.costs import cx_count
-from ddppo.circuits.rewriting import digest
 from ddppo.envs.tasks.circuit.buffers.lineage import ORIGINAL, Lineage
 from ddppo.envs.tasks.circuit.found import Found
 from ddppo.envs.tasks.circuit.news import Told
@@ -46,8 +45,9 @@ class GraphBuffer:
         self._nbytes = 0
         self._levels: dict[float, list[Kept]] = {}
         self._kept: dict[bytes, Kept] = {}
-        self._best = Kept(digest(start.circuit), packed(start.circuit), ORIGINAL)
+        self._best = Kept(start.circuit.digest(), packed(start.circuit), ORIGINAL)
         self._best_cost = self._told_cost = start.cost
+        self._best_circuit: Circuit | None = start.circuit  # made when it is asked for
         self._insert(self._best, start.cost)
         self._new: list[tuple[float, bytes]] = []  # the least of those kept since the last call of told()
 
@@ -69,7 +69,9 @@ class GraphBuffer:
 
     @property
     def best_circuit(self) -> Circuit:
-        return unpacked(self.start.circuit.num_qubits, self._best.packed)
+        if self._best_circuit is None:
+            self._best_circuit = unpacked(self.start.circuit.num_qubits, self._best.packed)
+        return self._best_circuit
 
     def best(self) -> Found:
         rewrites = self.lineage.rewrites(self._best.step)
@@ -93,11 +95,11 @@ class GraphBuffer:
     def note(self, circuit: Circuit, cost: float, step: int) -> None:
         """Keep as the best what costs less than all before."""
         if cost < self._best_cost:
-            self._note(Kept(digest(circuit), packed(circuit), step), cost)
+            self._note(Kept(circuit.digest(), packed(circuit), step), cost)
 
     def add(self, circuit: Circuit, cost: float, step: int) -> None:
         """Keep a circuit that is new and costs at most what the original does, as far as there is room."""
-        if self._takes(cost) and (name := digest(circuit)) not in self._kept and self._has_room(cost):
+        if self._takes(cost) and (name := circuit.digest()) not in self._kept and self._has_room(cost):
             self._insert(Kept(name, packed(circuit), step), cost)
             self._new = sorted([*self._new, (cost, name)], key=lambda new: new[0])[: self._rules.share]
             self._trim()
@@ -164,6 +166,7 @@ class GraphBuffer:
         self._kept = {kept.digest: kept for level in self._levels.values() for kept in level}
         self._nbytes = sum(kept.nbytes for kept in self._kept.values())
         self._best_cost, self._best = float(state["best"][0]), _read(state["best"][1])
+        self._best_circuit = None
         self._told_cost = state["told_cost"]
         self._new = [(cost, bytes.fromhex(name)) for cost, name in state["new"]]
         self.lineage.restore(state["lineage"])
@@ -184,7 +187,7 @@ class GraphBuffer:
     def _note(self, kept: Kept, cost: float) -> None:
         self.lineage.hold(kept.step)
         self.lineage.release(self._best.step)
-        self._best, self._best_cost = kept, cost
+        self._best, self._best_cost, self._best_circuit = kept, cost, None
 
     def _trim(self) -> None:
         while self.nbytes > self._max_bytes and any(

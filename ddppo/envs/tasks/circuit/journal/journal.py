@@ -94,8 +94,8 @@ class CircuitJournal:
         counts = Counts(self._rewriter.num_rules)
         for each in every:
             if each.counts is not None:
-                counts.add(Counts.of_state(each.counts, self._rewriter.num_rules))
-        self._counts.add(counts)
+                counts.add(each.counts)
+        self._counts.add(counts.state())
         seconds = 0.0 if self._wall_s is None else wall_s - self._wall_s
         self._wall_s = wall_s
         return self._of_rewrites(counts, seconds) | self._of_starts(every)
