@@ -20,20 +20,27 @@ _NUM_ENVS = 16  # of one walk: as many observations as one forward takes
 
 
 class ByPolicy:
-    """Samples from the policy of a checkpoint, for each environment by noise of its own."""
+    """Samples a rewrite from the policy of a checkpoint, for each environment by noise of its own.
+
+    To change nothing is no choice here: it ends an episode, and what was found is kept anyway.
+    """
 
     def __init__(
         self, config: Config, path: Path, env: CircuitEnv, rngs: Sequence[np.random.Generator]
     ) -> None:
         self._policy = load_policy(config, checkpoint.load(path))
         self._encode = RowEncoder(env.observation_space, self._policy.spec)
+        self._nop = env.rewriter.nop
         self._rngs = rngs
 
     def __call__(self, obs: Sequence[Obs]) -> list[int]:
         rows = np.stack([self._encode(each, {}) for each in obs])
-        noise = np.stack([rng.random(self._policy.model.num_noise) for rng in self._rngs])
         layout = self._encode.layout
-        actions: list[int] = self._policy.sample(layout.obs(rows), layout.mask(rows), noise).tolist()
+        offered = layout.mask(rows)
+        rewrites = offered & np.stack([each["pairs"][:, 1] != self._nop for each in obs])
+        rewrites |= offered & ~rewrites.any(axis=1, keepdims=True)  # where there is nothing else
+        noise = np.stack([rng.random(self._policy.model.num_noise) for rng in self._rngs])
+        actions: list[int] = self._policy.sample(layout.obs(rows), rewrites, noise).tolist()
         return actions
 
 

@@ -116,6 +116,13 @@ def test_a_task_that_nothing_was_tuned_for_gets_the_general_settings(composed, e
     assert composed(f"env={env}", *NEEDS.get(env, [])).ppo == composed("ppo=default").ppo
 
 
+def test_a_model_may_come_with_the_task_unless_another_is_named(composed):
+    assert composed("env=circuit").model == composed("model=gnn").model
+    assert composed("env=circuit", "model=mlp").model == composed("model=mlp").model
+    for env in [o for g, o in OPTIONS if g == "env" and o != "circuit"]:
+        assert composed(f"env={env}", *NEEDS.get(env, [])).model == composed("model=mlp").model
+
+
 def test_distributed_lands_at_dist(composed):
     cfg = composed("distributed=single")
     assert "distributed" not in cfg

@@ -8,15 +8,22 @@ import sys
 import time
 
 import pytest
+import torch
 
+from ddppo import config as configuration
 from ddppo.circuit import run
 from ddppo.circuits.benchmarks import benchmark
 from ddppo.circuits.equivalence import Verdict, verify
 from ddppo.circuits.qasm import as_qasm, read
-from ddppo.envs.tasks.circuit.env import CircuitEnv
+from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.envs import probe
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.models import build_model
+from ddppo.optimise.of_run import of_run
+from ddppo.optimise.policy import policy_walk
 from ddppo.optimise.walk import Progress, random_walk
 from ddppo.optimise.workers import Workers
+from ddppo.run.checkpoint import save_iteration
 from tests.support import CHECKOUT
 from tests.unit.circuit_play import qasm
 
@@ -188,7 +195,6 @@ def test_walks_tell_each_other_what_they_found():
     assert listener.go([], 10, FOREVER).cost > found.cost
     heard = listener.go(found.news, 0, FOREVER)
     assert heard.cost == found.cost
-    assert CircuitEnv(**alone).rewriter is not None
 
 
 def test_no_step_is_taken_after_the_time_is_over():
@@ -244,3 +250,54 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, line, said):
         run(line.format(folder=tmp_path, empty=empty).split())
     assert "\n" not in str(raised.value)
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A run folder of tof_3 with the checkpoint of a model that has not learned yet."""
+    folder = tmp_path_factory.mktemp("run")
+    task = EnvConfig(id="ddppo/Circuit-v0", kwargs={"circuit": "tof_3", "buffer": {"draw": "greedy"}})
+    config = Config(env=task, model=ModelConfig(name="gnn", graph_width=16, graph_layers=2))
+    (folder / "config.yaml").write_text(configuration.to_yaml(config))
+    model = build_model(probe(task), config.model, seed=0, dtype=torch.float32)
+    save_iteration(folder / "checkpoints", 1, {"model": model.state_dict(), "iteration": 1}, keep=1)
+    return folder
+
+
+def test_a_run_s_policy_rewrites_a_circuit_of_another_size_and_never_does_nothing(run_folder, monkeypatch):
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)  # of this process, which tests others too
+    found = of_run(str(run_folder), "last", None)
+    env = {**found.keywords, "circuit": "barenco_tof_3"}
+
+    def walked():
+        return policy_walk(env, found.config, found.checkpoint, 0, seed=0).go([], 640, FOREVER)
+
+    progress = walked()
+    assert progress.num_rewrites == progress.num_steps == 640
+    assert progress == walked()
+    assert found.keywords["buffer"] == {"draw": "greedy"}
+
+
+def test_the_door_rewrites_by_a_run_s_policy(run_folder, tmp_path):
+    out = tmp_path / "out.qasm"
+    command = ["optimise", "tof_3", f"out={out}", f"run={run_folder}", "steps=200", "workers=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ddppo.circuit", *command],
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "2 workers rewrite by the run's policy for 200 steps each" in done.stdout
+    assert "equal up to a phase" in done.stdout
+    assert len(read(out).circuit) <= 39
+
+
+def test_a_checkpoint_of_other_rules_is_refused_in_the_words_of_its_run(run_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    few = tmp_path / "few.rules"
+    run(["rules", f"out={few}", "spaces=1:3:h+x", "steps=1"])
+    found = of_run(str(run_folder), "last", None)
+    env = {**found.keywords, "circuit": "tof_3", "rules": str(few)}
+    with pytest.raises(
+        ConfigError, match="checkpoint of iteration 1 does not fit ddppo/Circuit-v0 and model"
+    ):
+        policy_walk(env, found.config, found.checkpoint, 0, seed=0)
