@@ -1,9 +1,9 @@
 """What masks, the temperature, buffers and sharing are worth: cost reached in the same time without each of them.
 
 PYTHONPATH=. .venv/bin/python experiments/circuits/ablations.py run circuit=mod5_4 minutes=5 world_size=2
-PYTHONPATH=. .venv/bin/python experiments/circuits/ablations.py write circuit=mod5_4
+PYTHONPATH=. .venv/bin/python experiments/circuits/ablations.py write circuit=mod5_4 minutes=5
 
-`run` takes 6 ways x seeds x minutes, one run after another; what table.py ran is not run again. `write` checks
+`run` takes 7 ways x seeds x minutes, one run after another; what table.py ran is not run again. `write` checks
 all that was found, and writes ablations_<circuit>.svg and .md beside this file.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from ddppo.circuits.benchmarks import benchmark
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import HERE, PPO, RANDOM, Result, Way, do, given, results
+from runs import HERE, PPO, RANDOM, UNIFORM, Result, Way, do, given, results
 
 from ddppo.study.page.chart import Axis, Chart
 
@@ -27,7 +27,8 @@ WAYS = {  # and the colour of each
     Way("fixed_temperature", ("model.temperature=1.0",)): "green",
     Way("no_buffer", ("env.buffer.draw=original",)): "orange",
     Way("nothing_shared", ("env.buffer.share=0",)): "sky",
-    RANDOM: "grey",
+    UNIFORM: "grey",
+    RANDOM: "purple",
 }
 
 
@@ -57,14 +58,14 @@ def chart(found: Sequence[Result], circuit: str) -> Chart:
 
 
 def table(found: Sequence[Result]) -> str:
-    lines = ["| | overrides | gates of each seed | median | CPU min a run |", "|---|---|---|---|---|"]
+    lines = ["| | settings | gates of each seed | median | CPU min a run |", "|---|---|---|---|---|"]
     for way in WAYS:
         of = [result for result in found if result.way == way.name]
         if of:
             gates = [len(result.circuit) for result in of]
-            overrides = "" if way.overrides is None else " ".join(f"`{o}`" for o in way.overrides)
+            settings = " ".join(f"`{setting}`" for setting in way.settings)
             cpu = median(result.cpu_s for result in of) / 60
-            cells = [overrides, ", ".join(map(str, gates)), f"{median(gates):g}", f"{cpu:.1f}"]
+            cells = [settings, ", ".join(map(str, gates)), f"{median(gates):g}", f"{cpu:.1f}"]
             lines.append(f"| {way.name.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -72,12 +73,13 @@ def table(found: Sequence[Result]) -> str:
 def main(verb: str, *arguments: str) -> None:
     settings = given(arguments, circuit="mod5_4", seeds="0,1,2", minutes="5", world_size="2")
     circuit, seeds = settings["circuit"], [int(seed) for seed in settings["seeds"].split(",")]
+    minutes = float(settings["minutes"])
     if verb == "run":
         for seed in seeds:  # in turns over ways, so that a busy minute is not taken for a bad one
             for way in WAYS:
-                do(way, circuit, seed, float(settings["minutes"]), int(settings["world_size"]))
+                do(way, circuit, seed, minutes, int(settings["world_size"]))
         return
-    found = results(WAYS, [circuit], seeds)
+    found = results(WAYS, [circuit], seeds, minutes)
     if not found:
         sys.exit("no run is done; `run` first")
     (HERE / f"ablations_{circuit}.svg").write_text(chart(found, circuit).svg(standalone=True) + "\n")

@@ -1,11 +1,11 @@
 """The benchmarks made smaller by a trained policy and at random, beside other optimisers and published figures.
 
 PYTHONPATH=. .venv/bin/python experiments/circuits/table.py run minutes=5 world_size=2   # what is missing of it
-PYTHONPATH=. .venv/bin/python experiments/circuits/table.py write
+PYTHONPATH=. .venv/bin/python experiments/circuits/table.py write minutes=5
 
-`run` takes circuits x seeds x 2 ways x minutes, one after another, with world_size processes each. `write` repeats all
-rewrites, verifies, and writes results.csv, curves.csv, table.md and results/ beside this file; it reads others.csv
-(others.py) and published.csv.
+`run` takes circuits x seeds x ways x minutes, one after another, with world_size processes each. `write` repeats all
+rewrites, verifies, and writes results.csv, curves.csv, table.md and the best circuits into out=, a folder beside this
+file; it reads others.csv (others.py) and published.csv.
 """
 
 import csv
@@ -19,17 +19,18 @@ from ddppo.circuits.costs import cx_count
 from ddppo.circuits.merging import merged
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import HERE, PPO, RANDOM, Result, do, given, keep, results
+from runs import HERE, PPO, PPO_MERGED, RANDOM, RANDOM_MERGED, UNIFORM, Result, do, given, keep, results
 
 ASKED = {"tof_3": 39, "barenco_tof_3": 46, "mod5_4": 51, "tof_5": 87, "vbe_adder_3": 115}
-WAYS = (PPO, RANDOM)
+WAYS = (UNIFORM, RANDOM, RANDOM_MERGED, PPO, PPO_MERGED)
 
 
-def write(found: Sequence[Result], circuits: Sequence[str]) -> None:
+def write(found: Sequence[Result], circuits: Sequence[str], out: Path) -> None:
     """Write all files of the study from its results."""
-    write_csv("results.csv", [row(result) for result in found])
+    out.mkdir(parents=True, exist_ok=True)
+    write_csv(out / "results.csv", [row(result) for result in found])
     write_csv(
-        "curves.csv",
+        out / "curves.csv",
         [
             {"circuit": r.circuit_name, "way": r.way, "seed": r.seed}
             | {"wall_s": f"{p.wall_s:.1f}", "env_steps": p.env_steps, "cost": p.cost}
@@ -41,9 +42,9 @@ def write(found: Sequence[Result], circuits: Sequence[str]) -> None:
         for way in WAYS:
             of = [r for r in found if (r.circuit_name, r.way) == (circuit, way.name)]
             if of:
-                keep(min(of, key=lambda r: len(r.circuit)), HERE / "results")
+                keep(min(of, key=lambda r: len(r.circuit)), out)
     table = "\n".join([*against_others(found, circuits), "", *over_seeds(found, circuits)])
-    (HERE / "table.md").write_text(table + "\n")
+    (out / "table.md").write_text(table + "\n")
     print(table)
 
 
@@ -61,7 +62,7 @@ def row(result: Result) -> dict[str, object]:
         "depth": circuit.depth,
         "s_to_best": seconds(result, len(circuit)),
         "s_to_asked": seconds(result, ASKED.get(result.circuit_name)),
-        "rewrites": len(result.rewrites),
+        "rewrites": result.num_rewrites,
         "verified_by": result.verified_by,
     }
 
@@ -75,10 +76,9 @@ def seconds(result: Result, cost: float | None) -> str:
 def against_others(found: Sequence[Result], circuits: Iterable[str]) -> list[str]:
     """Return a table of gates, in brackets cx: what each way reached at best."""
     others, published = (read_csv(name) for name in ("others.csv", "published.csv"))
-    lines = [
-        "| gates (cx) | original | merge | qiskit | pyzx, best of 4 | Nam et al. | Quartz | at random | PPO | asked |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["gates (cx)", "original", "merge", "qiskit", "pyzx", "Nam et al.", "Quartz"]
+    titles += [*(way.name.replace("_", ", ") for way in WAYS), "asked"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in circuits:
         of = [r for r in found if r.circuit_name == circuit]
         cells = [
@@ -90,7 +90,7 @@ def against_others(found: Sequence[Result], circuits: Iterable[str]) -> list[str
                     ((len(r.circuit), int(cx_count(r.circuit))) for r in of if r.way == way.name),
                     default=None,
                 )
-                for way in (RANDOM, PPO)
+                for way in WAYS
             ),
             ASKED.get(circuit, ""),
         ]
@@ -116,7 +116,7 @@ def over_seeds(found: Sequence[Result], circuits: Iterable[str]) -> list[str]:
             cells = [
                 ", ".join(str(len(r.circuit)) for r in of),
                 best.circuit.depth,
-                len(best.rewrites),
+                best.num_rewrites,
                 f"{median(r.cpu_s for r in of) / 60:.1f}",
                 f"{median(to_best):.0f}" if to_best else "",
                 f"{median(asked):.0f} ({len(asked)} of {len(of)})" if asked else "",
@@ -144,24 +144,34 @@ def read_csv(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def write_csv(name: str, rows: Sequence[dict[str, object]]) -> None:
-    with open(HERE / name, "w", newline="") as file:
+def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
 def main(verb: str, *arguments: str) -> None:
-    settings = given(arguments, circuits=",".join(BENCHMARKS), seeds="0,1,2", minutes="5", world_size="2")
+    settings = given(
+        arguments,
+        ways=",".join(way.name for way in WAYS),
+        circuits=",".join(BENCHMARKS),
+        seeds="0,1,2",
+        minutes="5",
+        world_size="2",
+        out="table",
+    )
+    ways = [way for way in WAYS if way.name in settings["ways"].split(",")]
     circuits = settings["circuits"].split(",")
     seeds = [int(seed) for seed in settings["seeds"].split(",")]
+    minutes = float(settings["minutes"])
     if verb == "write":
-        write(results(WAYS, circuits, seeds), circuits)
+        write(results(ways, circuits, seeds, minutes), circuits, HERE / settings["out"])
         return
     for seed in seeds:  # in turns over the rest, so that a busy minute is not taken for a bad circuit
         for circuit in circuits:
-            for way in WAYS:
-                do(way, circuit, seed, float(settings["minutes"]), int(settings["world_size"]))
+            for way in ways:
+                do(way, circuit, seed, minutes, int(settings["world_size"]))
 
 
 if __name__ == "__main__":
