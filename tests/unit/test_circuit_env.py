@@ -317,6 +317,12 @@ def bad_cost(circuit):
         ({"episode": {"nop": "no"}}, "episode.nop=no: has to be one of once, nodes, never"),
         ({"episode": {"nop_stop": 2}}, "episode.nop_stop=2: has to be one of true, false"),
         ({"episode": {"slack": -1}}, "episode.slack=-1: has to be a number, 0 or more"),
+        ({"episode": {"mask": 0}}, "episode.mask=0: has to be one of true, false"),
+        (
+            {"episode": {"nop": "nodes", "mask": False}, "sizes": {"max_pairs": 112}},
+            "sizes.max_pairs=112: has to be 113 or more, .*beside the 2 at each of 56 nodes",
+        ),
+        ({"buffer": {"share": -1}}, "buffer.share=-1: has to be a whole number, 0 or more"),
         ({"buffer": {"draw": "powr"}}, "buffer.draw=powr: has to be one of power, greedy, original"),
         ({"buffer": {"level_size": 0}}, "buffer.level_size=0: has to be a whole number, 1 or more"),
     ],
@@ -329,6 +335,15 @@ def test_bad_input_is_named_with_its_rule_and_a_remedy(kwargs, sentence):
 def test_a_circuit_without_gates_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="it has no gates, so there is nothing to rewrite"):
         CircuitEnv(qasm(tmp_path, ""))
+
+
+def test_a_circuit_that_no_rule_matches_is_refused_where_that_leaves_nothing_to_choose(tmp_path):
+    path = qasm(tmp_path, "h q[0];")
+    with pytest.raises(
+        ConfigError, match=r"episode.nop=never: no rule matches .*mine.qasm, so there is nothing"
+    ):
+        CircuitEnv(["tof_3", path], episode={"nop": "never"})
+    assert CircuitEnv(path).reset(seed=0)[0]["num_pairs"] == 1
 
 
 def test_the_probe_says_which_setting_was_wrong():
