@@ -85,6 +85,21 @@ def test_a_circuit_is_kept_once_and_none_that_costs_more_than_the_original():
     assert (buffer.num_circuits, buffer.nbytes) == (4, size)
 
 
+def test_what_was_kept_before_goes_on_from_the_fewest_rewrites():
+    buffer = filled(buffer_of(), {12: 1})
+    lineage, held = buffer.lineage, len(buffer.lineage)
+    step = ORIGINAL
+    for node in range(3):  # a long way to the circuit of 12 gates
+        following = lineage.add(step, node, 5)
+        lineage.release(step)
+        step = following
+    step = buffer.add(circuit_of(12, 2), 12.0, step)
+    assert lineage.rewrites(step) == ((0, 0),)
+    assert len(lineage) == held
+    step = lineage.add(step, 7, 7)
+    assert buffer.add(circuit_of(20), 20.0, step) == ORIGINAL  # back at the beginning
+
+
 def test_a_full_level_gives_up_its_oldest_but_never_the_original():
     buffer = filled(buffer_of(level_size=3), {20: 7, 15: 7})
     drawn = {

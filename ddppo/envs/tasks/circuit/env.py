@@ -104,7 +104,7 @@ class CircuitEnv(gym.Env):
             end = "too_costly"
         answer = self._answer(saved, end)
         if not self._is_over:
-            self._buffers[self._at].add(self.circuit, self._cost, self._step)
+            self._step = self._buffers[self._at].add(self.circuit, self._cost, self._step)
         return answer
 
     def publish(self) -> bytes:

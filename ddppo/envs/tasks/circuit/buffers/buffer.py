@@ -97,12 +97,27 @@ class GraphBuffer:
         if cost < self._best_cost:
             self._note(Kept(circuit.digest(), packed(circuit), step), cost)
 
-    def add(self, circuit: Circuit, cost: float, step: int) -> None:
-        """Keep a circuit that is new and costs at most what the original does, as far as there is room."""
-        if self._takes(cost) and (name := circuit.digest()) not in self._kept and self._has_room(cost):
+    def add(self, circuit: Circuit, cost: float, step: int) -> int:
+        """Keep a circuit that is new and costs at most what the original does, as far as there is room.
+
+        Return the step to go on from, which the caller holds instead of `step`: where the circuit was kept before, that
+        of the fewest rewrites.
+        """
+        if not self._takes(cost):
+            return step
+        name = circuit.digest()
+        kept = self._kept.get(name)
+        if kept is not None:
+            if self.lineage.length(kept.step) >= self.lineage.length(step):
+                return step
+            self.lineage.hold(kept.step)
+            self.lineage.release(step)
+            return kept.step
+        if self._has_room(cost):
             self._insert(Kept(name, packed(circuit), step), cost)
             self._new = sorted([*self._new, (cost, name)], key=lambda new: new[0])[: self._rules.share]
             self._trim()
+        return step
 
     def told(self) -> tuple[Told, ...]:
         """Return what the others should know: the best if it is new, and the least of what was kept since last time."""
