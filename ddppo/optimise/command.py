@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from ddppo.circuits import Circuit, equivalence
-from ddppo.circuits.costs import Cost, counts
+from ddppo.circuits.costs import Cost, counts, measures
 from ddppo.circuits.costs import cost as cost_named
 from ddppo.circuits.qasm import as_qasm, write
 from ddppo.circuits.rewriting import Rewriter
@@ -24,7 +24,7 @@ from ddppo.errors import ConfigError, TrainingError
 from ddppo.files import write_json
 from ddppo.optimise.of_run import OfRun, of_run
 from ddppo.optimise.rewrites import STARTS, started
-from ddppo.optimise.search import Best, Budget, gates_of, search
+from ddppo.optimise.search import Best, Budget, search
 from ddppo.optimise.walk import Walk, random_walk
 from ddppo.optimise.workers import Workers
 from ddppo.options import parse
@@ -198,7 +198,7 @@ def _write_rewrites(job: Job, options: OptimiseOptions, best: Best, start: str, 
     said = {
         "name": options.circuit,
         "cost": best.cost,
-        **gates_of(best.circuit),
+        **measures(best.circuit),
         "num_rewrites": len(best.rewrites),
         "original_cost": float(job.cost(job.original)),
         "original": as_qasm(job.original),

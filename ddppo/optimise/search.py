@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ddppo.circuits import Circuit
-from ddppo.circuits.costs import Cost, cx_count
+from ddppo.circuits.costs import Cost, measures
 from ddppo.circuits.rewriting import Rewriter
 from ddppo.envs.tasks.circuit.found import replayed
 from ddppo.optimise.walk import Progress
@@ -49,7 +49,7 @@ class Best:
             self.cost = float(cost(self.circuit))
             assert self.cost == progress.cost, (self.cost, progress.cost)
             steps = sum(each.num_steps for each in told.values())
-            said = {"cost": self.cost, **gates_of(self.circuit), "num_rewrites": len(self.rewrites)}
+            said = {"cost": self.cost, **measures(self.circuit), "num_rewrites": len(self.rewrites)}
             self.improvements.append({**said, "env_steps": steps, "wall_s": round(seconds, 3)})
 
 
@@ -71,13 +71,8 @@ def search(
     return sum(progress.num_rewrites for progress in told.values())
 
 
-def gates_of(circuit: Circuit) -> dict[str, float]:
-    """Return what circuits are compared by, whatever the cost."""
-    return {"gates": len(circuit), "cx": int(cx_count(circuit)), "depth": circuit.depth}
-
-
 def _say(best: Best, num_rewrites: int, seconds: float, left_s: float) -> None:
-    counts = ", ".join(f"{what} {number}" for what, number in gates_of(best.circuit).items())
+    counts = ", ".join(f"{what} {number}" for what, number in measures(best.circuit).items())
     ends = "" if math.isinf(left_s) else f", {max(0.0, left_s):.0f} s left"
     print(
         f"{seconds:5.0f} s: best cost {best.cost:g} ({counts}), {num_rewrites:,} rewrites tried, "

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,11 +18,13 @@ from ddppo.circuits.equivalence import Verdict, verify
 from ddppo.circuits.qasm import as_qasm, read
 from ddppo.config import Config, EnvConfig, ModelConfig
 from ddppo.envs import probe
+from ddppo.envs.tasks.circuit.env import CircuitEnv
+from ddppo.envs.tasks.circuit.journal.best import BestFile
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
 from ddppo.optimise.of_run import of_run
 from ddppo.optimise.policy import policy_walk
-from ddppo.optimise.walk import Progress, random_walk
+from ddppo.optimise.walk import AtRandom, Progress, Walk, random_walk
 from ddppo.optimise.workers import Workers
 from ddppo.run.checkpoint import save_iteration
 from tests.support import CHECKOUT
@@ -53,6 +56,20 @@ def test_a_circuit_gets_smaller_and_anyone_can_repeat_how(tmp_path, capsys):
     costs = [improvement["cost"] for improvement in held["improvements"]]
     assert costs == sorted(set(costs), reverse=True)
     assert costs[-1] == held["cost"]
+
+
+def test_a_run_s_best_circuit_is_repeated_from_its_file(tmp_path, capsys):
+    env = CircuitEnv("tof_3")
+    walk = Walk([env], AtRandom(env, 2.0, np.random.default_rng(0)), [0])
+    walk.go([], 500, FOREVER)
+    (found,) = env.best()
+    BestFile(tmp_path, "tof_3", env.starts[0], env.rewriter).improve(
+        found, is_start=True, env_steps=1, wall_s=1.0
+    )
+    assert run(["replay", "tof_3", str(tmp_path / "tof_3.json")]) == 0
+    said = capsys.readouterr().out
+    assert f"after {len(found.rewrites)} rewrites: {len(found.circuit)} gates" in said
+    assert "equal up to a phase" in said
 
 
 @pytest.mark.parametrize("more", [["bias=0"], ["start=given", "cost=depth"]])

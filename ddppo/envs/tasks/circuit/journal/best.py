@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddppo.circuits import Circuit
-from ddppo.circuits.costs import cx_count
+from ddppo.circuits.costs import measures
 from ddppo.circuits.equivalence import verify
 from ddppo.circuits.qasm import as_qasm, parse
 from ddppo.circuits.rewriting import Rewriter
@@ -96,11 +95,7 @@ class BestFile:
 
 def numbers(found: Found) -> dict[str, float]:
     circuit = found.circuit
-    return {"cost": found.cost, **gates_of(circuit), "num_rewrites": len(found.rewrites)}
-
-
-def gates_of(circuit: Circuit) -> dict[str, float]:
-    return {"gates": len(circuit), "cx": int(cx_count(circuit)), "depth": circuit.depth}
+    return {"cost": found.cost, **measures(circuit), "num_rewrites": len(found.rewrites)}
 
 
 def verified(found: Found, rewriter: Rewriter) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.circuits.costs import measures
 from ddppo.circuits.pixels import as_pixels
 from ddppo.circuits.rewriting import digest
 from ddppo.config import EnvConfig
 from ddppo.envs.tasks.circuit.counts import ENDS, Counts
 from ddppo.envs.tasks.circuit.env import CircuitEnv
 from ddppo.envs.tasks.circuit.found import Found
-from ddppo.envs.tasks.circuit.journal.best import BestFile, gates_of, numbers
+from ddppo.envs.tasks.circuit.journal.best import BestFile, numbers
 from ddppo.envs.tasks.circuit.news import News, OfStart, Told, read_all, written
 from ddppo.envs.tasks.circuit.packing import packed, packed_rewrites, unpacked, unpacked_rewrites
 from ddppo.files import remove_leftovers, stored
@@ -107,7 +108,7 @@ class CircuitJournal:
             found = file.best.found
             if found.cost < self._drawn[at]:
                 self._drawn[at] = found.cost
-                before, after = (gates_of(circuit) for circuit in (found.original, found.circuit))
+                before, after = (measures(circuit) for circuit in (found.original, found.circuit))
                 said = ", ".join(f"{before[what]} -> {after[what]} {what}" for what in before)
                 pictures[f"best/{label}"] = as_pixels(found.circuit, title=f"{label}: {said}")
         return pictures
@@ -134,7 +135,7 @@ class CircuitJournal:
         return {
             "circuits": {
                 label: {
-                    "original": {"cost": start.cost, **gates_of(start.circuit)},
+                    "original": {"cost": start.cost, **measures(start.circuit)},
                     "best": numbers(file.best.found),
                     "verified": file.best.verified,
                     "file": f"{FOLDER}/{label}.qasm",
