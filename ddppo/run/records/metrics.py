@@ -144,7 +144,7 @@ METRICS: tuple[Metric, ...] = (
         "train/learning_rate",
         "1",
         "same on all ranks",
-        "step size of Adam in the iteration",
+        "step size of Adam in the iteration, but of parts that ppo.learning_rates names",
         "arXiv:1412.6980",
     ),
     Metric(
