@@ -1,3 +1,4 @@
+import copy
 import math
 
 import gymnasium as gym
@@ -243,6 +244,12 @@ def test_an_empty_circuit_ends_an_episode_that_has_no_node_left_to_choose(tmp_pa
         obs, _ = env.reset(seed=0)
         obs, reward, terminated, _, _ = env.step(downhill(env, obs, np.random.default_rng(0)))
         assert (reward, terminated, int(obs["num_nodes"][0])) == (2, nop == "nodes", 0)
+
+
+def test_a_copy_is_refused_for_its_state_goes_into_another_environment():
+    env = CircuitEnv("tof_3")
+    with pytest.raises(TypeError, match="cannot be copied or pickled: make another one, and restore"):
+        copy.deepcopy(env)
 
 
 def test_an_action_that_is_no_row_costs_1_and_ends_the_episode():

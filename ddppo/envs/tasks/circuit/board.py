@@ -55,6 +55,11 @@ class Board:
         self._board = self._call["new"](rewriter.handle, *(array.ctypes.data for array in given))
         weakref.finalize(self, self._call["free"], self._board)
 
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a circuit environment cannot be copied or pickled: make another one, and restore() the state() of this"
+        )
+
     @property
     def num_pairs(self) -> int:
         return int(self._num_pairs[0])
