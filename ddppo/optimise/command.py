@@ -34,7 +34,7 @@ _USAGE = """python -m ddppo.circuit optimise <circuit> out=<file> [minutes=10] [
 python -m ddppo.circuit optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count
 Ctrl-C ends the search early; what was found is verified and written all the same."""
 _MINUTES = 1.0
-_BIAS = 1.0
+_BIAS = 3.0  # of 0 to 6 the best over mod5_4, vbe_adder_3 and gf2^4_mult after 20,000 steps, by a little
 
 
 @dataclass(slots=True)
