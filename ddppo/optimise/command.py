@@ -120,9 +120,7 @@ def _job(options: OptimiseOptions) -> Job:
     keywords["rules"] = options.rules or keywords.get("rules")
     cost = cost_named(keywords["cost"])
     start = started(original, options.start)
-    if start == original or cost(start) > cost(
-        original
-    ):  # merging lets no gate but rotations go, and may add depth
+    if start == original or cost(start) > cost(original):  # a rotation that moves may add depth
         start = original
     return Job(original, start, keywords["cost"], cost, rewriter_of(keywords["rules"]), keywords, policy)
 
@@ -132,7 +130,7 @@ def _searched(job: Job, options: OptimiseOptions, best: Best) -> int:
     minutes = _MINUTES if options.minutes is None and options.steps is None else options.minutes
     budget = Budget(math.inf if minutes is None else 60 * minutes, options.steps or math.inf)
     with tempfile.TemporaryDirectory() as folder, StopRequest() as stop:
-        path = Path(folder) / "start.qasm"
+        path = Path(folder) / "start.qasm"  # environments take circuits by their paths
         write(job.start, path)
         keywords = {**job.keywords, "circuit": str(path)}
         number = options.workers or available_cores()
