@@ -15,6 +15,9 @@ from ddppo.config.compose import conf_dir
 from ddppo.config.settings import EnvConfig
 from ddppo.errors import ConfigError, near
 
+_STRANGE = re.compile(
+    r"[^\s,:(){}\[\]'\"]*[\^~!#&;<>][^\s,:(){}\[\]'\"]*"
+)  # words that Hydra reads in quotes alone
 _OF_ALL = [f"env.{item.name}" for item in fields(EnvConfig)]
 
 
@@ -38,7 +41,7 @@ def _in_full(setting: str, values: Mapping[str, str]) -> str:
     presets = _chosen(values)
     keywords = [f"env.{name}" for preset in presets for name in _names(_kwargs(preset))]
     if bare in keywords:
-        return f"env.kwargs.{bare.removeprefix('env.')}={value}"
+        return f"env.kwargs.{bare.removeprefix('env.')}={_quoted(value)}"
     own = [name for preset in presets for name in _names(_kwargs(preset), groups=False)]
     also = f", env={','.join(presets)} also {', '.join(own)}" if own else ""
     raise ConfigError(
@@ -46,6 +49,11 @@ def _in_full(setting: str, values: Mapping[str, str]) -> str:
         f"{', '.join(name.removeprefix('env.') for name in _OF_ALL)}{also}; "
         "other keywords of a task are env.kwargs.<keyword>"
     )
+
+
+def _quoted(value: str) -> str:
+    """Return a value with quotes around the words that need them, such as gf2^4_mult, unless it has quotes."""
+    return value if re.search("['\"]", value) else _STRANGE.sub(r"'\g<0>'", value)
 
 
 def _chosen(values: Mapping[str, str]) -> list[str]:
