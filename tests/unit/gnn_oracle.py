@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -9,12 +10,14 @@ import torch
 from ddppo.circuits import Circuit
 from ddppo.config import ModelConfig
 from ddppo.envs.codec import obs_spec
-from ddppo.envs.tasks.circuit.observation import observation_space, observed
+from ddppo.envs.tasks.circuit.observation import observation_space
 from ddppo.models import build_model
 from ddppo.spaces import ActionSpec, EnvSpec
 from tests.unit.circuit_oracle import random_circuit
+from tests.unit.circuit_slow import observed
 
 MAX_NODES, MAX_PAIRS, NUM_RULES = 26, 60, 9
+SPACE = observation_space(MAX_NODES, MAX_PAIRS, NUM_RULES)
 CONVOLUTIONS = ("qgnn", "gin", "attention")
 
 
@@ -40,9 +43,13 @@ def circuits(sizes=(20, 26, 7, 1, 2, 0), seed=0, nop=True):
         circuit = random_circuit(rng, num_qubits=3, num_gates=size) if size else Circuit.from_gates(3, [])
         pairs = [(node, rule) for node in range(size) for rule in range(NUM_RULES - 1) if rng.random() < 0.2]
         pairs = [(-1, NUM_RULES - 1)] * nop + pairs[: MAX_PAIRS - 1]
-        fresh = np.array([node for node in range(size) if rng.random() < 0.2], np.int32)
-        rows.append(observed(circuit.canonical(), np.array(pairs, np.int32).reshape(-1, 2), fresh, MAX_NODES, MAX_PAIRS,
-                             NUM_RULES))  # fmt: skip
+        fresh = [node for node in range(size) if rng.random() < 0.2]
+        env = SimpleNamespace(
+            observation_space=SPACE,
+            circuit=circuit.canonical(),
+            rewriter=SimpleNamespace(num_rules=NUM_RULES),
+        )
+        rows.append(observed(env, pairs, fresh))
     return batch_of(rows)
 
 

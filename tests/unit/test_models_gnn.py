@@ -141,7 +141,12 @@ def test_cpp_and_torch_lay_out_the_same_graph(radius, share):
 def test_numbers_that_are_no_graph_make_none_and_crash_nothing(by):
     model, spec = network(), spec_of()
     obs = random_obs(spec, 5, torch.float64, torch.Generator().manual_seed(0))
-    for changed in (obs, each(lambda x: 40 * x - 20, obs), each(lambda x: -torch.ones_like(x), obs)):
+    for changed in (
+        obs,
+        each(lambda x: 40 * x - 20, obs),
+        each(lambda x: 60 * x, obs),
+        each(lambda x: -torch.ones_like(x), obs),
+    ):
         for result in (*model(changed), model.value(changed), *model.at(changed, torch.zeros(5).long())):
             assert result.isfinite().all()
 

@@ -104,7 +104,8 @@ def _neighbours(
     """Return every node's neighbours `[n * max_nodes, SLOTS]`, n * max_nodes where there is none, and kinds of edge."""
     n, max_edges, _ = edges.shape
     whole = edges.long()
-    limits = torch.stack([num_nodes.long()[:, 0], torch.full_like(num_nodes[:, 0], 2).long()] * 2, -1)
+    counts = num_nodes.long()[:, 0].clamp(max=max_nodes)
+    limits = torch.stack([counts, torch.full_like(counts, 2)] * 2, -1)
     is_real = torch.arange(max_edges, device=edges.device) < num_edges.long()
     is_real &= ((edges >= 0) & (whole < limits[:, None])).all(-1)
     row = is_real.nonzero()[:, 0]

@@ -23,14 +23,6 @@ _KEYS = ("kinds", "angles", "edges", "pairs", "num_nodes", "num_edges", "num_pai
 Circuits = dict[str, torch.Tensor]
 
 
-class Choices(NamedTuple):
-    """nodes and rules `[n, max_pairs]` of all pairs, and whether they are offered, bool."""
-
-    nodes: torch.Tensor
-    rules: torch.Tensor
-    are_offered: torch.Tensor
-
-
 class Roots(NamedTuple):
     """Nodes that something is asked of: hidden `[R, C]`, values `[R]`, the observation `[R]` of each.
 
@@ -84,19 +76,19 @@ class GNN(ActorCritic):
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(obs, dict)
-        is_root = self._are_nodes(obs)
-        roots = self._roots(obs, is_root)
-        choices = self._choices(obs)
-        params = self._params(roots, choices, choices.are_offered, self._inverse_temperature(obs))
-        is_fresh = (obs["fresh"] > 0.5)[is_root]
-        return params, _largest(roots.values[is_fresh], roots.rows[is_fresh], len(is_root))
+        are_nodes = _first(obs["num_nodes"], self.max_nodes)
+        roots = self._roots(obs, are_nodes)
+        is_fresh = (obs["fresh"] > 0.5)[are_nodes]
+        worth = _largest(roots.values[is_fresh], roots.rows[is_fresh], len(are_nodes))
+        scores = roots.values.detach() * self._inverse_temperature(obs)[roots.rows]
+        return self._params(obs, _first(obs["num_pairs"], self.max_pairs), roots, scores), worth
 
     def action_params(self, obs: Obs) -> torch.Tensor:
         return self.forward(obs)[0]
 
     def value(self, obs: Obs) -> torch.Tensor:
         assert isinstance(obs, dict)
-        roots = self._roots(obs, self._are_nodes(obs) & (obs["fresh"] > 0.5))
+        roots = self._roots(obs, _first(obs["num_nodes"], self.max_nodes) & (obs["fresh"] > 0.5))
         return _largest(roots.values, roots.rows, len(obs["fresh"]))
 
     def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -105,11 +97,12 @@ class GNN(ActorCritic):
         Gradients of both reach the parameters of the network; scores are 0, for they have none.
         """
         assert isinstance(obs, dict)
-        choices = self._choices(obs)
-        chosen = choices.nodes.gather(1, actions.unsqueeze(1))  # [n, 1]
-        numbers = torch.arange(self.max_nodes, device=actions.device)
-        roots = self._roots(obs, self._are_nodes(obs) & (numbers == chosen))
-        params = self._params(roots, choices, choices.are_offered & (choices.nodes == chosen), None)
+        nodes = obs["pairs"][..., 0]
+        chosen = nodes.gather(1, actions.unsqueeze(1))  # [n, 1]
+        numbers = torch.arange(self.max_nodes, device=nodes.device)
+        roots = self._roots(obs, _first(obs["num_nodes"], self.max_nodes) & (numbers == chosen.long()))
+        is_offered = _first(obs["num_pairs"], self.max_pairs) & (nodes == chosen)
+        params = self._params(obs, is_offered, roots, torch.zeros_like(roots.values))
         values = roots.values.new_zeros(len(chosen)).index_put((roots.rows,), roots.values)
         return params, values
 
@@ -119,14 +112,6 @@ class GNN(ActorCritic):
             p.numel() for head in (self.embedding, self.critic, self.actor) for p in head.parameters()
         )
         return self.max_nodes * (layers + heads) + self.max_pairs * self.rules.in_features
-
-    def _are_nodes(self, obs: Circuits) -> torch.Tensor:
-        return torch.arange(self.max_nodes, device=obs["num_nodes"].device) < obs["num_nodes"].long()
-
-    def _choices(self, obs: Circuits) -> Choices:
-        nodes, rules = obs["pairs"].long().unbind(-1)
-        is_real = torch.arange(self.max_pairs, device=nodes.device) < obs["num_pairs"].long()
-        return Choices(nodes, rules, is_real & (nodes < obs["num_nodes"].long()) & (rules >= 0))
 
     def _roots(self, obs: Circuits, are_roots: torch.Tensor) -> Roots:
         """Return the nodes `[n, max_nodes]` that are roots, from a graph of what they depend on."""
@@ -155,34 +140,35 @@ class GNN(ActorCritic):
         return (_SHARE_OF_BEST / (1 - _SHARE_OF_BEST) * (num_nodes - 1).clamp(min=1)).log()
 
     def _params(
-        self, roots: Roots, choices: Choices, chosen: torch.Tensor, sharpness: torch.Tensor | None
+        self, obs: Circuits, is_offered: torch.Tensor, roots: Roots, scores: torch.Tensor
     ) -> torch.Tensor:
-        """Return logits, scores and nodes `[n, 3 * max_pairs]` of the pairs `chosen`; the others are NOWHERE.
+        """Return logits, scores `[R]` and nodes of all pairs as `[n, 3 * max_pairs]`; those not offered are NOWHERE."""
+        pairs, nodes = obs["pairs"], obs["pairs"][..., 0]
+        params = pairs.new_zeros(len(pairs), 3, self.max_pairs)
+        params[:, 2] = torch.where(is_offered, nodes, NOWHERE)
+        row, column = (is_offered & (nodes >= 0) & (nodes < obs["num_nodes"].long())).nonzero(as_tuple=True)
+        node, rule = pairs[row, column].long().unbind(-1)
+        root = roots.places[row * self.max_nodes + node]
+        params[row, 1, column] = scores.detach()[root]
+        return params.flatten(1).index_put((row, column), self._logits(roots.hidden, root, rule))
 
-        Scores are values times sharpness `[n]`; None leaves them 0.
-        """
-        row, column = (chosen & (choices.nodes >= 0)).nonzero(as_tuple=True)
-        place = roots.places[row * self.max_nodes + choices.nodes[row, column]]
-        zeros = roots.values.new_zeros(chosen.shape)
-        logits = zeros.index_put((row, column), self._logits(roots.hidden, place, choices.rules[row, column]))
-        scores = zeros
-        if sharpness is not None:
-            scores = zeros.index_put((row, column), roots.values.detach()[place] * sharpness[row])
-        nodes = choices.nodes.masked_fill(~chosen, NOWHERE).to(logits.dtype)
-        return torch.cat([logits, scores, nodes], dim=-1)
-
-    def _logits(self, hidden: torch.Tensor, place: torch.Tensor, rule: torch.Tensor) -> torch.Tensor:
-        """Return the logit of each rule at hidden[place]."""
+    def _logits(self, hidden: torch.Tensor, root: torch.Tensor, rule: torch.Tensor) -> torch.Tensor:
+        """Return the logit of each rule at hidden[root]."""
         features = self.actor(hidden)
-        known = rule.clamp(max=self.num_rules - 1)
-        logits = (features[place] * self.rules.weight[known]).sum(-1) + self.rules.bias[known]
+        known = rule.clamp(0, self.num_rules - 1)
+        logits = (features[root] * self.rules.weight[known]).sum(-1) + self.rules.bias[known]
         is_none = rule >= self.num_rules
         if is_none.any():
             matches = torch.zeros(len(hidden), self.num_rules, dtype=torch.bool, device=rule.device)
-            matches[place[~is_none], rule[~is_none]] = True
+            matches[root[~is_none], known[~is_none]] = True
             of_none = self.rules(features).masked_fill(matches, -math.inf).logsumexp(-1)
-            logits = torch.where(is_none, of_none[place], logits)
+            logits = torch.where(is_none, of_none[root], logits)
         return logits
+
+
+def _first(counts: torch.Tensor, most: int) -> torch.Tensor:
+    """Return `[n, most]` bool, true of the first counts `[n, 1]`."""
+    return torch.arange(most, device=counts.device) < counts.long()
 
 
 def _largest(values: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -2,7 +2,6 @@
 //
 // A gate has two ports, so at most four neighbours: before and after it on each. They have a slot each: 0 and 1 for
 // what comes before on its ports 0 and 1, 2 and 3 for what comes after.
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -16,6 +15,12 @@ constexpr uint8_t kFar = 255;
 template <class Real>
 int32_t whole(Real x, int32_t end) {
   return x >= 0 && x < Real(end) ? int32_t(x) : -1;
+}
+
+// A number of things, of at most `most`.
+template <class Real>
+int32_t count(Real x, int32_t most) {
+  return x >= Real(most) ? most : x > 0 ? int32_t(x) : 0;
 }
 
 struct Neighbour {
@@ -66,8 +71,8 @@ void flat(
   for (int64_t row = 0; row < rows; row++) {
     Neighbour* table = tables.data() + row * max_nodes * kSlots;
     uint8_t* distance = distances.data() + row * max_nodes;
-    const int32_t nodes = counts[row] = std::max(0, whole(num_nodes[row], max_nodes + 1));
-    read_edges(edges + row * max_edges * 4, std::max(0, whole(num_edges[row], max_edges + 1)), nodes, table);
+    const int32_t nodes = counts[row] = count(num_nodes[row], max_nodes);
+    read_edges(edges + row * max_edges * 4, count(num_edges[row], max_edges), nodes, table);
     measure(roots + row * max_nodes, nodes, radius, table, distance, positions.data());
     for (int32_t i = 0; i < nodes; i++)
       if (distance[i] != kFar) starts[distance[i] * rows + row]++;
