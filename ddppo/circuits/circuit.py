@@ -107,7 +107,7 @@ class Circuit:
         """Gates on the longest path."""
         return int(self.levels.max(initial=-1)) + 1
 
-    def learn(self, depth: int, digest: bytes) -> None:
+    def remember(self, depth: int, digest: bytes) -> None:
         """Take these from who computed them in C++."""
         self.__dict__.update(depth=depth, _digest=digest)
 

@@ -106,7 +106,7 @@ class Board:
 
     def _learn(self) -> None:
         depth, self.num_too_large, self.num_without_room = self._facts[3:6].tolist()
-        self.circuit.learn(depth, self._facts[6:].tobytes())
+        self.circuit.remember(depth, self._facts[6:].tobytes())
 
 
 def functions() -> dict[str, Any]:
