@@ -258,6 +258,11 @@ class EvalConfig:
 @dataclass(slots=True)
 class CheckpointConfig:
     every_steps: int = setting(50_000, "environment steps between checkpoints; 0 is only at the end", low=0)
+    environments: bool = setting(
+        True,
+        "hold what environments that publish, as circuits, are in the midst of, so that a resumed run is the one that "
+        "was not interrupted; megabytes of each. false: they start new episodes and hear what the run folder knows",
+    )
     keep: int = setting(2, "how many of the newest checkpoints stay, besides the best", low=1)
 
 

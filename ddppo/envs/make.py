@@ -113,6 +113,9 @@ class SlowEnvs:
     def receive(self, news: Sequence[bytes], envs: Sequence[int] | None = None) -> None:
         cast(PublishingEnvs, self._envs).receive(news, envs)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        cast(PublishingEnvs, self._envs).go_on_from(state)
+
     def made_anew(self) -> list[int]:
         return cast(PublishingEnvs, self._envs).made_anew()
 

@@ -147,6 +147,7 @@ class SteppedEnvs:
         self.num_envs = len(names.indices)
         self._stepper = stepper
         self._layout = RowLayout(spec)
+        self._next: dict[str, Any] | None = None
 
     @property
     def num_restarts(self) -> int:
@@ -155,6 +156,18 @@ class SteppedEnvs:
     @property
     def num_lost_episodes(self) -> int:
         return self._stepper.num_lost_episodes
+
+    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+        assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
+        self._stepper.reset(seeds)
+        if self._next is not None:
+            state, self._next = self._next, None
+            return self.restore(state)
+        rows = self._stepper.answers.rows
+        return self._layout.obs(rows), self._layout.mask(rows)
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        self._next = state
 
     def publish(self) -> list[bytes]:
         answers = self._call_all("publish")
@@ -178,7 +191,7 @@ class SteppedEnvs:
         answers = self._stepper.call("restore", {i: (each,) for i, each in enumerate(states)})
         rows = self._stepper.answers.rows
         for i, row in enumerate(self._of_all(answers)):
-            rows[i] = np.frombuffer(row, rows.dtype)[0]
+            rows[i] = np.frombuffer(row, rows.dtype).reshape(rows.shape[1:])
         return self._layout.obs(rows), self._layout.mask(rows)
 
     def close(self) -> None:
@@ -204,11 +217,6 @@ class SameStepEnvs(SteppedEnvs):
         self._mask = self._layout.mask(answers.rows)
         self._none_ended = np.empty(0, np.intp)
         self._no_final_obs = self._layout.obs(answers.final_rows[:0])
-
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
-        assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
-        self._stepper.reset(seeds)
-        return self._obs, self._mask
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape

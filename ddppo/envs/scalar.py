@@ -17,7 +17,7 @@ from ddppo.errors import EnvStateError
 from ddppo.spaces import EnvSpec, each
 
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_PLAIN = (type(None), bool, int, float, str)
 
 
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
@@ -80,7 +80,7 @@ class RowEnv(gym.Wrapper):
         self._ask("receive", news)
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain values. Raises EnvStateError where the task has no state()."""
+        """Return all that decides what follows, as JSON holds it. Raises EnvStateError where nobody knows it."""
         lacking = [name for name in ("state", "restore") if not hasattr(self.unwrapped, name)]
         around: gym.Env = self.env
         while isinstance(around, OrderEnforcing):
@@ -92,7 +92,7 @@ class RowEnv(gym.Wrapper):
             raise EnvStateError(f"{self._name} cannot hand over its state: {why}")
         state = self._ask("state")
         if not _is_plain(state):
-            raise self._wrong("state", state, "it must be made of dicts, lists, numbers, strings and bytes")
+            raise self._wrong("state", state, "it must be what JSON can hold")
         return {"num_steps": self._num_steps, "task": state}
 
     def restore(self, state: dict[str, Any]) -> bytes:
@@ -153,7 +153,5 @@ class ArrayEnv(gym.Wrapper):
 
 def _is_plain(value: Any) -> bool:
     if type(value) is dict:
-        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
-    return type(value) in _PLAIN
+        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
+    return all(map(_is_plain, value)) if type(value) is list else type(value) in _PLAIN

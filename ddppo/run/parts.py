@@ -61,7 +61,7 @@ class Parts:
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state; environments start new episodes."""
+        """Go on from a checkpoint's state."""
         self.model.load_state_dict(state["model"])
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.learning_rate = state["learning_rate"]

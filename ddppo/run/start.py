@@ -73,6 +73,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
             "ddp or central_inference"
         )
+    if spec.journal is None and not config.checkpoint.environments:
+        raise ConfigError(
+            f"checkpoint.environments=false has no effect with {config.env.id}, whose environments publish nothing and "
+            "are in no checkpoint: leave it out"
+        )
     if topology.check is not None:
         is_far = local_world_size is None  # whose device=auto may be a GPU: its ranks check it again
         device = "cpu" if is_far and config.device == "auto" else config.device

@@ -69,6 +69,7 @@ class Worker:
         )
         self.clock = IterationClock(self.groups, device)
         self.exchange = NoExchange()
+        self.environments: dict[str, Any] | None = None  # what those of a resumed run were in the midst of
         self.compilation: Compilation | None = None
         self.compiled_from: int | None = None  # the first iteration whose steps were compiled
         self.iteration = 0
@@ -108,9 +109,9 @@ class Worker:
             self._begin_compilation()
             if self.group.rank == 0:
                 recorder = self._recorder()
-            self.parts.program.reset(self.iteration)
             self.exchange = make_exchange(self.parts, self.group, recorder.known)
-            self.exchange.begin()
+            self.exchange.begin(lambda: self.parts.program.reset(self.iteration), self.environments)
+            self.environments = None
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.groups, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
@@ -269,9 +270,11 @@ class Worker:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        environments = self.exchange.state() if self.config.checkpoint.environments else None
         if self.group.rank == 0:  # all are equal, and every random stream follows from the seed and counters
             folder, keep = self.run_dir / "checkpoints", self.config.checkpoint.keep
-            checkpoint.save_iteration(folder, self.iteration, self._state(), keep)
+            state = self._state() | {"environments": environments}
+            checkpoint.save_iteration(folder, self.iteration, state, keep)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -287,8 +290,9 @@ class Worker:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state; environments start new episodes."""
+        """Go on from a checkpoint's state; environments start new episodes, unless it has theirs."""
         self.parts.restore(state)
+        self.environments = state.get("environments")
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]
         self.compiled_from = state.get("compiled_from")

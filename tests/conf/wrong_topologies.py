@@ -61,6 +61,7 @@ LINES = {
     "distributed=central_inference dist.observers=3": "does not divide the 8 environments of an agent: use 1 or 2 or 4",
     "distributed=central_inference dist.observers=0": "must be at least 1",
     "distributed=central_inference dist.observers=4 env.num_workers=2": "leave one of them out",
+    "checkpoint.environments=false": "has no effect with CartPole-v1, whose environments publish nothing",
     "dist.observers=4": "has no effect with distributed=ddp: use distributed=central_inference",
     "distributed=async_actors dist.world_size=3 env=gym env.id=tests.distributed.telling:tests/Telling-v0": (
         "its environments tell one another after every iteration what they found"

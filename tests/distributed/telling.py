@@ -46,7 +46,8 @@ class Telling(gym.Env):
         return self._obs(), float(right), False, self._step == LENGTH, {}
 
     def _obs(self):
-        return np.array([self._heard, self._seed, self._right % _MODULUS]) / _MODULUS
+        self._last = [self._heard, self._seed, self._right % _MODULUS]  # and not what was heard since
+        return np.array(self._last) / _MODULUS
 
     def publish(self):
         if self._fault == "raises in publish":
@@ -66,12 +67,14 @@ class Telling(gym.Env):
             self._heard = (self._heard * 17 + number(each)) % _MODULUS
 
     def state(self):
-        return {"heard": self._heard, "at": [self._num_steps, self._right, self._seed, self._step]}
+        at = [self._num_steps, self._right, self._seed, self._step]
+        return {"heard": self._heard, "at": at, "last": self._last}
 
     def restore(self, state):
         self._heard = state["heard"]
         self._num_steps, self._right, self._seed, self._step = state["at"]
-        return self._obs(), {}
+        self._last = state["last"]
+        return np.array(self._last) / _MODULUS, {}
 
 
 class Notebook:

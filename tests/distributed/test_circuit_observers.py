@@ -1,11 +1,16 @@
 """Agents that serve observers of quantum circuits: whose episodes begin, and what a lost observer costs."""
 
 import json
+import shutil
+import sys
 from collections import Counter
 
 import pytest
+import torch
 
-from tests.support import TINY, door, lines, summary
+from tests.distributed.test_exchange import cut_back, model, state
+from tests.distributed.test_independence import largest_difference
+from tests.support import TINY, door, lines, run, summary
 
 CIRCUITS = ("tof_3", "barenco_tof_3", "mod5_4")
 # Every episode lasts as long as a rollout: no cost ends it, and to change nothing does not.
@@ -55,3 +60,20 @@ def test_a_killed_observer_is_started_again_and_its_episode_is_lost(tmp_path):
     assert sorted(len(of_env) for of_env in ended[1]) == [0, 1, 1, 1]
     assert [line["rollout/episodes"] for line in written] == [4, 3, 4]
     assert summary(run_dir)["status"] == "completed"
+
+
+def test_a_resumed_run_keeps_its_buffers_and_is_the_one_that_was_not_interrupted(tmp_path):
+    how = [
+        "env=circuit", "model=mlp", "model.hidden_sizes=[16]", "env.kwargs.circuit=[tof_3,barenco_tof_3]",
+        "env.num_envs=4", "ppo.rollout_steps=32", "ppo.num_minibatches=2", "ppo.total_steps=512", "dtype=float64",
+        "checkpoint.every_steps=128", "checkpoint.keep=9",
+    ]  # fmt: skip
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    assert door(*TINY, *how, run_dir=whole).code == 0
+    shutil.copytree(whole, again)
+    cut_back(again, 2)
+    resumed = run([sys.executable, "-m", "ddppo.train", f"resume={again}", "dist.world_size=2"], again)
+    assert resumed.code == 0, resumed.stderr
+    assert largest_difference(model(again), model(whole)) <= 1e-9
+    assert torch.equal(*(state(folder)["environments"]["envs"] for folder in (whole, again)))
+    assert state(again)["window"] == state(whole)["window"] != []

@@ -1,6 +1,7 @@
 """What environments tell one another reaches all of them alike, whoever steps them, with real processes."""
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -47,9 +48,13 @@ def told(run_dir):
     return json.loads((run_dir / "sums.json").read_text())
 
 
-def model(run_dir):
+def state(run_dir):
     path = run_dir / "checkpoints" / f"iteration_{NUM_ITERATIONS:08d}.pt"
-    return torch.load(path, weights_only=True)["model"]
+    return torch.load(path, weights_only=True)
+
+
+def model(run_dir):
+    return state(run_dir)["model"]
 
 
 @pytest.mark.parametrize("spread", SPREAD)
@@ -83,9 +88,54 @@ def test_the_journals_metrics_are_recorded_beside_the_others_and_its_summary_too
         assert parts == pytest.approx(line["time/t_iter"], rel=1e-6)
 
 
+def cut_back(run_dir, iteration):
+    """Make of a run that is complete one that was killed after the checkpoint of this iteration."""
+    (run_dir / "summary.json").unlink()
+    for path in (run_dir / "checkpoints").iterdir():
+        if path.name > f"iteration_{iteration:08d}.pt":
+            path.unlink()
+
+
+AGAIN = {
+    "sync": [],
+    "ddp with pools": ["dist.world_size=2", "env.backend=pool", "env.num_workers=2"],
+    "observers": [
+        "dist.world_size=3",
+        "env.backend=auto",
+        "dist.topology=central_inference",
+        "dist.observers=2",
+    ],
+    "env_workers": ["dist.world_size=4", "dist.topology=env_workers"],
+    "actors": ["dist.world_size=3", "dist.topology=sync_actors"],
+}
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_a_resumed_run_is_the_one_that_was_not_interrupted_whoever_goes_on_with_it(trained, tmp_path, again):
+    how = ["checkpoint.every_steps=60", "checkpoint.keep=9", "env.backend=sync"]
+    whole = trained(*how)
+    run_dir = tmp_path / "run"
+    shutil.copytree(whole, run_dir)
+    cut_back(run_dir, 2)
+    command = [sys.executable, "-m", "ddppo.train", f"resume={run_dir}", *AGAIN[again]]
+    resumed = run(command, run_dir, timeout_s=240)
+    assert resumed.code == 0, resumed.stderr
+    assert (
+        told(run_dir)[4:] == told(whole)[2:]
+    )  # the notebook's first two pages, and what came after the checkpoint
+    assert largest_difference(model(run_dir), model(whole)) <= 1e-9
+    assert state(run_dir)["window"] == state(whole)["window"]  # of episodes that were under way, too
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_environments_of_a_resumed_run_hear_what_its_folder_knows(tmp_path, world_size):
-    how = [*TINY, *SIZES, f"dist.world_size={world_size}", "ppo.total_steps=120"]
+def test_environments_of_a_resumed_run_hear_what_its_folder_knows_where_they_begin_anew(tmp_path, world_size):
+    how = [
+        *TINY,
+        *SIZES,
+        f"dist.world_size={world_size}",
+        "ppo.total_steps=120",
+        "checkpoint.environments=false",
+    ]
     assert door(*how, run_dir=tmp_path / "run").code == 0
     before = told(tmp_path / "run")
     command = [sys.executable, "-m", "ddppo.train", f"resume={tmp_path / 'run'}", "ppo.total_steps=180"]

@@ -45,15 +45,16 @@ def batch(request, closing):
 
 
 def stepped(envs, action=1):
+    """Step all and return what they observe."""
     actions = np.full(4, action)
     if not isinstance(envs, Observers):
-        return envs.step(actions)
+        return envs.step(actions).obs.copy()
     for k, part in enumerate(envs.parts):
         envs.ask(k, actions[part])
     waiting = set(range(len(envs.parts)))
     while waiting:
         waiting -= set(envs.ready(None))
-    return [envs.answer(k) for k in range(len(envs.parts))]
+    return np.concatenate([envs.answer(k).obs for k in range(len(envs.parts))])
 
 
 def heard(news):
@@ -99,16 +100,15 @@ def test_a_batch_goes_on_from_its_state_as_if_it_had_not_been_interrupted(batch)
     envs = batch()
     envs.reset(SEEDS)
     for _ in range(LENGTH + 2):
-        stepped(envs)
+        obs = stepped(envs)
     envs.receive(envs.publish())
     state = envs.state()
-    expected = [np.array(np.atleast_1d(stepped(envs, action=0))[-1].obs), envs.publish()]
+    expected = [obs, stepped(envs, action=0), envs.publish()]
     other = batch()
-    obs, _ = other.restore(state)
-    assert obs.shape == (4, 3)
-    found = [np.array(np.atleast_1d(stepped(other, action=0))[-1].obs), other.publish()]
+    found = [other.restore(state)[0].copy(), stepped(other, action=0), other.publish()]
     assert np.array_equal(expected[0], found[0])
-    assert expected[1] == found[1]
+    assert np.array_equal(expected[1], found[1])
+    assert expected[2] == found[2]
 
 
 def test_a_task_without_a_state_of_its_own_and_one_with_a_limit_around_it_refuse():
@@ -146,7 +146,7 @@ def test_one_lost_between_two_iterations_tells_nothing_and_the_next_step_starts_
     assert [len(each) for each in news] == [8, 8, 0, 0]
     envs.receive(news)
     assert envs.made_anew() == []
-    assert stepped(envs).valid.tolist() == [True, True, False, False]
+    assert envs.step(np.ones(4, int)).valid.tolist() == [True, True, False, False]
     assert envs.made_anew() == [2, 3]
     assert envs.made_anew() == []
     assert [len(each) for each in envs.publish()] == [8] * 4
@@ -164,11 +164,10 @@ def test_one_that_may_not_be_started_again_is_named(closing):
 
 def test_environments_that_were_made_anew_hear_what_the_run_knows_before_the_news(closing):
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, 20.0, max_restarts=1))
-    envs.reset(SEEDS)
     known = [(5).to_bytes(8, "little")]
     asked = []
-    exchange = Exchange(Group(), {0: 4}, envs, lambda: asked.append(1) or known)
-    exchange.begin()
+    exchange = Exchange(Group(), {0: 4}, envs, None, lambda: asked.append(1) or known)
+    exchange.begin(lambda: envs.reset(SEEDS), None)
     exchange.meet()
     assert len(asked) == 1
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)

@@ -5,7 +5,6 @@ An observer is a process of the pool and the environments that it steps in turn.
 
 import select
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +12,6 @@ from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.pool import Pool
-from ddppo.envs.rows import ObsArrays
 from ddppo.envs.same_step import SteppedEnvs
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 
@@ -35,11 +33,6 @@ class Observers(SteppedEnvs):
         self._timeout_s = timeout_s
         self._busy: set[int] = set()
         self.parts = [worker.part for worker in self._pool.workers]
-
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
-        self._pool.reset(seeds)
-        rows = self._pool.answers.rows
-        return self._layout.obs(rows), self._layout.mask(rows)
 
     def ask(self, observer: int, actions: np.ndarray) -> None:
         """Have an observer step with its environments' actions, as the model gave them, and return at once."""
