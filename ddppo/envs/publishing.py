@@ -43,9 +43,9 @@ class PublishingEnvs(VecEnv, Protocol):
 
 
 class Journal(Protocol):
-    """What keeps a record of news, once in a run, in a folder `folder` of its own making inside the run folder.
+    """What keeps a record of news, once in a run, in files of its own in the run folder.
 
-    Made as Journal(env, folder). metrics: of what `note` returns, name -> (unit, meaning); a name may go on after a
+    Made as Journal(env, run_folder). metrics: of what `note` returns, name -> (unit, meaning); a name may go on after a
     slash, as best_cost/tof_3 for best_cost.
     """
 
