@@ -93,7 +93,7 @@ def check(rule: Rule) -> None:
         raise ValueError("its target has wires that its source has not")
     for gate in rule.source:
         angle = gate.angle
-        if angle.parameters and (sorted(angle.coefficients)[-2:] != [0, 1] or angle.constant):
+        if angle.parameters and (sorted(angle.coefficients) != [0, 0, 0, 1] or angle.constant):
             raise ValueError(f"angles of its source are a constant or one parameter, not {angle}")
     if not parameters_of(rule.target) <= parameters_of(rule.source):
         raise ValueError("its target has parameters that its source has not")
