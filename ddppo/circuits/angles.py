@@ -49,12 +49,12 @@ def radians(angle: int) -> float:
 
 
 def written(angle: int) -> str:
-    """Return text that reads as exactly this angle: a fraction of pi, its denominator at most 256, else a float."""
+    """Return text that reads as exactly this angle: a fraction of pi, its denominator at most 256, else a decimal."""
     part = _fraction(angle)
     if of_fraction(part.numerator, part.denominator) == angle % TURN:
         return _of_pi(part, "pi", "*")
     texts = (f"{radians(angle):.{digits}g}" for digits in range(1, 17))
-    return next((text for text in texts if of_radians(float(text)) == angle % TURN), repr(radians(angle)))
+    return next((text for text in texts if of_radians(Decimal(text)) == angle % TURN), repr(radians(angle)))
 
 
 def shown(angle: int) -> str:

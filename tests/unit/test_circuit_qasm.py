@@ -107,6 +107,12 @@ def test_a_circuit_that_is_written_reads_as_the_same_circuit(tmp_path):
     assert again.remarks == ()
 
 
+@pytest.mark.parametrize("angle", [56488721882973, 137100402325568, 189525503739670, TURN - 1, TURN // 2 + 1])
+def test_an_angle_halfway_between_two_of_its_decimals_is_read_as_it_was(angle):
+    circuit = Circuit.from_gates(1, [Gate(RZ, (0,), angle)])
+    assert parse(as_qasm(circuit)).circuit == circuit
+
+
 @pytest.mark.parametrize(
     ("text", "radians"),
     [

@@ -113,7 +113,10 @@ def test_a_rule_that_misses_at_one_power_of_the_phase_only_is_found_out():
         ("h 0; h 1 -> h 1; h 0", "not all connected"),
         ("h 0; h 0 -> x 1; x 1", "wires that its source has not"),
         ("rz(a+b) 0 -> rz(b) 0; rz(a) 0", "one parameter, not a\\+b"),
-        ("rz(a) 0; rz(b-a) 0 -> rz(b) 0", "one parameter, not -a\\+b"),  # true, but b is no angle of a circuit's
+        (
+            "rz(a) 0; rz(b-a) 0 -> rz(b) 0",
+            "one parameter, not -a\\+b",
+        ),  # true, but b is no angle of a circuit's
         ("h 0; h 0 -> rz(a) 0; rz(-a) 0", "parameters that its source has not"),
         ("y 0 -> x 0", "`y 0` is no gate"),
         ("cx 0 0 -> ", "wrong number of wires"),
