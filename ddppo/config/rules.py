@@ -17,7 +17,7 @@ _OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init")
 _OF_MODELS = {
     "mlp": _OF_LAYERS,
     "cnn": (*_OF_LAYERS, "conv_layers", "image_layout", "precision"),
-    "gnn": ("graph_conv", "graph_layers", "graph_width", "temperature"),
+    "gnn": ("graph_conv", "graph_layers", "graph_width", "graph_prior", "temperature"),
 }
 _NEAR = 16  # other world sizes that a message may name
 

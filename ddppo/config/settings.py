@@ -83,6 +83,13 @@ class ModelConfig:
     graph_width: int = setting(
         128, "of gnn: units of each convolution and of the critic; the actor has twice as many", low=4
     )
+    graph_prior: float = setting(
+        3.0,
+        "of gnn: before anything is learned, a rule that adds n gates is e^(-graph_prior n) as likely as one that adds "
+        "none; 0 makes all alike",
+        low=0,
+        high=20,
+    )
     temperature: float | None = setting(
         None,
         "of gnn: a gate is drawn by its value over this; null follows the number of gates N, 1 / ln(9 (N - 1)), so "

@@ -101,7 +101,7 @@ def test_every_setting_has_a_meaning():
 TUNED = ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"]
 
 
-@pytest.mark.parametrize("env", [*TUNED, "atari", "mujoco"])
+@pytest.mark.parametrize("env", [*TUNED, "atari", "mujoco", "circuit"])
 def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, env):
     tuned = composed(f"env={env}").ppo
     assert tuned == composed(f"env={env}", f"ppo={env}").ppo
@@ -111,7 +111,7 @@ def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, 
     assert composed(f"env={env}", "ppo.gamma=0.123").ppo == {**tuned, "gamma": 0.123}
 
 
-@pytest.mark.parametrize("env", ["circuit", "gym", "synthetic"])
+@pytest.mark.parametrize("env", ["gym", "synthetic"])
 def test_a_task_that_nothing_was_tuned_for_gets_the_general_settings(composed, env):
     assert composed(f"env={env}", *NEEDS.get(env, [])).ppo == composed("ppo=default").ppo
 

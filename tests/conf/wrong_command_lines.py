@@ -356,6 +356,8 @@ _TOGETHER = (
     "model=gnn model.graph_conv=attention model.graph_width=10",
     "model=gnn model.graph_layers=0",
     "model=gnn model.temperature=0",
+    "model=gnn model.graph_prior=-1",
+    "model.graph_prior=1",
     "model=gnn ppo.normalize_obs=true",
     "model.graph_width=64",
     "model.temperature=1",

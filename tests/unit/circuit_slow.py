@@ -40,6 +40,8 @@ def observed(env, pairs, fresh):
     for what, number in (("nodes", len(circuit)), ("edges", len(edges)), ("pairs", len(pairs))):
         obs[f"num_{what}"][:] = number
     obs["num_rules"][:] = env.rewriter.num_rules
+    growth = growth_of(env.rewriter)
+    obs["growth"][: len(pairs)] = [growth[rule] if rule < len(growth) else 0 for _, rule in pairs]
     obs["fresh"][list(fresh)] = 1
     obs["action_mask"][: len(pairs)] = 1
     return obs

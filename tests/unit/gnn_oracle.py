@@ -17,6 +17,9 @@ from tests.unit.circuit_oracle import random_circuit
 from tests.unit.circuit_slow import observed
 
 MAX_NODES, MAX_PAIRS, NUM_RULES = 26, 60, 9
+# Of rules nothing counts but how many gates they add; the last changes nothing.
+GROWTH = (0, -1, 2, 1, -2, 0, 1, -1, 0)
+RULES = [SimpleNamespace(source="ss", target="s" * (2 + growth)) for growth in GROWTH[:-1]]
 SPACE = observation_space(MAX_NODES, MAX_PAIRS, NUM_RULES)
 CONVOLUTIONS = ("qgnn", "gin", "attention")
 
@@ -47,7 +50,7 @@ def circuits(sizes=(20, 26, 7, 1, 2, 0), seed=0, nop=True):
         env = SimpleNamespace(
             observation_space=SPACE,
             circuit=circuit.canonical(),
-            rewriter=SimpleNamespace(num_rules=NUM_RULES),
+            rewriter=SimpleNamespace(num_rules=NUM_RULES, rules=RULES),
         )
         rows.append(observed(env, pairs, fresh))
     return batch_of(rows)
@@ -127,14 +130,20 @@ def expected(model, obs, i):
     values = [model.critic(h)[0] for h in hidden]
     all_logits = [model.rules(model.actor(h)) for h in hidden]
     tau = model.temperature or 1 / math.log(0.9 * max(len(hidden) - 1, 1) / 0.1)
+    favoured = [-model.prior * (GROWTH[rule] if rule < model.num_rules else 0) for _, rule in pairs]
+    weights = {
+        node: sum(math.exp(f) for f, (n, _) in zip(favoured, pairs, strict=True) if n == node)
+        for node, _ in pairs
+    }
     rows = []
-    for node, rule in pairs:
+    for (node, rule), prior in zip(pairs, favoured, strict=True):
         if node < 0:
             rows.append((*torch.zeros(2, dtype=torch.float64), -1))
         elif rule == model.num_rules:
             here = {r for n, r in pairs if n == node}
             rest = [all_logits[node][r].exp() for r in range(model.num_rules) if r not in here]
-            rows.append((torch.stack(rest).sum().log(), values[node] / tau, node))
+            rows.append((torch.stack(rest).sum().log(), values[node] / tau + math.log(weights[node]), node))
         else:
-            rows.append((all_logits[node][rule], values[node] / tau, node))
+            score = values[node] / tau + math.log(weights[node])
+            rows.append((all_logits[node][rule] + prior, score, node))
     return values, rows

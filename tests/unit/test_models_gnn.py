@@ -14,6 +14,7 @@ from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 from tests.unit.circuit_play import steps
 from tests.unit.gnn_oracle import (
     CONVOLUTIONS,
+    GROWTH,
     MAX_NODES,
     MAX_PAIRS,
     NUM_RULES,
@@ -167,6 +168,7 @@ def relabelled(obs, order):
     pairs[:, 0] = number[pairs[:, 0].long()]
     places = torch.from_numpy(np.lexsort((-pairs[:, 1].numpy(), pairs[:, 0].numpy())))
     moved["pairs"][0, : len(pairs)] = pairs[places]
+    moved["growth"][0, : len(pairs)] = obs["growth"][0][places]
     return moved, places
 
 
@@ -275,6 +277,8 @@ def test_a_rule_that_does_not_match_has_the_weight_of_all_that_do_not():
     pairs = row_of(obs, 0)[3]
     offered = sorted([*pairs, *([node, NUM_RULES] for node in range(7))])
     obs["pairs"][0, : len(offered)] = torch.tensor(offered, dtype=torch.float64)
+    growth = [*GROWTH, 0]  # NUM_RULES stands for no rule of its own
+    obs["growth"][0, : len(offered)] = torch.tensor([growth[int(rule)] for _, rule in offered])
     obs["num_pairs"][:] = len(offered)
     mask = torch.arange(MAX_PAIRS)[None] < len(offered)
     logits = split(model(obs)[0])[0][0]
@@ -310,9 +314,13 @@ def test_its_parameters_depend_on_no_size_of_observations_and_are_drawn_near_the
         spec_of(*env._sizes, env.rewriter.num_rules), ModelConfig(name="gnn"), 0, torch.float32
     )
     params, values = model(obs)
-    logits, scores, _ = split(params.detach())
-    assert 0 < logits.abs().max() < 0.5  # so that all rules and gates are tried at first
-    assert 0 < scores.abs().max() < 0.5
+    logits, scores, nodes = split(params.detach())
+    # At first every pair is as likely as the prior says, wherever it is and whatever its rule.
+    prior = torch.where(nodes > -2, -model.prior * obs["growth"], 0)
+    assert 0 < (logits - prior).abs().max() < 0.5
+    of_pairs = torch.where(nodes > -2, prior, -torch.inf)[:, None]
+    of_nodes = of_pairs.masked_fill(nodes[:, None] != nodes[..., None], -torch.inf).logsumexp(-1)
+    assert 0 < (scores - of_nodes)[nodes >= 0].abs().max() < 0.5
     assert values.isfinite().all()
     assert mask.gather(1, model.distribution(params.detach(), mask).mode()[:, None]).all()
 

@@ -18,7 +18,18 @@ from ddppo.spaces import EnvSpec
 _KINDS = 4  # of gates: h, x, cx, rz
 _EMBEDDING = 16
 _SHARE_OF_BEST = 0.9  # pi(node) where its value is 1 above that of all others, by the temperature of Quarl
-_KEYS = ("kinds", "angles", "edges", "pairs", "num_nodes", "num_edges", "num_pairs", "num_rules", "fresh")
+_KEYS = (
+    "kinds",
+    "angles",
+    "edges",
+    "pairs",
+    "num_nodes",
+    "num_edges",
+    "num_pairs",
+    "num_rules",
+    "fresh",
+    "growth",
+)
 
 Circuits = dict[str, torch.Tensor]
 
@@ -40,8 +51,11 @@ class GNN(ActorCritic):
 
     The value of an observation is the largest of its fresh nodes, 0 without one. What is learned of a transition is the
     value of the node that was chosen and the logits there, which depend on nodes within graph_layers edges alone: `at`
-    computes no others. To change nothing where that is offered once, as node -1, is worth 0 and has no parameters. A
-    pair whose rule is num_rules stands for all rules that do not match at its node, and has their weights' sum.
+    computes no others. Before anything is learned, a rule that adds n gates is e^(-graph_prior n) as likely as one that
+    adds none, at whatever node: the logits are those of this prior and of the actor together, a node's score is its
+    value's and the prior's of all that is offered there. To change nothing where that is offered once, as node -1, is
+    worth 0 and has no parameters. A pair whose rule is num_rules stands for all rules that do not match at its node,
+    and has their weights' sum.
     """
 
     values_are_beside = True
@@ -54,6 +68,7 @@ class GNN(ActorCritic):
         super().__init__(spec, config)
         self.max_nodes, self.max_pairs, self.num_rules = _sizes(spec)
         self.temperature = config.temperature
+        self.prior = config.graph_prior
         width = config.graph_width
         self.embedding = linear(_KINDS + 2, _EMBEDDING, gain=1.0)
         inputs = [_EMBEDDING, *[width] * (config.graph_layers - 1)]
@@ -146,11 +161,15 @@ class GNN(ActorCritic):
         pairs, nodes = obs["pairs"], obs["pairs"][..., 0]
         params = pairs.new_zeros(len(pairs), 3, self.max_pairs)
         params[:, 2] = torch.where(is_offered, nodes, NOWHERE)
-        row, column = (is_offered & (nodes >= 0) & (nodes < obs["num_nodes"].long())).nonzero(as_tuple=True)
+        limits = obs["num_nodes"].long().clamp(max=self.max_nodes)
+        row, column = (is_offered & (nodes >= 0) & (nodes < limits)).nonzero(as_tuple=True)
         node, rule = pairs[row, column].long().unbind(-1)
         root = roots.places[row * self.max_nodes + node]
-        params[row, 1, column] = scores.detach()[root]
-        return params.flatten(1).index_put((row, column), self._logits(roots.hidden, root, rule))
+        favoured = -self.prior * obs["growth"][row, column]
+        at_node = favoured.new_zeros(len(scores)).index_add(0, root, favoured.exp()).log()
+        params[row, 1, column] = (scores.detach() + at_node)[root]
+        logits = self._logits(roots.hidden, root, rule) + favoured
+        return params.flatten(1).index_put((row, column), logits)
 
     def _logits(self, hidden: torch.Tensor, root: torch.Tensor, rule: torch.Tensor) -> torch.Tensor:
         """Return the logit of each rule at hidden[root]."""

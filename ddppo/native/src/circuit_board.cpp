@@ -31,7 +31,7 @@ struct Row {
   int8_t* kinds;
   float* angles;
   int32_t *edges, *pairs, *num_nodes, *num_edges, *num_pairs;
-  int8_t *fresh, *action_mask;
+  int8_t *fresh, *action_mask, *growth;
 };
 
 // What Python is told, its arrays' entries by these names.
@@ -156,7 +156,11 @@ struct Board {
   // Writes what matches, and what is always there, whose rules come after all others.
   void show_pairs(int32_t num_nodes) {
     int32_t* pair = row.pairs;
-    const auto add = [&](int32_t node, int32_t rule) { pair[0] = node, pair[1] = rule, pair += 2; };
+    int8_t* growth = row.growth;
+    const auto add = [&](int32_t node, int32_t rule) {
+      pair[0] = node, pair[1] = rule, pair += 2;
+      *growth++ = rule < nop() ? int8_t(rules.growth(rule)) : int8_t(0);
+    };
     if (settings.nop_once) add(-1, nop());
     auto choice = choices.begin();
     for (int32_t g = 0; g < num_nodes; g++) {
@@ -167,6 +171,7 @@ struct Board {
     const int64_t count = (pair - row.pairs) / 2;
     *row.num_pairs = int32_t(count);
     std::fill(pair, row.pairs + 2 * settings.max_pairs, -1);
+    std::fill(growth, row.growth + settings.max_pairs, int8_t(0));
     std::fill_n(row.action_mask, count, int8_t(1));
     std::fill(row.action_mask + count, row.action_mask + settings.max_pairs, int8_t(0));
   }
@@ -185,7 +190,7 @@ void* board_new(const void* rules, const int32_t* settings, const int64_t* row, 
       *static_cast<const Rules*>(rules),
       {settings[0], settings[1], settings[2], settings[3], settings[4]},
       {bytes(0), static_cast<float*>(at(1)), integers(2), integers(3), integers(4), integers(5), integers(6), bytes(7),
-       bytes(8)},
+       bytes(8), bytes(9)},
       offered,
       applied,
       {}};

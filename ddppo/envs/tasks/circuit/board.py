@@ -14,7 +14,18 @@ from ddppo.envs.tasks.circuit.packing import GATE_BYTES, packed, unpacked
 from ddppo.envs.tasks.circuit.settings import Episode
 
 REWRITTEN, UNCHANGED, WRONG = range(3)  # what became of a choice
-_IN_CPP = ("kinds", "angles", "edges", "pairs", "num_nodes", "num_edges", "num_pairs", "fresh", "action_mask")
+_IN_CPP = (
+    "kinds",
+    "angles",
+    "edges",
+    "pairs",
+    "num_nodes",
+    "num_edges",
+    "num_pairs",
+    "fresh",
+    "action_mask",
+    "growth",
+)
 
 
 class Choice(NamedTuple):

@@ -10,6 +10,7 @@ from gymnasium.spaces import Box, Dict, MultiBinary
 from ddppo.circuits import KINDS
 
 PADDING = -1  # of whole numbers; 0 of others
+_LONGEST = 127  # gates that a rule may add or take away
 
 
 def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mask: bool = True) -> Dict:
@@ -19,8 +20,9 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mas
     edges [2 max_nodes, 4]: source, its port, destination, its port; port 1 is a cx's target. pairs [max_pairs, 2]:
     node and rule, the last rule changes nothing and has node -1 where it is offered once; without a mask, num_rules
     stands for what does not match. num_nodes, num_edges and num_pairs [1]: how many are real. num_rules [1]: always the
-    same, for models that have an output for each. fresh [max_nodes]: inserted by the last rewrite or just before its
-    place. action_mask [max_pairs]: the first num_pairs.
+    same, for models that have an output for each. growth [max_pairs]: gates that the rule of each pair adds, rotations
+    by 0 among them. fresh [max_nodes]: inserted by the last rewrite or just before its place. action_mask [max_pairs]:
+    the first num_pairs.
     """
     most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs, "rules": num_rules}
     ends = np.array([max_nodes - 1, 1, max_nodes - 1, 1], np.int32)
@@ -32,6 +34,7 @@ def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mas
             "edges": _rows(2 * max_nodes, ends),
             "pairs": _rows(max_pairs, choice),
             **{f"num_{what}": Box(0, number, (1,), np.int32) for what, number in most.items()},
+            "growth": Box(-_LONGEST, _LONGEST, (max_pairs,), np.int8),
             "fresh": MultiBinary(max_nodes),
             "action_mask": MultiBinary(max_pairs),
         }
