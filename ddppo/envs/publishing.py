@@ -52,7 +52,10 @@ class Journal(Protocol):
     metrics: Mapping[str, tuple[str, str]]
 
     def note(self, news: list[bytes], env_steps: int, wall_s: float) -> dict[str, float]:
-        """Record the news of an iteration, by the environments' indices; return metrics by their names."""
+        """Record the news of an iteration, by the environments' indices; return metrics by their names.
+
+        The first, and others of its name up to a slash, are shown while the run goes on.
+        """
         ...
 
     def pictures(self) -> dict[str, np.ndarray]:
@@ -64,7 +67,7 @@ class Journal(Protocol):
         ...
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json is to hold of it."""
+        """Return what summary.json is to hold of it; "said", a sentence by label, is printed when the run ends."""
         ...
 
 

@@ -252,3 +252,17 @@ def test_a_target_that_was_missed_is_said_to_be():
     )
     assert "return 475" in text
     assert "not reached" in text
+
+
+def test_what_a_task_tells_first_is_on_the_line_and_what_it_says_at_the_end():
+    told = {"task/best_cost/a": 7.0, "task/best_cost/b": 12.0, "task/best": 1.0, "task/rewrites": 5.0}
+    out = console()
+    display = PlainDisplay(1_000, out)
+    display.start()
+    display.update(report(1, **told))
+    display.close()
+    assert "best_cost/a 7  best_cost/b 12" in shown(out)
+    assert "rewrites" not in shown(out)
+    assert "best 1" not in shown(out)
+    said = {**summary(), "task": {"said": {"a": "9 -> 7 gates: best/a.qasm"}, "circuits": {}}}
+    assert "9 -> 7 gates: best/a.qasm" in closing(said, Path("x"))

@@ -15,13 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ddppo.config import Config
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS, IterationReport
+from ddppo.run.records.metrics import EXCLUSIVE_PARTS, OF_TASK, IterationReport
 from ddppo.scaling import BatchShape
 
 Clock = Callable[[], float]  # seconds, monotonic
 
 RICH_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
+_MOST_OF_TASK = 3  # metrics of the task's own on a line
 
 
 def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str:
@@ -193,6 +194,7 @@ class _Progress:
         self._window_start = (0, 0.0)
         self._latest: dict[str, float] = {}
         self._parts = dict.fromkeys(EXCLUSIVE_PARTS, 0.0)
+        self._of_task: list[str] = []
 
     def add(self, report: IterationReport) -> None:
         if self._first is None:
@@ -203,6 +205,8 @@ class _Progress:
             self._window_start = (steps, report.wall_s - t_iter)
         self.env_steps, self._wall_s, self._iteration = report.env_steps, report.wall_s, report.iteration
         self._latest |= report.global_metrics
+        of_task = [name for name in report.global_metrics if name.startswith(OF_TASK)]
+        self._of_task = [name for name in of_task if name.split("/")[1] == of_task[0].split("/")[1]]
         for part in EXCLUSIVE_PARTS:
             self._parts[part] += report.rank_mean(f"time/{part}") or 0.0
 
@@ -235,6 +239,9 @@ class _Progress:
         ):
             if name in self._latest:
                 words.append(f"{label} {self._latest[name]:{form}}")
+        words += (
+            f"{name.removeprefix(OF_TASK)} {self._latest[name]:g}" for name in self._of_task[:_MOST_OF_TASK]
+        )
         return "  ".join(words)
 
     def split(self) -> str:
@@ -272,6 +279,7 @@ def closing(summary: Mapping[str, Any], run_dir: Path) -> str:
             else "not reached"
         )
         rows.append((f"return {target['return']:g}", reached))
+    rows += list((summary.get("task") or {}).get("said", {}).items())
     folder = shlex.quote(str(run_dir))
     more = f" ppo.total_steps={2 * summary['env_steps']}" if summary["status"] == "completed" else ""
     commands = [

@@ -98,6 +98,12 @@ def numbers(found: Found) -> dict[str, float]:
     return {"cost": found.cost, **measures(circuit), "num_rewrites": len(found.rewrites)}
 
 
+def compared(found: Found) -> str:
+    """Return the counts of the original and of what was found, in words."""
+    before, after = (measures(circuit) for circuit in (found.original, found.circuit))
+    return ", ".join(f"{before[what]} -> {after[what]} {what}" for what in before)
+
+
 def verified(found: Found, rewriter: Rewriter) -> str:
     """Return how it is known that a circuit is equal to its original. Raises TrainingError where it is not."""
     try:

@@ -14,7 +14,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.tasks.circuit.counts import ENDS, Counts
 from ddppo.envs.tasks.circuit.env import CircuitEnv
 from ddppo.envs.tasks.circuit.found import Found
-from ddppo.envs.tasks.circuit.journal.best import BestFile, numbers
+from ddppo.envs.tasks.circuit.journal.best import BestFile, compared, numbers
 from ddppo.envs.tasks.circuit.news import News, OfStart, Told, read_all, written
 from ddppo.envs.tasks.circuit.packing import packed, packed_rewrites, unpacked, unpacked_rewrites
 from ddppo.files import remove_leftovers, stored
@@ -99,7 +99,7 @@ class CircuitJournal:
         self._counts.add(counts.state())
         seconds = 0.0 if self._wall_s is None else wall_s - self._wall_s
         self._wall_s = wall_s
-        return self._of_rewrites(counts, seconds) | self._of_starts(every)
+        return self._of_starts(every) | self._of_rewrites(counts, seconds)
 
     def pictures(self) -> dict[str, np.ndarray]:
         """Return pictures of the best circuits that are new since the last call, [H, W, 3] uint8."""
@@ -108,9 +108,7 @@ class CircuitJournal:
             found = file.best.found
             if found.cost < self._drawn[at]:
                 self._drawn[at] = found.cost
-                before, after = (measures(circuit) for circuit in (found.original, found.circuit))
-                said = ", ".join(f"{before[what]} -> {after[what]} {what}" for what in before)
-                pictures[f"best/{label}"] = as_pixels(found.circuit, title=f"{label}: {said}")
+                pictures[f"best/{label}"] = as_pixels(found.circuit, title=f"{label}: {compared(found)}")
         return pictures
 
     def before(self) -> list[bytes]:
@@ -132,7 +130,14 @@ class CircuitJournal:
 
     def summary(self) -> dict[str, Any]:
         """Return the best circuits, and what episodes and the most used rules came to."""
+        files = dict(zip(self._labels, self._files, strict=True))
         return {
+            "said": {
+                label: f"{compared(file.best.found)}: {FOLDER}/{label}.qasm"
+                if file.best.found.rewrites
+                else "no smaller circuit found"
+                for label, file in files.items()
+            },
             "circuits": {
                 label: {
                     "original": {"cost": start.cost, **measures(start.circuit)},
