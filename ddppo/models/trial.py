@@ -97,6 +97,20 @@ class Trial:
         for method, numbers in (("log_prob", lambda: policy.log_prob(actions)), ("entropy", policy.entropy)):
             found = self._tried(f"{_POLICY}.{method}", numbers)
             self._check_tensor(f"{_POLICY}.{method}", "numbers", found, obs, (size,))
+        if self.learns_by == "at" and not self.model.values_are_of_actions and self._is_repeatable(obs):
+            params, values = self._call("forward", obs)
+            acted = self._policy(params).log_prob(actions)
+            self._check_learned("log-probabilities", acted, policy.log_prob(actions))
+            self._check_learned("values", values, both[1])
+
+    def _check_learned(self, what: str, acted: torch.Tensor, learned: torch.Tensor) -> None:
+        if not torch.allclose(acted, learned, rtol=_rounding(acted), atol=_rounding(acted), equal_nan=True):
+            off = (acted - learned).abs().max().item()
+            raise self.fails(
+                "at",
+                f"gives {what} of actions that differ from those of forward, which a rollout holds, by {off:.2g}: set "
+                "values_are_of_actions = True, with which it holds those of at",
+            )
 
     def _actions(self, obs: Obs) -> torch.Tensor:
         """Return actions that the model takes at obs."""
@@ -186,10 +200,8 @@ class Trial:
             )
 
     def _check_agreement(self, method: str, what: str, together: torch.Tensor, alone: torch.Tensor) -> None:
-        tolerance = (
-            1e-3 if together.dtype == torch.float32 else 1e-6
-        )  # of rounding, far below another network
-        if not torch.allclose(together, alone, rtol=tolerance, atol=tolerance, equal_nan=True):
+        rounding = _rounding(together)
+        if not torch.allclose(together, alone, rtol=rounding, atol=rounding, equal_nan=True):
             off = (together - alone).abs().max().item()
             raise self.fails(
                 "forward",
@@ -266,7 +278,7 @@ class Trial:
                 ]
             whole, part = self._alone(obs), self._alone(each(lambda x: x[: size // 2], obs))
         changed = [n for n, b in self.model.named_buffers() if n in before and not torch.equal(b, before[n])]
-        rounding = 1e-3 if whole[1].dtype == torch.float32 else 1e-6
+        rounding = _rounding(whole[1])
         mixes = any(
             not torch.allclose(w[: size // 2], p, rtol=rounding, atol=rounding, equal_nan=True)
             for w, p in zip(whole, part, strict=True)
@@ -278,6 +290,11 @@ class Trial:
                 "output from its own observation alone"
             ]
         return []
+
+
+def _rounding(x: torch.Tensor) -> float:
+    """Return what two ways to compute x may differ by, far below what another network would."""
+    return 1e-3 if x.dtype == torch.float32 else 1e-6
 
 
 def _shape(x: Obs) -> str:

@@ -187,9 +187,34 @@ class Blind(Staged):
         return params, torch.zeros_like(values, requires_grad=True)
 
 
+class RolloutOfForward(Staged):
+    values_are_of_actions = False
+
+
+class OtherValues(RolloutOfForward):
+    def at(self, obs, actions):
+        params, values = self(obs)
+        return params, values + 1
+
+
+class Forward(RolloutOfForward):
+    def at(self, obs, actions):
+        return self(obs)
+
+
+def test_at_that_returns_what_forward_does_needs_no_values_of_actions(spec):
+    config = ModelConfig(name="tests.unit.test_staged:Forward")
+    assert check_model(spec, config, torch.float64, num_envs=4) is None
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        (
+            RolloutOfForward,
+            "at gives log-probabilities of actions that differ .* set values_are_of_actions = True",
+        ),
+        (OtherValues, "at gives values of actions that differ .* by 1: set values_are_of_actions = True"),
         (OneDoor, r"OneDoor.at returned action parameters of shape \[4, 11\]"),
         (Paired, r"Paired.distribution\(...\).sample raised: IndexError"),
         (Blind, r"Blind.at does not use critic.0.weight, .* and dist.grad_sync=ddp waits"),
