@@ -135,7 +135,7 @@ class Learner:
     def _warmth(self, progress: float) -> float:
         """Return the share of the full step size: that of ppo.warmup_steps done when this iteration is."""
         config = self.config
-        num_steps = progress * config.total_steps + self.shape.batch_size
+        num_steps = round(progress * config.total_steps) + self.shape.batch_size
         return min(1.0, num_steps / config.warmup_steps) if config.warmup_steps else 1.0
 
     def _returns(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

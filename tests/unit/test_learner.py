@@ -316,13 +316,13 @@ def test_step_sizes_rise_over_the_steps_of_warm_up_on_top_of_their_schedule(sche
     assert found == pytest.approx(expected)
 
 
-def test_the_adaptive_learning_rate_stays_until_warm_up_is_over():
-    made = learner(
-        (4, 1), lr_schedule="adaptive", adaptive_kl=0.01, learning_rate=3e-4, warmup_steps=12, total_steps=64
-    )
+@pytest.mark.parametrize(("total", "cold"), [(64, 3), (100_000, 8)])  # 28 / 100,000 * 100,000 is below 28
+def test_the_adaptive_learning_rate_stays_until_warm_up_is_over(total, cold):
+    adaptive = {"lr_schedule": "adaptive", "adaptive_kl": 0.01, "learning_rate": 3e-4}
+    made = learner((4, 1), **adaptive, warmup_steps=4 * cold, total_steps=total)
     samples = rollout([[1.0]] * 4, ratio=1.6)
-    rates = [made.update(samples, k, 4 * (k - 1) / 64).learning_rate for k in (1, 2, 3, 4)]
-    assert rates == pytest.approx([1e-4, 2e-4, 3e-4, 2e-4])
+    rates = [made.update(samples, k + 1, 4 * k / total).learning_rate for k in range(cold + 1)]
+    assert rates == pytest.approx([3e-4 * (k + 1) / cold for k in range(cold)] + [2e-4])
 
 
 # (r - 1) - ln r is 0.0004 at 1.03, 0.0102 at 1.15 and 0.130 at 1.6; the target is 0.01.
