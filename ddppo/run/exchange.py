@@ -31,7 +31,7 @@ class NoExchange:
         return []
 
     def state(self) -> dict[str, Any] | None:
-        """Return what all environments are in the midst of, for a checkpoint; None where one cannot say."""
+        """Return what all environments are in the midst of, for a checkpoint of rank 0; None where one cannot say."""
         return None
 
 
@@ -91,7 +91,9 @@ class Exchange(NoExchange):
             with suppress(EnvStateError):  # of the task, or of a process that was lost
                 states = self._envs.state()["envs"]
                 mine = [zlib.compress(json.dumps(each).encode(), 1) for each in states]
-        parts, _ = gather_bytes(self._group, _packed([self._under_way(), *mine]))
+        parts, _ = gather_bytes(self._group, _packed([self._under_way(), *mine]), at_root=True)
+        if not parts:
+            return None
         of_ranks = [_unpacked(part) for part in parts]
         if any(len(of_ranks[rank]) - 1 < num_envs for rank, num_envs in self._dealt.items()):
             return None
@@ -130,8 +132,10 @@ def make_exchange(parts: Parts, group: Group, known: Callable[[], list[bytes]]) 
     return Exchange(group, dealt, cast(PublishingEnvs | None, program.env), program.collector, known)
 
 
-def gather_bytes(group: Group, mine: bytes, *, asks: bool = False) -> tuple[list[bytes], bool]:
-    """Return the bytes of all ranks, on all ranks, and whether any of them asks.
+def gather_bytes(
+    group: Group, mine: bytes, *, asks: bool = False, at_root: bool = False
+) -> tuple[list[bytes], bool]:
+    """Return the bytes of all ranks, [] but on rank 0 if `at_root`, and whether any of them asks.
 
     A gather of sizes, then one of as much as the longest, where there is any.
     """
@@ -142,8 +146,10 @@ def gather_bytes(group: Group, mine: bytes, *, asks: bool = False) -> tuple[list
         return [b""] * len(sizes), any_asks
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
     padded.numpy()[: len(mine)] = memoryview(mine)
-    rows = group.gather(padded).numpy()
-    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)], any_asks
+    rows = group.gather_at_root(padded) if at_root else group.gather(padded)
+    if rows is None:
+        return [], any_asks
+    return [row[:size].tobytes() for row, size in zip(rows.numpy(), sizes, strict=True)], any_asks
 
 
 def _packed(news: Sequence[bytes]) -> bytes:

@@ -290,9 +290,9 @@ class Worker:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state; environments start new episodes, unless it has theirs."""
+        """Go on from a checkpoint's state; environments start new episodes, unless it has theirs and they are wanted."""
         self.parts.restore(state)
-        self.environments = state.get("environments")
+        self.environments = state.get("environments") if self.config.checkpoint.environments else None
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]
         self.compiled_from = state.get("compiled_from")

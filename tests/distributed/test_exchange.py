@@ -149,6 +149,19 @@ def test_environments_of_a_resumed_run_hear_what_its_folder_knows_where_they_beg
     assert told(tmp_path / "fresh")[0][1] != after[2][1]
 
 
+def test_a_resumed_run_may_leave_aside_what_its_checkpoint_holds_of_environments(tmp_path):
+    def goes_on(held, wanted):
+        run_dir = tmp_path / f"{held} {wanted}"
+        how = [*TINY, *SIZES, "ppo.total_steps=120", f"checkpoint.environments={held}"]
+        assert door(*how, run_dir=run_dir).code == 0
+        again = [f"resume={run_dir}", "ppo.total_steps=180", f"checkpoint.environments={wanted}"]
+        result = run([sys.executable, "-m", "ddppo.train", *again], run_dir)
+        assert result.code == 0, result.stderr
+        return told(run_dir)
+
+    assert goes_on("true", "false") == goes_on("false", "false") != goes_on("true", "true")
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

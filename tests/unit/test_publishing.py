@@ -199,6 +199,15 @@ def test_bytes_of_all_ranks_are_as_long_as_they_were():
     assert gather_bytes(Group(), b"abc", asks=True) == ([b"abc"], True)
 
 
+def test_bytes_for_the_root_reach_no_other_rank():
+    class Second(Three):
+        def gather_at_root(self, values):
+            assert values.tolist() == [97, 98, 99, 0]
+            return None
+
+    assert gather_bytes(Second(torch.tensor([[4, 0], [2, 1]])), b"abc", at_root=True) == ([], True)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
