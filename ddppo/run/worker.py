@@ -290,7 +290,7 @@ class Worker:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state; environments start new episodes, unless it has theirs and they are wanted."""
+        """Go on from a checkpoint's state; environments start new episodes, unless theirs are in it and wanted."""
         self.parts.restore(state)
         self.environments = state.get("environments") if self.config.checkpoint.environments else None
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
