@@ -1,16 +1,18 @@
-"""Runs of the studies here: one circuit, one seed, one way, for so many minutes; and what they found, checked.
+"""Runs of the studies here: one circuit, one seed, one way, for so many minutes of CPU; and what they found, checked.
 
 A run has a folder of its own, outputs/circuits/<minutes>_minutes/<way>/<circuit>_<seed>. It is done if that holds
 done.json: what is started again does what is missing.
 """
 
 import json
-import resource
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from ddppo.optimise import rewrites as files
 HERE = Path(__file__).resolve().parent
 RUNS = Path("outputs/circuits")
 TO_STOP_S = 120  # how long an iteration and its saving may last after the time is over
+POLL_S = 0.2
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,10 @@ RANDOM_MERGED = Way("random_merged", (), is_training=False, is_merged=True)  # w
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One improvement: the cost, when."""
+    """One improvement: the cost, when. cpu_s: seconds since the start, times the cores that the run had in the mean."""
 
     cost: float
-    wall_s: float
+    cpu_s: float
     env_steps: int
 
 
@@ -78,7 +82,7 @@ def folder(way: Way, circuit: str, seed: int, minutes: float) -> Path:
 
 
 def do(way: Way, circuit: str, seed: int, minutes: float, world_size: int) -> None:
-    """Run it, unless it is done."""
+    """Run it until it and its processes have used so many minutes of CPU, unless it is done."""
     here = folder(way, circuit, seed, minutes)
     if (here / "done.json").exists():
         return
@@ -90,18 +94,27 @@ def do(way: Way, circuit: str, seed: int, minutes: float, world_size: int) -> No
         *way.settings,
     ]
     print(" ".join(command), flush=True)
-    before, began = cpu_s(), time.monotonic()
+    began, used = time.monotonic(), 0.0
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
     with open(here / "said.txt", "w") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        try:
-            code = process.wait(60 * minutes + (0 if way.is_training else TO_STOP_S))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            code = process.wait(TO_STOP_S)
-    if code not in (0, 128 + signal.SIGTERM):
-        sys.exit(f"exit code {code}: {here / 'said.txt'} says why")
-    took = {"wall_s": time.monotonic() - began, "cpu_s": cpu_s() - before}
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environ)
+        while process.poll() is None and used < 60 * minutes:
+            time.sleep(POLL_S)
+            used = max(used, cpu_s(process.pid))
+        took = {"wall_s": time.monotonic() - began, "cpu_s": used}
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        code = process.wait(TO_STOP_S)
+    if code not in (0, 128 + signal.SIGINT):
+        raise SystemExit(f"exit code {code}: {here / 'said.txt'} says why")
     write_json(here / "done.json", {**took, "command": command})
+
+
+def do_all(runs: Sequence[tuple[Way, str, int]], minutes: float, world_size: int, at_once: int) -> None:
+    """Run what is not done of (way, circuit, seed), some side by side: time is counted in minutes of CPU."""
+    with ThreadPoolExecutor(at_once) as pool:
+        for done in [pool.submit(do, *run, minutes, world_size) for run in runs]:
+            done.result()
 
 
 def training(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
@@ -114,16 +127,25 @@ def training(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
 
 
 def optimising(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
-    """Return the command that rewrites at random for so many minutes."""
+    """Return the command that rewrites at random until it is stopped."""
     optimise = [sys.executable, "-m", "ddppo.circuit", "optimise", circuit, f"out={here / 'smaller.qasm'}"]
     start = f"start={'merge' if way.is_merged else 'given'}"
-    return [*optimise, f"rewrites={here / 'rewrites.json'}", start, f"minutes={minutes:g}"]
+    return [*optimise, f"rewrites={here / 'rewrites.json'}", start, f"minutes={100 * minutes:g}"]
 
 
-def cpu_s() -> float:
-    """Return the CPU seconds of all processes that this one started, and those that they did, once they ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def cpu_s(root: int) -> float:
+    """Return the CPU seconds of a process and all that it started, as far as they are there or were waited for."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            parents[int(path.parent.name)] = int(fields[1])
+            ticks[int(path.parent.name)] = sum(map(int, fields[11:15]))  # own and of children waited for
+    of, found = {root}, 0
+    while len(of) > found:
+        found = len(of)
+        of |= {process for process, parent in parents.items() if parent in of}
+    return sum(ticks.get(process, 0) for process in of) / _TICKS
 
 
 def result(way: Way, circuit: str, seed: int, minutes: float, rewriter: Rewriter) -> Result | None:
@@ -138,18 +160,28 @@ def result(way: Way, circuit: str, seed: int, minutes: float, rewriter: Rewriter
     is_of_merged = way.is_training and way.is_merged  # its original is that; `optimise` merges by itself
     start = merged(original) if is_of_merged else original
     path = next((here / "best").glob("*.json"), None) if way.is_training else here / "rewrites.json"
+    took = json.loads((here / "done.json").read_text())
+    cores = took["cpu_s"] / took["wall_s"]
     points, smaller, num_rewrites = (), start, 0
     if path is not None:
         held, said = files.read(path), json.loads(path.read_text())
         smaller, num_rewrites = files.repeated(held, start, rewriter), len(held.rewrites)
-        points = tuple(Point(p["cost"], p["wall_s"], p["env_steps"]) for p in said["improvements"])
+        points = tuple(Point(p["cost"], p["wall_s"] * cores, p["env_steps"]) for p in said["improvements"])
         assert len(smaller) == said["cost"], f"{path}: the rewrites lead to {len(smaller)} gates"
     verdict = verify(original, smaller)
     assert verdict.is_equal, f"{here}: {verdict}"
     how = f"random states, wrong below {verdict.chance:.0e}" if verdict.chance else "the unitary"
-    cpu = json.loads((here / "done.json").read_text())["cpu_s"]
     return Result(
-        way.name, circuit, seed, minutes, cpu, points, smaller, path, num_rewrites, f"replayed, {how}"
+        way.name,
+        circuit,
+        seed,
+        minutes,
+        took["cpu_s"],
+        points,
+        smaller,
+        path,
+        num_rewrites,
+        f"replayed, {how}",
     )
 
 

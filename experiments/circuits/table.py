@@ -1,11 +1,11 @@
 """The benchmarks made smaller by a trained policy and at random, beside other optimisers and published figures.
 
-PYTHONPATH=. .venv/bin/python experiments/circuits/table.py run minutes=5 world_size=2   # what is missing of it
+PYTHONPATH=. .venv/bin/python experiments/circuits/table.py run minutes=5 at_once=2   # what is missing of it
 PYTHONPATH=. .venv/bin/python experiments/circuits/table.py write minutes=5
 
-`run` takes circuits x seeds x ways x minutes, one after another, with world_size processes each. `write` repeats all
-rewrites, verifies, and writes results.csv, curves.csv, table.md and the best circuits into out=, a folder beside this
-file; it reads others.csv (others.py) and published.csv.
+`run` takes circuits x seeds x ways x minutes of CPU, at_once side by side, with world_size processes each. `write`
+repeats all rewrites, verifies, and writes results.csv, curves.csv, table.md and the best circuits into out=, a folder
+beside this file; it reads others.csv (others.py) and published.csv.
 """
 
 import csv
@@ -19,7 +19,7 @@ from ddppo.circuits.costs import cx_count
 from ddppo.circuits.merging import merged
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import HERE, PPO, PPO_MERGED, RANDOM, RANDOM_MERGED, UNIFORM, Result, do, given, keep, results
+from runs import HERE, PPO, PPO_MERGED, RANDOM, RANDOM_MERGED, UNIFORM, Result, do_all, given, keep, results
 
 ASKED = {"tof_3": 39, "barenco_tof_3": 46, "mod5_4": 51, "tof_5": 87, "vbe_adder_3": 115}
 WAYS = (UNIFORM, RANDOM, RANDOM_MERGED, PPO, PPO_MERGED)
@@ -33,7 +33,7 @@ def write(found: Sequence[Result], circuits: Sequence[str], out: Path) -> None:
         out / "curves.csv",
         [
             {"circuit": r.circuit_name, "way": r.way, "seed": r.seed}
-            | {"wall_s": f"{p.wall_s:.1f}", "env_steps": p.env_steps, "cost": p.cost}
+            | {"cpu_s": f"{p.cpu_s:.1f}", "env_steps": p.env_steps, "cost": p.cost}
             for r in found
             for p in r.points
         ],
@@ -68,8 +68,8 @@ def row(result: Result) -> dict[str, object]:
 
 
 def seconds(result: Result, cost: float | None) -> str:
-    """Return after how many seconds of the run a cost was reached, or nothing."""
-    at = [p.wall_s for p in result.points if cost is not None and p.cost <= cost]
+    """Return after how many seconds of CPU a cost was reached, or nothing."""
+    at = [p.cpu_s for p in result.points if cost is not None and p.cost <= cost]
     return f"{min(at):.1f}" if at else ""
 
 
@@ -158,7 +158,8 @@ def main(verb: str, *arguments: str) -> None:
         circuits=",".join(BENCHMARKS),
         seeds="0,1,2",
         minutes="5",
-        world_size="2",
+        world_size="1",
+        at_once="2",
         out="table",
     )
     ways = [way for way in WAYS if way.name in settings["ways"].split(",")]
@@ -168,10 +169,8 @@ def main(verb: str, *arguments: str) -> None:
     if verb == "write":
         write(results(ways, circuits, seeds, minutes), circuits, HERE / settings["out"])
         return
-    for seed in seeds:  # in turns over the rest, so that a busy minute is not taken for a bad circuit
-        for circuit in circuits:
-            for way in ways:
-                do(way, circuit, seed, minutes, int(settings["world_size"]))
+    runs = [(way, circuit, seed) for seed in seeds for circuit in circuits for way in ways]
+    do_all(runs, minutes, int(settings["world_size"]), int(settings["at_once"]))
 
 
 if __name__ == "__main__":
