@@ -173,6 +173,8 @@ def test_a_resumed_run_may_leave_aside_what_its_checkpoint_holds_of_environments
         ("raises in receive", "environment 0 of rank 0 raised ValueError from receive() after step 10"),
         ("raises in note", "the journal tests.distributed.telling:Notebook raised ValueError from note()"),
         ("notes what is not listed", "returned the metric summ: which its table `metrics` does not list"),
+        ("notes nothing", "Notebook returned None from note(): it must be a dict of numbers"),
+        ("knows a number", "Notebook returned [7] from before(): it must be a list of bytes"),
     ],
 )
 @pytest.mark.parametrize("backend", ["sync", "pool"])
@@ -195,6 +197,16 @@ def test_pictures_and_metrics_against_wall_clock_are_in_tensorboard(tmp_path):
     assert [event.value for event in events.Scalars("task_by_wall_ms/sum")] == [
         event.value for event in events.Scalars("task/sum")
     ]
+
+
+def test_a_bad_summary_is_told_of_and_the_run_is_complete(tmp_path):
+    result = door(
+        *TINY, *SIZES, "env.kwargs.fault=says a sentence", "log.progress=plain", run_dir=tmp_path / "run"
+    )
+    assert result.code == 0, result.stderr
+    assert "the journal's summary failed" in result.stderr
+    assert "returned {'said': 'all is told'} from summary(): it must be a dict" in result.stderr
+    assert (summary(tmp_path / "run")["status"], summary(tmp_path / "run")["task"]) == ("completed", None)
 
 
 def test_bad_pictures_are_told_of_and_the_run_goes_on(tmp_path):

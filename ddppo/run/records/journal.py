@@ -43,12 +43,24 @@ class TaskJournal:
         return pictures
 
     def before(self) -> list[bytes]:
-        return self._explained("from before()", self._journal.before)
+        news = self._explained("from before()", self._journal.before)
+        if not (isinstance(news, list) and all(isinstance(each, bytes) for each in news)):
+            raise self._wrong(
+                f"{news!r:.60} from before()", "it must be a list of bytes, [] where it knows nothing"
+            )
+        return news
 
     def summary(self) -> dict[str, Any]:
-        return self._explained("from summary()", self._journal.summary)
+        summary = self._explained("from summary()", self._journal.summary)
+        if not (isinstance(summary, dict) and isinstance(summary.get("said", {}), dict)):
+            raise self._wrong(
+                f"{summary!r:.60} from summary()", 'it must be a dict, and so must "said" in it'
+            )
+        return summary
 
     def _check(self, metrics: dict[str, float]) -> None:
+        if not isinstance(metrics, dict):
+            raise self._wrong(f"{metrics!r:.60} from note()", "it must be a dict of numbers, {} for none")
         listed = self._journal.metrics
         for name, value in metrics.items():
             if name not in listed and name.partition("/")[0] not in listed:
