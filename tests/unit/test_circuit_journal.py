@@ -1,17 +1,18 @@
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ddppo.circuits import Circuit
 from ddppo.circuits.benchmarks import benchmark
-from ddppo.circuits.equivalence import verify
+from ddppo.circuits.equivalence import Verdict, verify
 from ddppo.circuits.pixels import as_pixels
 from ddppo.circuits.qasm import parse, read
 from ddppo.circuits.sources import program
 from ddppo.config import EnvConfig
 from ddppo.envs.tasks.circuit import CircuitEnv, replayed
-from ddppo.envs.tasks.circuit.journal import CircuitJournal
+from ddppo.envs.tasks.circuit.journal import CircuitJournal, best
 from ddppo.envs.tasks.circuit.journal.journal import labels
 from ddppo.envs.tasks.circuit.news import News, OfStart, read_all, written
 from ddppo.envs.tasks.circuit.packing import packed, unpacked
@@ -134,6 +135,49 @@ def test_what_cannot_be_compared_as_a_whole_is_said(tmp_path):
     said = journal.summary()["circuits"]["wide"]
     assert said["best"]["cost"] < said["original"]["cost"]
     assert said["verified"].startswith("by its rewrites, each of a verified rule; not compared as a whole: ")
+
+
+def test_comparisons_that_take_long_take_a_tenth_of_a_run_and_are_made_up_for(tmp_path, monkeypatch):
+    clock, times = [0.0], []
+
+    def slow(a, b):
+        times.append(clock[0])
+        clock[0] += 20.0
+        return verify(a, b)
+
+    monkeypatch.setattr(best, "verify", slow)
+    monkeypatch.setattr(best, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    only = {"circuit": "tof_3", "episode": {"min_steps": 60}}
+    journal, run = journal_of(tmp_path, **only), Together(4, **only)
+    path = tmp_path / "best" / "tof_3.json"
+    said = []
+    for _ in range(6):
+        run.play(60)
+        journal.note(run.exchange(), 1, 1.0)
+        said.append(json.loads(path.read_text())["verified"])
+    assert times == [0.0]
+    assert "equal up to a phase" in said[0]
+    assert said[-1] == best.LATER
+    again = journal_of(tmp_path, **only)  # of a process that was killed: it is not forgotten
+    clock[0] = 200.0
+    journal.note([], 2, 2.0)
+    assert times == [0.0, 200.0]
+    assert "equal up to a phase" in json.loads(path.read_text())["verified"]
+    assert "equal up to a phase" in again.summary()["circuits"]["tof_3"]["verified"]
+
+
+def test_a_comparison_that_was_left_for_later_and_fails_ends_the_run_and_is_in_the_file(
+    tmp_path, monkeypatch
+):
+    journal, run = journal_of(tmp_path, circuit="tof_3"), Together(1, circuit="tof_3")
+    journal._files[0]._not_before = float("inf")
+    run.play(400)
+    journal.note(run.exchange(), 1, 1.0)
+    monkeypatch.setattr(best, "verify", lambda a, b: Verdict(False, "made up", 1.0))
+    with pytest.raises(TrainingError, match="made up"):
+        journal.summary()
+    said = json.loads((tmp_path / "best" / "tof_3.json").read_text())["verified"]
+    assert said.startswith("it is not equal: tof_3: ")
 
 
 def test_the_file_of_another_circuit_or_a_damaged_one_is_not_overwritten(tmp_path):

@@ -1,7 +1,8 @@
 """The best circuit of a run from one original, in files that anyone can check: NAME.json and NAME.qasm."""
 
 import json
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,10 @@ from ddppo.envs.tasks.circuit.found import Found, check_replay
 from ddppo.envs.tasks.circuit.starts import Start, rules_digest
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.files import write_json, write_text
+
+_SHORT_S = 1.0  # comparisons up to this are made at once
+_PAUSE = 9  # times as long as a longer one, of many qubits, until the next
+LATER = "by its rewrites, repeated, each of a verified rule; to be compared as a whole later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class BestFile:
         self._start = start
         self._rewriter = rewriter
         self.improvements: list[dict[str, float]] = []
+        self._not_before = 0.0  # seconds of time.monotonic(), of the next comparison
         self.best = Best(
             Found(start.name, start.circuit, start.circuit, start.cost, ()), "it is the original", True
         )
@@ -44,13 +50,38 @@ class BestFile:
     def improve(self, found: Found, *, is_start: bool, env_steps: int, wall_s: float) -> None:
         """Write a circuit that costs less, once its rewrites are repeated and its unitary is the original's.
 
-        Raises TrainingError where it is not.
+        The latter may be left to `settle`. Raises TrainingError where it is not.
         """
-        self.best = Best(found, verified(found, self._rewriter), is_start)
+        check_repeats(found, self._rewriter)
+        self.best = Best(found, self._compared(found) if self._is_time() else LATER, is_start)
         when = {"env_steps": env_steps, "wall_s": wall_s}
         self.improvements.append({**numbers(found), **when})
         write_json(self._path, self._said())
         self._write_qasm()
+
+    def settle(self, *, at_once: bool) -> None:
+        """Compare the best with the original where that was left for later, if it is time. Raises as improve."""
+        if self.best.verified == LATER and (at_once or self._is_time()):
+            try:
+                self._settled(self._compared(self.best.found))
+            except TrainingError as e:
+                self._settled(f"it is not equal: {e}")
+                raise
+
+    def _settled(self, verified: str) -> None:
+        self.best = replace(self.best, verified=verified)
+        write_json(self._path, self._said())
+
+    def _is_time(self) -> bool:
+        return time.monotonic() >= self._not_before
+
+    def _compared(self, found: Found) -> str:
+        began = time.monotonic()
+        said = verified(found)
+        ended = time.monotonic()
+        if ended - began > _SHORT_S:
+            self._not_before = ended + _PAUSE * (ended - began)
+        return said
 
     def _said(self) -> dict[str, Any]:
         found = self.best.found
@@ -104,12 +135,16 @@ def compared(found: Found) -> str:
     return ", ".join(f"{before[what]} -> {after[what]} {what}" for what in before)
 
 
-def verified(found: Found, rewriter: Rewriter) -> str:
-    """Return how it is known that a circuit is equal to its original. Raises TrainingError where it is not."""
+def check_repeats(found: Found, rewriter: Rewriter) -> None:
+    """Repeat the rewrites. Raises TrainingError where they lead elsewhere."""
     try:
         check_replay(found, rewriter)
     except ConfigError as e:
         raise TrainingError(f"a best circuit that cannot be repeated: {e}") from e
+
+
+def verified(found: Found) -> str:
+    """Return how it is known that a circuit that repeats is equal to its original. Raises TrainingError if not."""
     try:
         verdict = verify(found.original, found.circuit)
     except ConfigError as e:  # more qubits than memory holds

@@ -92,6 +92,7 @@ class CircuitJournal:
             if least is not None and least.cost < file.best.found.cost:
                 found = self._found(at, least)
                 file.improve(found, is_start=least.is_start, env_steps=env_steps, wall_s=wall_s)
+            file.settle(at_once=False)
         counts = Counts(self._rewriter.num_rules)
         for each in every:
             if each.counts is not None:
@@ -129,7 +130,9 @@ class CircuitJournal:
         return [written(News(tuple(of_starts), None))] if any(best.found.rewrites for best in bests) else []
 
     def summary(self) -> dict[str, Any]:
-        """Return the best circuits, and what episodes and the most used rules came to."""
+        """Return the best circuits, all compared, and what episodes and the most used rules came to."""
+        for file in self._files:
+            file.settle(at_once=True)
         files = dict(zip(self._labels, self._files, strict=True))
         return {
             "said": {
