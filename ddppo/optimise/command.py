@@ -20,7 +20,7 @@ from ddppo.config import setting
 from ddppo.cores import available_cores
 from ddppo.envs.tasks.circuit.starts import rewriter as rewriter_of
 from ddppo.envs.tasks.circuit.starts import rules_digest
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, StorageError, TrainingError
 from ddppo.files import write_json
 from ddppo.optimise.of_run import OfRun, of_run
 from ddppo.optimise.rewrites import STARTS, started
@@ -111,6 +111,8 @@ def _job(options: OptimiseOptions) -> Job:
             raise ConfigError(
                 f"{name}={path}: there is no such folder, or it is one itself: name a file in one that is"
             )
+    if options.rewrites is not None and Path(options.rewrites).absolute() == Path(options.out).absolute():
+        raise ConfigError(f"rewrites={options.rewrites}: out= is the same file: name another")
     original = noted(options.circuit).circuit
     if not len(original):
         raise ConfigError(f"circuit={options.circuit}: it has no gates, so there is nothing to make smaller")
@@ -168,7 +170,11 @@ def _finish(job: Job, options: OptimiseOptions, best: Best) -> int:
         return 0
     print("verifying", flush=True)
     verified = _verified(job, best)
-    write(best.circuit, options.out)
+    try:
+        write(best.circuit, options.out)
+    except StorageError:  # a disk that is full by now: what was found is not lost
+        print(as_qasm(best.circuit), end="")
+        raise
     start = "given" if job.start is job.original else "merge"
     _write_rewrites(job, options, best, start, verified)
     print(f"{options.out}: {counts(best.circuit)}\n{job.cost_name} {before:g} -> {best.cost:g}\n{verified}")

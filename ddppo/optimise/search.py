@@ -10,9 +10,11 @@ from ddppo.circuits import Circuit
 from ddppo.circuits.costs import Cost, measures
 from ddppo.circuits.rewriting import Rewriter
 from ddppo.envs.tasks.circuit.found import replayed
+from ddppo.errors import ConfigError, TrainingError
 from ddppo.optimise.walk import Progress
 from ddppo.optimise.workers import Workers
 from ddppo.signals import StopRequest
+from ddppo.terminal import warn
 
 _ROUND_STEPS = 1000  # of one walk, a fraction of a second: then walks tell each other what they found
 _SAY_S = 5.0
@@ -41,13 +43,17 @@ class Best:
     improvements: list[dict[str, float]] = field(default_factory=list)
 
     def hear(self, told: Mapping[int, Progress], rewriter: Rewriter, cost: Cost, seconds: float) -> None:
-        """Take the least costly of what walks tell, of the first of them where several are."""
+        """Take the least costly of what walks tell, of the first of them where several are. Raises ConfigError."""
         for progress in told.values():
             if progress.rewrites is None or progress.cost >= self.cost:
                 continue
             self.circuit, self.rewrites = replayed(rewriter, self.start, progress.rewrites), progress.rewrites
             self.cost = float(cost(self.circuit))
-            assert self.cost == progress.cost, (self.cost, progress.cost)
+            if self.cost != progress.cost:
+                raise ConfigError(
+                    f"the cost of one circuit was {progress.cost:g} in a worker and {self.cost:g} here: it has to "
+                    "follow from the circuit alone"
+                )
             steps = sum(each.num_steps for each in told.values())
             said = {"cost": self.cost, **measures(self.circuit), "num_rewrites": len(self.rewrites)}
             self.improvements.append({**said, "env_steps": steps, "wall_s": round(seconds, 3)})
@@ -61,7 +67,13 @@ def search(
     until, left, said = began + budget.seconds, budget.steps, began
     told: dict[int, Progress] = {}
     while left > 0 and time.monotonic() < until and not stop.requested:
-        told |= workers.go(int(min(_ROUND_STEPS, left)), until)
+        try:
+            told |= workers.go(int(min(_ROUND_STEPS, left)), until)
+        except TrainingError as e:
+            if not best.rewrites:
+                raise
+            warn(f"{e}; the search ends with what was found")
+            break
         left -= _ROUND_STEPS
         now = time.monotonic()
         best.hear(told, rewriter, cost, now - began)

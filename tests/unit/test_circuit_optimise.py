@@ -13,20 +13,27 @@ import torch
 
 from ddppo import config as configuration
 from ddppo.circuit import run
+from ddppo.circuits import Circuit, Gate, X
 from ddppo.circuits.benchmarks import benchmark
 from ddppo.circuits.equivalence import Verdict, verify
 from ddppo.circuits.qasm import as_qasm, read
+from ddppo.circuits.rewriting import Rewriter
+from ddppo.circuits.rules.rule import parse
 from ddppo.config import Config, EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.envs.tasks.circuit.env import CircuitEnv
 from ddppo.envs.tasks.circuit.journal.best import BestFile
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, StorageError, TrainingError
 from ddppo.models import build_model
+from ddppo.optimise import command
 from ddppo.optimise.of_run import of_run
 from ddppo.optimise.policy import policy_walk
+from ddppo.optimise.search import Best, Budget, search
 from ddppo.optimise.walk import AtRandom, Progress, Walk, random_walk
 from ddppo.optimise.workers import Workers
+from ddppo.options import parse as parse_door
 from ddppo.run.checkpoint import save_iteration
+from ddppo.signals import StopRequest
 from tests.support import CHECKOUT
 from tests.unit.circuit_play import qasm
 
@@ -204,6 +211,58 @@ def test_what_a_worker_raises_is_raised_and_losing_all_of_them_is_an_error():
         workers.go(10, FOREVER)
 
 
+class Finding:
+    """A walk that finds x x gone in its first round, at a cost of its own, and is killed in its second."""
+
+    def __init__(self, cost):
+        self.cost, self.rounds = cost, 0
+
+    def go(self, news, num_steps, until):
+        self.rounds += 1
+        if self.rounds == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Progress(num_steps, 1, self.cost, ((0, 0),), [])
+
+
+def searched(cost):
+    start = Circuit.from_gates(1, [Gate(X, (0,))] * 2)
+    best = Best(start, start, 2.0)
+    with Workers([lambda: Finding(cost)]) as workers, StopRequest() as stop:
+        return search(
+            workers, best, Rewriter([parse("x 0; x 0 -> ")]), len, Budget(FOREVER, 5000), stop
+        ), best
+
+
+def test_what_was_found_outlives_the_last_worker(capfd):
+    tried, best = searched(0.0)
+    assert (tried, len(best.circuit), best.rewrites) == (1, 0, ((0, 0),))
+    assert "every worker was lost" in capfd.readouterr().err
+
+
+def test_a_cost_that_does_not_follow_from_the_circuit_is_said():
+    with pytest.raises(
+        ConfigError, match=r"was 0\.5 in a worker and 0 here: it has to follow from the circuit"
+    ):
+        searched(0.5)
+
+
+def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypatch):
+    def gone(circuit, out):
+        raise StorageError(f"{out} cannot be written: made up")
+
+    job = command._job(parse_options(["mod5_4", f"out={tmp_path / 'o'}", "steps=1"]))
+    monkeypatch.setattr(command, "write", gone)
+    with pytest.raises(StorageError, match="made up"):
+        command._finish(
+            job, parse_options(["mod5_4", f"out={tmp_path / 'o'}"]), Best(job.start, job.start, 51.0)
+        )
+    assert capsys.readouterr().out.endswith(as_qasm(job.start))
+
+
+def parse_options(arguments):
+    return parse_door(command.OptimiseOptions, arguments, usage="", path="circuit")
+
+
 def test_walks_tell_each_other_what_they_found():
     alone = {"circuit": "barenco_tof_3", "buffer": {"share": 4}}
     finder, listener = (random_walk(alone, bias, index, seed=0) for index, bias in enumerate((2.0, 0.0)))
@@ -227,6 +286,7 @@ def test_no_step_is_taken_after_the_time_is_over():
         ("optimise tof_3", "out= is missing"),
         ("optimise tof_3 out={folder}/x minutes=0", "minutes=0.0: must be greater than 0"),
         ("optimise tof_3 out={folder}/x minutes=1 steps=1", "both say how long"),
+        ("optimise tof_3 out={folder}/x rewrites={folder}/x", "out= is the same file"),
         ("optimise tof_3 out={folder}/x steps=0", "steps=0: must be at least 1"),
         ("optimise tof_3 out={folder}/x workers=0", "workers=0: must be at least 1"),
         ("optimise tof_3 out={folder}/x start=middle", "start=middle: must be one of merge, given"),
