@@ -259,6 +259,18 @@ def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypa
     assert capsys.readouterr().out.endswith(as_qasm(job.start))
 
 
+def test_ctrl_c_while_it_is_verified_leaves_that_out_and_says_so(tmp_path, capsys, monkeypatch):
+    def interrupted(a, b):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.equivalence, "verify", interrupted)
+    options = parse_options(["mod5_4", f"out={tmp_path / 'o'}"])
+    job = command._job(options)
+    assert command._finish(job, options, Best(job.start, job.start, 51.0)) == 0
+    assert capsys.readouterr().out.endswith("not compared as a whole: interrupted\n")
+    assert read(tmp_path / "o").circuit == job.start
+
+
 def parse_options(arguments):
     return parse_door(command.OptimiseOptions, arguments, usage="", path="circuit")
 
