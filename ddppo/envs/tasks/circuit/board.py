@@ -42,7 +42,7 @@ class Board:
     circuit: what is shown, in canonical order. num_too_large counts the pairs that match there but might make a circuit
     of more than max_nodes; num_without_room those left out because there were more than max_pairs: of too many those
     stay whose rules add the fewest gates, of these the first rules, then the first nodes. offered, applied: of each
-    rule, how often it was listed at the node of a choice, and chosen, until `reset_counts`.
+    rule, how often it was listed at the node of a choice, and chosen; whoever owns the counts clears them.
     """
 
     def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, episode: Episode) -> None:
@@ -111,9 +111,6 @@ class Board:
         """Return what is shown, in arrays of its own."""
         row = self._row.copy()
         return {name: row[name] for name in self._names}
-
-    def reset_counts(self) -> None:
-        self.offered[:] = self.applied[:] = 0
 
     def _learn(self) -> None:
         depth, self.num_too_large, self.num_without_room = self._facts[3:6].tolist()

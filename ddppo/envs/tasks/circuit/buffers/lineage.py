@@ -14,8 +14,8 @@ from ddppo.envs.tasks.circuit.packing import (
 )
 
 ORIGINAL = -1  # the step of the original circuit, which no rewrite made
-_PARENT, _NODE, _RULE, _USES, _LENGTH = range(5)
 _COLUMNS = 5
+_PARENT, _NODE, _RULE, _USES, _LENGTH = range(_COLUMNS)
 _GRAFT = -1  # as node of a step that stands for several rewrites
 _GRAFT_BYTES, _NAME_BYTES = 150, 280  # of Python's own, for each
 _MOST_ANCESTORS = 8
@@ -31,7 +31,7 @@ class Lineage:
     """
 
     def __init__(self) -> None:
-        self._table = np.zeros((0, 5), np.int32)
+        self._table = np.zeros((0, _COLUMNS), np.int32)
         self._free: list[int] = []
         self._grafts: dict[int, bytes] = {}
         self._graft_bytes = 0
@@ -43,7 +43,9 @@ class Lineage:
 
     @property
     def nbytes(self) -> int:
-        return len(self) * self._table.itemsize * 5 + self._graft_bytes + len(self._names) * _NAME_BYTES
+        return (
+            len(self) * self._table.itemsize * _COLUMNS + self._graft_bytes + len(self._names) * _NAME_BYTES
+        )
 
     def add(self, parent: int, node: int, rule: int) -> int:
         """Return the step that applies a rule at a node of what `parent` made; its caller holds it."""
@@ -124,7 +126,7 @@ class Lineage:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._table = np.array(state["table"], np.int32).reshape(-1, 5)
+        self._table = np.array(state["table"], np.int32).reshape(-1, _COLUMNS)
         self._free = list(state["free"])
         self._grafts = {step: of_text(rewrites) for step, rewrites in state["grafts"]}
         self._graft_bytes = sum(len(rewrites) + _GRAFT_BYTES for rewrites in self._grafts.values())
@@ -139,7 +141,7 @@ class Lineage:
     def _added(self, parent: int, node: int, rule: int, num_rewrites: int) -> int:
         if not self._free:
             size = len(self._table)
-            self._table = np.concatenate([self._table, np.zeros((max(size, 64), 5), np.int32)])
+            self._table = np.concatenate([self._table, np.zeros((max(size, 64), _COLUMNS), np.int32)])
             self._free = list(range(len(self._table) - 1, size - 1, -1))
         step = self._free.pop()
         self._table[step] = parent, node, rule, 1, self.length(parent) + num_rewrites
