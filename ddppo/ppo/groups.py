@@ -1,0 +1,127 @@
+"""Group-relative advantages and the loss per token (GRPO). A group is several rollouts of one task from one seed.
+
+K groups over all ranks, numbered the same on each; a rank holds n rollouts, of L tokens at most, of any of the groups.
+The caller gathers what is summed here and divides by counts over all ranks, as for PPO's losses.
+Sources: GRPO, Shao et al. 2024, arXiv:2402.03300; Dr. GRPO, Liu et al. 2025, arXiv:2503.20783; DAPO, Yu et al. 2025,
+arXiv:2503.14476.
+"""
+
+import torch
+
+from ddppo.ppo import losses
+from ddppo.ppo.normalization import merge_moments
+
+
+def group_statistics(
+    returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, num_groups: int
+) -> torch.Tensor:
+    """Return (count, mean, M2, min, max) of this rank's returns in each group, float64 `[5, K]`.
+
+    returns, groups (whole numbers below K), valid `[n]`: a rollout that is not valid failed, and is in no group. M2 is
+    the sum of squared deviations from the mean. A group without rollouts here has count 0, min inf and max -inf.
+    """
+    x, index = returns[valid].double(), groups[valid]
+    zeros = x.new_zeros(num_groups)
+    count = zeros.index_add(0, index, torch.ones_like(x))
+    mean = zeros.index_add(0, index, x) / count.clamp(min=1)
+    squares = zeros.index_add(0, index, (x - mean[index]).square())
+    low = torch.full_like(zeros, torch.inf).scatter_reduce(0, index, x, "amin")
+    high = torch.full_like(zeros, -torch.inf).scatter_reduce(0, index, x, "amax")
+    return torch.stack([count, mean, squares, low, high])
+
+
+def merge_group_statistics(parts: torch.Tensor) -> torch.Tensor:
+    """Return the statistics `[5, K]` of groups whose parts on the ranks have `[W, 5, K]`, however they were split."""
+    low, high = parts[:, 3].amin(dim=0), parts[:, 4].amax(dim=0)
+    return torch.cat([merge_moments(parts[:, :3]), torch.stack([low, high])])
+
+
+def has_spread(merged: torch.Tensor) -> torch.Tensor:
+    """Return for each group `[K]` bool whether its returns differ, so that there is something to learn from it.
+
+    By min and max, which are exact: a deviation of equal numbers may be 1e-17 by rounding, not 0, and dividing by it
+    would make advantages of +-1 from nothing.
+    """
+    _, _, squares, low, high = merged
+    return (high > low) & (squares > 0)  # squares: of differences below 1e-162 they are 0
+
+
+def num_without_spread(merged: torch.Tensor) -> int:
+    """Return how many groups have rollouts, but none from which to learn."""
+    return int(((merged[0] > 0) & ~has_spread(merged)).sum())
+
+
+def group_advantages(
+    returns: torch.Tensor,
+    groups: torch.Tensor,
+    valid: torch.Tensor,
+    merged: torch.Tensor,
+    *,
+    divide_by_std: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return advantages `[n]` of this rank's rollouts, and `[n]` bool which of them are used; the others have 0.
+
+    A_i = (r_i - mean(r)) / std(r) over the group of i (GRPO, section 4.1.2), std the population's; without
+    `divide_by_std` A_i = r_i - mean(r) (Dr. GRPO, section 3: dividing favours tasks that are nearly always, or nearly
+    never, achieved). Failed rollouts are not used, nor are groups without spread. merged: statistics `[5, K]` of all
+    ranks.
+    """
+    count, mean, squares, *_ = merged
+    used = valid & has_spread(merged)[groups]
+    advantages = returns.double() - mean[groups]
+    if divide_by_std:
+        std = (squares / count.clamp(min=1)).sqrt()
+        advantages = advantages / std[groups]
+    return torch.where(used, advantages, 0.0).to(returns.dtype), used
+
+
+def token_losses(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    own: torch.Tensor,
+    *,
+    clip_coef: float,
+    ref_logprobs: torch.Tensor | None = None,
+    kl_coef: float = 0.0,
+) -> torch.Tensor:
+    """Return the loss of every token `[n, L]`, 0 where it is not the policy's own (GRPO, eq. 3).
+
+    -min(r A, clip(r, 1 - eps, 1 + eps) A) + beta KL,    r = pi(token) / pi_old(token),
+    KL = pi_ref / pi - log(pi_ref / pi) - 1 (eq. 4), k3 of KL(pi || pi_ref) on tokens that pi sampled.
+    logprobs, old_logprobs, ref_logprobs `[n, L]`; advantages `[n]`, one for all tokens of a rollout; own `[n, L]` bool.
+    What log-probabilities say of other tokens, be it NaN, changes neither losses nor gradients.
+    """
+    log_ratio = torch.where(own, logprobs - old_logprobs, 0.0)
+    per_token = losses.clipped_surrogate_loss(log_ratio, advantages[:, None], clip_coef=clip_coef)
+    if ref_logprobs is not None:
+        per_token = per_token + kl_coef * losses.approx_kl(torch.where(own, ref_logprobs - logprobs, 0.0))
+    return torch.where(own, per_token, 0.0)
+
+
+def token_weights(
+    own: torch.Tensor,
+    used: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    mean_over: str,
+    max_tokens: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weights `[n, L]` of tokens, and what this rank adds to the count that divides their sum.
+
+    The loss is sum(weights * losses) over all ranks / sum of their counts. own `[n, L]`, used `[n]` bool. mean_over:
+    "rollouts": of the mean over each rollout's own tokens (GRPO, eq. 3), so tokens of long ones weigh less;
+    "tokens": of all tokens, whoever's (DAPO, section 3.3);
+    "budget": over rollouts, of their tokens' sum / `max_tokens`, however long they are (Dr. GRPO, section 3: a mean
+    over their own tokens would favour long wrong answers).
+    A rollout without tokens of its own counts only where its sum, of 0, is a rollout's: "budget".
+    """
+    weights = (own & used[:, None]).to(dtype)
+    tokens = weights.sum(dim=1)
+    if mean_over == "tokens":
+        return weights, tokens.sum()
+    if mean_over == "rollouts":
+        return weights / tokens.clamp(min=1)[:, None], (tokens > 0).to(dtype).sum()
+    assert mean_over == "budget", mean_over
+    assert max_tokens is not None, "a budget is a number of tokens"
+    return weights / max_tokens, used.to(dtype).sum()

@@ -1,0 +1,126 @@
+import math
+
+import pytest
+import torch
+
+from ddppo.ppo import groups
+
+RETURNS = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.1, 0.1, 0.1, 5.0], dtype=torch.float64)
+GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+VALID = torch.ones(8, dtype=torch.bool)
+
+
+def by_one(returns, of, valid, num_groups=3, **options):
+    merged = groups.merge_group_statistics(groups.group_statistics(returns, of, valid, num_groups)[None])
+    return *groups.group_advantages(returns, of, valid, merged, **options), merged
+
+
+def test_advantages_are_deviations_from_the_groups_mean_in_units_of_its_deviation():
+    advantages, used, _ = by_one(RETURNS, GROUPS, VALID)
+    assert advantages[:4].tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert used.tolist() == [True] * 4 + [False] * 4
+
+
+def test_without_the_deviation_advantages_keep_the_size_of_the_returns():
+    advantages, _, _ = by_one(RETURNS, GROUPS, VALID, divide_by_std=False)
+    assert advantages.tolist() == [0.5, -0.5, 0.5, -0.5, 0, 0, 0, 0]
+
+
+def test_groups_of_equal_returns_and_of_one_rollout_are_left_out_and_counted():
+    # 0.1 + 0.1 + 0.1 is not 3 * 0.1: their deviation is 1e-17, and dividing by it would tell them apart.
+    assert (RETURNS[4:7].mean() != RETURNS[4]).item()
+    advantages, used, merged = by_one(RETURNS, GROUPS, VALID)
+    assert advantages[4:].tolist() == [0.0] * 4
+    assert not used[4:].any()
+    assert groups.num_without_spread(merged) == 2
+
+
+def test_a_failed_rollout_is_in_no_group():
+    valid = VALID.clone()
+    valid[3] = False
+    returns = RETURNS.clone()
+    returns[3] = math.nan  # it has none
+    advantages, used, merged = by_one(returns, GROUPS, valid)
+    root = math.sqrt(2.0)  # of 1, 0, 1: mean 2/3, deviation sqrt(2)/3
+    assert advantages[:4].tolist() == pytest.approx([1 / root, -2 / root, 1 / root, 0.0], rel=1e-12)
+    assert used.tolist() == [True] * 3 + [False] * 5
+    assert merged[0].tolist() == [3.0, 3.0, 1.0]
+
+
+def test_a_group_whose_rollouts_all_failed_is_no_group_without_spread():
+    _, used, merged = by_one(RETURNS, GROUPS, GROUPS == 0)
+    assert groups.num_without_spread(merged) == 0
+    assert used.sum() == 4
+
+
+def test_a_group_is_the_same_whether_one_rank_has_it_or_each_has_a_part():
+    order = torch.tensor([0, 4, 7, 1, 5, 2, 6, 3])
+    parts = order.split([3, 2, 0, 3])
+    of_ranks = [groups.group_statistics(RETURNS[p], GROUPS[p], VALID[p], 3) for p in parts]
+    merged = groups.merge_group_statistics(torch.stack(of_ranks))
+    for part in parts:
+        advantages, used = groups.group_advantages(RETURNS[part], GROUPS[part], VALID[part], merged)
+        assert advantages.tolist() == [[1.0, -1.0, 1.0, -1.0, 0, 0, 0, 0][i] for i in part]
+        assert used.tolist() == [i < 4 for i in part]
+
+
+def log(probabilities):
+    return torch.tensor(probabilities, dtype=torch.float64).log()
+
+
+def test_the_loss_of_a_token_is_the_clipped_surrogate_and_the_divergence_from_the_reference():
+    result = groups.token_losses(
+        log([[0.3, 0.2], [0.3, 0.2]]),
+        log([[0.2, 0.2], [0.2, 0.2]]),
+        torch.tensor([2.0, -2.0], dtype=torch.float64),
+        torch.ones(2, 2, dtype=torch.bool),
+        clip_coef=0.2,
+        ref_logprobs=log([[0.3, 0.4], [0.3, 0.4]]),
+        kl_coef=0.5,
+    )
+    k3 = 0.5 * (2.0 - math.log(2.0) - 1.0)  # pi_ref / pi = 2
+    expected = [[-2.4, -2.0 + k3], [3.0, 2.0 + k3]]  # r = 1.5 is clipped at 1.2 where A > 0
+    torch.testing.assert_close(result, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_divergence_from_the_reference_pulls_towards_it():
+    logprobs = log([[0.2, 0.4]]).requires_grad_()
+    own = torch.ones(1, 2, dtype=torch.bool)
+    result = groups.token_losses(
+        logprobs, logprobs.detach(), torch.zeros(1, dtype=torch.float64), own,
+        clip_coef=0.2, ref_logprobs=log([[0.4, 0.2]]), kl_coef=1.0,
+    )  # fmt: skip
+    result.sum().backward()
+    # d/dx (e^(ref - x) - (ref - x) - 1) = 1 - pi_ref / pi
+    assert logprobs.grad.flatten().tolist() == pytest.approx([-1.0, 0.5])
+
+
+def test_tokens_that_are_not_the_policys_own_change_neither_losses_nor_gradients():
+    logprobs = torch.tensor([[-1.0, math.nan, -math.inf]], requires_grad=True)
+    own = torch.tensor([[True, False, False]])
+    old = torch.tensor([[-1.0, -1.0, -math.inf]])
+    result = groups.token_losses(
+        logprobs, old, torch.tensor([1.0]), own, clip_coef=0.2, ref_logprobs=old, kl_coef=0.1
+    )
+    result.sum().backward()
+    assert result.tolist() == [[-1.0, 0.0, 0.0]]
+    assert logprobs.grad.tolist() == [[-1.0, 0.0, 0.0]]
+
+
+OWN = torch.tensor([[1, 1, 1, 1], [0, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.bool)
+USED = torch.tensor([True, True, False, True])
+
+
+@pytest.mark.parametrize(
+    ("mean_over", "rows", "count"),
+    [
+        ("tokens", [1.0, 1.0], 6.0),
+        ("rollouts", [0.25, 0.5], 2.0),  # the last has no token of its own, so no mean
+        ("budget", [0.125, 0.125], 3.0),
+    ],
+)
+def test_tokens_weigh_as_the_mean_says_that_is_taken(mean_over, rows, count):
+    weights, own_count = groups.token_weights(OWN, USED, torch.float64, mean_over=mean_over, max_tokens=8)
+    expected = OWN.double() * torch.tensor([*rows, 0.0, 0.0], dtype=torch.float64)[:, None]
+    assert weights.tolist() == expected.tolist()
+    assert own_count.item() == count
