@@ -31,6 +31,7 @@ GROUND = {
 MAY_IMPORT = {  # besides the ground floor and itself
     "ground": set(),
     "circuits": set(),
+    "curriculum": set(),
     "envs": {"circuits"},  # its task alone
     "models": set(),
     "ppo": {"envs", "models"},
