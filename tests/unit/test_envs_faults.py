@@ -35,9 +35,10 @@ def wrong(fault, backend="sync", **kwargs):
     return EnvConfig(id="tests.fault.wrong_env:Wrong-v0", backend=backend, kwargs={"fault": fault, **kwargs})
 
 
-def collector(env, rollout_steps=8, model=None):
+def collector(env, rollout_steps=8, kind=None):
     envs = make_vec_env(env, range(4, 6), rank=1, cores=1)
-    model = model or build_model(envs.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float32)
+    small = ModelConfig(hidden_sizes=[8])
+    model = build_model(envs.spec, small, 0, torch.float32) if kind is None else kind(envs.spec)
     made = Collector(
         envs,
         model,
@@ -137,8 +138,8 @@ def test_a_video_of_a_task_that_raises_has_the_same_sentence():
 class StrictModel(ActorCritic):
     """Refuses what is not finite, as torch.distributions do."""
 
-    def __init__(self):
-        torch.nn.Module.__init__(self)
+    def __init__(self, spec):
+        super().__init__(spec, ModelConfig())
 
     def forward(self, obs):
         return self.action_params(obs), self.value(obs)
@@ -156,7 +157,7 @@ def test_a_model_that_chokes_on_an_observation_does_not_hide_the_environment_tha
     with pytest.raises(
         EnvOutputError, match="environment 4 of rank 1 returned nan in the observation of step 13"
     ):
-        collect(collector(wrong("nan"), rollout_steps=16, model=StrictModel()))
+        collect(collector(wrong("nan"), rollout_steps=16, kind=StrictModel))
 
 
 def test_a_model_that_fails_by_itself_keeps_its_own_exception():
@@ -165,7 +166,7 @@ def test_a_model_that_fails_by_itself_keeps_its_own_exception():
             raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        collect(collector(wrong("nan"), model=Broken()))
+        collect(collector(wrong("nan"), kind=Broken))
 
 
 def test_the_first_fault_is_told_and_within_a_step_that_of_the_final_observation():
