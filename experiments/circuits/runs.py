@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +111,17 @@ def do(way: Way, circuit: str, seed: int, minutes: float, world_size: int) -> No
 
 
 def do_all(runs: Sequence[tuple[Way, str, int]], minutes: float, world_size: int, at_once: int) -> None:
-    """Run what is not done of (way, circuit, seed), some side by side: time is counted in minutes of CPU."""
+    """Run what is not done of (way, circuit, seed), some side by side: time is counted in minutes of CPU.
+
+    If one fails, those under way are finished, no further one begins, and its error is raised.
+    """
     with ThreadPoolExecutor(at_once) as pool:
-        for done in [pool.submit(do, *run, minutes, world_size) for run in runs]:
-            done.result()
+        under_way = [pool.submit(do, *run, minutes, world_size) for run in runs]
+        wait(under_way, return_when=FIRST_EXCEPTION)
+        pool.shutdown(cancel_futures=True)
+    for run in under_way:
+        if not run.cancelled():
+            run.result()
 
 
 def training(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
