@@ -1,0 +1,1 @@
+"""Environments behind a socket, as clients see them. The server is ddppo/serve."""

@@ -1,0 +1,183 @@
+"""What a client and a served environment say: protocol ddppo/1, in JSON (text frames) or MessagePack (binary frames).
+
+    {"id": 1, "op": "describe"}                          -> {"id": 1, "protocol": "ddppo/1", "spec": {...}}
+    {"id": 2, "op": "reset", "seed": 7}                  -> {"id": 2, "obs": ..., "mask": ...}
+    {"id": 3, "op": "step", "action": 1, "goes_on": true} -> {"id": 3, "obs": ..., "mask": ..., "reward": 1.0,
+                                                            "terminated": false, "truncated": false, "final_obs": ...}
+    whatever could not be done                           -> {"id": 3, "error": {"code": ..., "message": ...}}
+
+The answer carries the id of its question, so a late one is never taken for another's. An observation is an array, or a
+map of arrays by their paths, as the spec has it: nested lists in JSON, the bytes of its numbers in MessagePack (row by
+row, little-endian). mask is there where the spec has one. With goes_on the step that ends an episode resets: obs is then
+what follows, final_obs how it ended. Actions are as a model gives them: a number, or a list of them.
+
+Everything is checked against the spec on both sides; nothing is unpickled.
+"""
+
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from ddppo.envs.rows import ObsArrays
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
+
+PROTOCOL = "ddppo/1"
+JSON, MSGPACK = b"j", b"m"
+FIELDS = {  # what a request may hold besides id and op
+    "describe": set[str](),
+    "reset": {"seed"},
+    "step": {"action", "goes_on"},
+}
+_MOST = 2**53  # ids and seeds are numbers that JSON holds in every language
+_DTYPES = ("uint8", "float32", "float64")
+_KINDS = ("discrete", "multi_discrete", "multi_binary", "box")
+
+
+class BadMessage(ValueError):
+    """A message that is not of this protocol; `code` for programs, `id` where it could be read."""
+
+    def __init__(self, code: str, said: str, id: int | None = None) -> None:
+        super().__init__(said)
+        self.code = code
+        self.id = id
+
+
+# -- bytes and messages ---------------------------------------------------------------------------------------------
+
+
+def encoded(kind: bytes, message: dict[str, Any]) -> bytes:
+    """Return a message as bytes. Raises ValueError for what JSON cannot hold (NaN, infinity)."""
+    if kind == MSGPACK:
+        return msgpack.packb(message)
+    return json.dumps(message, allow_nan=False, separators=(",", ":")).encode()
+
+
+def decoded(kind: bytes, content: bytes) -> dict[str, Any]:
+    """Return the map that `content` holds. Raises BadMessage."""
+    try:
+        message = msgpack.unpackb(content) if kind == MSGPACK else json.loads(content)
+    except (ValueError, RecursionError, msgpack.UnpackException) as e:
+        name = "MessagePack" if kind == MSGPACK else "JSON"
+        raise BadMessage(f"INVALID_{name.upper()}", f"the message is not {name}: {type(e).__name__}") from e
+    if not isinstance(message, dict):
+        raise BadMessage("VALIDATION_ERROR", f"a message is a map, not {type(message).__name__}")
+    return message
+
+
+def request(kind: bytes, content: bytes) -> dict[str, Any]:
+    """Return a request whose id, op and names of fields are right. Raises BadMessage."""
+    message = decoded(kind, content)
+    id, op = message.get("id"), message.get("op")
+    if not _is_whole(id):
+        raise BadMessage("VALIDATION_ERROR", f"id must be a whole number from 0 to {_MOST - 1}")
+    if not isinstance(op, str) or op not in FIELDS:
+        raise BadMessage("UNKNOWN_TYPE", f"op must be one of {', '.join(FIELDS)}", id)
+    if unknown := message.keys() - {"id", "op"} - FIELDS[op]:
+        raise BadMessage("VALIDATION_ERROR", f"{op} has no field {str(min(unknown, key=str))[:40]!r}", id)
+    seed, goes_on = message.get("seed"), message.get("goes_on", False)
+    if seed is not None and not _is_whole(seed):
+        raise BadMessage("VALIDATION_ERROR", f"seed must be null or a whole number from 0 to {_MOST - 1}", id)
+    if type(goes_on) is not bool:
+        raise BadMessage("VALIDATION_ERROR", "goes_on must be true or false", id)
+    return message
+
+
+def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray:
+    """Return the action `[*spec.shape]` of a step. Raises BadMessage where the spec does not describe it."""
+    given, id = message.get("action"), message["id"]
+    numbers = [given] if spec.kind == "discrete" else given
+    num_numbers = spec.shape[0] if spec.shape else 1
+    if type(numbers) is not list or len(numbers) != num_numbers:
+        wanted = "a number" if spec.kind == "discrete" else f"a list of {num_numbers} numbers"
+        raise BadMessage("VALIDATION_ERROR", f"action must be {wanted}", id)
+    if spec.kind == "box":
+        if not all(type(x) in (int, float) and abs(x) < math.inf for x in numbers):
+            raise BadMessage("VALIDATION_ERROR", "action must hold finite numbers", id)
+        try:
+            return np.array(numbers, np.float64)
+        except OverflowError as e:
+            raise BadMessage("VALIDATION_ERROR", "action must hold numbers of 64 bits", id) from e
+    sizes = (2,) * num_numbers if spec.kind == "multi_binary" else spec.sizes
+    if not all(type(x) is int and 0 <= x < n for x, n in zip(numbers, sizes, strict=True)):
+        raise BadMessage("VALIDATION_ERROR", f"action must be whole and below {max(sizes)}", id)
+    return np.array(numbers, np.int64).reshape(spec.shape)
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _MOST
+
+
+# -- arrays ---------------------------------------------------------------------------------------------------------
+
+
+def plain_obs(kind: bytes, obs: ObsArrays) -> Any:
+    return each(lambda array: plain(kind, array), obs)
+
+
+def plain(kind: bytes, array: np.ndarray) -> Any:
+    if kind == JSON:
+        return array.tolist()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def obs_of(spec: ArraySpec | dict[str, ArraySpec], value: Any) -> ObsArrays:
+    """Return the arrays of an observation. Raises BadMessage where the spec does not describe them."""
+    if not isinstance(spec, dict):
+        return array_of(value, np.dtype(spec.dtype), spec.shape)
+    if not isinstance(value, dict) or value.keys() != spec.keys():
+        raise BadMessage("VALIDATION_ERROR", f"an observation must be a map of {', '.join(spec)}")
+    return {key: array_of(value[key], np.dtype(part.dtype), part.shape) for key, part in spec.items()}
+
+
+def array_of(value: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        if isinstance(value, bytes):
+            return np.frombuffer(value, dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(shape)
+        array = np.array(value)
+        if array.shape == shape and array.dtype.kind in "biuf":
+            return array.astype(dtype)
+    except (ValueError, TypeError, OverflowError) as e:
+        raise BadMessage("VALIDATION_ERROR", f"an array of {dtype} must have the shape {shape}") from e
+    raise BadMessage("VALIDATION_ERROR", f"an array of {dtype} must have the shape {shape}")
+
+
+# -- specs ----------------------------------------------------------------------------------------------------------
+
+
+def plain_spec(spec: EnvSpec) -> dict[str, Any]:
+    """Return a spec as JSON holds it."""
+    return asdict(spec)
+
+
+def spec_of(value: Any) -> EnvSpec:
+    """Return the spec that a server tells. Raises BadMessage where it is none."""
+    try:
+        obs, action = value["obs"], value["action"]
+        is_one = isinstance(obs.get("dtype"), str)
+        arrays = _array_spec(obs) if is_one else {str(key): _array_spec(part) for key, part in obs.items()}
+        mask_size = value.get("mask_size")
+        if action["kind"] not in _KINDS or (mask_size is not None and not _is_whole(mask_size)):
+            raise ValueError(action)
+        sizes = tuple(_size(n) for n in action["sizes"])
+        return EnvSpec(arrays, ActionSpec(action["kind"], sizes), mask_size)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise BadMessage("VALIDATION_ERROR", "the server's spec is not one of environments") from e
+
+
+def _array_spec(value: dict[str, Any]) -> ArraySpec:
+    if value["dtype"] not in _DTYPES:
+        raise ValueError(value["dtype"])
+    high = value.get("high")
+    return ArraySpec(
+        tuple(_size(n) for n in value["shape"]), value["dtype"], None if high is None else int(high)
+    )
+
+
+def _size(n: Any) -> int:
+    if not _is_whole(n):
+        raise ValueError(n)
+    return n

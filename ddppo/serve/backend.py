@@ -1,0 +1,43 @@
+"""The process of a slot: one environment, for one session. It is forked from a warm parent and ends with its session.
+
+Its line to the server comes as standard input. Only here is parsed what a client sent: what breaks a parser breaks the
+client's own world.
+"""
+
+import atexit
+import json
+import os
+import socket
+from contextlib import suppress
+
+from ddppo.config import EnvConfig
+from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
+from ddppo.serve.line import FAILED, READY, framed, hear
+from ddppo.serve.world import World
+
+
+def main() -> None:
+    """Make the environment and answer until the line ends."""
+    leave_signals_to_the_rank()
+    atexit._clear()  # what the process that this one forked from had registered is not its to do
+    line = socket.socket(fileno=os.dup(0))
+    hole = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(hole, 0)
+    os.close(hole)
+    with suppress(EOFError, ConnectionError):
+        _, content = hear(line)
+        task = json.loads(content)
+        try:
+            world = World(EnvConfig(**task["env"]), task["spec"])
+        except Exception as e:  # a task may raise anything
+            line.sendall(framed(FAILED, f"{type(e).__name__}: {e}".encode()))
+            return
+        line.sendall(framed(READY, b""))
+        while True:
+            kind, content = hear(line)
+            is_error, reply = world.answer(kind, content)
+            line.sendall(framed(kind.upper() if is_error else kind, reply))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Frames between the server and the process of a slot: a byte that says what it is, its size, and the content."""
+
+import socket
+import struct
+
+HEAD = struct.Struct("!cI")
+TASK = b"t"  # to a new process: what it is to make
+READY, FAILED = b".", b"!"  # its answer; FAILED with the reason as text
+# Requests and replies are of a kind of ddppo.envs.remote.messages, JSON or MSGPACK; errors are the kind in capitals.
+
+
+def framed(what: bytes, content: bytes) -> bytes:
+    return HEAD.pack(what, len(content)) + content
+
+
+def hear(line: socket.socket) -> tuple[bytes, bytes]:
+    """Return the next frame. Raises EOFError where the other side has ended."""
+    what, size = HEAD.unpack(_exactly(line, HEAD.size))
+    return what, _exactly(line, size)
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        part = line.recv(size - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return bytes(content)

@@ -1,0 +1,105 @@
+"""A server from settings to its end: the pool is made, the port is listened on, sessions are served."""
+
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import uvicorn
+
+from ddppo.config import EnvConfig
+from ddppo.envs.probe import probe
+from ddppo.errors import ConfigError
+from ddppo.serve.app import make_app
+from ddppo.serve.limits import Limits
+from ddppo.serve.slots import SlotPool
+
+_UNTAKEN_MS = 20_000  # the kernel drops a connection whose client takes nothing for so long
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """port 0 takes a free one. token: what clients must know; None only where host is this machine's own."""
+
+    env: EnvConfig
+    pool: int = 8
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def check(settings: ServeSettings) -> None:
+    """Raise ConfigError for a server that everybody could use."""
+    if settings.token is None and not _is_loopback(settings.host):
+        raise ConfigError(
+            f"host={settings.host} can be reached from other machines: set token=<secret>, which clients must know, "
+            "or host=127.0.0.1"
+        )
+    if settings.token is not None and (not settings.token.isascii() or not settings.token.isprintable()):
+        raise ConfigError("token must be printable ASCII: it travels in an HTTP header")
+
+
+def serve(settings: ServeSettings) -> None:
+    """Serve until SIGINT or SIGTERM. Raises ConfigError before anything starts."""
+    with _listening(settings) as (listener, server):
+        server.run([listener])
+
+
+@contextmanager
+def served(settings: ServeSettings) -> Iterator[str]:
+    """Serve from a thread of this process while the block runs; yields the address ws://host:port."""
+    with _listening(settings) as (listener, server):
+        thread = threading.Thread(target=server.run, args=([listener],), name="server")
+        thread.start()
+        try:
+            host, port = listener.getsockname()[:2]
+            yield f"ws://{host}:{port}"
+        finally:
+            server.should_exit = True
+            thread.join(20.0)
+
+
+def _is_no_false_alarm(record: logging.LogRecord) -> bool:
+    """uvicorn's newest WebSocket protocol takes a refusal by websocket.http.response for one that was forgotten."""
+    return record.msg != "ASGI callable returned without completing handshake."
+
+
+@contextmanager
+def _listening(settings: ServeSettings) -> Iterator[tuple[socket.socket, uvicorn.Server]]:
+    check(settings)
+    spec = probe(settings.env)
+    try:
+        listener = socket.create_server((settings.host, settings.port), backlog=1024)
+    except OSError as e:
+        raise ConfigError(
+            f"host={settings.host} port={settings.port} cannot be listened on: {e.strerror}: choose another port"
+        ) from e
+    limits = settings.limits
+    logging.getLogger("uvicorn.error").addFilter(_is_no_false_alarm)
+    with listener:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
+        module = settings.env.id.rpartition(":")[0]
+        pool = SlotPool(settings.env, spec, settings.pool, modules=(module,) if module else ())
+        try:
+            pool.wait_until_ready(60.0)
+            app = make_app(pool, spec, limits, settings.token)
+            yield listener, uvicorn.Server(uvicorn.Config(
+                app, ws="websockets-sansio", ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,
+                access_log=False, log_level="warning", timeout_graceful_shutdown=10, server_header=False,
+            ))  # fmt: skip
+        finally:
+            pool.close()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

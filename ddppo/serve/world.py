@@ -1,0 +1,79 @@
+"""One environment and what a session may ask of it."""
+
+from typing import Any
+
+import numpy as np
+
+from ddppo.config import EnvConfig
+from ddppo.envs import tasks  # noqa: F401 (registers)
+from ddppo.envs.codec import MASK
+from ddppo.envs.remote.messages import (
+    PROTOCOL,
+    BadMessage,
+    action_of,
+    encoded,
+    plain,
+    plain_obs,
+    plain_spec,
+    request,
+    spec_of,
+)
+from ddppo.envs.rows import ObsArrays
+from ddppo.envs.scalar import ArrayEnv, make_task
+from ddppo.errors import EnvError, EnvRaised
+
+
+class World:
+    """What stands in a slot: all that is parsed of what a client sends is parsed here."""
+
+    def __init__(self, env: EnvConfig, spec: dict[str, Any]) -> None:
+        self._spec = spec_of(spec)
+        self._env = ArrayEnv(make_task(env), self._spec, "the environment")
+        self._is_under_way = False
+
+    def answer(self, kind: bytes, content: bytes) -> tuple[bool, bytes]:
+        """Return whether the answer tells an error, and the answer."""
+        id = None
+        try:
+            message = request(kind, content)
+            id = message["id"]
+            return False, encoded(kind, {"id": id, **self._done(kind, message)})
+        except BadMessage as e:
+            code, said, id = e.code, str(e), e.id if id is None else id
+        except EnvRaised as e:
+            code, said = "EXECUTION_ERROR", e.said
+        except (EnvError, ValueError) as e:  # ValueError: numbers that JSON does not hold
+            code, said = "EXECUTION_ERROR", str(e)
+        return True, encoded(kind, {"id": id, "error": {"code": code, "message": said}})
+
+    def _done(self, kind: bytes, message: dict[str, Any]) -> dict[str, Any]:
+        match message["op"]:
+            case "describe":
+                return {"protocol": PROTOCOL, "spec": plain_spec(self._spec)}
+            case "reset":
+                return self._reset(kind, message.get("seed"))
+        if not self._is_under_way:
+            raise BadMessage("NOT_UNDER_WAY", "no episode is under way: reset first", message["id"])
+        action = action_of(message, self._spec.action)
+        self._is_under_way = False  # nor is it after an exception
+        obs, reward, terminated, truncated, info = self._env.step(action)
+        answer = self._seen(kind, obs, info)
+        if not (terminated or truncated):
+            self._is_under_way = True
+        elif message.get("goes_on"):
+            answer = {"final_obs": answer["obs"], **self._reset(kind, None)}
+        return answer | {
+            "reward": float(reward),
+            "terminated": bool(terminated),
+            "truncated": bool(truncated),
+        }
+
+    def _reset(self, kind: bytes, seed: int | None) -> dict[str, Any]:
+        obs, info = self._env.reset(seed=seed) if seed is not None else self._env.reset()
+        self._is_under_way = True
+        return self._seen(kind, obs, info)
+
+    def _seen(self, kind: bytes, obs: ObsArrays, info: dict[str, Any]) -> dict[str, Any]:
+        seen = {"obs": plain_obs(kind, obs)}
+        mask: np.ndarray | None = info.get(MASK)
+        return seen if mask is None else {**seen, "mask": plain(kind, mask)}
