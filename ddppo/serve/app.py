@@ -1,7 +1,7 @@
 """The server's routes: /ws (a session), /health, /metrics and /schema.
 
-A client is refused at the handshake, by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403 from
-a web page, 503 where all slots are held. Whoever is connected has a slot.
+A client is refused at the handshake, by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403
+from a web page, 503 where all slots are held. Whoever is connected has a slot.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from ddppo.spaces import EnvSpec
 
 _LOOK_S = 0.25  # between two looks for overdue sessions
 _LEAVE_S = 5.0
+_LEAVING_S = 0.5  # a client waits so long for slots whose holders left a moment ago, before it is refused
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ class Server:
         self.counts: Counter[str] = Counter()
         self.sessions: set[Session] = set()
         self._token = None if token is None else token.encode()
-        self._waiters = ThreadPoolExecutor(pool.size, "slot")  # as many as can wait for a slot that is being made
+        self._waiters = ThreadPoolExecutor(
+            pool.size, "slot"
+        )  # as many as can wait for a slot that is being made
         self._is_leaving = False
 
     def refusal(self, connection: WebSocket | Request) -> Response | None:
@@ -84,19 +87,14 @@ class Server:
 
     async def _slot(self) -> tuple[Slot | None, Response | None]:
         try:
-            if self._is_leaving:
-                raise SlotNotReady("the server is stopping")
-            if self.pool.num_free:
-                with suppress(SlotNotReady):  # another was quicker; one is still being made
-                    return self.pool.acquire(), None
-            acquired = asyncio.get_running_loop().run_in_executor(
-                self._waiters, self.pool.acquire, self.limits.ready_s
-            )
-            try:
-                return await asyncio.shield(acquired), None
-            except asyncio.CancelledError:
-                acquired.add_done_callback(self._give_back)
-                raise
+            end = time.monotonic() + _LEAVING_S
+            while True:
+                try:
+                    return await self._acquired(), None
+                except PoolExhausted:
+                    if time.monotonic() > end:
+                        raise
+                await asyncio.sleep(_LEAVING_S / 10)
         except PoolExhausted as e:
             self.counts["refused_full"] += 1
             numbers = {"held": e.num_held, "size": e.size}
@@ -105,6 +103,21 @@ class Server:
             self.counts["refused_not_ready"] += 1
             numbers = {"held": self.pool.num_held, "size": self.pool.size}
             return None, _json(503, {"error": str(e), **numbers}, {"retry-after": "5"})
+
+    async def _acquired(self) -> Slot:
+        if self._is_leaving:
+            raise SlotNotReady("the server is stopping")
+        if self.pool.num_free:
+            with suppress(SlotNotReady):  # another was quicker; one is still being made
+                return self.pool.acquire()
+        acquired = asyncio.get_running_loop().run_in_executor(
+            self._waiters, self.pool.acquire, self.limits.ready_s
+        )
+        try:
+            return await asyncio.shield(acquired)
+        except asyncio.CancelledError:
+            acquired.add_done_callback(self._give_back)
+            raise
 
     def _give_back(self, acquired: "asyncio.Future[Slot]") -> None:
         if not acquired.cancelled() and acquired.exception() is None:
@@ -131,9 +144,7 @@ class Server:
     def metrics(self) -> str:
         """Return the numbers in Prometheus's text format, version 0.0.4."""
         pool, counts = self.pool, self.counts
-        refused = {
-            reason: counts[f"refused_{reason}"] for reason in ("full", "not_ready", "token", "origin")
-        }
+        refused = {reason: counts[f"refused_{reason}"] for reason in ("full", "not_ready", "token", "origin")}
         table: list[tuple[str, str, str, Any]] = [
             ("slots", "gauge", "slots of the pool", pool.size),
             ("slots_held", "gauge", "slots that a session holds", pool.num_held),
@@ -176,9 +187,9 @@ def make_app(pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None = 
 
     @app.get("/health")
     async def health() -> Response:
-        is_well = pool.num_free + pool.num_held > 0
         numbers = {"size": pool.size, "held": pool.num_held, "free": pool.num_free}
-        return _json(200 if is_well else 503, {"status": "healthy" if is_well else "starting", **numbers})
+        status = "unhealthy" if pool.trouble else "healthy"  # the cause is in the log, not for everybody
+        return _json(503 if pool.trouble else 200, {"status": status, **numbers})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:

@@ -17,6 +17,8 @@ from ddppo.serve.app import make_app
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots import SlotPool
 
+log = logging.getLogger(__name__)
+
 _UNTAKEN_MS = 20_000  # the kernel drops a connection whose client takes nothing for so long
 
 
@@ -46,6 +48,7 @@ def check(settings: ServeSettings) -> None:
 def serve(settings: ServeSettings) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError before anything starts."""
     with _listening(settings) as (listener, server):
+        log.info("serving %s: %d slots at %s", settings.env.id, settings.pool, address(listener))
         server.run([listener])
 
 
@@ -56,8 +59,7 @@ def served(settings: ServeSettings) -> Iterator[str]:
         thread = threading.Thread(target=server.run, args=([listener],), name="server")
         thread.start()
         try:
-            host, port = listener.getsockname()[:2]
-            yield f"ws://{host}:{port}"
+            yield address(listener)
         finally:
             server.should_exit = True
             thread.join(20.0)
@@ -94,6 +96,11 @@ def _listening(settings: ServeSettings) -> Iterator[tuple[socket.socket, uvicorn
             ))  # fmt: skip
         finally:
             pool.close()
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"ws://{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

@@ -54,7 +54,9 @@ class Session:
             await asyncio.gather(*parts, return_exceptions=True)
             writer.transport.abort()
         if why != GONE:
-            with suppress(Exception):  # the client may not take it any more; its slot is given back all the same
+            with suppress(
+                Exception
+            ):  # the client may not take it any more; its slot is given back all the same
                 await asyncio.wait_for(self._socket.close(code, why[:120]), _CLOSE_S)
         return why
 
@@ -97,7 +99,10 @@ class Session:
             try:
                 what, size = HEAD.unpack(await reader.readexactly(HEAD.size))
                 if size > self._limits.max_message_bytes:
-                    return INTERNAL, f"an answer has {size} bytes, at most {self._limits.max_message_bytes} go"
+                    return (
+                        INTERNAL,
+                        f"an answer has {size} bytes, at most {self._limits.max_message_bytes} go",
+                    )
                 content = await reader.readexactly(size)
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._counts["lost"] += 1

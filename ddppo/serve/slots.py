@@ -73,7 +73,13 @@ class Slot:
 
 class SlotPool:
     def __init__(
-        self, env: EnvConfig, spec: EnvSpec, size: int, *, making_s: float = 60.0, modules: tuple[str, ...] = ()
+        self,
+        env: EnvConfig,
+        spec: EnvSpec,
+        size: int,
+        *,
+        making_s: float = 60.0,
+        modules: tuple[str, ...] = (),
     ) -> None:
         self.size = size
         self.num_replaced = 0  # processes that took the place of one released or lost
@@ -139,6 +145,11 @@ class SlotPool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def trouble(self) -> str:
+        """Why the last world could not be made; empty where it could."""
+        return self._why_not
 
     def wait_until_ready(self, timeout_s: float) -> None:
         """Wait until every slot has been made. Raises SlotNotReady with the cause where one cannot be."""

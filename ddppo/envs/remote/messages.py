@@ -8,8 +8,8 @@
 
 The answer carries the id of its question, so a late one is never taken for another's. An observation is an array, or a
 map of arrays by their paths, as the spec has it: nested lists in JSON, the bytes of its numbers in MessagePack (row by
-row, little-endian). mask is there where the spec has one. With goes_on the step that ends an episode resets: obs is then
-what follows, final_obs how it ended. Actions are as a model gives them: a number, or a list of them.
+row, little-endian). mask is there where the spec has one. With goes_on the step that ends an episode resets: obs is
+then what follows, final_obs how it ended. Actions are as a model gives them: a number, or a list of them.
 
 Everything is checked against the spec on both sides; nothing is unpickled.
 """
@@ -19,7 +19,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from ddppo.envs.rows import ObsArrays

@@ -19,7 +19,9 @@ def make_remote(spec: EnvSpec, names: EnvNames, timeout_s: float, *, urls: Seque
     if pool.spec != spec:
         served = pool.spec
         pool.close()
-        raise ConfigError(f"env.urls={list(urls)} serve a task of {served}, not of {spec}: serve the same task")
+        raise ConfigError(
+            f"env.urls={list(urls)} serve a task of {served}, not of {spec}: serve the same task"
+        )
     return RemoteEnvs(pool, spec, names)
 
 
@@ -52,13 +54,13 @@ class RemoteEnvs:
         answers = self._pool.step(actions)
         self._take(answers)
         for i, answer in enumerate(answers):
-            self._rewards[i] = answer.reward
-            self._terminated[i], self._truncated[i] = answer.terminated, answer.truncated
-            self._valid[i] = not answer.is_lost
+            self._rewards[i], self._valid[i] = answer.reward, not answer.is_lost
+            self._terminated[i], self._truncated[i] = answer.terminated, answer.truncated or answer.is_lost
             self.num_lost_episodes += answer.is_lost
-        finals = [answer.final_obs for answer in answers if answer.final_obs is not None]
-        final_obs = each(lambda *parts: np.stack(parts), finals[0], *finals[1:]) if finals else self._none
         (ended,) = (self._terminated | self._truncated).nonzero()
+        # Of a lost episode nobody saw the end: numbers of no transition stand there, as in a pool.
+        finals = [answers[i].final_obs if answers[i].final_obs is not None else answers[i].obs for i in ended]
+        final_obs = each(lambda *parts: np.stack(parts), *finals) if finals else self._none
         return EnvStep(
             self._obs, self._rewards, self._terminated, self._truncated, self._valid, ended, final_obs, self._mask
         )  # fmt: skip
