@@ -35,8 +35,7 @@ def main() -> None:
         line.sendall(framed(READY, b""))
         while True:
             kind, content = hear(line)
-            is_error, reply = world.answer(kind, content)
-            line.sendall(framed(kind.upper() if is_error else kind, reply))
+            line.sendall(framed(*world.answer(kind, content)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import struct
 HEAD = struct.Struct("!cI")
 TASK = b"t"  # to a new process: what it is to make
 READY, FAILED = b".", b"!"  # its answer; FAILED with the reason as text
+LEFT = b"x"  # the client asked to end the session
 # Requests and replies are of a kind of ddppo.envs.remote.messages, JSON or MSGPACK; errors are the kind in capitals.
 
 

@@ -13,11 +13,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ddppo.envs.remote.messages import JSON, MSGPACK
 from ddppo.serve.limits import Allowance, Limits
-from ddppo.serve.line import HEAD, framed
+from ddppo.serve.line import HEAD, LEFT, framed
 from ddppo.serve.slots import Slot
 
 GONE = ""  # the client left: nobody to tell
-POLICY, INTERNAL, RESTART = 1008, 1011, 1012  # close codes of RFC 6455, section 7.4
+NORMAL, POLICY, INTERNAL, RESTART = 1000, 1008, 1011, 1012  # close codes of RFC 6455, section 7.4
 _CLOSE_S = 1.0
 
 
@@ -107,6 +107,8 @@ class Session:
             except (asyncio.IncompleteReadError, ConnectionError):
                 self._counts["lost"] += 1
                 return INTERNAL, "the environment's process was lost"
+            if what == LEFT:
+                return NORMAL, "as the client asked"
             kind = what.lower()
             self._counts["messages"] += 1
             self._counts["errors"] += what != kind

@@ -11,16 +11,19 @@ from ddppo.envs.remote.messages import (
     PROTOCOL,
     BadMessage,
     action_of,
+    checked,
+    decoded,
     encoded,
     plain,
     plain_obs,
     plain_spec,
-    request,
     spec_of,
 )
 from ddppo.envs.rows import ObsArrays
 from ddppo.envs.scalar import ArrayEnv, make_task
 from ddppo.errors import EnvError, EnvRaised
+from ddppo.serve.line import LEFT
+from ddppo.serve.openenv import OpenEnv, is_spoken
 
 
 class World:
@@ -29,22 +32,35 @@ class World:
     def __init__(self, env: EnvConfig, spec: dict[str, Any]) -> None:
         self._spec = spec_of(spec)
         self._env = ArrayEnv(make_task(env), self._spec, "the environment")
+        self._dialect: OpenEnv | None = None
         self._is_under_way = False
 
-    def answer(self, kind: bytes, content: bytes) -> tuple[bool, bytes]:
-        """Return whether the answer tells an error, and the answer."""
-        id = None
+    def answer(self, kind: bytes, content: bytes) -> tuple[bytes, bytes]:
+        """Return the answer as a frame's kind and content."""
+        id, dialect = None, self._dialect  # what cannot be read is answered in the dialect last spoken
         try:
-            message = request(kind, content)
+            message = decoded(kind, content)
+            self._dialect = dialect = (dialect or OpenEnv()) if is_spoken(message) else None
+            if dialect is not None:
+                message = dialect.request(message)
+            if dialect is not None and message["op"] == "close":
+                return LEFT, b""
+            if dialect is not None and message["op"] == "state":
+                return kind, encoded(kind, dialect.reply("state", {}))
+            message = checked(message)
             id = message["id"]
-            return False, encoded(kind, {"id": id, **self._done(kind, message)})
+            answer = self._done(kind, message)
+            told = {"id": id, **answer} if dialect is None else dialect.reply(message["op"], answer)
+            return kind, encoded(kind, told)
         except BadMessage as e:
             code, said, id = e.code, str(e), e.id if id is None else id
         except EnvRaised as e:
             code, said = "EXECUTION_ERROR", e.said
         except (EnvError, ValueError) as e:  # ValueError: numbers that JSON does not hold
             code, said = "EXECUTION_ERROR", str(e)
-        return True, encoded(kind, {"id": id, "error": {"code": code, "message": said}})
+        if dialect is not None:
+            return kind.upper(), encoded(kind, dialect.error(code, said))
+        return kind.upper(), encoded(kind, {"id": id, "error": {"code": code, "message": said}})
 
     def _done(self, kind: bytes, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:

@@ -335,23 +335,50 @@ def test_without_reconnects_a_lost_world_is_an_error_that_says_so():
             pool.step(np.array([EXIT]))
 
 
-def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_process():
-    command = [sys.executable, "-m", "ddppo.serve", f"env.id={WORLD.id}", "pool=2", "port=0"]
+def own_environ():
     paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests/unit", *filter(None, sys.path))))
-    environ = os.environ | {"PYTHONPATH": paths}
+    return os.environ | {"PYTHONPATH": paths}
+
+
+@contextmanager
+def server_program():
+    """Run the door; yields its process and address."""
+    command = [sys.executable, "-m", "ddppo.serve", f"env.id={WORLD.id}", "pool=2", "port=0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=own_environ()) as server:
+        url = next(line for line in server.stderr if "serving" in line).split()[-1]
+        drained = threading.Thread(target=server.stderr.read)
+        drained.start()
+        try:
+            yield server, url
+        finally:
+            server.kill()
+            drained.join(20)
+
+
+def test_a_client_of_a_server_that_stands_still_closes_within_10_seconds():
+    with server_program() as (server, url):
+        pool = SyncEnvPool([url], 2)
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        pool.close()
+        assert time.monotonic() - began < 10.0
+        server.send_signal(signal.SIGCONT)
+        until(lambda: health(url)["free"] == 2)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(20) in (0, -signal.SIGTERM)
+
+
+def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_process():
     client = (
         "import sys; from ddppo.envs.remote.env_pool import SyncEnvPool\n"
         "pool = SyncEnvPool([sys.argv[1]], 2); [print(int(a.obs[2]), flush=True) for a in pool.reset([1, 2])]\n"
         "while True: pool.reset([1, 2])"
     )
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as server:
-        url = next(line for line in server.stderr if "serving" in line).split()[-1]
-        drained = threading.Thread(target=server.stderr.read)
-        drained.start()
+    with server_program() as (server, url):
         pids = []
         for _ in range(3):
             with subprocess.Popen(
-                [sys.executable, "-c", client, url], stdout=subprocess.PIPE, text=True, env=environ
+                [sys.executable, "-c", client, url], stdout=subprocess.PIPE, text=True, env=own_environ()
             ) as using:
                 pids += [int(using.stdout.readline()) for _ in range(2)]
                 assert health(url)["held"] == 2
@@ -362,7 +389,6 @@ def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_proc
             server.kill()
             with pytest.raises(EnvServerLost):
                 pool.reset([1, 2])
-        drained.join(20)
     until(lambda: not any(map(runs, pids)))
 
 
@@ -382,3 +408,39 @@ def test_two_servers_of_different_tasks_are_no_pool():
 def test_no_address_is_an_error_before_anything_is_opened():
     with pytest.raises(ConfigError, match=r"env\.urls is empty"):
         AsyncEnvPool([], 1)
+
+
+def test_a_client_of_openenv_is_answered_in_its_dialect():
+    async def main(url):
+        async with opened(url) as client:
+
+            async def told(message):
+                await client.send(message if isinstance(message, str) else json.dumps(message))
+                return json.loads(await asyncio.wait_for(client.recv(), 20))
+
+            step = {"type": "step", "data": {"action": MARK}}
+            assert (await told(step))["data"]["code"] == "NOT_UNDER_WAY"
+            first = await told({"type": "reset", "data": {"seed": 3, "episode_id": "mine"}})
+            assert first["type"] == "observation"
+            assert (first["data"]["reward"], first["data"]["done"]) == (None, False)
+            second = await told(step)
+            assert second["data"]["observation"]["obs"][0] == 1.0
+            assert (second["data"]["reward"], second["data"]["done"]) == (0.0, False)
+            assert (await told({"type": "state"}))["data"] == {"episode_id": "1", "step_count": 1}
+            for wrong, code in (
+                ({"type": "steer"}, "UNKNOWN_TYPE"),
+                ({"type": "step", "data": [1]}, "VALIDATION_ERROR"),
+                ({"type": "step", "data": {"action": "1"}}, "VALIDATION_ERROR"),
+                ({"type": "step", "data": {"action": RAISE}}, "EXECUTION_ERROR"),
+            ):
+                answer = await told(wrong)
+                assert (answer["type"], answer["data"]["code"]) == ("error", code)
+            assert (await told("{"))["data"]["code"] == "INVALID_JSON"
+            await client.send('{"type": "close"}')
+            with pytest.raises(ConnectionClosed) as closed:
+                await asyncio.wait_for(client.recv(), 20)
+            assert closed.value.rcvd.code == 1000
+
+    with world(1) as url:
+        asyncio.run(main(url))
+        assert metric(url, "worlds_lost_total") == 0

@@ -66,6 +66,7 @@ class AsyncEnvPool:
         self._max_reconnects = max_reconnects
         self._sessions: list[Connection] = []
         self._seeds = [0] * num_envs
+        self._num_lost = [0] * num_envs
 
     async def __aenter__(self) -> "AsyncEnvPool":
         await self.connect()
@@ -133,18 +134,26 @@ class AsyncEnvPool:
         try:
             return await self._asked(i, op="reset", seed=self._seeds[i])
         except EnvServerLost as lost:  # safe to repeat: nothing was learned from it yet
-            await self._reopen(i, lost)
-            return await self._asked(i, op="reset", seed=self._seeds[i])
+            return await self._begun_anew(i, lost)
 
     async def _step(self, i: int, action: Any) -> Answer:
         try:
             return await self._asked(i, op="step", action=action, goes_on=True)
         except EnvServerLost as lost:  # not repeated: nobody knows whether it was done
-            await self._reopen(i, lost)
-            self._seeds[i] = derived_seed(self._seeds[i], "restart", self.num_reconnects)
-            answer = await self._asked(i, op="reset", seed=self._seeds[i])
+            self._num_lost[i] += 1
+            self._seeds[i] = derived_seed(self._seeds[i], "restart", self._num_lost[i])
+            answer = await self._begun_anew(i, lost)
             answer.is_lost = True
             return answer
+
+    async def _begun_anew(self, i: int, lost: EnvServerLost) -> Answer:
+        """Open the session anew and reset. Raises `lost` where that may not be, or cannot in time."""
+        while True:
+            await self._reopen(i, lost)
+            try:
+                return await self._asked(i, op="reset", seed=self._seeds[i])
+            except EnvServerLost as again:
+                lost = again
 
     async def _asked(self, i: int, **question: Any) -> Answer:
         told = await self._sessions[i].ask(self._answer_s, **question)

@@ -68,9 +68,8 @@ def decoded(kind: bytes, content: bytes) -> dict[str, Any]:
     return message
 
 
-def request(kind: bytes, content: bytes) -> dict[str, Any]:
+def checked(message: dict[str, Any]) -> dict[str, Any]:
     """Return a request whose id, op and names of fields are right. Raises BadMessage."""
-    message = decoded(kind, content)
     id, op = message.get("id"), message.get("op")
     if not _is_whole(id):
         raise BadMessage("VALIDATION_ERROR", f"id must be a whole number from 0 to {_MOST - 1}")

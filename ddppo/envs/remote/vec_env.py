@@ -13,7 +13,9 @@ from ddppo.errors import ConfigError
 from ddppo.spaces import EnvSpec, each, leaves
 
 
-def make_remote(spec: EnvSpec, names: EnvNames, timeout_s: float, *, urls: Sequence[str], **settings: Any):  # type: ignore[no-untyped-def]
+def make_remote(
+    spec: EnvSpec, names: EnvNames, timeout_s: float, *, urls: Sequence[str], **settings: Any
+) -> "RemoteEnvs":
     """Connect to servers of a task, as many sessions as there are names. Raises EnvError, ConfigError."""
     pool = SyncEnvPool(urls, len(names.indices), answer_s=timeout_s, **settings)
     if pool.spec != spec:
