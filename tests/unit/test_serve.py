@@ -444,3 +444,16 @@ def test_a_client_of_openenv_is_answered_in_its_dialect():
     with world(1) as url:
         asyncio.run(main(url))
         assert metric(url, "worlds_lost_total") == 0
+
+
+def test_a_session_that_asks_faster_than_allowed_is_answered_at_the_allowed_rate():
+    async def main(url):
+        connection = await Connection.opened(url, None, 10.0)  # asks once
+        began = time.monotonic()
+        await asyncio.gather(*(connection.ask(20.0, op="reset", seed=1) for _ in range(29)))
+        await connection.close()
+        return time.monotonic() - began
+
+    with world(1, messages_per_s=20.0) as url:
+        assert asyncio.run(main(url)) > 0.4  # 20 at once, 10 more at 20 a second
+        assert metric(url, "slowed_total") >= 5
