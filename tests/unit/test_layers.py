@@ -38,6 +38,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "distributed": {"envs", "models", "ppo"},
     "run": {"envs", "models", "ppo", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
+    "serve": {"envs"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
     "optimise": {"circuits", "envs", "models", "ppo", "distributed", "run"},
     "study": set(),  # reads run folders, never the trainer
@@ -56,6 +57,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
         "advice",
         "watch",
         "optimise",
+        "serve",
     },
 }
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.
