@@ -1,4 +1,4 @@
-"""One environment: made from its settings, and wrapped to speak rows or to speak the model's language."""
+"""One environment: made from its settings, and wrapped to speak rows, the model's language, or text."""
 
 import logging
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.codec import MASK, decode_actions
 from ddppo.envs.faults import explained, when_asked, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
+from ddppo.envs.text import TextEnv, scalars
 from ddppo.errors import EnvStateError
 from ddppo.spaces import EnvSpec, each
 
@@ -36,6 +37,15 @@ def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
         raise explained(name, "when it was made", e) from e
 
 
+def played(env: EnvConfig, spec: EnvSpec, name: str) -> "ArrayEnv | TextEnv":
+    """Make one environment that is told what to do in text, or as a model says it. Raises EnvError as make_row_env."""
+    try:
+        task = make_task(env)
+    except (Exception, SystemExit) as e:
+        raise explained(name, "when it was made", e) from e
+    return TextEnv(task, spec, name) if spec.action.kind == "text" else ArrayEnv(task, spec, name)
+
+
 class RowEnv(gym.Wrapper):
     """A task that hands over rows of `layout` and no infos; it takes actions of its own space.
 
@@ -49,23 +59,24 @@ class RowEnv(gym.Wrapper):
         self.layout = self._encode.layout
         self._name = name
         self._num_steps = 0
+        self.info: dict[str, Any] = {}  # what the task told last
 
     def reset(self, *, seed: int | None = None, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
             self._num_steps = 0
         try:
-            obs, info = self.env.reset(seed=seed, **options)
-            return self._encode(obs, info), {}
+            obs, self.info = self.env.reset(seed=seed, **options)
+            return self._encode(obs, self.info), {}
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_reset(self._num_steps), e) from e
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
         try:
-            obs, reward, terminated, truncated, info = self.env.step(action)
+            obs, reward, terminated, truncated, self.info = self.env.step(action)
             if type(reward) is not float:
                 reward = as_number(reward)
-            return self._encode(obs, info), reward, terminated, truncated, {}
+            return self._encode(obs, self.info), reward, terminated, truncated, {}
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_stepped(self._num_steps), e) from e
 
@@ -123,13 +134,14 @@ class RowEnv(gym.Wrapper):
 class ArrayEnv(gym.Wrapper):
     """A task that takes a model's action `[*spec.action.shape]` and hands over the arrays that spec.obs describes.
 
-    Infos hold the action_mask alone, a bool vector `[mask_size]`, where the task has masks. It encodes and decodes
-    with the same code as a batch does, and can render.
+    Infos hold the task's scalars, and the action_mask, a bool vector `[mask_size]`, where it has masks. It encodes
+    and decodes with the same code as a batch does, and can render.
     """
 
     def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
         row_env = RowEnv(task, spec, name)
         super().__init__(row_env)
+        self._row_env = row_env
         self._layout = row_env.layout
         boxes = each(
             lambda leaf: Box(*_BOUNDS[leaf.is_float], leaf.shape, np.dtype(leaf.dtype).type), spec.obs
@@ -147,8 +159,8 @@ class ArrayEnv(gym.Wrapper):
         return obs, reward, terminated, truncated, info
 
     def _split(self, row: np.ndarray) -> tuple[ObsArrays, dict[str, Any]]:
-        mask = self._layout.mask(row)
-        return self._layout.obs(row), {} if mask is None else {MASK: mask}
+        mask, info = self._layout.mask(row), scalars(self._row_env.info)
+        return self._layout.obs(row), info if mask is None else info | {MASK: mask}
 
 
 def _is_plain(value: Any) -> bool:
