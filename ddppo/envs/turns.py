@@ -1,4 +1,4 @@
-"""Environments that are stepped each at its own pace, and begin an episode only when told: what a turn is, who takes it.
+"""Environments that are stepped each at its own pace, and begin an episode only when told.
 
     turns = make_turns(env, range(8), rank=0, timeout_s=60.0, max_restarts=0)
     for i in range(8):
