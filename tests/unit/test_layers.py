@@ -75,6 +75,8 @@ MODULES = {
 
 def layer(module):
     wing = module.split(".")[0]
+    if module == "serve.__main__":  # the door `python -m ddppo.serve`, in the folder of what it opens
+        return "doors"
     if module in GROUND or wing in GROUND:
         return "ground"
     return wing if wing in MAY_IMPORT else "doors"
