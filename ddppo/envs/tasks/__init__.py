@@ -8,3 +8,10 @@ gym.register(
     order_enforce=False,
     disable_env_checker=True,
 )
+
+gym.register(
+    "ddppo/Cloud-v0",
+    entry_point="ddppo.envs.tasks.cloud.env:CloudEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)
