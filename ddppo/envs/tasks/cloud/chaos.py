@@ -9,7 +9,10 @@ Commands = tuple[str, ...]
 
 CHANCE = {"warm-up": 0.0, "beginner": 0.0, "intermediate": 0.1, "advanced": 0.2, "expert": 0.3}
 TIERS = tuple(CHANCE)
-FIRST, LAST = 1, 3  # after how many steps chaos may strike: once something is there to break, before most are done
+FIRST, LAST = (
+    1,
+    3,
+)  # after how many steps chaos may strike: once something is there to break, before most are done
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class CloudEnv(gym.Env):
         self._world = World()
         self._is_over = True
         self._task: Task | None = None
+        self._progress = self._best = self._score = 0.0
+        self._num_kept = self._num_hints = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -90,16 +92,16 @@ class CloudEnv(gym.Env):
     def state(self) -> dict[str, Any]:
         """Return all that decides what follows. moto cannot be stored, so an episode is stored as what was typed."""
         if self._task is None:
-            raise EnvStateError(
-                "a cloud environment has no state before its first reset: call reset() first"
-            )
+            raise EnvStateError("a cloud environment has no state before its first reset: call reset() first")
         random = self.np_random.bit_generator.state
         return {"task": self._task.name, "seed": self._seed, "lines": list(self._lines), "random": random}
 
     def restore(self, state: Mapping[str, Any]) -> str:
         """Go back to a state by typing it again; return the observation there."""
         if state["task"] not in self.tasks:
-            raise EnvStateError(f"the state is of task {state['task']!r}, which this environment does not have")
+            raise EnvStateError(
+                f"the state is of task {state['task']!r}, which this environment does not have"
+            )
         self.np_random.bit_generator.state = state["random"]
         observation, _ = self._begin(self.tasks[state["task"]], state["seed"])
         for line in state["lines"]:
@@ -126,7 +128,9 @@ class CloudEnv(gym.Env):
         """Refuse a task that its own start settles, or spoils."""
         held = len(task.goals) - len(self._grader.goals)
         if not self._grader.goals or (held and not task.drifts):
-            raise EnvStateError(f"task {task.name}: {held} goals hold at its start: what is asked must be new")
+            raise EnvStateError(
+                f"task {task.name}: {held} goals hold at its start: what is asked must be new"
+            )
         if self._grader.num_kept() != len(self._grader.keep):
             raise EnvStateError(f"task {task.name}: what is to be kept is not there at its start")
 

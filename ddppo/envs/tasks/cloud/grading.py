@@ -54,7 +54,9 @@ class Grader:
     `ordered`: call goals count only in their order.
     """
 
-    def __init__(self, world: World, goals: Sequence[Goal], keep: Sequence[StateGoal], *, ordered: bool) -> None:
+    def __init__(
+        self, world: World, goals: Sequence[Goal], keep: Sequence[StateGoal], *, ordered: bool
+    ) -> None:
         self._world, self._ordered = world, ordered
         held = [goal for goal in goals if isinstance(goal, StateGoal) and goal.holds(world)]
         self.goals = tuple(goal for goal in goals if goal not in held)

@@ -149,7 +149,9 @@ def _call(line: str) -> Call:
             raise
         return Call(typed[1], typed[2])
     if isinstance(found, Objects):
-        raise _WrongTask(f"call: {line!r}: of `aws s3` the calls count that it makes, such as s3api list-buckets")
+        raise _WrongTask(
+            f"call: {line!r}: of `aws s3` the calls count that it makes, such as s3api list-buckets"
+        )
     return found
 
 

@@ -17,6 +17,7 @@ import moto
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.response import StreamingBody
+from jmespath.exceptions import JMESPathError
 from moto.moto_api._internal import mock_random
 from moto.moto_api._internal.models import moto_api_backend
 
@@ -29,7 +30,9 @@ from ddppo.errors import EnvStateError
 log = logging.getLogger(__name__)
 
 ACCOUNT = "123456789012"  # moto's
-MOMENT = "2026-01-01T00:00:00+00:00"  # printed for every time of day: what is seen must not depend on the clock
+MOMENT = (
+    "2026-01-01T00:00:00+00:00"  # printed for every time of day: what is seen must not depend on the clock
+)
 TIMES = ("CreatedTimestamp", "LastModifiedTimestamp")  # which come as text
 QUEUES = f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/"
 PROTOCOLS = ("sqs", "email")  # of subscriptions; moto would call an http endpoint for real
@@ -81,6 +84,8 @@ class World:
                 said = printed(self._made(command, made), command.query)
         except CommandError as error:
             return Outcome(error.said, error.status, error.code, tuple(made))
+        except RecursionError:  # from the readers of JSON and JMESPath
+            return Outcome("aws: error: nested too deep", 252, calls=tuple(made))
         return Outcome(said, calls=tuple(made))
 
     def operate(self, lines: tuple[str, ...]) -> None:
@@ -104,14 +109,18 @@ class World:
     def look(self, line: str) -> tuple[Any, str]:
         """Return what a reading command finds, through its --query, and the error code ("" where it succeeded)."""
         command = parse(line)
-        assert isinstance(command, Call) and command.is_read, line
+        assert isinstance(command, Call), line
+        assert command.is_read, line
         try:
             found = plain(self._perform(command))
         except CommandError as error:
             if not error.code:
                 raise
             return None, error.code
-        return (jmespath.search(command.query, found) if command.query else found), ""
+        try:
+            return (jmespath.search(command.query, found) if command.query else found), ""
+        except JMESPathError:  # a function of what is not there (yet)
+            return None, "BadQuery"
 
     def close(self) -> None:
         """End this world. Twice does nothing more."""
@@ -132,6 +141,8 @@ class World:
 
     def _perform(self, call: Call) -> dict[str, Any]:
         params = _inside(call)
+        for name in call.model.idempotent_members:  # which botocore would fill from the system's randomness
+            params = {name: str(mock_random.uuid4())} | params
         if call.operation == "receive-message":
             params = params | {"WaitTimeSeconds": 0}  # nothing arrives while one waits
         method = call.operation.replace("-", "_")
@@ -146,7 +157,9 @@ class World:
             raise CommandError(str(error), 255) from error
         except Exception as error:  # a fault of the simulator: the typist's, as far as an episode goes
             log.debug("moto failed at %s %s", call.service, call.operation, exc_info=True)
-            raise _refused(call, "InternalFailure", f"the simulator failed: {type(error).__name__}") from error
+            raise _refused(
+                call, "InternalFailure", f"the simulator failed: {type(error).__name__}"
+            ) from error
 
 
 def _inside(call: Call) -> dict[str, Any]:
@@ -194,7 +207,7 @@ def printed(answer: dict[str, Any], query: str | None) -> str:
     if query is not None:
         try:
             found = jmespath.search(query, found)
-        except jmespath.exceptions.JMESPathError as error:
+        except JMESPathError as error:
             raise CommandError(f"Bad value for --query {query}: {error}", 255) from error
     return json.dumps(found, indent=4) if found != {} else ""
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jmespath
+from botocore.model import OperationModel
 from jmespath.exceptions import JMESPathError
 
 from ddppo.envs.tasks.cloud.cli import verbs
@@ -34,9 +35,13 @@ class Call:
         return verbs.is_read(self.service, self.operation)
 
     @property
+    def model(self) -> OperationModel:
+        return operation_model(verbs.SERVICES[self.service], self.operation)
+
+    @property
     def api_name(self) -> str:
         """`ListBuckets` of `list-buckets`."""
-        return operation_model(verbs.SERVICES[self.service], self.operation).name
+        return self.model.name
 
 
 @dataclass(frozen=True)

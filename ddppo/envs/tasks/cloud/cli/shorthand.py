@@ -46,6 +46,8 @@ class Shorthand:
         many = [first]
         while self._peek() == "," and KEY.match(self._text, self._at + 1) is None and closed_by != "]":
             self._at += 1
+            if not self._peek():
+                raise self._wrong("a value")
             many.append(self._value(closed_by))
         return first if len(many) == 1 else many
 
@@ -101,4 +103,6 @@ class Shorthand:
     def _wrong(self, expected: str) -> ShorthandError:
         received = repr(self._peek()) if self._peek() else "'EOF'"
         pointer = " " * self._at + "^"
-        return ShorthandError(f"Expected: {expected}, received: {received} for input:\n{self._text}\n{pointer}")
+        return ShorthandError(
+            f"Expected: {expected}, received: {received} for input:\n{self._text}\n{pointer}"
+        )

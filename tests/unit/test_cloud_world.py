@@ -1,0 +1,213 @@
+"""The world of a process: empty after a reset, the same by the same seed, and without a way out."""
+
+import multiprocessing
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("moto")
+pytest.importorskip("boto3")
+
+from ddppo.envs.tasks.cloud.cli import verbs
+from ddppo.envs.tasks.cloud.cli.parameters import operation_model
+from ddppo.envs.tasks.cloud.task import own_tasks
+from ddppo.envs.tasks.cloud.world import MOMENT, QUEUES, World
+from ddppo.errors import EnvStateError
+
+
+@pytest.fixture(scope="module")
+def open_world():
+    world = World()
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def world(open_world):
+    open_world.reset(seed=0)
+    return open_world
+
+
+def buckets(world):
+    return world.look("aws s3api list-buckets --query Buckets[].Name")[0]
+
+
+def test_a_reset_empties_the_world(world):
+    for name in ("aaa", "bbb"):
+        assert world.run(f"aws s3 mb s3://{name}").status == 0
+    assert buckets(world) == ["aaa", "bbb"]
+    world.reset(seed=0)
+    assert buckets(world) == []
+
+
+def test_all_that_is_printed_follows_from_the_seed(world):
+    def transcript(seed):
+        printed = []
+        for task in own_tasks().values():
+            world.reset(seed)
+            reads = [goal.read for goal in task.goals if hasattr(goal, "read")]
+            printed += [world.run(line) for line in (*task.setup, *task.solution, *reads)]
+        return printed
+
+    first = transcript(1)
+    assert transcript(1) == first
+    assert transcript(2) != first
+
+
+def test_a_process_holds_one_world(world):
+    with pytest.raises(EnvStateError, match="holds a cloud already"):
+        World()
+
+
+def _slot(release, made, world, name):
+    """A slot's process: it holds its world until all slots have made their bucket and looked."""
+    world.reset(seed=0)
+    world.run(f"aws s3 mb s3://{name}")
+    made.wait(60)
+    release.put(buckets(world))
+
+
+def test_worlds_of_forked_processes_do_not_see_each_other(world):
+    world.run("aws s3 mb s3://of-the-parent")
+    context = multiprocessing.get_context("fork")
+    made, found = context.Barrier(2), context.Queue()
+    slots = [context.Process(target=_slot, args=(found, made, world, name)) for name in ("aaa", "bbb")]
+    for slot in slots:
+        slot.start()
+    assert sorted(found.get(timeout=60) for _ in slots) == [["aaa"], ["bbb"]]
+    for slot in slots:
+        slot.join(60)
+        assert slot.exitcode == 0
+    assert buckets(world) == ["of-the-parent"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "aws sqs send-message --queue-url http://motoapi.amazonaws.com/moto-api/reset --message-body x",
+        f"aws sqs send-message --queue-url {QUEUES}../../moto-api/reset --message-body x",
+        "aws sns subscribe --topic-arn arn:aws:sns:us-east-1:123456789012:top --protocol http"
+        " --notification-endpoint http://motoapi.amazonaws.com/moto-api/reset",
+        "aws s3api get-object --bucket moto-api --key reset",
+        "aws s3api get-object --bucket ../moto-api --key reset",
+        "aws s3api get-object --bucket aaa --key ../../moto-api/reset",
+        "aws s3api copy-object --bucket aaa --key k --copy-source ../moto-api/reset",
+        "aws s3api list-buckets --endpoint-url http://motoapi.amazonaws.com",
+        "aws ssm get-parameter --name /../../moto-api/reset",
+        "aws moto-api reset",
+    ],
+)
+def test_the_simulators_own_routes_are_out_of_reach(world, line):
+    world.operate(("aws s3 mb s3://aaa", "aws sns create-topic --name top"))
+    outcome = world.run(line)
+    assert outcome.status != 0
+    assert outcome.calls == ()
+    assert buckets(world) == ["aaa"]
+
+
+def test_no_command_waits(world):
+    url = f"{QUEUES}slow"
+    world.operate(("aws sqs create-queue --queue-name slow --attributes ReceiveMessageWaitTimeSeconds=20",))
+    start = time.monotonic()
+    assert world.run(f"aws sqs receive-message --queue-url {url}").status == 0
+    assert world.run(f"aws sqs receive-message --queue-url {url} --wait-time-seconds 20").status == 0
+    assert time.monotonic() - start < 5
+
+
+def test_a_world_that_is_only_read_refuses_every_write_as_a_service_would(world):
+    world.operate(("aws s3 mb s3://aaa",))
+    world.reads_only = True
+    outcome = world.run("aws s3 rb s3://aaa")
+    assert outcome.code == "AccessDenied"
+    assert "not authorized to perform: s3:DeleteBucket" in outcome.said
+    assert world.run("aws s3 ls").status == 0
+    assert buckets(world) == ["aaa"]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("aws s3api get-bucket-tagging --bucket none", "NoSuchBucket",
+         "An error occurred (NoSuchBucket) when calling the GetBucketTagging operation: The specified bucket does not"
+         " exist"),
+        ("aws iam get-user --user-name none", "NoSuchEntity", "when calling the GetUser operation"),
+        ("aws dynamodb describe-table --table-name none", "ResourceNotFoundException", "DescribeTable"),
+        ("aws s3api create-bucket --bucket a/b", "", "Invalid bucket name"),
+        ("aws dynamodb describe-table --table-name none --query Table.x", "ResourceNotFoundException", "Describe"),
+    ],
+)  # fmt: skip
+def test_a_services_refusal_is_printed_as_the_aws_cli_does(world, line, code, said):
+    outcome = world.run(line)
+    assert outcome.status != 0
+    assert outcome.code == code
+    assert said in outcome.said
+
+
+def test_times_are_one_moment_and_the_wire_is_not_shown(world):
+    world.operate(("aws s3 mb s3://aaa",))
+    said = world.run("aws s3api list-buckets").said
+    assert MOMENT in said
+    assert "ResponseMetadata" not in said
+
+
+def test_a_grader_that_looks_leaves_no_trace(world):
+    world.operate(("aws sqs create-queue --queue-name qqq", f"aws sqs send-message --queue-url {QUEUES}qqq"
+                   " --message-body hello"))  # fmt: skip
+    read = f"aws sqs get-queue-attributes --queue-url {QUEUES}qqq --attribute-names All"
+    assert world.look(read) == world.look(read)
+    assert world.look("aws s3api head-bucket --bucket none") == (None, "404")
+
+
+def test_every_verb_is_an_operation_of_botocore_and_none_is_of_two_kinds():
+    for service in verbs.SERVICES:
+        for operation in verbs.operations(service):
+            assert operation_model(verbs.SERVICES[service], operation).name
+        assert not set(verbs.READS[service].split()) & set(verbs.WRITES[service].split())
+
+
+def test_whatever_is_typed_is_answered(world):
+    lines = [f"aws {service} {verb}" for service in verbs.SERVICES for verb in verbs.operations(service)]
+    odd = ["--x", "--bucket ''", "--name \x00", "--key " + "k" * 1500, "--query '[?'", "--tags {", "''", "-1"]
+    for at, line in enumerate(lines):
+        outcome = world.run(f"{line} {odd[at % len(odd)]}")
+        assert outcome.said or outcome.status == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"aws s3api list-buckets --query '{'(' * 1900}'",
+        f"aws s3api list-buckets --query '{'a.' * 900}b'",
+        f"aws s3api list-buckets --query '{'[' * 1900}'",
+        f"aws dynamodb put-item --table-name ttt --item '{'[' * 1900}'",
+        f"""aws dynamodb put-item --table-name ttt --item '{'{"a":' * 350}1{"}" * 350}'""",
+        f"aws sqs create-queue --queue-name q --attributes a={'{a=' * 500}",
+        f"aws sqs receive-message --queue-url q --max-number-of-messages {'9' * 1900}",
+        "aws s3api list-buckets --query 'sort_by(Buckets, &Name) | sum(@)'",
+    ],
+)
+def test_depth_and_size_break_nothing(world, line):
+    assert world.run(line).said
+
+
+def test_garbled_commands_are_answered_and_leave_a_world_that_works(world):
+    random = np.random.default_rng(0)
+    lines = [line for task in own_tasks().values() for line in (*task.setup, *task.solution)]
+    pieces = [*"'\"{}[]=,- \\", "--", "s3://", "file://", "\x00", "é", "null", "aws "]
+    for _ in range(600):
+        line = str(random.choice(lines))
+        for _ in range(int(random.integers(1, 5))):
+            at, piece = int(random.integers(len(line))), str(random.choice(pieces))
+            line = line[:at] + piece + line[at + int(random.integers(4)) :]
+        world.run(line)
+    world.reset(seed=0)
+    assert world.run("aws s3 mb s3://aaa").status == 0
+    assert buckets(world) == ["aaa"]
+
+
+def test_warming_leaves_no_world_open():
+    code = "from ddppo.envs.tasks.cloud import World, warm; warm(); World().close()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
