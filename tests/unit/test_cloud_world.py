@@ -108,6 +108,42 @@ def test_the_simulators_own_routes_are_out_of_reach(world, line):
     assert buckets(world) == ["aaa"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "aws s3api list-objects-v2 --bucket arn:aws:s3:us-west-2:123456789012:accesspoint/foo",
+        "aws s3api list-objects-v2 --bucket arn:aws:s3-object-lambda:us-east-1:123456789012:accesspoint/foo",
+        "aws s3api list-objects-v2 --bucket arn:aws:s3-outposts:us-east-1:123456789012:outpost/op-1/accesspoint/f",
+        "aws s3api list-objects-v2 --bucket arn:aws:s3::123456789012:accesspoint:foo.mrap",
+        "aws s3api list-objects-v2 --bucket foo--use1-az5--x-s3",
+        "aws dynamodb describe-table --table-name arn:aws:dynamodb:us-west-2:999999999999:table/ttt",
+        "aws sns publish --phone-number +15550100 --message hello",
+        "aws sqs get-queue-attributes --queue-url https://sqs.eu-west-1.amazonaws.com/123456789012/q",
+        "aws secretsmanager get-secret-value --secret-id arn:aws:secretsmanager:eu-west-1:123456789012:secret:a-b",
+    ],
+)
+def test_nothing_is_sent_over_the_network(world, line, monkeypatch):
+    sent = []
+
+    def send(session, request):
+        sent.append(request.url)
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", send)
+    monkeypatch.setattr("requests.Session.send", send)
+    world.run(line)
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    "line", ["aws s3 ls", "aws dynamodb list-tables", "aws iam list-users", "aws sqs list-queues"]
+)
+def test_what_the_simulator_leaves_unanswered_is_an_error_and_not_sent(world, line, monkeypatch):
+    monkeypatch.setattr("moto.core.models.botocore_stubber.enabled", False)
+    monkeypatch.setattr("botocore.httpsession.URLLib3Session.send", lambda *_: pytest.fail("sent"))
+    assert "(501)" in world.run(line).said
+
+
 def test_no_command_waits(world):
     url = f"{QUEUES}slow"
     world.operate(("aws sqs create-queue --queue-name slow --attributes ReceiveMessageWaitTimeSeconds=20",))
@@ -208,6 +244,27 @@ def test_garbled_commands_are_answered_and_leave_a_world_that_works(world):
     assert buckets(world) == ["aaa"]
 
 
-def test_warming_leaves_no_world_open():
-    code = "from ddppo.envs.tasks.cloud import World, warm; warm(); World().close()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+FORKS = """
+import os
+from ddppo.envs.tasks.cloud import CloudEnv, World, warm
+
+warm()
+for _ in range(2):
+    child = os.fork()
+    if child == 0:
+        env = CloudEnv(["s3_make_bucket"])
+        env.reset(seed=0)
+        assert env._world.run("aws s3 ls").said.endswith(" old-photos")
+        try:
+            World.take()
+        except Exception as error:
+            os._exit(0 if "holds a cloud already" in str(error) else 3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+World.take().close()
+World().close()
+"""
+
+
+def test_each_fork_of_a_warm_parent_takes_the_world_once():
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=60)

@@ -38,7 +38,7 @@ class CloudEnv(gym.Env):
         self.observation_space = Text(MOST_PRINTED, min_length=0, charset=CHARSET)
         self.action_space = Text(MOST_TYPED, min_length=0, charset=CHARSET)
         self._chaos = chaos
-        self._world = World()
+        self._world = World.take()
         self._is_over = True
         self._task: Task | None = None
         self._progress = self._best = self._score = 0.0

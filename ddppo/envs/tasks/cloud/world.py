@@ -14,10 +14,12 @@ from typing import Any, ClassVar
 import boto3
 import jmespath
 import moto
+from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.response import StreamingBody
 from jmespath.exceptions import JMESPathError
+from moto.core.botocore_stubber import MockRawResponse
 from moto.moto_api._internal import mock_random
 from moto.moto_api._internal.models import moto_api_backend
 
@@ -52,6 +54,7 @@ class World:
     """One simulated account in one region. Close it before another is made in the same process."""
 
     _open: ClassVar["World | None"] = None
+    _warm: ClassVar["World | None"] = None  # open, and nobody's until it is taken
 
     def __init__(self) -> None:
         if World._open is not None:
@@ -66,6 +69,16 @@ class World:
             name: boto3.client(service, region_name=REGION, config=config, **keys)
             for name, service in SERVICES.items()
         }
+        for client in self._clients.values():
+            client.meta.events.register_last("before-send", _no_network)
+
+    @classmethod
+    def take(cls) -> "World":
+        """Return this process's warm world, a parent's before the fork maybe, or a new one. Nobody else has it."""
+        if cls._warm is None:
+            return cls()
+        world, cls._warm = cls._warm, None
+        return world
 
     def reset(self, seed: int) -> None:
         """Empty the world. The identifiers that follow are those of `seed`."""
@@ -162,6 +175,11 @@ class World:
             ) from error
 
 
+def _no_network(request: Any, **_: Any) -> AWSResponse:
+    """Answer what moto, asked before and heard first, leaves unanswered: botocore would send it for real."""
+    return AWSResponse(request.url, 501, {}, MockRawResponse(b""))
+
+
 def _inside(call: Call) -> dict[str, Any]:
     """Return a call's parameters. Raises CommandError where one leads out of this world."""
     url = call.params.get("QueueUrl")
@@ -213,18 +231,18 @@ def printed(answer: dict[str, Any], query: str | None) -> str:
 
 
 def warm() -> None:
-    """Load in a parent what a world needs, so that its forks have it: a world made, used and closed."""
+    """Make a world with all that it loads when first used, for forks of this process to take."""
+    if World._warm is not None:
+        return
     world = World()
-    try:
-        for line in (
-            "aws s3api list-buckets",
-            "aws dynamodb list-tables",
-            "aws sqs list-queues",
-            "aws sns list-topics",
-            "aws iam list-users",
-            "aws ssm describe-parameters",
-            "aws secretsmanager list-secrets",
-        ):
-            world.run(line)
-    finally:
-        world.close()
+    for line in (
+        "aws s3api list-buckets",
+        "aws dynamodb list-tables",
+        "aws sqs list-queues",
+        "aws sns list-topics",
+        "aws iam list-users",
+        "aws ssm describe-parameters",
+        "aws secretsmanager list-secrets",
+    ):
+        world.run(line)
+    World._warm = world
