@@ -179,3 +179,32 @@ def test_drift_is_drawn_by_the_seed_alone(env):
         return env._grader.goals
 
     assert goals(5) == goals(5)
+
+
+RIGHT = (
+    '\'{"RedrivePolicy":"{\\"deadLetterTargetArn\\":\\"arn:aws:sqs:us-east-1:123456789012:failed\\",%s}"}\''
+)
+NEAR_MISSES = {
+    "sqs_dead_letters": [RIGHT % '\\"maxReceiveCount\\":5', RIGHT % '\\"maxReceiveCount\\":\\"4\\"'],
+    "sqs_create_queue": ["VisibilityTimeout=600", "VisibilityTimeout=6"],
+    "s3_put_object": ["hello!", "Hello"],
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_what_is_nearly_right_is_not_enough(env, name):
+    solution = TASKS[name].solution
+    for wrong in NEAR_MISSES[name]:
+        env.reset(seed=0, options={"task": name})
+        option = {"s3_put_object": "--body "}.get(name, "--attributes ")
+        last = solution[-1].partition(option)[0] + option + wrong
+        _, terminated, info = play(env, (*solution[:-1], last))
+        assert not terminated
+        assert info["progress"] < 1.0
+
+
+def test_a_number_within_json_may_be_a_text(env):
+    env.reset(seed=0, options={"task": "sqs_dead_letters"})
+    solution = TASKS["sqs_dead_letters"].solution
+    last = solution[-1].partition("--attributes ")[0] + "--attributes " + RIGHT % '\\"maxReceiveCount\\":3'
+    assert play(env, (solution[0], last))[1]

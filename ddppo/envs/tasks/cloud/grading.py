@@ -1,5 +1,6 @@
 """Whether a task is done: read off the world's state and off the calls that the world made, never off what was said."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,8 @@ MISSING = object()
 class StateGoal:
     """A reading command, whose answer (through its --query) is to be `equals`, to contain `contains`, or an error.
 
-    Lists are compared without regard to order.
+    Lists are compared without regard to order. Where `equals` is a mapping and the answer a text, the text is read as
+    JSON, of which services accept 3 for "3".
     """
 
     read: str
@@ -28,6 +30,8 @@ class StateGoal:
             return self.error == code
         if self.contains is not MISSING:
             return isinstance(found, list | str | dict) and self.contains in found
+        if isinstance(self.equals, dict) and isinstance(found, str):
+            return _of_json(found) == {key: str(value) for key, value in self.equals.items()}
         return _sorted(found) == _sorted(self.equals)
 
 
@@ -88,6 +92,14 @@ class Grader:
 
     def _call_goals(self, until: int) -> list[int]:
         return [at for at in range(until) if isinstance(self.goals[at], CallGoal)]
+
+
+def _of_json(text: str) -> dict[str, str] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else None
 
 
 def _sorted(value: Any) -> Any:
