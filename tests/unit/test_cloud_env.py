@@ -146,6 +146,17 @@ def test_a_stored_episode_goes_on_as_it_would_have(env):
     assert env.reset()[1]["task"] == drawn
 
 
+def test_chaos_of_the_given_chance_strikes_and_is_stored(env):
+    task = env.unwrapped.tasks["secretsmanager_restore"]
+    for chance in (0.0, 1.0):
+        env.reset(seed=2, options={"task": task.name, "chaos": chance})
+        env.step(task.solution[0])
+        struck = [env.step("aws secretsmanager list-secrets")[4]["chaos_struck"] for _ in range(4)]
+        env.unwrapped.restore(env.unwrapped.state())
+        assert struck[-1] is (chance == 1.0)
+        assert env.step("aws sqs list-queues")[4]["chaos_struck"] is struck[-1]
+
+
 def test_tasks_are_chosen_by_name_tier_and_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(

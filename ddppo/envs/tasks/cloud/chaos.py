@@ -7,12 +7,16 @@ import numpy as np
 
 Commands = tuple[str, ...]
 
-CHANCE = {"warm-up": 0.0, "beginner": 0.0, "intermediate": 0.1, "advanced": 0.2, "expert": 0.3}
+CHANCE = {  # where no curriculum says
+    "warm-up": 0.0,
+    "beginner": 0.0,
+    "intermediate": 0.1,
+    "advanced": 0.2,
+    "expert": 0.3,
+}
 TIERS = tuple(CHANCE)
-FIRST, LAST = (
-    1,
-    3,
-)  # after how many steps chaos may strike: once something is there to break, before most are done
+# After how many steps chaos may strike: once something is there to break, before most is done.
+FIRST, LAST = 1, 3
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Strike:
     commands: Commands
 
 
-def drawn(tier: str, faults: Sequence[Commands], random: np.random.Generator) -> Strike | None:
-    """Draw an episode's chaos: with the tier's chance one of the task's faults, at one of its first steps."""
-    if not faults or random.random() >= CHANCE[tier]:
+def drawn(chance: float, faults: Sequence[Commands], random: np.random.Generator) -> Strike | None:
+    """Draw an episode's chaos: with that chance one of the task's faults, at one of its first steps."""
+    if not faults or random.random() >= chance:
         return None
     which = int(random.integers(len(faults)))
     return Strike(int(random.integers(FIRST, LAST + 1)), faults[which])

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Text
 
 from ddppo.envs.tasks.cloud import rewards
-from ddppo.envs.tasks.cloud.chaos import drawn, drifted
+from ddppo.envs.tasks.cloud.chaos import CHANCE, drawn, drifted
 from ddppo.envs.tasks.cloud.grading import Grader
 from ddppo.envs.tasks.cloud.task import Task, load, own_tasks
 from ddppo.envs.tasks.cloud.world import World
@@ -27,7 +27,8 @@ class CloudEnv(gym.Env):
 
     The reward is the gain of score (ddppo.envs.tasks.cloud.rewards), so an episode's rewards sum to its last score.
     terminated: the task is done. truncated: its steps are spent. `reset(seed=..., options={"task": name})` begins that
-    task with all that a seed decides (drift, chaos, identifiers); without options a task is drawn.
+    task with all that a seed decides (drift, chaos, identifiers); without options a task is drawn. `chaos` among the
+    options is the chance that faults strike, else it is the tier's, or 0 for an environment made with `chaos=False`.
     One environment a process, as the simulator holds one world a process.
     """
 
@@ -55,7 +56,9 @@ class CloudEnv(gym.Env):
             raise ConfigError(
                 f"options task={name!r} is none of this environment's{near(str(name), list(self.tasks))}"
             )
-        return self._begin(self.tasks[name], int(self.np_random.integers(2**31)))
+        task = self.tasks[name]
+        chance = (options or {}).get("chaos", CHANCE[task.tier] if self._chaos else 0.0)
+        return self._begin(task, int(self.np_random.integers(2**31)), chance)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._is_over or self._task is None:
@@ -94,7 +97,8 @@ class CloudEnv(gym.Env):
         if self._task is None:
             raise EnvStateError("a cloud environment has no state before its first reset: call reset() first")
         random = self.np_random.bit_generator.state
-        return {"task": self._task.name, "seed": self._seed, "lines": list(self._lines), "random": random}
+        begun = {"task": self._task.name, "seed": self._seed, "chance": self._chance}
+        return begun | {"lines": list(self._lines), "random": random}
 
     def restore(self, state: Mapping[str, Any]) -> str:
         """Go back to a state by typing it again; return the observation there."""
@@ -103,12 +107,12 @@ class CloudEnv(gym.Env):
                 f"the state is of task {state['task']!r}, which this environment does not have"
             )
         self.np_random.bit_generator.state = state["random"]
-        observation, _ = self._begin(self.tasks[state["task"]], state["seed"])
+        observation, _ = self._begin(self.tasks[state["task"]], state["seed"], state["chance"])
         for line in state["lines"]:
             observation = self.step(line)[0]
         return observation
 
-    def _begin(self, task: Task, seed: int) -> tuple[str, dict[str, Any]]:
+    def _begin(self, task: Task, seed: int, chance: float) -> tuple[str, dict[str, Any]]:
         random = np.random.default_rng(seed)
         self._world.reset(seed)
         self._world.operate(task.setup)
@@ -116,8 +120,8 @@ class CloudEnv(gym.Env):
         self._grader = Grader(self._world, task.goals, task.keep, ordered=task.ordered)
         self._check(task)
         self._world.reads_only = task.reads_only
-        self._task, self._seed, self._lines = task, seed, list[str]()
-        self._fault = drawn(task.tier, task.chaos, random) if self._chaos else None
+        self._task, self._seed, self._chance, self._lines = task, seed, chance, list[str]()
+        self._fault = drawn(chance, task.chaos, random)
         self._struck = self._has_retried = self._is_over = False
         self._score, self._num_hints = 0.0, 0
         self._progress = self._best = self._grader.progress()
