@@ -6,7 +6,8 @@ import pytest
 pytest.importorskip("moto")
 pytest.importorskip("boto3")
 
-from ddppo.envs.tasks.cloud.env import MOST_PRINTED, MOST_TYPED, _chosen
+from ddppo.envs.tasks.cloud.env import MOST_PRINTED, MOST_TYPED
+from ddppo.envs.tasks.cloud.task import chosen_tasks
 from ddppo.errors import ConfigError, EnvStateError
 
 
@@ -32,6 +33,12 @@ def test_observations_and_actions_are_texts_of_their_spaces(env):
         assert env.observation_space.contains(observation)
         assert reward == 0.0
         assert not terminated
+
+
+def test_it_says_which_tier_a_task_is_of_and_that_it_needs_a_process(env):
+    assert env.unwrapped.task_tiers["s3_make_bucket"] == "beginner"
+    assert set(env.unwrapped.task_tiers) == set(env.unwrapped.tasks)
+    assert env.unwrapped.one_a_process
 
 
 def test_a_long_answer_is_cut_and_says_so(env):
@@ -164,12 +171,12 @@ def test_tasks_are_chosen_by_name_tier_and_file(tmp_path):
         "goals: [{read: aws s3api head-bucket --bucket aaa, equals: {}}]\n"
         "hints: [a, b, c]\nsolution: [aws s3 mb s3://aaa]\n"
     )
-    assert set(_chosen(["sns_to_sqs", str(path)])) == {"sns_to_sqs", "mine"}
-    assert {task.tier for task in _chosen(["expert"]).values()} == {"expert"}
+    assert set(chosen_tasks(["sns_to_sqs", str(path)])) == {"sns_to_sqs", "mine"}
+    assert {task.tier for task in chosen_tasks(["expert"]).values()} == {"expert"}
     with pytest.raises(ConfigError, match="did you mean sns_to_sqs"):
-        _chosen(["sns_to_sq"])
+        chosen_tasks(["sns_to_sq"])
     with pytest.raises(ConfigError, match="nothing to play"):
-        _chosen([])
+        chosen_tasks([])
 
 
 def test_a_task_that_is_not_there_and_a_state_of_another_are_refused(env):

@@ -2,7 +2,6 @@
 
 import string
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +11,7 @@ from gymnasium.spaces import Text
 from ddppo.envs.tasks.cloud import rewards
 from ddppo.envs.tasks.cloud.chaos import CHANCE, drawn, drifted
 from ddppo.envs.tasks.cloud.grading import Grader
-from ddppo.envs.tasks.cloud.task import Task, load, own_tasks
+from ddppo.envs.tasks.cloud.task import Task, chosen_tasks
 from ddppo.envs.tasks.cloud.world import World
 from ddppo.errors import ConfigError, EnvStateError, near
 
@@ -33,9 +32,10 @@ class CloudEnv(gym.Env):
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
+    one_a_process = True
 
     def __init__(self, tasks: Sequence[str] | None = None, *, chaos: bool = True) -> None:
-        self.tasks = _chosen(tasks)
+        self.tasks = chosen_tasks(tasks)
         self.observation_space = Text(MOST_PRINTED, min_length=0, charset=CHARSET)
         self.action_space = Text(MOST_TYPED, min_length=0, charset=CHARSET)
         self._chaos = chaos
@@ -44,6 +44,11 @@ class CloudEnv(gym.Env):
         self._task: Task | None = None
         self._progress = self._best = self._score = 0.0
         self._num_kept = self._num_hints = 0
+
+    @property
+    def task_tiers(self) -> dict[str, str]:
+        """Return the tier of each task, for a curriculum."""
+        return {name: task.tier for name, task in self.tasks.items()}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -188,25 +193,3 @@ class CloudEnv(gym.Env):
             "num_hints": self._num_hints,
             "chaos_struck": self._struck,
         }
-
-
-def _chosen(given: Sequence[str] | None) -> dict[str, Task]:
-    """Return the tasks of names, tiers and paths of YAML files; all that come with ddppo for None."""
-    own = own_tasks()
-    if given is None:
-        return own
-    found: dict[str, Task] = {}
-    for word in given:
-        of_tier = {name: task for name, task in own.items() if task.tier == word}
-        if word.endswith((".yaml", ".yml")):
-            task = load(Path(word))
-            found[task.name] = task
-        elif word in own or of_tier:
-            found |= of_tier or {word: own[word]}
-        else:
-            raise ConfigError(
-                f"tasks: {word!r} is no task, tier or .yaml file{near(word, list(own))}: tasks are {', '.join(own)}"
-            )
-    if not found:
-        raise ConfigError("tasks=[] leaves nothing to play: name tasks, tiers or files, or leave it out")
-    return found

@@ -1,6 +1,6 @@
 """A task is one YAML file (docs/cloud_tasks.md); what is wrong with it is said before it is played."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,28 @@ def own_tasks() -> dict[str, Task]:
     """Return the tasks that come with ddppo, by name, easiest tier first."""
     found = [load(path) for path in sorted(OWN.glob("*.yaml"))]
     return {task.name: task for task in sorted(found, key=lambda task: (TIERS.index(task.tier), task.name))}
+
+
+def chosen_tasks(given: Sequence[str] | None) -> dict[str, Task]:
+    """Return the tasks of names, tiers and paths of YAML files; all that come with ddppo for None."""
+    own = own_tasks()
+    if given is None:
+        return own
+    found: dict[str, Task] = {}
+    for word in given:
+        of_tier = {name: task for name, task in own.items() if task.tier == word}
+        if word.endswith((".yaml", ".yml")):
+            task = load(Path(word))
+            found[task.name] = task
+        elif word in own or of_tier:
+            found |= of_tier or {word: own[word]}
+        else:
+            raise ConfigError(
+                f"tasks: {word!r} is no task, tier or .yaml file{near(word, list(own))}: tasks are {', '.join(own)}"
+            )
+    if not found:
+        raise ConfigError("tasks=[] leaves nothing to play: name tasks, tiers or files, or leave it out")
+    return found
 
 
 def load(path: Path) -> Task:
