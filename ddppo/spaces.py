@@ -14,7 +14,8 @@ from typing import Any
 class ActionSpec:
     """What an action is. `sizes` holds the number of choices per component, bits or dimensions:
 
-    discrete: (n,); multi_discrete: (n_1, ..., n_k); multi_binary: (num_bits,); box: (num_dims,), flattened.
+    discrete: (n,); multi_discrete: (n_1, ..., n_k); multi_binary: (num_bits,); box: (num_dims,), flattened;
+    text: (max_length,), characters.
     """
 
     kind: str
@@ -32,6 +33,8 @@ class ActionSpec:
 class ArraySpec:
     """One array of an observation. dtype is uint8 (pixels, 0 to 255), float32 or float64, as environments hand it over.
 
+    Or it is text, a string of shape[0] characters at most, which is in no array (ddppo.envs.turns).
+
     Pixels stay uint8 until the model; all else reaches it in the type that it computes in. high: the largest number in
     an array of whole ones, where its space says so; None for pixels and others.
     """
@@ -46,7 +49,7 @@ class ArraySpec:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype != "uint8"
+        return self.dtype not in ("uint8", "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +59,22 @@ class EnvSpec:
     obs: one array, or where the task observes a Dict or Tuple, its arrays by their paths, e.g. "image", "cards.0".
     mask_size is the length of an action mask (sum of choices over components), or None where the task has none.
     journal: the import path of who keeps a record of what its environments publish, None where they publish nothing.
+    tokens: the import path of the tokenizer of a task of text, None where it has none of its own.
+    tasks: the tier of each task that options={"task": name} of a reset may name; None where there are none.
+    one_a_process: whether a process can hold one environment only.
     """
 
     obs: ArraySpec | dict[str, ArraySpec]
     action: ActionSpec
     mask_size: int | None = None
     journal: str | None = None
+    tokens: str | None = None
+    tasks: dict[str, str] | None = None
+    one_a_process: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        return self.action.kind == "text"
 
     @property
     def obs_size(self) -> int:

@@ -18,6 +18,10 @@ _OF_MODELS = {
     "mlp": _OF_LAYERS,
     "cnn": (*_OF_LAYERS, "conv_layers", "image_layout", "precision"),
     "gnn": ("graph_conv", "graph_layers", "graph_width", "graph_prior", "temperature"),
+    "token_policy": (
+        *("token_width", "token_layers", "token_heads"),
+        *("turn_tokens", "obs_tokens", "sampling_temperature", "top_p"),
+    ),
 }
 _NEAR = 16  # other world sizes that a message may name
 
@@ -312,6 +316,16 @@ def _check_model(config: Config) -> None:
         raise ConfigError(
             f"model.graph_width={model.graph_width} with model.graph_conv=attention: its 4 heads share the units "
             f"alike: use a multiple of 4, such as {-(-model.graph_width // 4) * 4}"
+        )
+    if model.token_width % (2 * model.token_heads):
+        raise ConfigError(
+            f"model.token_width={model.token_width} with model.token_heads={model.token_heads}: each head needs the "
+            f"same even number of units: use a multiple of {2 * model.token_heads}"
+        )
+    if model.name == "token_policy" and config.ppo.normalize_obs:
+        raise ConfigError(
+            "ppo.normalize_obs=true with model.name=token_policy: tokens are names, not numbers: use "
+            "ppo.normalize_obs=false"
         )
     if model.name == "gnn" and config.ppo.normalize_obs:
         raise ConfigError(

@@ -35,6 +35,11 @@ class EnvConfig:
         meaning="keyword arguments of the environment; those that its preset names may be set as env.<keyword>",
         factory=dict,
     )
+    max_turns: int | None = setting(
+        None,
+        "of a task of text: turns of an episode before it is truncated; null leaves it to the task",
+        low=1,
+    )
     slow_ranks: dict[int, float] = setting(
         meaning="injected slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
     )
@@ -95,6 +100,25 @@ class ModelConfig:
         "of gnn: a gate is drawn by its value over this; null follows the number of gates N, 1 / ln(9 (N - 1)), so "
         "that one worth 1 more than all others is drawn 9 times in 10",
         above=0,
+    )
+    token_width: int = setting(64, "of token_policy: units of each token in each layer", low=8)
+    token_layers: int = setting(2, "of token_policy: layers of attention and of units", low=1, high=64)
+    token_heads: int = setting(
+        4, "of token_policy: heads of attention, of token_width / token_heads units", low=1
+    )
+    turn_tokens: int = setting(64, "tokens that a policy of text types in a turn at most", low=1)
+    obs_tokens: int = setting(
+        256, "tokens that a policy of text is given of the prompt, and of each answer, at most", low=1
+    )
+    sampling_temperature: float = setting(
+        1.0, "logits of tokens are divided by this, in acting and in learning", above=0
+    )
+    top_p: float = setting(
+        1.0,
+        "a token is drawn from the likeliest whose probabilities reach this sum, and learned from as one of them; 1 is "
+        "all",
+        above=0,
+        high=1,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.errors import ConfigError
@@ -28,9 +28,11 @@ def action_spec(space: gym.Space) -> ActionSpec:
             return ActionSpec("multi_binary", (int(np.prod(space.shape)),))
         case Box() if np.prod(space.shape) > 0:
             return ActionSpec("box", (int(np.prod(space.shape)),))
+        case Text():
+            return ActionSpec("text", (space.max_length,))
     raise ConfigError(
         f"action space {space} is not supported: use Discrete, MultiDiscrete with a one-dimensional nvec, "
-        "MultiBinary or Box, or wrap the task so that it has one of them"
+        "MultiBinary, Box or Text, or wrap the task so that it has one of them"
     )
 
 
@@ -69,6 +71,8 @@ def obs_spec(space: gym.Space) -> ArraySpec | dict[str, ArraySpec]:
 
     Raises ConfigError if it is not supported.
     """
+    if isinstance(space, Text):
+        return ArraySpec((space.max_length,), "text")
     parts = space_leaves(without_mask(space))
     if parts[0][0] == ():
         return _array_spec(parts[0][1])

@@ -78,6 +78,8 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
         return env
     if env.is_ale:
         return dataclasses.replace(env, backend="native")
+    if spec.is_text:
+        return dataclasses.replace(env, backend="sync")
     if why_not_batched(env) is None:
         return dataclasses.replace(env, backend="batched")
     if num_envs > 1:

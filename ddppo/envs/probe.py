@@ -4,13 +4,13 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import load_env_creator, parse_env_id
-from gymnasium.spaces import Dict
+from gymnasium.spaces import Dict, Text
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.config import EnvConfig, near
@@ -36,6 +36,7 @@ from ddppo.tracebacks import in_one_line
 
 T = TypeVar("T")
 
+_OF_TEXT = ("auto", "sync", "remote")
 _OURS = {
     "max_episode_steps": "set env.max_episode_steps",
     "num_envs": "set env.num_envs",
@@ -65,9 +66,15 @@ def probe(env: EnvConfig) -> EnvSpec:
             envs.close()
     task = _explained(env, lambda: make_task(env))
     try:
-        return _explained(env, lambda: _learn_spec(task))
+        spec = _explained(env, lambda: _learn_spec(task))
     finally:
         task.close()
+    if spec.is_text and env.backend not in _OF_TEXT:
+        raise ConfigError(
+            f"env.backend={env.backend}: {env.id} observes and does text, which goes through no array: use env.backend="
+            f"{' or '.join(_OF_TEXT)}"
+        )
+    return spec
 
 
 def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
@@ -83,6 +90,8 @@ def _learn_spec(task: gym.Env) -> EnvSpec:
     """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them."""
     action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
+    if isinstance(space, Text) or spec.is_text:
+        return _learn_text_spec(task, spec)
     obs, info = _pair(task.reset(seed=0))
     task.action_space.seed(0)
     mask = obs.get(MASK) if isinstance(obs, dict) else None
@@ -96,7 +105,47 @@ def _learn_spec(task: gym.Env) -> EnvSpec:
     if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
         spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(info[MASK]).size, action))
     _check_row(space, spec, obs, info, as_number(reward), step=1)
-    return dataclasses.replace(spec, journal=journal_of(task))
+    return dataclasses.replace(spec, journal=journal_of(task), **_of_tasks(task))
+
+
+def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:
+    """See that a task of text observes and does nothing else, by its first reset and a step; and who speaks for it."""
+    if not (spec.is_text and isinstance(task.observation_space, Text)):
+        one, other = ("action", "observations") if spec.is_text else ("observation", "actions")
+        space = task.action_space if spec.is_text else task.observation_space
+        raise ConfigError(
+            f"{one} space {space} is not supported with {other} of another kind: make both Text, or use Discrete, "
+            "MultiDiscrete, MultiBinary or Box"
+        )
+    task.action_space.seed(0)
+    obs, _ = _pair(task.reset(seed=0))
+    check_text(obs)
+    obs, reward, *_ = task.step(task.action_space.sample())
+    check_text(obs)
+    as_number(reward)
+    tokens = getattr(task.unwrapped, "tokens", None)
+    if not (tokens is None or isinstance(tokens, str)):
+        raise ConfigError(
+            f"its attribute tokens is a {type(tokens).__name__}: it must be the import path of a tokenizer, a str"
+        )
+    return dataclasses.replace(spec, tokens=tokens, **_of_tasks(task))
+
+
+def check_text(obs: Any) -> None:
+    """Raise WrongOutput unless an observation of a task of text is one."""
+    if not isinstance(obs, str):
+        raise WrongOutput(f"an observation of type {type(obs).__name__}", "its space says Text, a str")
+
+
+def _of_tasks(task: gym.Env) -> dict[str, Any]:
+    """Return what a task says of the tasks that it knows, and of processes."""
+    tiers = getattr(task.unwrapped, "task_tiers", None)
+    if tiers is not None:
+        is_plain = isinstance(tiers, Mapping) and all(isinstance(x, str) for x in (*tiers, *tiers.values()))
+        if not is_plain or not tiers:
+            raise ConfigError("its attribute task_tiers must be a mapping of names of tasks to their tiers")
+        tiers = dict(tiers)
+    return {"tasks": tiers, "one_a_process": bool(getattr(task.unwrapped, "one_a_process", False))}
 
 
 def _pair(answer: Any) -> tuple[Any, dict[str, Any]]:

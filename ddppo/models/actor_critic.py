@@ -38,6 +38,9 @@ class ActorCritic(nn.Module, abc.ABC):
     # The value of a transition is that of what was acted on, which `at` gives; `forward` and `value` give what a state
     # is worth to whoever comes to it.
     values_are_of_actions = False
+    # obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
+    # `at(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, is of the token that follows l.
+    takes_sequences = False
     stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
 
     @abc.abstractmethod

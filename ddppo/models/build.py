@@ -23,6 +23,12 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
     Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
     """
     kind = model_class(config)
+    if spec.is_text != kind.takes_sequences:
+        raise ConfigError(
+            f"model.name={config.name} with a task of text, for which it has no tokens: use model=token_policy"
+            if spec.is_text
+            else f"model.name={config.name} with a task that is no text, the only thing it takes: use model=mlp"
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(
         1

@@ -20,7 +20,7 @@ from ddppo.run import checkpoint
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.run.parts import program_of
-from ddppo.spaces import leaves
+from ddppo.spaces import EnvSpec, leaves
 from ddppo.topologies import find, imported
 
 # What a resumed run may change; everything else would make it a different run.
@@ -51,6 +51,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     spec = probe(config.env)
     if config.env.backend == "native":
         probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
+    _check_text(config, spec)
     if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
         raise ConfigError(
             f"ppo.normalize_obs=true: {config.env.id} observes nothing but pixels, which are not normalised, for "
@@ -85,6 +86,28 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         imported(topology.check)(config, spec, known)
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
     return "\nwarning: ".join(filter(None, (of_model, of_machine))) or None
+
+
+def _check_text(config: Config, spec: EnvSpec) -> None:
+    """Check what only a task of text has, and what it cannot have."""
+    env, ppo, model = config.env, config.ppo, config.model
+    if not spec.is_text:
+        if env.max_turns is not None:
+            raise ConfigError(
+                f"env.max_turns={env.max_turns} has no effect with {env.id}, whose actions are no text: use "
+                "env.max_episode_steps, or leave it out"
+            )
+        return
+    if config.dist.topology != "ddp":
+        raise ConfigError(
+            f"{env.id} with distributed={config.dist.topology}: only distributed=ddp carries episodes of text: use it"
+        )
+    if model.obs_tokens >= ppo.rollout_steps:
+        raise ConfigError(
+            f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
+            "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
+            f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
+        )
 
 
 def _overlaps_from(config: Config, local_world_size: int | None) -> int | None:

@@ -32,9 +32,10 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "ground": set(),
     "circuits": set(),
     "curriculum": set(),
-    "envs": {"circuits"},  # its task alone
-    "models": set(),
-    "ppo": {"envs", "models"},
+    "text": set(),
+    "envs": {"circuits", "text"},  # its tasks alone
+    "models": {"text"},
+    "ppo": {"envs", "models", "text"},
     "distributed": {"envs", "models", "ppo"},
     "run": {"envs", "models", "ppo", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},

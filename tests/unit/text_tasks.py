@@ -1,0 +1,109 @@
+"""A task of text, small enough to be learned by chance, and a tokenizer for it; processes import both by name."""
+
+import time
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Text
+
+WORDS = ("north", "east", "south", "west")
+FAR = ("up", "down")
+TIERS = dict.fromkeys(WORDS, "warm-up") | dict.fromkeys(FAR, "beginner")
+
+
+class RepeatEnv(gym.Env):
+    """Say in every turn the word that the prompt names; the episode is over after `turns`.
+
+    reset(options={"task": word}) names it; else it is drawn. A right word is worth a half, in all turns a success. A
+    task that `fails` raises in its second step. At odd seeds each step takes `sleeps_s`.
+    """
+
+    tokens = "tests.unit.text_tasks:WordTokenizer"
+    task_tiers = TIERS
+    observation_space = Text(64, min_length=0)
+    action_space = Text(16, min_length=0)
+
+    def __init__(self, turns=2, fails=(), sleeps_s=0.0, truncates=False):
+        self.turns, self.fails, self.sleeps_s, self.truncates = turns, tuple(fails), sleeps_s, truncates
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        drawn = list(TIERS)[int(self.np_random.integers(len(TIERS)))]
+        self.task = (options or {}).get("task", drawn)
+        self.is_slow = bool(seed is not None and seed % 2)
+        self.num_steps = self.num_right = 0
+        return f"say {self.task}", self.info()
+
+    def step(self, action):
+        self.num_steps += 1
+        if self.num_steps == 2 and self.task in self.fails:
+            raise RuntimeError(f"cannot hear {action}")
+        if self.sleeps_s and self.is_slow:
+            time.sleep(self.sleeps_s)
+        is_right = action.strip() == self.task
+        self.num_right += is_right
+        is_over = self.num_steps == self.turns
+        said = "right again" if is_right else "wrong again"
+        return said, 0.5 * is_right, is_over and not self.truncates, is_over and self.truncates, self.info()
+
+    def info(self):
+        return {"task": self.task, "tier": TIERS[self.task], "is_success": self.num_right == self.turns}
+
+
+class BytesRepeatEnv(RepeatEnv):
+    """The same without a tokenizer of its own."""
+
+    tokens = None
+
+
+class WordTokenizer:
+    """A token for each word that is said in the task; a turn is a word and `end`, or `end` alone."""
+
+    words = ("<pad>", "<end>", *WORDS, *FAR, "say", "right", "wrong", "again", "?")
+    size = len(words)
+    pad, end = 0, 1
+
+    def __init__(self, turn_tokens, obs_tokens):
+        self.turn_tokens, self.obs_tokens = turn_tokens, obs_tokens
+        self.first = np.array([word == "<end>" or word in TIERS for word in self.words])
+        self.then = np.array([word == "<end>" for word in self.words])
+
+    def begin(self, prompt):
+        return WordDialogue(self, prompt)
+
+
+class WordDialogue:
+    def __init__(self, tokenizer, prompt):
+        self.tokenizer, self.typed = tokenizer, []
+        self.prompt_tokens = self.observe(prompt)
+
+    @property
+    def is_over(self):
+        typed = self.typed
+        return len(typed) == self.tokenizer.turn_tokens or (bool(typed) and typed[-1] == self.tokenizer.end)
+
+    def allowed(self):
+        return self.tokenizer.then if self.typed else self.tokenizer.first
+
+    def push(self, token):
+        assert self.allowed()[token], (self.typed, token)
+        self.typed.append(token)
+
+    def action(self):
+        words = [self.tokenizer.words[token] for token in self.typed if token != self.tokenizer.end]
+        self.typed = []
+        return " ".join(words)
+
+    def observe(self, text):
+        known = self.tokenizer.words
+        tokens = [known.index(word if word in known else "?") for word in text.split()]
+        return tokens[: self.tokenizer.obs_tokens] or [known.index("?")]
+
+
+for name, kind in (("Repeat", "RepeatEnv"), ("BytesRepeat", "BytesRepeatEnv")):
+    gym.register(
+        f"tests/{name}-v0",
+        entry_point=f"tests.unit.text_tasks:{kind}",
+        order_enforce=False,
+        disable_env_checker=True,
+    )
