@@ -12,7 +12,16 @@ import numpy as np
 
 from ddppo.native import loaded
 
-_PURPOSES = {"env": 1, "action": 2, "minibatch": 3, "eval": 4, "model": 5, "restart": 6}
+_PURPOSES = {
+    "env": 1,
+    "action": 2,
+    "minibatch": 3,
+    "eval": 4,
+    "model": 5,
+    "restart": 6,
+    "group": 7,
+    "curriculum": 8,
+}
 
 
 @cache
@@ -23,7 +32,7 @@ def _key(seed: int, purpose: str) -> np.ndarray:
 def stream(seed: int, purpose: str, a: int = 0, b: int = 0) -> np.random.Generator:
     """Return the generator of `purpose` at indices (a, b), the same on every rank.
 
-    `purpose` is one of "env", "action", "minibatch", "eval", "model", "restart"; a and b are non-negative.
+    `purpose` is a key of _PURPOSES; a and b are non-negative.
     """
     return np.random.Generator(np.random.Philox(key=_key(seed, purpose), counter=[0, 0, a, b]))
 

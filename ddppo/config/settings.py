@@ -278,6 +278,20 @@ class ScalingConfig:
 
 
 @dataclass(slots=True)
+class CurriculumConfig:
+    name: str | None = setting(
+        "auto",
+        "which tasks come next of an environment that names their tiers, if iterations play whole episodes: tiers "
+        "(those not mastered first, docs/curriculum.md), uniform (all alike), the import path of your own "
+        "(my_pkg.curricula:Mine), null (the environment chooses), auto (tiers, null where there are none)",
+    )
+    settings: dict[str, Any] = setting(
+        meaning="its keyword arguments; of tiers its rules, as {window: 20} (docs/curriculum.md lists them)",
+        factory=dict,
+    )
+
+
+@dataclass(slots=True)
 class EvalConfig:
     every_steps: int = setting(
         0, "environment steps between evaluations during training; 0 is only the last", low=0
@@ -371,6 +385,7 @@ class Config:
     ppo: PPOConfig = field(default_factory=PPOConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)

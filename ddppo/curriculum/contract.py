@@ -1,6 +1,6 @@
 """What a curriculum is, to whoever trains by one."""
 
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,27 +9,25 @@ import numpy as np
 class Curriculum(Protocol):
     """Says which task comes next, and changes its mind in `record` alone.
 
-    It is made of its tasks, the tier of each by name: `MyCurriculum({"make-a-bucket": "warm-up", ...})`. A run has one:
-    either one rank owns it, or every rank has its own, is told the same and hands `choose` the same random stream, and
-    so hears the same. Tasks are chosen between iterations, never while one is under way.
+    It is made of its tasks, the tier of each by name: `MyCurriculum({"make-a-bucket": "warm-up", ...})`, and of
+    curriculum.settings as keyword arguments. Every rank of a run has one, is told the same in the same order and hands
+    `choose` the same random stream, and so hears the same. A round is an iteration: the tasks of its groups are chosen
+    before it, one after another, and all that came of them is recorded after it.
     """
 
-    def choose(self, rng: np.random.Generator, *, besides: Collection[str] = ()) -> str:
-        """Return the task that comes next; one in `besides`, chosen for this round already, only if there is no other.
+    def choose(self, rng: np.random.Generator, *, besides: Sequence[str] = ()) -> str:
+        """Return the task of the next group. besides: those of this round's other groups, chosen already.
 
         Changes nothing but `rng`.
         """
         ...
 
-    def record(self, task: str, rate: float) -> None:
-        """Note that a round of `task` ended, of whose rollouts the share `rate` in [0, 1] achieved it.
+    def record(self, rates: Mapping[str, float]) -> None:
+        """Note that a round ended. rates: of each task tried in it the share in [0, 1] of rollouts that achieved it.
 
-        Rollouts that failed for reasons of the world's count neither way; a round in which all did is not recorded.
+        Rollouts that failed for reasons of the world's count neither way; a task of which all did is left out, and a
+        round that leaves out all is not recorded.
         """
-        ...
-
-    def chaos(self, task: str) -> float:
-        """Return the chance in [0, 1] that a rollout of `task` has faults injected."""
         ...
 
     def state(self) -> dict[str, Any]:
@@ -47,3 +45,9 @@ class Curriculum(Protocol):
     def table(self) -> str:
         """Return what is known of every task, as lines of text."""
         ...
+
+
+def least_often(tasks: Sequence[str], besides: Sequence[str]) -> list[str]:
+    """Return those of `tasks` that are least often in `besides`: others first, then all once more."""
+    counts = [besides.count(task) for task in tasks]
+    return [task for task, count in zip(tasks, counts, strict=True) if count == min(counts)]

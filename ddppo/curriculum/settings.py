@@ -6,59 +6,68 @@ from itertools import pairwise
 from ddppo.config.fields import check_fields, setting
 from ddppo.errors import ConfigError
 
+_PREFIX = "curriculum.settings."
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Tier:
-    """A level of difficulty. One is left for the next after `minimum` rounds at a rate of `advance`."""
+    """A level of difficulty. One is left for the next after `minimum` tries of its tasks at a rate of `advance`."""
 
     name: str
-    minimum: int = setting(5, "rounds in this tier before it is left", low=0)
-    advance: float = setting(0.6, "mean rate of its last rounds at which it is left", low=0.0, high=1.0)
-    chaos: float = setting(0.0, "chance that a rollout has faults injected", low=0.0, high=1.0)
+    minimum: int = setting(5, "tries in this tier before it is left", low=0)
+    advance: float = setting(0.6, "mean rate of its last tries at which it is left", low=0.0, high=1.0)
 
 
 TIERS = (
-    Tier("warm-up", minimum=5, advance=0.6, chaos=0.0),
-    Tier("beginner", minimum=5, advance=0.6, chaos=0.0),
-    Tier("intermediate", minimum=8, advance=0.65, chaos=0.1),
-    Tier("advanced", minimum=10, advance=0.7, chaos=0.2),
-    Tier("expert", minimum=0, advance=1.0, chaos=0.3),
+    Tier("warm-up", minimum=5, advance=0.6),
+    Tier("beginner", minimum=5, advance=0.6),
+    Tier("intermediate", minimum=8, advance=0.65),
+    Tier("advanced", minimum=10, advance=0.7),
+    Tier("expert", minimum=0, advance=1.0),
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TierSettings:
-    """All rules of TieredCurriculum; a round is one task, tried by a group of rollouts. Raises ConfigError."""
+    """All rules of TieredCurriculum. A round is an iteration; a try is a task in a round. Raises ConfigError."""
 
     tiers: tuple[Tier, ...] = setting(TIERS, "from easy to hard")
-    window: int = setting(10, "last rounds of a task, and of a tier, that its rate is the mean of", low=1)
+    window: int = setting(10, "last tries of a task, and of a tier, that its rate is the mean of", low=1)
     threshold: float = setting(0.7, "rate from which a task is mastered", above=0.0, high=1.0)
-    min_tries: int = setting(3, "rounds of a task before it can be mastered", low=1)
+    min_tries: int = setting(3, "tries of a task before it can be mastered", low=1)
     decay: float = setting(0.85, "factor of a task's rate per round unseen", above=0.0, high=1.0)
-    intervals: tuple[int, ...] = setting((3, 6, 12, 24, 48), "rounds until the reviews of what was mastered")
+    intervals: tuple[int, ...] = setting(
+        (3, 6, 12, 24, 48),
+        "rounds until the reviews of what was mastered; after the last each twice the one before",
+    )
     untried: float = setting(100.0, "priority of a task never tried", low=0.0)
     unsolved: float = setting(50.0, "priority of a task at rate 0, less at higher rates", low=0.0)
     due: float = setting(30.0, "priority of a task whose review is due", low=0.0)
     recent: float = setting(20.0, "priority taken off a task of the last recent_rounds", low=0.0)
     recent_rounds: int = setting(2, "see recent", low=0)
-    fast_tries: int = setting(3, "rounds in a row at fast_rate that leave a tier before its minimum", low=1)
+    fast_tries: int = setting(3, "tries in a row at fast_rate that leave a tier before its minimum", low=1)
     fast_rate: float = setting(0.9, "see fast_tries", low=0.0, high=1.0)
 
     def __post_init__(self) -> None:
-        check_fields(self, "curriculum.")
+        check_fields(self, _PREFIX)
         names = [tier.name for tier in self.tiers]
         if not names:
-            raise ConfigError("curriculum.tiers=[]: at least one is needed")
+            raise ConfigError(f"{_PREFIX}tiers=[]: at least one is needed")
         for tier in self.tiers:
-            check_fields(tier, f"curriculum.tiers.{tier.name}.")
+            check_fields(tier, f"{_PREFIX}tiers.{tier.name}.")
             if names.count(tier.name) > 1:
-                raise ConfigError(f"curriculum.tiers has two named {tier.name}: rename one")
+                raise ConfigError(f"{_PREFIX}tiers has two named {tier.name}: rename one")
         if not self.intervals or not all(a < b for a, b in pairwise((0, *self.intervals))):
             raise ConfigError(
-                f"curriculum.intervals={list(self.intervals)}: must be whole numbers above 0 that grow"
+                f"{_PREFIX}intervals={list(self.intervals)}: must be whole numbers above 0 that grow"
             )
         if self.fast_tries > self.window:
             raise ConfigError(
-                f"curriculum.fast_tries={self.fast_tries} is more than the curriculum.window={self.window} rounds that "
+                f"{_PREFIX}fast_tries={self.fast_tries} is more than the {_PREFIX}window={self.window} tries that "
                 "are remembered: use fewer, or a longer window"
             )
+
+    def interval(self, reviews: int) -> int:
+        """Return the rounds until the next review of a task that passed `reviews` of them since it was mastered."""
+        beyond = max(0, reviews - len(self.intervals) + 1)
+        return self.intervals[min(reviews, len(self.intervals) - 1)] * 2**beyond

@@ -1,25 +1,27 @@
 """A curriculum with tiers: what is not mastered comes first, what is comes back after ever longer pauses."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ddppo.curriculum.contract import least_often
 from ddppo.curriculum.settings import TierSettings
 from ddppo.errors import ConfigError, RunFolderError, near
 
 METRICS = {  # name: (unit, meaning)
-    "round": ("1", "rounds recorded"),
-    "tier": ("1", "the tier that was reached, the easiest is 0"),
-    "tier_rate": ("1", "mean rate of the last rounds in that tier; NaN before the first"),
-    "mastered": ("1", "tasks mastered now"),
-    "untried": ("1", "tasks never tried"),
-    "due": ("1", "tasks whose review is due"),
-    "lost": ("1", "times that a task was mastered no longer"),
-    "fast_tracks": ("1", "tiers left before their minimum of rounds"),
+    "round": ("rounds", "rounds recorded; of curriculum.name=uniform the only one"),
+    "tier": ("1", "the hardest tier that is open, 0 is the easiest"),
+    "tier_rate": ("fraction", "mean rate of the last tries in that tier; NaN before the first"),
+    "mastered": ("tasks", "mastered now"),
+    "untried": ("tasks", "never tried"),
+    "due": ("tasks", "whose review is due"),
+    "lost": ("1", "times that a task was mastered no longer, so far"),
+    "fast_tracks": ("tiers", "left before their minimum of tries, so far"),
 }
+RATE_OF = "rate_"  # and the name of a tier: the mean rate of its tasks, 0 of those never tried
 
 
 @dataclass(slots=True)
@@ -41,17 +43,17 @@ class _Task:
 class TieredCurriculum:
     """The highest priority of the tiers that were reached is next, at random among equals.
 
-    Rate of a task: the mean of its last `window` rounds, times `decay` for every round unseen: since the last, or where
+    What is learned of tasks is counted in tries, one for each task of a round; time is counted in rounds.
+    Rate of a task: the mean of its last `window` tries, times `decay` for every round unseen: since the last, or where
     it was mastered, since its review fell due. (From the last on, .85^3 < .7 would lose every task before its second
     review.) Mastered: a rate of `threshold` after `min_tries`, until it falls below, by failure or by time.
     Priority: untried (if it is) + unsolved * (1 - rate) + due (if it is) - recent (if seen in `recent_rounds`).
-    Reviews: `intervals` of rounds after it was mastered, after the first review passed at `threshold`, and so on; from
-    the first again once it failed below. A review that comes so late that time has taken the task is a review still.
-    Tiers: the next one opens after `minimum` rounds of tasks in the last one that is open, at a mean rate of `advance`
-    over its last `window` rounds; or after `fast_tries` rounds in a row of `fast_rate`. None ever closes.
-
-    With one review a round, hardly more tasks than the longest interval stay mastered: with 60 tasks and a policy that
-    can do them all, 51. Give more tasks longer intervals.
+    Reviews: `intervals` of rounds after it was mastered, after the first review passed at `threshold`, and so on, after
+    the last of them each twice the one before; from the first again once it failed below. A review that comes so late
+    that time has taken the task is a review still. (Were the longest to stay 48, all rounds of more than 48 tasks, one
+    a round, would be reviews, and still too few.)
+    Tiers: the next one opens after `minimum` tries of tasks in the last one that is open, at a mean rate of `advance`
+    over its last `window` tries; or after `fast_tries` tries in a row of `fast_rate`. None ever closes.
     """
 
     def __init__(self, tasks: Mapping[str, str], settings: TierSettings | None = None) -> None:
@@ -62,7 +64,8 @@ class TieredCurriculum:
         for task, tier in tasks.items():
             if tier not in names:
                 raise ConfigError(
-                    f"task {task} is of tier {tier}: must be one of {', '.join(names)}{near(tier, names)}"
+                    f"task {task} is of tier {tier}: must be one of {', '.join(names)}{near(tier, names)}; "
+                    "curriculum.settings.tiers may name others, curriculum.name=uniform needs none"
                 )
         self._tier_of = {task: names.index(tier) for task, tier in tasks.items()}
         self._open = sorted(set(self._tier_of.values()))  # those that have tasks; one after another opens
@@ -79,9 +82,9 @@ class TieredCurriculum:
         """The name of the hardest tier that is open."""
         return self.settings.tiers[self._tier].name
 
-    def choose(self, rng: np.random.Generator, *, besides: Collection[str] = ()) -> str:
+    def choose(self, rng: np.random.Generator, *, besides: Sequence[str] = ()) -> str:
         is_open = [task for task, tier in self._tier_of.items() if tier <= self._tier]
-        left = [task for task in is_open if task not in besides] or is_open
+        left = least_often(is_open, besides)
         priorities = [self.priority(task) for task in left]
         highest = max(priorities)
         first = [task for task, priority in zip(left, priorities, strict=True) if priority == highest]
@@ -112,15 +115,26 @@ class TieredCurriculum:
         known = self._tasks[task]
         return known.seen < known.due <= self._round
 
-    def chaos(self, task: str) -> float:
-        return self.settings.tiers[self._tier_of[task]].chaos
-
-    def record(self, task: str, rate: float) -> None:
-        assert 0.0 <= rate <= 1.0, f"{task}: a rate of {rate} is no share of rollouts"
-        known, settings = self._tasks[task], self.settings
-        rate = float(rate)  # of NumPy's own it would make the state no plain one
-        known.reviews += self.is_due(task) and rate >= settings.threshold
+    def record(self, rates: Mapping[str, float]) -> None:
+        for task, rate in rates.items():
+            assert 0.0 <= rate <= 1.0, f"{task}: a rate of {rate} is no share of rollouts"
+        reviews = [task for task in rates if self.is_due(task)]
         self._round += 1
+        for task, rate in rates.items():
+            self._note_task(
+                task, float(rate), is_review=task in reviews
+            )  # of NumPy's own it were no plain value
+            if self._tier_of[task] == self._tier:
+                self._note_tier(float(rate))
+        for task, known in self._tasks.items():
+            if known.mastered and self.rate(task) < self.settings.threshold:
+                known.mastered = False
+                self._lost += 1
+
+    def _note_task(self, task: str, rate: float, *, is_review: bool) -> None:
+        """Count a try of a task, and say when it is to be reviewed if it is mastered."""
+        known, settings = self._tasks[task], self.settings
+        known.reviews += is_review and rate >= settings.threshold
         known.rates = [*known.rates, rate][-settings.window :]
         known.tries += 1
         known.seen = known.due = self._round
@@ -128,20 +142,10 @@ class TieredCurriculum:
             known.reviews = 0
         elif known.tries >= settings.min_tries:
             known.mastered = True
-            known.due += settings.intervals[min(known.reviews, len(settings.intervals) - 1)]
-        self._lose()
-        if self._tier_of[task] == self._tier:
-            self._note_tier(rate)
-
-    def _lose(self) -> None:
-        """Take mastery from all tasks whose rate fell below the threshold."""
-        for task, known in self._tasks.items():
-            if known.mastered and self.rate(task) < self.settings.threshold:
-                known.mastered = False
-                self._lost += 1
+            known.due += settings.interval(known.reviews)
 
     def _note_tier(self, rate: float) -> None:
-        """Count a round of the hardest tier that is open, and open the next one if that was enough."""
+        """Count a try in the hardest tier that is open, and open the next one if that was enough."""
         settings, tier = self.settings, self.settings.tiers[self._tier]
         self._tier_tries += 1
         self._tier_rates = rates = [*self._tier_rates, rate][-settings.window :]
@@ -182,7 +186,11 @@ class TieredCurriculum:
             self._tasks[task] = _Task(**{**known, "rates": list(known["rates"])})
 
     def metrics(self) -> dict[str, float]:
-        """Return the numbers that METRICS lists."""
+        """Return the numbers that METRICS lists, and the rate of every tier."""
+        rates = {
+            tier: [self.rate(task) for task in self._tier_of if self._tier_of[task] == tier]
+            for tier in self._open
+        }
         return {
             "round": self._round,
             "tier": self._tier,
@@ -192,6 +200,7 @@ class TieredCurriculum:
             "due": sum(map(self.is_due, self._tasks)),
             "lost": self._lost,
             "fast_tracks": self._fast_tracks,
+            **{RATE_OF + self.settings.tiers[tier].name: _mean(of_tier) for tier, of_tier in rates.items()},
         }
 
     def table(self) -> str:

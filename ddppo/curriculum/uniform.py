@@ -1,10 +1,11 @@
 """No curriculum: every task is as likely as any other, always."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ddppo.curriculum.contract import least_often
 from ddppo.errors import ConfigError
 
 
@@ -17,15 +18,12 @@ class UniformCurriculum:
         self._tasks = list(tasks)
         self._round = 0
 
-    def choose(self, rng: np.random.Generator, *, besides: Collection[str] = ()) -> str:
-        left = [task for task in self._tasks if task not in besides] or self._tasks
+    def choose(self, rng: np.random.Generator, *, besides: Sequence[str] = ()) -> str:
+        left = least_often(self._tasks, besides)
         return left[int(rng.integers(len(left)))]
 
-    def record(self, task: str, rate: float) -> None:
+    def record(self, rates: Mapping[str, float]) -> None:
         self._round += 1
-
-    def chaos(self, task: str) -> float:
-        return 0.0
 
     def state(self) -> dict[str, Any]:
         return {"round": self._round}

@@ -17,7 +17,7 @@ def one_tier(tasks="ab", **settings):
 def recorded(curriculum, *rounds):
     """Record rounds "a1": task a, rate 1; "b.5": task b, rate 0.5."""
     for one in rounds:
-        curriculum.record(one[0], float(one[1:]))
+        curriculum.record({one[0]: float(one[1:])})
     return curriculum
 
 
@@ -26,15 +26,13 @@ def chosen(curriculum, *, draws=50, **options):
 
 
 def test_the_rules_are_those_of_the_five_tiers():
-    assert [(t.name, t.minimum, t.advance, t.chaos) for t in TIERS] == [
-        ("warm-up", 5, 0.6, 0.0),
-        ("beginner", 5, 0.6, 0.0),
-        ("intermediate", 8, 0.65, 0.1),
-        ("advanced", 10, 0.7, 0.2),
-        ("expert", 0, 1.0, 0.3),
+    assert [(t.name, t.minimum, t.advance) for t in TIERS] == [
+        ("warm-up", 5, 0.6),
+        ("beginner", 5, 0.6),
+        ("intermediate", 8, 0.65),
+        ("advanced", 10, 0.7),
+        ("expert", 0, 1.0),
     ]
-    curriculum = TieredCurriculum({"a": "warm-up", "c": "intermediate", "e": "expert"})
-    assert [curriculum.chaos(task) for task in "ace"] == [0.0, 0.1, 0.3]
 
 
 def test_the_rate_of_a_task_is_the_mean_of_its_last_ten_rounds():
@@ -82,7 +80,7 @@ def test_a_mastered_task_keeps_its_rate_until_its_review_is_due_and_is_lost_by_t
 def rounds_until_due(curriculum):
     rounds = 0
     while not curriculum.is_due("a"):
-        curriculum.record("b", 0.0)
+        curriculum.record({"b": 0.0})
         rounds += 1
     return rounds
 
@@ -90,16 +88,16 @@ def rounds_until_due(curriculum):
 def test_reviews_come_after_ever_longer_pauses():
     curriculum = recorded(one_tier(), *["a1"] * 3)
     pauses = []
-    for _ in range(6):
+    for _ in range(7):
         pauses.append(rounds_until_due(curriculum))
-        curriculum.record("a", 1.0)
-    assert pauses == [3, 6, 12, 24, 48, 48]
+        curriculum.record({"a": 1.0})
+    assert pauses == [3, 6, 12, 24, 48, 96, 192]
 
 
 def test_a_review_that_fails_comes_again_after_the_same_pause():
     curriculum = recorded(one_tier(), *["a1"] * 9)
     assert rounds_until_due(curriculum) == 3
-    curriculum.record("a", 0.5)
+    curriculum.record({"a": 0.5})
     assert curriculum.is_mastered("a")
     assert rounds_until_due(curriculum) == 3
 
@@ -150,6 +148,30 @@ def test_a_round_of_several_tasks_takes_different_ones_while_there_are_any():
     assert chosen(curriculum, besides=["a"]) == {"b", "c"}
     assert chosen(recorded(curriculum, "a0", "b1"), besides=["c"]) == {"a"}
     assert chosen(curriculum, besides=["a", "b", "c"]) == {"c"}
+    assert chosen(curriculum, besides=["a", "b", "c", "c"]) == {"a"}  # all once more
+
+
+def test_tasks_of_one_round_are_tries_of_their_own_and_one_step_of_time():
+    curriculum = one_tier("abc")
+    for _ in range(3):
+        curriculum.record({"a": 1.0, "b": 1.0})
+    assert curriculum.metrics()["mastered"] == 2
+    assert curriculum.rate("a") == curriculum.rate("b") == 1.0  # neither was unseen
+    for task in "ab":
+        assert curriculum.priority(task) == pytest.approx(-20.0)
+    curriculum.record({"c": 0.0})
+    curriculum.record({"c": 0.0})
+    assert not curriculum.is_due("a")
+    curriculum.record({"c": 0.0})  # 3 rounds after the last try
+    assert curriculum.is_due("a")
+    assert curriculum.is_due("b")
+
+
+def test_every_try_of_a_round_counts_towards_the_next_tier_until_that_opens():
+    curriculum = TieredCurriculum({**dict.fromkeys("abcdef", "warm-up"), "x": "beginner"})
+    curriculum.record(dict.fromkeys("abcdef", 0.6))
+    assert curriculum.tier == "beginner"
+    assert math.isnan(curriculum.metrics()["tier_rate"])  # the sixth try was none of it
 
 
 def test_choosing_changes_nothing():
@@ -219,16 +241,17 @@ def test_the_hardest_tier_is_left_for_no_other():
 def test_metrics_are_the_listed_ones():
     curriculum = recorded(TieredCurriculum(TWO), *["a1"] * 3, *["c.5"] * 3)
     metrics = curriculum.metrics()
-    assert metrics.keys() == METRICS.keys()
+    rates = {"rate_warm-up": 0.5, "rate_intermediate": 0.5}  # a 1, b never tried; c
+    assert metrics.keys() == METRICS.keys() | rates.keys()
     expected = {"round": 6, "tier": 2, "tier_rate": 0.5, "mastered": 1, "untried": 1, "due": 1, "lost": 0}
-    assert metrics == {**expected, "fast_tracks": 1}
+    assert metrics == {**expected, "fast_tracks": 1, **rates}
 
 
 def test_the_table_tells_of_every_task():
     tasks = {"make-a-bucket": "beginner", "list": "warm-up", "drift": "expert"}
     curriculum = TieredCurriculum(tasks)
     for task, rate in [("list", 1.0)] * 3 + [("make-a-bucket", 0.5)]:
-        curriculum.record(task, rate)
+        curriculum.record({task: rate})
     assert curriculum.table().splitlines() == [
         "round 4, tier beginner: 1 of 3 tasks mastered, 1 untried, 0 due",
         "  task           tier          tries  rate  due  priority",
@@ -241,15 +264,21 @@ def test_the_table_tells_of_every_task():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"window": 0}, "curriculum.window=0: must be at least 1"),
-        ({"threshold": 1.5}, "curriculum.threshold=1.5: must be at most 1.0"),
-        ({"decay": 0.0}, "curriculum.decay=0.0: must be greater than 0.0"),
-        ({"tiers": ()}, "curriculum.tiers=[]: at least one"),
+        ({"window": 0}, "curriculum.settings.window=0: must be at least 1"),
+        ({"threshold": 1.5}, "curriculum.settings.threshold=1.5: must be at most 1.0"),
+        ({"decay": 0.0}, "curriculum.settings.decay=0.0: must be greater than 0.0"),
+        ({"tiers": ()}, "curriculum.settings.tiers=[]: at least one"),
         ({"tiers": (Tier("x"), Tier("x"))}, "two named x"),
-        ({"tiers": (Tier("x", chaos=2.0),)}, "curriculum.tiers.x.chaos=2.0: must be at most 1.0"),
-        ({"intervals": (3, 3)}, "curriculum.intervals=[3, 3]: must be"),
-        ({"intervals": ()}, "curriculum.intervals=[]: must be"),
-        ({"fast_tries": 11}, "curriculum.fast_tries=11 is more than the curriculum.window=10"),
+        (
+            {"tiers": (Tier("x", advance=2.0),)},
+            "curriculum.settings.tiers.x.advance=2.0: must be at most 1.0",
+        ),
+        ({"intervals": (3, 3)}, "curriculum.settings.intervals=[3, 3]: must be"),
+        ({"intervals": ()}, "curriculum.settings.intervals=[]: must be"),
+        (
+            {"fast_tries": 11},
+            "curriculum.settings.fast_tries=11 is more than the curriculum.settings.window=10",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, said):
@@ -274,14 +303,14 @@ def test_a_rate_that_is_no_share_is_refused_before_anything_changes(rate):
     curriculum = one_tier()
     before = curriculum.state()
     with pytest.raises(AssertionError, match="no share"):
-        curriculum.record("a", rate)
+        curriculum.record({"b": 1.0, "a": rate})
     assert curriculum.state() == before
 
 
 def test_the_state_is_of_plain_values_whatever_numbers_were_recorded():
     curriculum = one_tier()
     for task, rate in [("a", np.float64(1.0))] * 3 + [("b", np.float32(0.5))] * 3 + [("a", np.float64(1.0))]:
-        curriculum.record(task, rate)
+        curriculum.record({task: rate})
     state = curriculum.state()
     known = state["tasks"]["a"]
     assert known["reviews"] > 0
@@ -299,7 +328,7 @@ def test_a_state_of_other_tasks_is_refused():
 def test_without_a_curriculum_every_task_is_as_likely_whatever_was_recorded():
     curriculum = make_curriculum("uniform", TWO)
     for _ in range(5):
-        curriculum.record("a", 1.0)
+        curriculum.record({"a": 1.0})
     rng = np.random.default_rng(0)
     counts = np.unique([curriculum.choose(rng) for _ in range(3000)], return_counts=True)[1]
     assert (abs(counts - 1000) < 100).all()  # four deviations
@@ -315,11 +344,8 @@ class RoundRobin:
     def choose(self, rng, *, besides=()):
         return self.tasks[self.round % len(self.tasks)]
 
-    def record(self, task, rate):
+    def record(self, rates):
         self.round += 1
-
-    def chaos(self, task):
-        return 0.0
 
     def state(self):
         return {"round": self.round}
@@ -335,7 +361,7 @@ class RoundRobin:
 
 
 class Lacking:
-    def __init__(self, tasks):
+    def __init__(self, tasks, window):
         pass
 
 
@@ -345,20 +371,51 @@ def test_a_curriculum_of_ones_own_goes_by_its_import_path():
     order = []
     for _ in range(3):
         order.append(curriculum.choose(rng))
-        curriculum.record(order[-1], 1.0)
+        curriculum.record({order[-1]: 1.0})
     assert order == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"windw": 3}, "curriculum.settings: there is no setting windw (did you mean window?)"),
+        ({"window": "ten"}, "curriculum.settings: "),
+        ({"window": 0}, "curriculum.settings.window=0: must be at least 1"),
+        ({"tiers": [{"name": "x", "rate": 1}]}, "curriculum.settings: "),
+    ],
+)
+def test_settings_of_a_command_line_that_cannot_work_are_refused(settings, said):
+    with pytest.raises(ConfigError) as e:
+        make_curriculum("tiers", EASY, **settings)
+    assert str(e.value).startswith(said)
+
+
+def test_settings_of_a_command_line_are_those_of_the_tiers():
+    tiers = [{"name": "easy", "minimum": 1}, {"name": "hard"}]
+    settings = {"tiers": tiers, "intervals": [5, 7], "threshold": 1}
+    curriculum = make_curriculum("tiers", {"a": "easy", "b": "hard"}, **settings)
+    assert [(tier.name, tier.minimum, tier.advance) for tier in curriculum.settings.tiers] == [
+        ("easy", 1, 0.6),
+        ("hard", 5, 0.6),
+    ]
+    assert list(curriculum.settings.intervals) == [5, 7]
+    assert recorded(curriculum, "a1").tier == "hard"
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("tires", "curriculum=tires: must be one of tiers, uniform (did you mean tiers?)"),
+        (
+            "tires",
+            "curriculum.name=tires: must be one of auto, tiers, uniform (did you mean tiers?), or null",
+        ),
         ("no_such_module:X", "No module named 'no_such_module'"),
         (f"{__name__}:NoSuch", "cannot be made: AttributeError"),
         (f"{__name__}:Lacking", "has no choose()"),
+        ("uniform", "unexpected keyword argument 'window'"),
     ],
 )
 def test_a_curriculum_that_cannot_be_made_is_refused(name, said):
     with pytest.raises(ConfigError) as e:
-        make_curriculum(name, EASY)
+        make_curriculum(name, EASY, window=3)
     assert said in str(e.value)

@@ -36,8 +36,8 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "envs": {"circuits", "text"},  # its tasks alone
     "models": {"text"},
     "ppo": {"envs", "models", "text"},
-    "distributed": {"envs", "models", "ppo"},
-    "run": {"envs", "models", "ppo", "distributed"},
+    "distributed": {"envs", "models", "ppo", "curriculum"},
+    "run": {"envs", "models", "ppo", "curriculum", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
     "serve": {"envs"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},

@@ -54,6 +54,7 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
         "train",
         "time",
         "dist",
+        "curriculum",
         "eval",
         "eval_final",
         "eval_by_wall_ms",

@@ -7,7 +7,7 @@ import numpy as np
 
 Commands = tuple[str, ...]
 
-CHANCE = {  # where no curriculum says
+CHANCE = {  # by tier, unless the options of reset() say otherwise
     "warm-up": 0.0,
     "beginner": 0.0,
     "intermediate": 0.1,
