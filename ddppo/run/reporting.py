@@ -49,10 +49,13 @@ class Agreed(NamedTuple):
 class Reporter:
     """Turns LocalIterations of all ranks into IterationReports, and keeps the window of finished episodes.
 
-    groups: those of the clock, the first of which holds all ranks.
+    groups: those of the clock, the first of which holds all ranks. compared: what params_hash is of.
     """
 
-    def __init__(self, groups: Sequence[Group], layout: Layout, episode_window: int) -> None:
+    def __init__(
+        self, groups: Sequence[Group], layout: Layout, episode_window: int, compared: str = "parameters"
+    ) -> None:
+        self._compared = compared
         self.groups = groups
         self.group = groups[0]
         names = [layout.role(rank).name for rank in range(layout.world_size)]
@@ -98,7 +101,7 @@ class Reporter:
         rows = self._gather(self.group, np.concatenate(parts))
         heads, sums, traffic_of_all, measured_of_all, stamps = np.split(rows, bounds, axis=1)
         t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, ready, hashes = heads.T
-        _check_replicas(hashes, local.iteration)
+        _check_replicas(hashes, local.iteration, self._compared)
         messages, num_bytes, t_comm, *waits = traffic_of_all.T
         is_measured = not np.isnan(measured_of_all).all()
         roles = [self._roles[rank] for rank in self.group.members]
@@ -220,14 +223,14 @@ def _told(metrics: dict[str, float], is_measured: bool) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if not (k in _MEASURED and math.isnan(v))}
 
 
-def _check_replicas(hashes: np.ndarray, iteration: int) -> None:
-    """Stop all ranks if the parameters of one differ from the most common ones."""
+def _check_replicas(hashes: np.ndarray, iteration: int, compared: str) -> None:
+    """Stop all ranks if what is `compared` of one differs from the most common."""
     known = hashes[~np.isnan(hashes)]
     if (known == known[0]).all():
         return
     kinds, numbers = np.unique(known, return_counts=True)
     different = np.flatnonzero(~np.isnan(hashes) & (hashes != kinds[numbers.argmax()])).tolist()
     raise ReplicaMismatchError(
-        f"after iteration {iteration} the parameters of rank {', '.join(map(str, different))} differ from those "
+        f"after iteration {iteration} the {compared} of rank {', '.join(map(str, different))} differ from those "
         f"of the other {len(known) - len(different)} of {len(known)} ranks; all ranks stopped"
     )

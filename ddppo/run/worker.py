@@ -41,7 +41,7 @@ from ddppo.run.evaluation import Policy
 from ddppo.run.exchange import NoExchange, make_exchange
 from ddppo.run.parts import build
 from ddppo.run.profiling import make_profiler
-from ddppo.run.records.metrics import IterationReport
+from ddppo.run.records.metrics import OF_CURRICULUM, IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.run.reporting import LocalIteration, Reporter
 from ddppo.run.scoring import Scoring
@@ -63,7 +63,8 @@ class Worker:
         policy = Policy(self.parts.model, self.parts.obs_normalizer, self.parts.spec)
         self.scoring = Scoring(config, policy, group, self.parts.players)
         self.groups = (group, *self.parts.program.groups)
-        self.reporter = Reporter(self.groups, self.parts.layout, config.log.episode_window)
+        compared = "parameters" if self.parts.program.rounds is None else "parameters or the curriculum"
+        self.reporter = Reporter(self.groups, self.parts.layout, config.log.episode_window, compared)
         self.profiler = make_profiler(
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
         )
@@ -166,6 +167,7 @@ class Worker:
             **position,
             wall_s=self.wall_before,
             journal=self.parts.spec.journal,
+            rounds=self.parts.program.rounds,
         )
 
     def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
@@ -244,16 +246,25 @@ class Worker:
         report, agreed = self.reporter.exchange(
             local, env_steps_before=self.env_steps, wall_s=self.wall_before + self.clock.elapsed
         )
+        if self.parts.program.rounds is not None:
+            told = {OF_CURRICULUM + name: x for name, x in self.parts.program.rounds.metrics().items()}
+            report = dataclasses.replace(report, global_metrics={**report.global_metrics, **told})
         if agreed.step_ready and self.compiled_from is None:
             self._switch(iteration + 1, compiled=True)
         self.iteration, self.env_steps = iteration, report.env_steps
         return report, news, agreed.stopping
 
     def _params_hash(self) -> float:
-        """Return 48 bits of the parameters' hash, exact in float64; NaN on a rank that does not hold them."""
+        """Return 48 bits of the hash of the parameters, and of the curriculum if there is one, exact in float64.
+
+        NaN on a rank that does not hold them.
+        """
         if self.group.rank not in self.parts.players:
             return math.nan
-        return int(self.parts.parameters.digest()[:12], 16)
+        digest = self.parts.parameters.digest()
+        if self.parts.program.rounds is not None:
+            digest = self.parts.program.rounds.digest(digest)
+        return int(digest[:12], 16)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
@@ -277,6 +288,7 @@ class Worker:
             checkpoint.save_iteration(folder, self.iteration, state, keep)
 
     def _state(self) -> dict[str, Any]:
+        rounds = self.parts.program.rounds
         return {
             "config": configuration.to_yaml(self.config),
             "iteration": self.iteration,
@@ -286,12 +298,15 @@ class Worker:
             "window": [list(episode) for episode in self.reporter.window],
             "best": self.scoring.best,
             "target": self.scoring.target,
+            "curriculum": rounds.state() if rounds is not None else None,
             **self.parts.state(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state; environments start new episodes, unless theirs are in it and wanted."""
         self.parts.restore(state)
+        if self.parts.program.rounds is not None:
+            self.parts.program.rounds.restore(state["curriculum"])
         self.environments = state.get("environments") if self.config.checkpoint.environments else None
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]

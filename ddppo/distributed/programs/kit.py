@@ -11,6 +11,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.config import Config
+from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.envs import make_vec_env
@@ -73,6 +74,7 @@ class Program(ABC):
     though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
     over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
     env: the environments that this rank steps, itself or in processes of its own; None if it steps none.
+    rounds: what groups of rollouts play, where an iteration plays whole episodes; equal on all ranks.
 
     Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
     them.
@@ -84,6 +86,7 @@ class Program(ABC):
     learners: Group
     groups: tuple[Group, ...] = ()
     env: VecEnv | None = None
+    rounds: Rounds | None = None
 
     @abstractmethod
     def reset(self, iteration: int) -> None:

@@ -73,6 +73,8 @@ class Display(Protocol):
 
     def update(self, report: IterationReport) -> None: ...
 
+    def say(self, text: str) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -85,6 +87,9 @@ class NullDisplay:
     def update(self, report: IterationReport) -> None:
         pass
 
+    def say(self, text: str) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -95,7 +100,7 @@ class PlainDisplay:
     def __init__(self, total_steps: int, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._console = console
         self._progress = _Progress(total_steps, clock)
-        self._due = _Throttle(PLAIN_INTERVAL_S, clock)
+        self._due = Throttle(PLAIN_INTERVAL_S, clock)
         self._pending = False
 
     def start(self) -> None:
@@ -111,11 +116,13 @@ class PlainDisplay:
         if self._pending:
             self._print()
 
+    def say(self, text: str) -> None:
+        _print_as_it_is(self._console, text)
+
     def _print(self) -> None:
         p = self._progress
         line = f"{p.steps()}  {p.percent()}  ETA {p.eta()}  {p.learning()}  {p.split()}"
-        # Not wrapped to the 80 columns that a pipe is taken to have: one line is one record.
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        _print_as_it_is(self._console, line)
         p.shown()
         self._pending = False
 
@@ -125,7 +132,7 @@ class RichDisplay:
 
     def __init__(self, total_steps: int, console: Console, *, clock: Clock = time.monotonic) -> None:
         self._progress = _Progress(total_steps, clock)
-        self._due = _Throttle(RICH_INTERVAL_S, clock)
+        self._due = Throttle(RICH_INTERVAL_S, clock)
         self._pending = False
         self._bar = ProgressBar(total=total_steps, completed=0, width=30)
         # No refresh thread: it would take turns with the training loop at times of its own choosing.
@@ -144,6 +151,9 @@ class RichDisplay:
         if self._pending:
             self._draw()
         self._live.stop()
+
+    def say(self, text: str) -> None:
+        _print_as_it_is(self._live.console, text)  # above what is kept in place
 
     def _draw(self) -> None:
         p = self._progress
@@ -165,10 +175,15 @@ def make_display(kind: str, total_steps: int, *, console: Console | None = None)
     return RichDisplay(total_steps, console) if kind == "rich" else PlainDisplay(total_steps, console)
 
 
-class _Throttle:
+def _print_as_it_is(console: Console, text: str) -> None:
+    """Print lines that are not wrapped to the 80 columns that a pipe is taken to have: one line is one record."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+class Throttle:
     """True when called for the first time, and then whenever `interval_s` have passed since it last was."""
 
-    def __init__(self, interval_s: float, clock: Clock) -> None:
+    def __init__(self, interval_s: float, clock: Clock = time.monotonic) -> None:
         self._interval_s = interval_s
         self._clock = clock
         self._last = -math.inf

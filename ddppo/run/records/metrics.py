@@ -7,6 +7,9 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ddppo.curriculum.tiers import METRICS as _OF_TIERS
+from ddppo.curriculum.tiers import RATE_OF
+
 PER_RANK = "per rank"
 
 # Roles that topologies give ranks, or processes of theirs; one of your own goes by "other".
@@ -31,6 +34,9 @@ _DDPPO = "DD-PPO, arXiv:1911.00357"
 _SAMPLES = "mean by count"
 _EPISODES = "over all episodes"
 _GREEDY = "deterministic evaluation"
+OF_CURRICULUM = (
+    "curriculum/"  # what names of its metrics begin with; a user's own curriculum has others than ours
+)
 
 # What a topology measures on a rank, where it makes sense.
 OF_TOPOLOGIES: tuple[Metric, ...] = (
@@ -188,6 +194,13 @@ METRICS: tuple[Metric, ...] = (
     *OF_TOPOLOGIES,
     Metric("dist/rho_comm", "fraction", PER_RANK, "t_comm / t_iter", _TIME),
     Metric("dist/rho_sync", "fraction", PER_RANK, "t_sync / t_iter", _TIME),
+    *(
+        Metric(OF_CURRICULUM + name, unit, "same on all ranks", meaning, "docs/curriculum.md")
+        for name, (unit, meaning) in {
+            **_OF_TIERS,
+            f"{RATE_OF}<tier>": ("fraction", "mean rate of the tasks of a tier, 0 of those never tried"),
+        }.items()
+    ),
     Metric("eval/return_mean", "reward", _EPISODES, "mean undiscounted return", _GREEDY),
     Metric("eval/return_median", "reward", _EPISODES, "median return", _GREEDY),
     Metric(
@@ -218,7 +231,7 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
-        if name in listed or (name.startswith(OF_TASK) and not per_rank):
+        if name in listed or (name.startswith((OF_TASK, OF_CURRICULUM)) and not per_rank):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:

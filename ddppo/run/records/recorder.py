@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config import Config
-from ddppo.files import move_aside, write_json
+from ddppo.curriculum import Rounds
+from ddppo.files import move_aside, write_json, write_text
 from ddppo.run.folder import RunFolder
-from ddppo.run.records.display import closing, header, make_display
+from ddppo.run.records.display import Throttle, closing, header, make_display
 from ddppo.run.records.journal import TaskJournal
 from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
 from ddppo.run.records.metrics import IterationReport
@@ -19,6 +20,8 @@ from ddppo.run.records.summary import SummaryBuilder
 from ddppo.run.records.tensorboard import TensorBoardWriter
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
+
+TABLE_INTERVAL_S = 120.0
 
 
 class NullRecorder:
@@ -44,7 +47,7 @@ class Recorder:
     """Opens the run folder's records, continuing those of a run resumed at an iteration without doubled steps.
 
     `derived` holds what only the process knows: num_parameters, device, threads. journal: the import path of the
-    task's, if it has one.
+    task's, if it has one. rounds: whose table is shown every so often, if they have a curriculum.
     """
 
     def __init__(
@@ -58,10 +61,14 @@ class Recorder:
         env_steps: int,
         wall_s: float,
         journal: str | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.journal = TaskJournal(config.env, journal, run_dir) if journal else None
+        self.rounds = rounds if rounds is not None and rounds.curriculum is not None else None
+        self._table_is_due = Throttle(TABLE_INTERVAL_S)
+        self._table_is_due()  # not before anything is known
         resumed = iteration > 0
         self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
         metrics_path = run_dir / "metrics.jsonl"
@@ -116,6 +123,8 @@ class Recorder:
             if self.journal is not None:
                 self._view("the journal's pictures", self._show_pictures, report.env_steps)
         self._view("the progress display", self.display.update, report)
+        if self.rounds is not None and not is_last and self._table_is_due():
+            self._view("the curriculum's table", self._tell_curriculum, self.rounds)
         if is_last:
             self.conclude(report)
 
@@ -123,6 +132,11 @@ class Recorder:
         assert self.journal is not None
         assert self.tensorboard is not None
         self.tensorboard.show(self.journal.pictures(), env_steps)
+
+    def _tell_curriculum(self, rounds: Rounds) -> None:
+        table = rounds.table()
+        write_text(self.run_dir / "curriculum.txt", table + "\n")
+        self.display.say(table)
 
     def _summarise_journal(self) -> None:
         assert self.journal is not None
@@ -142,6 +156,8 @@ class Recorder:
         `best` are the best evaluation's scores, `target` when target_return was reached; empty where there is none.
         """
         self._view("the progress display", self.display.close)
+        if self.rounds is not None:
+            self._view("the curriculum's table", self._tell_curriculum, self.rounds)
         self.metrics.close()
         reached = None
         if self.config.target_return is not None:
