@@ -6,6 +6,7 @@ done.json: what is started again does what is missing.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,9 @@ def do(way: Way, circuit: str, seed: int, minutes: float, world_size: int) -> No
     here = folder(way, circuit, seed, minutes)
     if (here / "done.json").exists():
         return
-    here.mkdir(parents=True, exist_ok=True)
+    if here.exists():  # of a run that was cut short; its minutes cannot be told any more
+        shutil.rmtree(here)
+    here.mkdir(parents=True)
     command = [
         *(training if way.is_training else optimising)(here, way, circuit, minutes),
         f"seed={seed}",
