@@ -10,6 +10,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -25,7 +26,8 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
-from ddppo.signals import die_with_parent
+from ddppo.orphans import end_children, take_in_orphans
+from ddppo.signals import die_with_parent, live_on
 
 STDIO = (0, 1, 2)
 _SIZE = struct.Struct("!I")
@@ -45,18 +47,26 @@ def serve(connection: socket.socket) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     running: set[int] = set()
+    folder: str | None = None  # of a server that takes in orphans
     while True:
         ready, _, _ = select.select([connection.fileno(), woken], [], [])
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, 4096)
-            _tell_ends(connection, running)
+            _tell_ends(connection, running, folder is not None)
         if connection.fileno() in ready:
             message, fds = receive(connection)
             if message is None:
+                if folder is not None:
+                    end_children()
+                    shutil.rmtree(folder, ignore_errors=True)
                 os._exit(0)  # what it forked ends with it
             if "modules" in message:
                 _import(message["modules"])
+            elif "orphans" in message:
+                folder = message["orphans"]
+                take_in_orphans()
+                live_on()  # until all have ended, which the end of the connection asks for
             elif "signal" in message:
                 if message["pid"] in running:
                     os.kill(message["pid"], message["signal"])
@@ -74,13 +84,22 @@ def _import(modules: Iterable[str]) -> None:
     gc.freeze()  # else the collector would write to, and so copy, what processes share
 
 
-def _tell_ends(connection: socket.socket, running: set[int]) -> None:
+def _tell_ends(connection: socket.socket, running: set[int], takes_in_orphans: bool) -> None:
+    """Tell of each that ended, and how many processes it left behind, when these have ended too.
+
+    Each takes in its own while it lives: whoever this process did not fork is of one that has ended.
+    """
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
+        if pid not in running:
+            continue
         running.remove(pid)
-        send(connection, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+        num_orphans = end_children(running) if takes_in_orphans else 0
+        code = os.waitstatus_to_exitcode(status)
+        with suppress(ConnectionError):  # gone: the next look at the connection says so
+            send(connection, {"ended": pid, "code": code, "orphans": num_orphans})
 
 
 def _fork(
@@ -106,7 +125,8 @@ def _fork(
         finally:
             os._exit(1)
     running.add(pid)
-    send(connection, {"started": pid})
+    with suppress(ConnectionError):
+        send(connection, {"started": pid})
 
 
 def _default_signals() -> None:
@@ -203,7 +223,10 @@ def send(connection: socket.socket, message: Mapping[str, Any], fds: Sequence[in
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Return the next message and the files that came with it; None where the other side has ended."""
-    head, fds, _, _ = socket.recv_fds(connection, _SIZE.size, len(STDIO), socket.MSG_WAITALL)
+    try:
+        head, fds, _, _ = socket.recv_fds(connection, _SIZE.size, len(STDIO), socket.MSG_WAITALL)
+    except ConnectionError:  # it ended without hearing all that it was told
+        return None, []
     if len(head) < _SIZE.size:
         return None, []
     content = bytearray()

@@ -18,11 +18,14 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddppo.fork_server import STDIO, flush, is_open, receive, send, serve
 from ddppo.signals import die_with_parent
+
+_END_S = 5.0
 
 
 class ForkServerLost(Exception):
@@ -39,6 +42,7 @@ class ForkedProcess:
     def __init__(self, server: "ForkServer", pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.num_orphans = 0  # processes that it left behind, ended with it
         self._server = server
 
     def poll(self) -> int | None:
@@ -72,6 +76,11 @@ class ForkServer:
         self._connection = connection
         self._processes: dict[int, ForkedProcess] = {}
         self._code: int | None = None
+        self._takes_in_orphans = False
+
+    def fileno(self) -> int:
+        """Return what is readable when there is something to hear."""
+        return self._connection.fileno()
 
     @classmethod
     def forked(cls) -> "ForkServer | None":
@@ -99,13 +108,13 @@ class ForkServer:
         return server
 
     @classmethod
-    def started(cls) -> "ForkServer":
+    def started(cls, environ: Mapping[str, str] = os.environ) -> "ForkServer":
         """Start the server as a program of its own, which finds the modules that this one finds."""
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
         command = [sys.executable, "-m", "ddppo.fork_server", str(theirs.fileno()), str(os.getpid())]
-        paths = (os.environ.get("PYTHONPATH"), *sys.path)
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        paths = (environ.get("PYTHONPATH"), *sys.path)
+        environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         pid = os.posix_spawn(sys.executable, command, environ)
         theirs.close()
         return cls(pid, ours)
@@ -118,6 +127,15 @@ class ForkServer:
     def have_imported(self, modules: Sequence[str]) -> None:
         """Have the server import `modules`, without waiting for it. Raises ForkServerLost."""
         self.tell({"modules": list(modules)})
+
+    def take_in_orphans(self, folder: str) -> None:
+        """Have it end what a process leaves behind when it ends, in sessions of their own even. Raises ForkServerLost.
+
+        It then ends, and removes `folder`, a moment after the process that made it, not with the thread. Nobody ends
+        what is left where it is killed itself.
+        """
+        self.tell({"orphans": folder})
+        self._takes_in_orphans = True
 
     def start(
         self, module: str, arguments: Sequence[str], environ: Mapping[str, str], *,
@@ -163,13 +181,20 @@ class ForkServer:
         if message is None:
             self._lost()
         if "ended" in message:
-            self._processes.pop(message["ended"]).returncode = message["code"]
+            process = self._processes.pop(message["ended"])
+            process.returncode, process.num_orphans = message["code"], message["orphans"]
         return message
 
     def close(self) -> None:
-        """End the server and all that it forked, at once."""
+        """End the server and all that it forked, at once; within 5 s where it has orphans to end."""
         if self._owner != os.getpid():
             return
+        if self._takes_in_orphans:
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            end = time.monotonic() + _END_S
+            while not self._ended() and time.monotonic() < end:
+                time.sleep(0.005)
         if not self._ended():
             os.kill(self.pid, signal.SIGKILL)
             self._wait()
@@ -188,7 +213,7 @@ class ForkServer:
         """Wait for the end of the server and of all that it forked, whom the kernel kills; return its exit code."""
         if self._code is None:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + _END_S
         while any(map(_runs, self._processes)) and time.monotonic() < end:
             time.sleep(0.01)
         return self._code

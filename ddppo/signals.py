@@ -86,8 +86,17 @@ def die_with_parent(parent: int | None = None) -> None:
 
     `parent` is the process id of the one that started it: if it is gone already, this process ends here.
     """
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    _when_parent_ends(signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def live_on() -> None:
+    """Take back `die_with_parent`."""
+    _when_parent_ends(0)
+
+
+def _when_parent_ends(number: int) -> None:
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)

@@ -2,15 +2,19 @@
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeVar
 
 from ddppo.benchmark.workloads import composed
 from ddppo.config import setting
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
+from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
 from ddppo.serve.server import ServeSettings, serve
+
+T = TypeVar("T")
 
 _USAGE = """python -m ddppo.serve env=cartpole pool=8 port=8000        8 separate worlds at ws://127.0.0.1:8000
 python -m ddppo.serve env.id=my_pkg.envs:MyEnv-v0          an environment of your own
@@ -18,7 +22,7 @@ python -m ddppo.serve env=cartpole host=0.0.0.0 token_file=secret    for other m
 
 Settings of env are those of `python -m ddppo.train`. Ctrl-C ends all sessions and the server.
 Exit code 0, 1 where it could not start, or 2 for a mistake in the command."""
-_LIMITS = Limits()
+_LIMITS, _WORLDS = Limits(), Confinement()
 
 
 @dataclass(slots=True)
@@ -33,6 +37,19 @@ class ServeOptions:
     )
     idle_s: float = setting(_LIMITS.idle_s, "a session without a request for so long is ended", above=0)
     step_s: float = setting(_LIMITS.step_s, "a world that does not answer within it is ended", above=0)
+    keep_env: list[str] = setting(
+        meaning="names of environment variables that worlds see too, * for any letters: [AWS_*]", factory=list
+    )
+    prints: bool = setting(False, "what worlds print appears among what the server prints, else nowhere")
+    max_files: int = setting(_WORLDS.max_files, "that a world has open at once", low=16)
+    max_file_mb: int = setting(_WORLDS.max_file_mb, "of one file that a world writes", low=1)
+    max_processes: int | None = setting(
+        None, "of the worlds' user, threads included; root is held to none", low=1
+    )
+    max_memory_mb: int | None = setting(None, "of addresses that a world's process may take", low=64)
+    first_uid: int | None = setting(
+        None, "the world of slot i runs as the user first_uid + i; takes a server that is root", low=1
+    )
 
 
 @door("stopped")
@@ -43,15 +60,19 @@ def main() -> None:
     if not overrides:
         raise ConfigError("env= is missing: give a preset (env=cartpole) or env.id=my_pkg.envs:MyEnv-v0")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    limits = Limits(
-        max_message_bytes=options.max_message_bytes,
-        messages_per_s=options.messages_per_s,
-        idle_s=options.idle_s,
-        step_s=options.step_s,
-    )
+    limits, confinement = _part(Limits, options), _part(Confinement, options)
     token = None if options.token_file is None else _token(Path(options.token_file))
     env = composed(overrides).env
-    serve(ServeSettings(env, options.pool, options.host, options.port, token, limits))
+    serve(ServeSettings(
+        env, options.pool, options.host, options.port, token, limits,
+        confinement=confinement, keep_env=tuple(options.keep_env), prints=options.prints,
+    ))  # fmt: skip
+
+
+def _part(kind: type[T], options: ServeOptions) -> T:
+    """Return the settings of one kind that the options hold."""
+    names = {each.name for each in fields(kind)} & {each.name for each in fields(options)}  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in names})
 
 
 def _token(path: Path) -> str:

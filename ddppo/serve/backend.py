@@ -1,4 +1,4 @@
-"""The process of a slot: one environment, for one session. It is forked from a warm parent and ends with its session.
+"""The process of a slot: one environment, for one session, forked from a warm parent, confined, ended with its session.
 
 Its line to the server comes as standard input. Only here is parsed what a client sent: what breaks a parser breaks the
 client's own world.
@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
+from ddppo.serve.confinement import Confinement, confine
 from ddppo.serve.line import FAILED, READY, framed, hear
 from ddppo.serve.world import World
 
@@ -27,6 +28,7 @@ def main() -> None:
     with suppress(EOFError, ConnectionError):
         _, content = hear(line)
         task = json.loads(content)
+        confine(Confinement(**task["confinement"]), task["slot"])
         try:
             world = World(EnvConfig(**task["env"]), task["spec"])
         except Exception as e:  # a task may raise anything

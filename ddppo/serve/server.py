@@ -2,6 +2,7 @@
 
 import ipaddress
 import logging
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.serve.app import make_app
+from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots import SlotPool
 
@@ -24,7 +26,10 @@ _UNTAKEN_MS = 20_000  # the kernel drops a connection whose client takes nothing
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """port 0 takes a free one. token: what clients must know; None only where host is this machine's own."""
+    """port 0 takes a free one. token: what clients must know; None only where host is this machine's own.
+
+    keep_env, prints: as `Worlds` takes them.
+    """
 
     env: EnvConfig
     pool: int = 8
@@ -32,6 +37,9 @@ class ServeSettings:
     port: int = 8000
     token: str | None = None
     limits: Limits = field(default_factory=Limits)
+    confinement: Confinement = field(default_factory=Confinement)
+    keep_env: tuple[str, ...] = ()
+    prints: bool = False
 
 
 def check(settings: ServeSettings) -> None:
@@ -43,6 +51,11 @@ def check(settings: ServeSettings) -> None:
         )
     if settings.token is not None and (not settings.token.isascii() or not settings.token.isprintable()):
         raise ConfigError("token must be printable ASCII: it travels in an HTTP header")
+    if settings.confinement.first_uid is not None and os.geteuid() != 0:
+        raise ConfigError(
+            f"first_uid={settings.confinement.first_uid} takes a server that is root, this one is user "
+            f"{os.geteuid()}: leave it out, or start the server as root"
+        )
 
 
 def serve(settings: ServeSettings) -> None:
@@ -86,7 +99,10 @@ def _listening(settings: ServeSettings) -> Iterator[tuple[socket.socket, uvicorn
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
         module = settings.env.id.rpartition(":")[0]
-        pool = SlotPool(settings.env, spec, settings.pool, modules=(module,) if module else ())
+        pool = SlotPool(
+            settings.env, spec, settings.pool, confinement=settings.confinement,
+            modules=(module,) if module else (), keep_env=settings.keep_env, prints=settings.prints,
+        )  # fmt: skip
         try:
             pool.wait_until_ready(60.0)
             app = make_app(pool, spec, limits, settings.token)

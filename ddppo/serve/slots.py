@@ -4,29 +4,25 @@
     slot = pool.acquire(timeout_s=10.0)      # PoolExhausted where all 8 are held
     pool.release(slot)                       # its process is ended, another takes its place
 
-A released process is never lent again, so nothing of one holder's world is there for the next. Any thread may acquire
-and release. One thread of the pool's own starts and ends processes: they live no longer than the thread that started
-the server they fork from.
+A released process is never lent again, and another takes its place when nothing of it is left: processes that it had
+started, its folder's name. Any thread may acquire and release; one of the pool's own starts and ends processes.
 """
 
-import json
 import logging
 import os
-import select
-import signal
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
+from typing import Any
 
 from ddppo.config import EnvConfig
-from ddppo.envs.remote.messages import plain_spec
 from ddppo.errors import TrainingError
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
-from ddppo.serve.line import READY, TASK, framed, hear
+from ddppo.forking import ForkServerLost
+from ddppo.serve.confinement import Confinement
+from ddppo.serve.worlds import Slot, Worlds
 from ddppo.spaces import EnvSpec
 
 _LOOK_S = 0.1  # between two looks at processes that nobody holds
@@ -49,44 +45,19 @@ class SlotNotReady(TrainingError):
     """A slot is free, but its process is not ready in time, or never will be."""
 
 
-@dataclass(eq=False, slots=True)
-class Slot:
-    """index: of `size`. number: of its process, counted over the pool's life."""
-
-    index: int
-    number: int
-    server: ForkServer
-    process: ForkedProcess
-    line: socket.socket
-    begun: float = field(default_factory=time.monotonic)
-
-    @property
-    def lives(self) -> bool:
-        """Whether the process holds its end of the line; for one that was asked nothing."""
-        try:
-            return bool(self.line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-
-
 class SlotPool:
+    """`worlds`: as Worlds takes them. making_s: an environment that takes longer to be made is given up."""
+
     def __init__(
-        self,
-        env: EnvConfig,
-        spec: EnvSpec,
-        size: int,
-        *,
-        making_s: float = 60.0,
-        modules: tuple[str, ...] = (),
-    ) -> None:
+        self, env: EnvConfig, spec: EnvSpec, size: int, *,
+        making_s: float = 60.0, confinement: Confinement | None = None, **worlds: Any,
+    ) -> None:  # fmt: skip
         self.size = size
         self.num_replaced = 0  # processes that took the place of one released or lost
         self.num_lost = 0  # processes that ended while nobody held them
-        self._task = json.dumps({"env": asdict(env), "spec": plain_spec(spec)}).encode()
+        self._worlds = Worlds(env, spec, confinement or Confinement(), **worlds)
         self._making_s = making_s
-        self._modules = ["ddppo.serve.world", "ddppo.envs.pool.fork_server", *modules]
+        self._making: dict[int, Slot] = {}  # the keeper's, by their lines' numbers
         self._changed = threading.Condition()  # its lock guards all below
         self._free: deque[Slot] = deque()
         self._held: set[Slot] = set()
@@ -94,10 +65,9 @@ class SlotPool:
         self._left: deque[Slot] = deque()  # released, to be ended
         self._why_not = ""  # the last world could not be made
         self._is_closed = False
-        self._server: ForkServer | None = None
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._keeper = threading.Thread(target=self._keep, name="slots", daemon=True)
+        self._keeper = threading.Thread(target=self._kept, name="slots", daemon=True)
         self._keeper.start()
 
     def acquire(self, timeout_s: float = 0.0) -> Slot:
@@ -183,80 +153,67 @@ class SlotPool:
         with suppress(BlockingIOError, OSError):
             os.write(self._wake, b".")
 
+    @property
+    def num_orphans(self) -> int:
+        """Processes that worlds left behind, and that were ended."""
+        return self._worlds.num_orphans
+
     # -- the keeper's thread; it alone talks to the fork server ------------------------------------------------------
 
+    def _kept(self) -> None:
+        try:
+            self._keep()
+        except BaseException as e:
+            log.critical("the pool makes no more worlds", exc_info=True)
+            self._could_not(f"the pool makes no more worlds: {type(e).__name__}: {e}")
+        finally:
+            with self._changed:
+                slots = [*self._making.values(), *self._free, *self._held, *self._left]
+            for slot in slots:
+                self._worlds.end(slot)
+            self._worlds.close()
+
     def _keep(self) -> None:
-        making: dict[int, Slot] = {}
+        making = self._making
         missing: deque[int] = deque(range(self.size))
-        number, not_before = 0, 0.0
+        not_before = 0.0
         while not self._is_closed:
             try:
                 while missing and time.monotonic() >= not_before and not self._is_closed:
-                    number += 1
-                    slot = self._begun(missing[0], number)
+                    slot = self._worlds.begun(missing[0])
                     making[slot.line.fileno()] = slot
                     missing.popleft()
             except (OSError, ForkServerLost) as e:
                 self._could_not(f"no process can be started: {type(e).__name__}: {e}")
                 not_before = time.monotonic() + _PAUSE_S
-            ready, _, _ = select.select([self._woken, *making], [], [], _LOOK_S)
+            ready = wait([self._woken, *self._worlds.heard_from, *making], _LOOK_S)
             if self._woken in ready:
                 os.read(self._woken, 4096)
-            for fd in [fd for fd in ready if fd in making]:
-                slot = making.pop(fd)
-                if not self._is_made(slot):
-                    not_before = time.monotonic() + _PAUSE_S
-                    self._end(slot)
-                    missing.append(slot.index)
             late = time.monotonic() - self._making_s
-            for fd, slot in [(fd, slot) for fd, slot in making.items() if slot.begun < late]:
-                self._could_not(f"an environment was not made within {self._making_s:g} s")
+            for fd, slot in list(making.items()):
+                if fd in ready:
+                    trouble = self._worlds.trouble(slot)
+                elif slot.begun < late:
+                    trouble = f"an environment was not made within {self._making_s:g} s"
+                else:
+                    continue
                 del making[fd]
-                self._end(slot)
-                missing.append(slot.index)
+                if trouble:
+                    self._could_not(trouble)
+                    not_before = time.monotonic() + _PAUSE_S
+                    self._worlds.end(slot)
+                else:
+                    self._add(slot)
             for slot in self._taken_out():
-                self._end(slot)
+                self._worlds.end(slot)
                 self.num_replaced += 1
-                missing.append(slot.index)
-        for slot in [*making.values(), *self._free, *self._held, *self._left]:
-            self._end(slot)
-        if self._server is not None:
-            self._server.close()
+            missing.extend(slot.index for slot in self._worlds.gone())
 
-    def _begun(self, index: int, number: int) -> Slot:
-        """Start a process for a slot, without waiting until its world is made."""
-        if self._server is None or not self._server.is_usable:
-            if self._server is not None:
-                log.warning("the process that slots fork from was lost, and they with it: started again")
-                self._server.close()
-            self._server = ForkServer.started()
-            self._server.have_imported(self._modules)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = self._server.start(
-                "ddppo.serve.backend", [], os.environ, title=f"ddppo slot {index}",
-                stdio=(theirs.fileno(), 1, 2),
-            )  # fmt: skip
-        with suppress(OSError):  # it has ended: the keeper sees the end of the line
-            ours.sendall(framed(TASK, self._task))
-        return Slot(index, number, self._server, process, ours)
-
-    def _is_made(self, slot: Slot) -> bool:
-        slot.line.settimeout(1.0)
-        try:
-            what, content = hear(slot.line)
-        except (EOFError, OSError) as e:
-            self._could_not(f"its process ended while the environment was made ({type(e).__name__})")
-            return False
-        slot.line.settimeout(None)
-        if what != READY:
-            self._could_not(content.decode(errors="replace"))
-            return False
+    def _add(self, slot: Slot) -> None:
         with self._changed:
             self._why_not = ""
             self._free.append(slot)
             self._changed.notify_all()
-        return True
 
     def _could_not(self, why: str) -> None:
         log.error("a slot could not be made: %s", why)
@@ -275,12 +232,3 @@ class SlotPool:
             out = [*self._left, *lost]
             self._left.clear()
         return out
-
-    def _end(self, slot: Slot) -> None:
-        """Kill a slot's process and all that it started in its session."""
-        with suppress(OSError):
-            slot.line.close()
-        if slot.server is self._server and self._server is not None:
-            with suppress(ForkServerLost, ProcessLookupError, PermissionError):
-                slot.process.poll()
-                os.killpg(slot.process.pid, signal.SIGKILL)

@@ -1,22 +1,27 @@
 """A task for tests of served environments, whose actions do what a world must not do to others."""
 
+import json
 import os
+import resource
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-NOTHING, MARK, EXIT, HANG, START_A_PROCESS, RAISE, PAUSE = range(7)
+NOTHING, MARK, EXIT, HANG, START_A_PROCESS, RAISE, PAUSE, DAEMONISE, TELL = range(9)
 MARKS = []  # of the whole process: what a later holder would see
 
 
 class World(gym.Env):
     """obs: marks left in this process, the id of the process it started (0 for none), its own, and `size` zeros."""
 
-    action_space = gym.spaces.Discrete(7)
+    action_space = gym.spaces.Discrete(9)
 
     def __init__(self, size=0, broken=False):
         if broken:
@@ -48,7 +53,56 @@ class World(gym.Env):
             self.child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
         elif action == RAISE:
             raise RuntimeError("no such bucket")
+        elif action == DAEMONISE:
+            self.child = started_as_a_daemon()
+        elif action == TELL:
+            raise RuntimeError(json.dumps(told()))
         return self._obs(), 0.0, False, False, {}
+
+
+def started_as_a_daemon():
+    """Start a process in a session of its own, whose parents have ended; return its number."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(write, str(os.getpid()).encode())
+            threading.Event().wait()
+        os._exit(0)
+    return int(os.read(read, 20))
+
+
+def told():
+    """What a world finds around itself, and what it is refused."""
+    (Path.cwd() / "left").write_text("x")
+    found = {
+        "variables": sorted(os.environ),
+        "folders": [str(Path.cwd()), tempfile.gettempdir(), os.environ["HOME"]],
+        "user": os.geteuid(),
+        "core": resource.getrlimit(resource.RLIMIT_CORE),
+        "no new privileges": "NoNewPrivs:\t1" in Path("/proc/self/status").read_text(),
+    }
+    opened, refused = [], {}
+    try:
+        while len(opened) < 10_000:
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as e:
+        refused["files"] = e.strerror
+    for fd in opened:
+        os.close(fd)
+    attempts = {
+        "a large file": lambda: Path("large").write_bytes(bytes(3 * 2**20)),
+        "killing its parent": lambda: os.kill(os.getppid(), signal.SIGTERM if os.geteuid() else 0),
+        "its parent's variables": Path(f"/proc/{os.getppid()}/environ").read_bytes,
+        "another's folder": lambda: [os.listdir(Path.cwd().parent / name) for name in "12"],
+        "another user": lambda: os.setuid(0 if os.geteuid() else 12345),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError as e:
+            refused[name] = e.strerror
+    return {**found, "refused": refused}
 
 
 gym.register("World-v0", World)

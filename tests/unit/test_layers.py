@@ -22,6 +22,7 @@ GROUND = {
     "collectives",
     "spaces",
     "options",
+    "orphans",
     "package",
     "statistics",
     "topologies",

@@ -23,7 +23,7 @@ from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 WORLD = EnvConfig(id="served_tasks:World-v0")
-SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (7,)))
+SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (9,)))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_slot_released_twice_is_one_slot(pool_of):
 def test_where_the_process_that_all_fork_from_is_lost_the_pool_is_made_anew(pool_of):
     pool = pool_of(3)
     held = pool.acquire()
-    os.kill(pool._server.pid, signal.SIGKILL)
+    os.kill(pool._worlds._server.pid, signal.SIGKILL)
     until(lambda: not runs(held.process.pid))
     pool.release(held)
     held = [pool.acquire(20.0) for _ in range(3)]
