@@ -1,5 +1,7 @@
 """Each task is solved by its solution, by nothing less, and through chaos and drift."""
 
+from collections import Counter
+
 import pytest
 
 pytest.importorskip("moto")
@@ -98,7 +100,10 @@ def test_there_are_tasks_of_every_tier_and_of_at_least_six_services():
     assert {task.tier for task in TASKS.values()} == set(TIERS)
     services = {line.split()[1].replace("s3api", "s3") for task in TASKS.values() for line in task.solution}
     assert services == {"s3", "dynamodb", "sqs", "sns", "iam", "ssm", "secretsmanager"}
-    assert len(TASKS) >= 20
+    num = Counter(task.tier for task in TASKS.values())
+    assert len(TASKS) >= 60
+    assert num["warm-up"] >= 12
+    assert num["beginner"] >= 14
 
 
 GOOD = {
