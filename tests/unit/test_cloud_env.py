@@ -1,5 +1,8 @@
 """`ddppo/Cloud-v0` as a Gymnasium environment, and what does not pay in it."""
 
+import subprocess
+import sys
+
 import gymnasium as gym
 import pytest
 
@@ -184,3 +187,17 @@ def test_a_task_that_is_not_there_and_a_state_of_another_are_refused(env):
         begin(env, "s3_make_buckets")
     with pytest.raises(EnvStateError, match="does not have"):
         env.unwrapped.restore({"task": "gone"})
+
+
+WITHOUT = """
+import sys
+sys.modules["moto"] = None
+from ddppo.config import EnvConfig
+from ddppo.envs.probe import probe
+probe(EnvConfig(id="ddppo/Cloud-v0"))
+"""
+
+
+def test_without_its_packages_the_remedy_is_named():
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    assert "env.id=ddppo/Cloud-v0 needs a package that is not installed: pip install 'moto[" in run.stderr
