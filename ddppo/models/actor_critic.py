@@ -2,7 +2,7 @@
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,14 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
 }
+
+
+class TokenCache(Protocol):
+    """What a model remembers of E rows of tokens, each of its own length, so that it need not read them again."""
+
+    def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
+        """Append counts[i] of tokens[i] `[k]` to row rows[i], ascending; return params `[n, P]` of what follows."""
+        ...
 
 
 class ActorCritic(nn.Module, abc.ABC):
@@ -77,6 +85,10 @@ class ActorCritic(nn.Module, abc.ABC):
     def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
         """Return the distribution that `params` `[..., P]` describe; `mask` `[..., mask_size]` bool allows choices."""
         return action_distribution(self.spec.action, params, mask)
+
+    def cache(self, num_rows: int, num_tokens: int) -> "TokenCache":
+        """Return the memory of as many rows, empty, of as many tokens each at most, to type in; of takes_sequences."""
+        raise NotImplementedError
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""

@@ -54,7 +54,7 @@ def action_distribution(
     action: ActionSpec, params: torch.Tensor, mask: torch.Tensor | None = None
 ) -> ActionDistribution:
     """Return the distribution that `params` `[..., P]` describe; `mask` `[..., sum(sizes)]` bool allows choices."""
-    if action.kind == "discrete":
+    if action.kind in ("discrete", "text"):
         return Categorical(params, mask)
     if action.kind == "multi_discrete":
         return MultiCategorical(params, action.sizes, mask)

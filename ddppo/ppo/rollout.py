@@ -19,6 +19,10 @@ class Rollout:
 
     ratios are pi(a) / mu(a) where another policy mu acted than the one, pi, that logprobs and values are of; None where
     the same did.
+
+    Of tasks of text, obs and actions are tokens, row l of the one that follows token l, and valid those that the policy
+    typed; next_values are of its next token, wherever that is. achieved `[E]`: of whole episodes, 1 or 0, NaN where it
+    failed or nobody knows; None where nobody ever does.
     """
 
     obs: Obs
@@ -34,6 +38,7 @@ class Rollout:
     action_mask: torch.Tensor | None
     raw_obs: Obs
     ratios: torch.Tensor | None = None
+    achieved: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

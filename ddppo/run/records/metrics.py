@@ -73,6 +73,15 @@ OF_TOPOLOGIES: tuple[Metric, ...] = (
     Metric(
         "dist/lost_episodes", "episodes", PER_RANK, "cut because their process was lost, so far", _TOPOLOGY
     ),
+    *(
+        Metric(name, unit, PER_RANK, f"of tasks of text: {meaning}", "docs/text.md")
+        for name, unit, meaning in (
+            ("rollout/turns", "turns", "that were played in the iteration"),
+            ("rollout/tokens_per_s", "tokens/s", "typed by the policy / t_generate"),
+            ("rollout/t_generate", "s", "part of t_rollout: reading and typing tokens"),
+            ("rollout/t_answers", "s", "part of t_rollout: waiting for environments while none is typed to"),
+        )
+    ),
 )
 
 METRICS: tuple[Metric, ...] = (

@@ -1,0 +1,162 @@
+"""Acting in text: whole episodes, generated in one batch for all environments that wait for their turn."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddppo.envs.turns import Turn, Turns
+from ddppo.models import ActorCritic, nucleus
+from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.text.record import Record
+from ddppo.text import Dialogue, Tokenizer
+
+
+class TextCollector:
+    """Plays one episode in each of E environments, of L tokens at most, prompt and answers included.
+
+    Environments that have answered are typed to side by side until the turn of each is over, while others do what they
+    were told; those still at it after `wait_s` come in the batch after. What is typed depends on neither: the token at
+    position l of environment i has noise of its own.
+
+    An episode is truncated where its tokens are spent, be it within a turn, which then is not played, or after
+    `max_turns`. One that failed has no valid row.
+    """
+
+    def __init__(
+        self,
+        turns: Turns,
+        model: ActorCritic,
+        tokenizer: Tokenizer,
+        *,
+        num_tokens: int,
+        first_env: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        wait_s: float | None = 0.0,
+        max_turns: int | None = None,
+        top_p: float = 1.0,
+    ) -> None:
+        self.turns = turns
+        self.model = model
+        self.tokenizer = tokenizer
+        self.num_tokens = num_tokens
+        self.first_env = first_env
+        self.device, self.dtype = device, dtype
+        self.wait_s, self.max_turns, self.top_p = wait_s, max_turns, top_p
+        self._forget()
+
+    def begin(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]]) -> None:
+        """Have every environment begin the episode of the next `collect`, from its own seed."""
+        self._forget()
+        for i, (seed, option) in enumerate(zip(seeds, options, strict=True)):
+            self.turns.begin(i, seed, option)
+
+    def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[Episode]]:
+        """Play all episodes with noise `[L, E, num_noise]`, or without by the likeliest tokens; return them.
+
+        Raises EnvError as `Turns.ready` does.
+        """
+        drawn = None if noise is None else torch.from_numpy(noise).to(self.dtype)
+        self._cache = self.model.cache(self.turns.num_envs, self.num_tokens)
+        began = time.perf_counter()
+        while answers := self.turns.ready(self.wait_s):
+            self._t_waited += time.perf_counter() - began
+            waiting = [turn.env for turn in answers if self._is_heard(turn)]
+            if waiting:
+                self._type(np.array(sorted(waiting)), drawn)
+            began = time.perf_counter()
+        del self._cache
+        return self._record.rollout(self.model, self.device, self.dtype), self._record.episodes(
+            self.first_env
+        )
+
+    def measured(self) -> dict[str, float]:
+        """Return what the last `collect` took, by names of OF_TOPOLOGIES."""
+        num_tokens, seconds = int(self._record.own.sum()), self._t_typed
+        return {
+            "rollout/inference_batch": num_tokens / max(self._num_forwards, 1),
+            "rollout/turns": float(self._num_turns.sum()),
+            "rollout/tokens_per_s": num_tokens / seconds if seconds else 0.0,
+            "rollout/t_generate": seconds,
+            "rollout/t_answers": self._t_waited,
+        }
+
+    def _forget(self) -> None:
+        num_envs = self.turns.num_envs
+        self._record = Record(self.num_tokens, num_envs, self.tokenizer.pad)
+        self._dialogues: list[Dialogue | None] = [None] * num_envs
+        self._num_read = np.zeros(num_envs, np.int64)  # tokens that the model remembers
+        self._num_turns = np.zeros(num_envs, np.int64)
+        self._num_forwards, self._t_typed, self._t_waited = 0, 0.0, 0.0
+
+    def _is_heard(self, turn: Turn) -> bool:
+        """Write down what an environment answered; return whether the policy is to type."""
+        record, i, dialogue = self._record, turn.env, self._dialogues[turn.env]
+        if turn.failed:
+            record.failed[i] = True
+            return False
+        if (is_success := turn.info.get("is_success")) is not None:
+            record.achieved[i] = float(is_success)
+        if dialogue is None:
+            self._dialogues[i] = dialogue = self.tokenizer.begin(turn.obs)
+            goes_on = record.read(i, dialogue.prompt_tokens)
+            assert goes_on, f"a prompt of {len(dialogue.prompt_tokens)} tokens, of {self.num_tokens} in all"
+            return True
+        self._num_turns[i] += 1
+        row = record.last[i]
+        record.rewards[row, i] = turn.reward
+        if turn.terminated:
+            record.terminated[row, i] = True
+            return False
+        goes_on = record.read(i, dialogue.observe(turn.obs))
+        record.truncated[row, i] = turn.truncated or not goes_on or self._num_turns[i] == self.max_turns
+        return not record.truncated[row, i]
+
+    @torch.inference_mode()
+    def _type(self, envs: np.ndarray, noise: torch.Tensor | None) -> None:
+        """Type the turns of these environments, and have each do what was typed as soon as it is."""
+        began, record = time.perf_counter(), self._record
+        while len(envs):
+            allowed = np.array([self._dialogue(i).allowed() for i in envs])
+            chosen, allowed = self._chosen(self._read(envs), allowed, noise, envs)
+            record.typed(envs, chosen, allowed)
+            going_on = []
+            for i, token in zip(envs.tolist(), chosen.tolist(), strict=True):
+                dialogue = self._dialogue(i)
+                dialogue.push(token)
+                if dialogue.is_over:
+                    self.turns.act(i, dialogue.action())
+                elif record.is_full(i):
+                    record.truncated[record.last[i], i] = True
+                else:
+                    going_on.append(i)
+            envs = np.array(going_on, np.int64)
+        self._t_typed += time.perf_counter() - began
+
+    def _dialogue(self, env: int) -> Dialogue:
+        dialogue = self._dialogues[env]
+        assert dialogue is not None, f"environment {env} has no prompt"
+        return dialogue
+
+    def _read(self, envs: np.ndarray) -> torch.Tensor:
+        """Have the model read what it has not yet; return action parameters `[n, V]` of what follows."""
+        counts = self._record.lengths[envs] - self._num_read[envs]
+        columns = self._num_read[envs, None] + np.arange(counts.max())
+        tokens = self._record.tokens[envs[:, None], columns.clip(max=self.num_tokens)]
+        self._num_read[envs] += counts
+        self._num_forwards += 1
+        return self._cache.extend(envs, tokens, counts)
+
+    def _chosen(
+        self, params: torch.Tensor, allowed: np.ndarray, noise: torch.Tensor | None, envs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the next tokens `[n]`, and what they were chosen from `[n, V]`: grammar and nucleus."""
+        if self.top_p < 1.0 and noise is not None:
+            allowed = nucleus(params.numpy(force=True), allowed, self.top_p)
+        policy = self.model.distribution(params, torch.from_numpy(allowed).to(self.device))
+        if noise is None:
+            return policy.mode().numpy(force=True), allowed
+        return policy.sample(noise[self._record.lengths[envs] - 1, envs]).numpy(), allowed

@@ -1,0 +1,126 @@
+"""What is written down of an iteration's episodes of text, and the rollout that it becomes."""
+
+import numpy as np
+import torch
+
+from ddppo.models import ActorCritic
+from ddppo.ppo.rollout import Episode, Rollout
+
+_NUMBERS = 2**24  # of action parameters in one forward pass; they bound memory, not results
+
+
+class Record:
+    """E episodes of L + 1 tokens at most. Row l is of the token at l + 1, which was typed after those up to l.
+
+    tokens `[E, L + 1]`, pad behind `lengths` `[E]`. own `[L, E]`: rows of tokens that the policy typed; last `[E]`: the
+    last such, -1 before the first. allowed `[L, E, V]`: what could be typed there, None while all could. achieved: 1 or
+    0, NaN as long as the environment has not said.
+    """
+
+    def __init__(self, num_tokens: int, num_envs: int, pad: int) -> None:
+        self.tokens = np.full((num_envs, num_tokens + 1), pad, np.int64)
+        self.lengths = np.zeros(num_envs, np.int64)
+        self.own = np.zeros((num_tokens, num_envs), bool)
+        self.last = np.full(num_envs, -1)
+        self.allowed: np.ndarray | None = None
+        self.rewards = np.zeros((num_tokens, num_envs))
+        self.terminated = np.zeros((num_tokens, num_envs), bool)
+        self.truncated = np.zeros((num_tokens, num_envs), bool)
+        self.failed = np.zeros(num_envs, bool)
+        self.achieved = np.full(num_envs, np.nan)
+
+    def is_full(self, env: int) -> bool:
+        """Return whether no token can follow."""
+        return bool(self.lengths[env] == self.tokens.shape[1])
+
+    def read(self, env: int, tokens: list[int]) -> bool:
+        """Append tokens that the policy is given, as many as there is room for; return whether it can type another."""
+        start = self.lengths[env]
+        end = min(start + len(tokens), self.tokens.shape[1])
+        self.tokens[env, start:end] = tokens[: end - start]
+        self.lengths[env] = end
+        return not self.is_full(env)
+
+    def typed(self, envs: np.ndarray, tokens: np.ndarray, allowed: np.ndarray) -> None:
+        """Append to each environment of `[n]` the token `[n]` that the policy typed, one of `[n, V]` allowed."""
+        rows = self.lengths[envs] - 1
+        if self.allowed is None and not allowed.all():
+            self.allowed = np.ones((*self.own.shape, allowed.shape[1]), bool)
+        if self.allowed is not None:
+            self.allowed[rows, envs] = allowed
+        self.tokens[envs, rows + 1] = tokens
+        self.own[rows, envs] = True
+        self.last[envs] = rows
+        self.lengths[envs] += 1
+
+    def episodes(self, first_env: int) -> list[Episode]:
+        """Return the episodes that did not fail; their length is in tokens that the policy typed."""
+        found = []
+        for env in np.flatnonzero(~self.failed).tolist():
+            total, length = float(self.rewards[:, env].sum()), int(self.own[:, env].sum())
+            found.append(Episode(int(self.last[env]), first_env + env, total, length))
+        return sorted(found, key=lambda episode: (episode.step, episode.env_index))
+
+    @torch.no_grad()
+    def rollout(self, model: ActorCritic, device: torch.device, dtype: torch.dtype) -> Rollout:
+        """Return the episodes with log-probabilities and values from the whole of each, as learning computes them."""
+        valid = self.own & ~self.failed
+        tokens = torch.from_numpy(self.tokens).to(device)
+        allowed = None if self.allowed is None else torch.from_numpy(self.allowed).to(device)
+        own = torch.from_numpy(valid).to(device)
+        logprobs, values = self._computed(model, tokens, own, allowed, dtype)
+        starts = np.zeros_like(valid)
+        starts[np.argmax(valid, axis=0), np.arange(len(self.last))] = True
+        flags = (self.terminated & valid, self.truncated & valid, starts & valid)
+        terminated, truncated, episode_start = (torch.from_numpy(flag).to(device) for flag in flags)
+        obs = tokens[:, :-1].T  # [E, L] -> [L, E]
+        return Rollout(
+            obs=obs,
+            actions=tokens[:, 1:].T,
+            logprobs=logprobs,
+            values=values[:-1] * own,
+            next_values=values.gather(0, torch.from_numpy(self._next_rows()).to(device)) * own,
+            rewards=torch.from_numpy(np.where(valid, self.rewards, 0.0)).to(device, dtype),
+            terminated=terminated,
+            truncated=truncated,
+            valid=own,
+            episode_start=episode_start,
+            action_mask=allowed,
+            raw_obs=obs,
+            achieved=torch.from_numpy(np.where(self.failed, np.nan, self.achieved)).to(device, dtype),
+        )
+
+    def _computed(
+        self,
+        model: ActorCritic,
+        tokens: torch.Tensor,
+        own: torch.Tensor,
+        allowed: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities `[L, E]` of own tokens, 0 elsewhere, and values `[L + 1, E]` after every token."""
+        logprobs = torch.zeros(own.shape, dtype=dtype, device=own.device)
+        values = torch.zeros(len(own) + 1, own.shape[1], dtype=dtype, device=own.device)
+        length = int(self.lengths.max(initial=1))
+        actions = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
+        at_once = max(1, _NUMBERS // (length * model.num_params))
+        for envs in torch.arange(own.shape[1], device=own.device).split(at_once):
+            params, of_rows = model.at(tokens[envs, :length], actions[envs, :length])
+            values[:length, envs] = of_rows.view(len(envs), length).T
+            steps, columns = own[:length, envs].nonzero(as_tuple=True)
+            mask = None if allowed is None else allowed[steps, envs[columns]]
+            policy = model.distribution(params.view(len(envs), length, -1)[columns, steps], mask)
+            logprobs[steps, envs[columns]] = policy.log_prob(actions[envs[columns], steps])
+        return logprobs, values
+
+    def _next_rows(self) -> np.ndarray:
+        """Return for each row `[L, E]` the next own one of its environment; behind the last, that of the last token.
+
+        Its value is what a truncated episode would have been worth.
+        """
+        num_rows = len(self.own)
+        ends = np.maximum(self.lengths - 1, 0)
+        later = np.where(self.own, np.arange(num_rows)[:, None], num_rows)
+        nearest = np.minimum.accumulate(later[::-1], axis=0)[::-1]  # from this row on
+        after = np.concatenate([nearest[1:], np.full((1, len(ends)), num_rows)])
+        return np.where(after == num_rows, ends, after)
