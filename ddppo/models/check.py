@@ -10,7 +10,9 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model, model_class
 from ddppo.models.trial import Trial, listed
+from ddppo.models.trial_sequences import SequenceTrial
 from ddppo.spaces import EnvSpec
+from ddppo.text import make_tokenizer
 
 _COPIES = 4  # a rank holds parameters, gradient and Adam's two moments
 
@@ -36,6 +38,8 @@ def check_model(
     _check_memory(spec, config, dtype, ranks_here)
     model = build_model(spec, config, 0, dtype)
     trial = Trial(model, spec, config.name)
+    if model.takes_sequences:
+        trial = SequenceTrial(model, spec, config.name, make_tokenizer(spec, config))
     trial.check_parameters()
     trial.check_parts(learning_rates)
     with torch.random.fork_rng(devices=[]):

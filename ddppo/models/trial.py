@@ -104,7 +104,7 @@ class Trial:
             self._check_learned("values", values, both[1])
 
     def _check_learned(self, what: str, acted: torch.Tensor, learned: torch.Tensor) -> None:
-        if not torch.allclose(acted, learned, rtol=_rounding(acted), atol=_rounding(acted), equal_nan=True):
+        if not torch.allclose(acted, learned, rtol=rounding(acted), atol=rounding(acted), equal_nan=True):
             off = (acted - learned).abs().max().item()
             raise self.fails(
                 "at",
@@ -200,8 +200,8 @@ class Trial:
             )
 
     def _check_agreement(self, method: str, what: str, together: torch.Tensor, alone: torch.Tensor) -> None:
-        rounding = _rounding(together)
-        if not torch.allclose(together, alone, rtol=rounding, atol=rounding, equal_nan=True):
+        close = rounding(together)
+        if not torch.allclose(together, alone, rtol=close, atol=close, equal_nan=True):
             off = (together - alone).abs().max().item()
             raise self.fails(
                 "forward",
@@ -278,9 +278,9 @@ class Trial:
                 ]
             whole, part = self._alone(obs), self._alone(each(lambda x: x[: size // 2], obs))
         changed = [n for n, b in self.model.named_buffers() if n in before and not torch.equal(b, before[n])]
-        rounding = _rounding(whole[1])
+        close = rounding(whole[1])
         mixes = any(
-            not torch.allclose(w[: size // 2], p, rtol=rounding, atol=rounding, equal_nan=True)
+            not torch.allclose(w[: size // 2], p, rtol=close, atol=close, equal_nan=True)
             for w, p in zip(whole, part, strict=True)
         )
         if mixes or changed:
@@ -292,7 +292,7 @@ class Trial:
         return []
 
 
-def _rounding(x: torch.Tensor) -> float:
+def rounding(x: torch.Tensor) -> float:
     """Return what two ways to compute x may differ by, far below what another network would."""
     return 1e-3 if x.dtype == torch.float32 else 1e-6
 

@@ -1,0 +1,88 @@
+"""A model of tokens under test: its outputs for every token, and that it types what it learns."""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.observations import Obs
+from ddppo.models.trial import Trial, rounding
+from ddppo.spaces import EnvSpec
+from ddppo.text import Tokenizer
+
+_LENGTH, _PROMPT = 8, 5
+
+
+class SequenceTrial(Trial):
+    """One model that takes sequences; what it is tried on are random tokens, 8 in a row."""
+
+    def __init__(self, model: ActorCritic, spec: EnvSpec, name: str, tokenizer: Tokenizer) -> None:
+        super().__init__(model, spec, name)
+        self.tokenizer = tokenizer
+        self.brings_own_policy = False  # what it brings is tried with the outputs
+
+    def check_outputs(self, size: int) -> None:
+        """Learn from `size` rows, type their tokens one by one, and compare."""
+        tokens = self._obs(size)
+        params, _ = self._alone(tokens)
+        if self.num_params != self.tokenizer.size:
+            raise self.fails(
+                "num_params",
+                f"is {self.num_params}, but there are {self.tokenizer.size} tokens: a logit of each is needed",
+            )
+        noise = torch.rand(*params.shape[:2], self.model.num_noise, dtype=params.dtype)
+        policy = self._policy(params.detach())
+        drawn = self._tried("distribution(...).sample", lambda: policy.sample(noise))
+        logprobs = self._tried("distribution(...).log_prob", lambda: policy.log_prob(drawn.to(params.device)))
+        if logprobs.shape != (size, _LENGTH):
+            raise self.fails(
+                "distribution(...).log_prob",
+                f"returned {list(logprobs.shape)} for parameters {list(params.shape)}: it must be [{size}, {_LENGTH}]",
+            )
+        if self._is_repeatable(tokens):
+            self._check_cache(tokens, params)
+
+    def _check_cache(self, tokens: torch.Tensor, params: torch.Tensor) -> None:
+        size, given = len(tokens), tokens.numpy(force=True)
+        with torch.inference_mode():
+            cache = self._tried("cache", lambda: self.model.cache(size, _LENGTH))
+            for start, end in ((0, _PROMPT), *((i, i + 1) for i in range(_PROMPT, _LENGTH))):
+                read = partial(cache.extend, np.arange(size), given[:, start:end], np.full(size, end - start))
+                self._check_typed(self._tried("cache(...).extend", read), params[:, end - 1])
+
+    def _check_typed(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
+        said = "returned action parameters"
+        if found.shape != wanted.shape:
+            shapes = f"{list(found.shape)}: they must be {list(wanted.shape)}"
+            raise self.fails("cache(...).extend", f"{said} {shapes}")
+        close = rounding(found)
+        if not torch.allclose(found, wanted, rtol=close, atol=close):
+            off = (found - wanted).abs().max().item()
+            raise self.fails(
+                "cache(...).extend",
+                f"{said} that differ by {off:.2g} from those that at returned for the whole row: what is typed must be "
+                "what is learned, and depend on nothing that follows",
+            )
+
+    def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(obs, torch.Tensor)
+        size, num_rows = len(obs), obs.numel()
+        both = self._call("at", obs, self._actions(obs))
+        if not (isinstance(both, tuple) and len(both) == 2):
+            raise self.fails(
+                "at", "must return two, action parameters of every token and values of every token"
+            )
+        params, values = both
+        self._check_tensor("at", "action parameters", params, obs, (num_rows, self.num_params))
+        self._check_tensor("at", "values", values, obs, (num_rows,))
+        return params.unflatten(0, (size, _LENGTH)), values.unflatten(0, (size, _LENGTH))
+
+    def _obs(self, size: int) -> torch.Tensor:
+        kept = [token for token in range(self.tokenizer.size) if token != self.tokenizer.pad]
+        tokens = torch.tensor(kept)[torch.randint(len(kept), (size, _LENGTH))]
+        return tokens.to(next(self.model.parameters()).device)
+
+    def _actions(self, obs: Obs) -> torch.Tensor:
+        assert isinstance(obs, torch.Tensor)
+        return obs.roll(-1, dims=1)
