@@ -11,6 +11,7 @@ pytest.importorskip("boto3")
 
 from ddppo.envs.tasks.cloud.env import MOST_PRINTED, MOST_TYPED
 from ddppo.envs.tasks.cloud.task import chosen_tasks
+from ddppo.envs.tasks.cloud.world import BROKE, Outcome, World
 from ddppo.errors import ConfigError, EnvStateError
 
 
@@ -201,3 +202,17 @@ probe(EnvConfig(id="ddppo/Cloud-v0"))
 def test_without_its_packages_the_remedy_is_named():
     run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert "env.id=ddppo/Cloud-v0 needs a package that is not installed: pip install 'moto[" in run.stderr
+
+
+def test_the_grader_looks_again_only_where_the_world_may_have_changed(env, monkeypatch):
+    begin(env, "s3_make_bucket")
+    world, looked, look = env.unwrapped._world, [], World.look
+    monkeypatch.setattr(World, "look", lambda world, line: looked.append(line) or look(world, line))
+    for line in ("aws s3 ls", "hint", "nonsense", "aws s3 rb s3://none", "aws sns get-topic-attributes"):
+        env.step(line)
+    assert looked == []
+    env.step("aws s3 mb s3://other")
+    assert len(looked) == 2  # a goal, and what is to be kept
+    monkeypatch.setattr(world, "run", lambda line: Outcome("the simulator failed", 254, BROKE))
+    env.step("aws s3 ls")
+    assert len(looked) == 4

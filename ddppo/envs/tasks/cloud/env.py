@@ -12,7 +12,7 @@ from ddppo.envs.tasks.cloud import rewards
 from ddppo.envs.tasks.cloud.chaos import CHANCE, drawn, drifted
 from ddppo.envs.tasks.cloud.grading import Grader
 from ddppo.envs.tasks.cloud.task import Task, chosen_tasks
-from ddppo.envs.tasks.cloud.world import World
+from ddppo.envs.tasks.cloud.world import BROKE, World
 from ddppo.errors import ConfigError, EnvStateError, near
 
 CHARSET = "".join(char for char in string.printable if char not in "\r\x0b\x0c")
@@ -152,6 +152,8 @@ class CloudEnv(gym.Env):
             return f"a command has at most {MOST_TYPED} characters; this one has {len(action)}", True, False
         outcome = self._world.run(action)
         self._grader.note(outcome.calls)
+        if outcome.code == BROKE:
+            self._grader.look_again()
         retried = rewards.is_retry(outcome.code, had_before=self._has_retried)
         self._has_retried = self._has_retried or retried
         return outcome.said, outcome.status != 0, retried
@@ -171,6 +173,7 @@ class CloudEnv(gym.Env):
         if self._fault is None or self._struck or len(self._lines) < self._fault.after:
             return
         self._world.disturb(self._fault.commands)
+        self._grader.look_again()
         progress, num_kept = self._grader.progress(), self._grader.num_kept()
         self._struck = progress < self._progress or num_kept < self._num_kept
         self._progress, self._num_kept = progress, num_kept

@@ -66,10 +66,12 @@ class Grader:
         self.goals = tuple(goal for goal in goals if goal not in held)
         self.keep = (*keep, *held)
         self._met: set[int] = set()  # call goals, which stay met
-        self.best = 0.0
+        self.look_again()
 
     def note(self, calls: Sequence[Call]) -> None:
-        """Hear of the calls that the world made at the player's word."""
+        """Hear of the calls that the world made at the player's word; reads, and what it refused, change nothing."""
+        if not all(call.is_read for call in calls):
+            self.look_again()
         for call in calls:
             for at, goal in enumerate(self.goals):
                 if not isinstance(goal, CallGoal) or at in self._met or not goal.is_met_by(call):
@@ -79,16 +81,25 @@ class Grader:
                 self._met.add(at)
                 break  # one call is one goal's
 
+    def look_again(self) -> None:
+        """Forget what was seen: the world has changed, or may have."""
+        self._seen: dict[int, bool] = {}  # by the goals' ids, as what they equal may be a list
+
     def progress(self) -> float:
         """Return the share of the goals that hold now; looking leaves no trace in the world or in the calls."""
         held = [
-            at in self._met if isinstance(goal, CallGoal) else goal.holds(self._world)
+            at in self._met if isinstance(goal, CallGoal) else self._holds(goal)
             for at, goal in enumerate(self.goals)
         ]
         return sum(held) / len(held)
 
     def num_kept(self) -> int:
-        return sum(goal.holds(self._world) for goal in self.keep)
+        return sum(map(self._holds, self.keep))
+
+    def _holds(self, goal: StateGoal) -> bool:
+        if id(goal) not in self._seen:
+            self._seen[id(goal)] = goal.holds(self._world)
+        return self._seen[id(goal)]
 
     def _call_goals(self, until: int) -> list[int]:
         return [at for at in range(until) if isinstance(self.goals[at], CallGoal)]

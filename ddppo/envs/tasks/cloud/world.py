@@ -37,6 +37,7 @@ MOMENT = (
 )
 TIMES = ("CreatedTimestamp", "LastModifiedTimestamp")  # which come as text
 QUEUES = f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/"
+BROKE = "InternalFailure"  # the code of a fault of the simulator
 PROTOCOLS = ("sqs", "email")  # of subscriptions; moto would call an http endpoint for real
 
 
@@ -170,9 +171,7 @@ class World:
             raise CommandError(str(error), 255) from error
         except Exception as error:  # a fault of the simulator: the typist's, as far as an episode goes
             log.debug("moto failed at %s %s", call.service, call.operation, exc_info=True)
-            raise _refused(
-                call, "InternalFailure", f"the simulator failed: {type(error).__name__}"
-            ) from error
+            raise _refused(call, BROKE, f"the simulator failed: {type(error).__name__}") from error
 
 
 def _no_network(request: Any, **_: Any) -> AWSResponse:
