@@ -281,9 +281,9 @@ class ScalingConfig:
 class CurriculumConfig:
     name: str | None = setting(
         "auto",
-        "which tasks come next of an environment that names their tiers, if iterations play whole episodes: tiers "
-        "(those not mastered first, docs/curriculum.md), uniform (all alike), the import path of your own "
-        "(my_pkg.curricula:Mine), null (the environment chooses), auto (tiers, null where there are none)",
+        "of tasks of text that the environment tells the tiers of, which comes next: tiers (those not mastered first, "
+        "docs/curriculum.md), uniform (all alike), the import path of your own (my_pkg.curricula:Mine), null (the "
+        "environment chooses), auto (tiers, null where it tells none)",
     )
     settings: dict[str, Any] = setting(
         meaning="its keyword arguments; of tiers its rules, as {window: 20} (docs/curriculum.md lists them)",

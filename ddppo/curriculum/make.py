@@ -11,6 +11,7 @@ from ddppo.curriculum.tiers import TieredCurriculum
 from ddppo.curriculum.uniform import UniformCurriculum
 from ddppo.errors import ConfigError, near
 from ddppo.options import filled
+from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line
 
 _METHODS = ("choose", "record", "state", "restore", "metrics", "table")
@@ -27,17 +28,11 @@ def _with_tiers(tasks: Mapping[str, str], **settings: Any) -> TieredCurriculum:
 CURRICULA: dict[str, Callable[..., Curriculum]] = {"tiers": _with_tiers, "uniform": UniformCurriculum}
 
 
-def curriculum_for(
-    config: CurriculumConfig, env_id: str, tasks: Mapping[str, str] | None, *, whole_episodes: bool
-) -> Curriculum | None:
-    """Return the curriculum of a run, None for none. Raises ConfigError where one is asked for that cannot be.
-
-    tasks: the tier of each that the environment has, by name, None if it names none. whole_episodes: whether an
-    iteration begins episodes of its own and ends them, so that somebody can say which.
-    """
+def curriculum_for(config: CurriculumConfig, env_id: str, spec: EnvSpec) -> Curriculum | None:
+    """Return the curriculum of a run, None for none. Raises ConfigError where one is asked for that cannot be."""
     name = config.name
     if name == "auto":
-        name = "tiers" if tasks and whole_episodes else None
+        name = "tiers" if spec.tasks and spec.is_text else None
     if name is None:
         if config.settings:
             raise ConfigError(
@@ -46,17 +41,17 @@ def curriculum_for(
             )
         return None
     _made_by(name)
-    if not whole_episodes:
+    if not spec.is_text:
         raise ConfigError(
-            f"curriculum.name={name} with ppo.algorithm=ppo and env.id={env_id}: rollouts go on where the last ended, "
-            "so nobody can say which task begins: use ppo=grpo, or leave it out"
+            f"curriculum.name={name}: env.id={env_id} is no task of text, and only episodes of text are begun with "
+            "options that name a task: leave it out"
         )
-    if not tasks:
+    if not spec.tasks:
         raise ConfigError(
             f"curriculum.name={name}: env.id={env_id} names no tasks: give the environment task_tiers, the tier of "
             "each task by its name, or leave it out"
         )
-    return make_curriculum(name, tasks, **config.settings)
+    return make_curriculum(name, spec.tasks, **config.settings)
 
 
 def make_curriculum(name: str, tasks: Mapping[str, str], **settings: Any) -> Curriculum:

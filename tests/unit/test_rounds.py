@@ -8,6 +8,7 @@ import pytest
 from ddppo.config import CurriculumConfig
 from ddppo.curriculum import Rounds, curriculum_for, make_curriculum
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 TASKS = {**dict.fromkeys("abcdef", "warm-up"), **dict.fromkeys("ghij", "beginner")}
 
@@ -114,8 +115,10 @@ def test_restored_rounds_go_on_as_if_nothing_had_been(name):
     assert second.state() == whole.state()
 
 
-def of(name="auto", tasks=TASKS, whole_episodes=True, **settings):
-    return curriculum_for(CurriculumConfig(name, settings), "Task-v0", tasks, whole_episodes=whole_episodes)
+def of(name="auto", tasks=TASKS, kind="text", **settings):
+    obs = ArraySpec((8,), "text" if kind == "text" else "float32")
+    spec = EnvSpec(obs, ActionSpec(kind, (8,)), tasks=tasks)
+    return curriculum_for(CurriculumConfig(name, settings), "Task-v0", spec)
 
 
 def test_tasks_with_tiers_are_learned_by_them_unless_one_says_otherwise():
@@ -124,7 +127,7 @@ def test_tasks_with_tiers_are_learned_by_them_unless_one_says_otherwise():
     assert of("uniform").metrics() == {"round": 0}
     assert of(None) is None
     assert of(tasks=None) is None
-    assert of(whole_episodes=False) is None  # nobody says which task begins
+    assert of(kind="box") is None  # whose episodes are begun without options
     assert isinstance(of(f"{__name__}:Told"), Told)
 
 
@@ -134,7 +137,7 @@ def test_tasks_with_tiers_are_learned_by_them_unless_one_says_otherwise():
         ({"name": "tires"}, "curriculum.name=tires: must be one of auto, tiers, uniform (did you mean tiers?), or"),
         ({"name": "tires", "tasks": None}, "curriculum.name=tires: must be one of"),
         ({"name": "tiers", "tasks": None}, "curriculum.name=tiers: env.id=Task-v0 names no tasks: give"),
-        ({"name": "uniform", "whole_episodes": False}, "curriculum.name=uniform with ppo.algorithm=ppo"),
+        ({"name": "uniform", "kind": "box"}, "curriculum.name=uniform: env.id=Task-v0 is no task of text"),
         ({"name": None, "window": 3}, "curriculum.settings={'window': 3} has no effect with curriculum.name=null"),
         ({"tasks": None, "window": 3}, "curriculum.settings={'window': 3} has no effect with curriculum.name=auto"),
         ({"tasks": {"a": "odd"}}, "task a is of tier odd: must be one of warm-up, beginner"),
