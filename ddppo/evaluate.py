@@ -6,16 +6,19 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
 from ddppo import config as configuration
-from ddppo.config import setting
+from ddppo.config import Config, setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.files import stored
 from ddppo.options import door, parse
 from ddppo.package import install_command
+
+if TYPE_CHECKING:
+    from ddppo.run.evaluation import Policy, Scores
 
 _USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
 
@@ -24,7 +27,9 @@ _USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [vide
 class EvaluateConfig:
     run: str = setting(MISSING, "the run folder")
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
-    episodes: int = setting(100, "how many episodes to play", low=1)
+    episodes: int = setting(
+        100, "how many episodes to play; of text the next multiple of the number of tasks", low=1
+    )
     seed: int | None = setting(None, "root of the episodes' seeds; the run's own if null", low=0)
     video: bool = setting(False, "record one episode (needs the extra video)")
     video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
@@ -50,10 +55,10 @@ def evaluate(options: EvaluateConfig) -> str:
     config = configuration.load(run_dir / "config.yaml")
     config = dataclasses.replace(config, device=options.device)
 
-    from ddppo.envs import make_eval_env
     from ddppo.run import checkpoint
-    from ddppo.run.evaluation import load_policy, play_episodes
+    from ddppo.run.evaluation import load_policy
     from ddppo.run.records.summary import evaluation_metrics
+    from ddppo.run.text_evaluation import success_rates
 
     if options.video and importlib.util.find_spec("imageio") is None:
         raise ConfigError(f"video=true needs packages that are not installed: {install_command('video')}")
@@ -64,13 +69,11 @@ def evaluate(options: EvaluateConfig) -> str:
     path = checkpoint.chosen(options.checkpoint, run_dir)
     state = checkpoint.load(path)
     policy = load_policy(config, state)
+    if options.video and policy.spec.is_text:
+        raise ConfigError(f"video=true: {config.env.id} is a task of text, which draws no pictures")
     seed = config.seed if options.seed is None else options.seed
-    env = make_eval_env(config.env, min(options.episodes, 64))
-    try:
-        scores = play_episodes(policy, env, range(options.episodes), seed)
-    finally:
-        env.close()
-    metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0)
+    scores = _played(config, policy, options.episodes, seed)
+    metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | success_rates(scores)
     result: dict[str, Any] = {
         "run": str(run_dir),
         "checkpoint": path.name,
@@ -87,8 +90,24 @@ def evaluate(options: EvaluateConfig) -> str:
         result["video_return"] = record_episode(policy, config.env, seed, video)
         result["video"] = str(video)
     if options.json:
-        return json.dumps({**result, "returns": scores.returns, "lengths": scores.lengths})
+        of_text = {"achieved": scores.achieved, "tiers": scores.tiers} if policy.spec.is_text else {}
+        return json.dumps({**result, "returns": scores.returns, "lengths": scores.lengths, **of_text})
     return _text(result)
+
+
+def _played(config: Config, policy: "Policy", num_episodes: int, seed: int) -> "Scores":
+    """Play the episodes 0 to num_episodes - 1; of text as many more as make it as many of every task."""
+    from ddppo.envs import make_eval_env
+    from ddppo.run.evaluation import play_episodes
+    from ddppo.run.text_evaluation import play_alone
+
+    if policy.spec.is_text:
+        return play_alone(policy, config, num_episodes, seed)
+    env = make_eval_env(config.env, min(num_episodes, 64))
+    try:
+        return play_episodes(policy, env, range(num_episodes), seed)
+    finally:
+        env.close()
 
 
 def _quartiles(returns: tuple[float, ...]) -> dict[str, float]:
@@ -116,6 +135,10 @@ def _text(r: dict[str, Any]) -> str:
         f"IQR     {r['return_p25']:.2f} to {r['return_p75']:.2f}, mean inside {r['return_iqm']:.2f}",
         f"length  {r['length_mean']:.1f} steps",
     ]
+    if "success_rate" in r:
+        of_tiers = {k.removeprefix("success_rate_"): v for k, v in r.items() if k.startswith("success_rate_")}
+        by_tier = ", ".join(f"{tier} {rate:.2f}" for tier, rate in of_tiers.items())
+        lines.append(f"success {r['success_rate']:.2f}" + (f" ({by_tier})" if by_tier else ""))
     if "video" in r:
         lines.append(f"video   {r['video']} (return {r['video_return']:.2f})")
     return "\n".join(lines)

@@ -296,7 +296,11 @@ class EvalConfig:
     every_steps: int = setting(
         0, "environment steps between evaluations during training; 0 is only the last", low=0
     )
-    episodes: int = setting(20, "episodes of an evaluation during training", low=1)
+    episodes: int = setting(
+        20,
+        "episodes of an evaluation during training; of text the next multiple of the number of tasks, if it tells them",
+        low=1,
+    )
     final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
 
 

@@ -24,10 +24,16 @@ _LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Undiscounted returns and lengths (steps) of episodes, in the order of their numbers."""
+    """Undiscounted returns and lengths (steps; tokens typed, of text) of episodes, in the order of their numbers.
+
+    Of tasks of text also whether each achieved what was asked, 1 or 0, NaN where the environment does not tell, and the
+    tier of its task, "" where it has none.
+    """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    achieved: tuple[float, ...] = ()
+    tiers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.envs import make_eval_env
 from ddppo.files import move_aside
+from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.records.summary import evaluation_metrics
+from ddppo.run.text_evaluation import of_text, play_tasks, rounded_up, success_rates
 
 _MAX_EVAL_ENVS = 64
 
@@ -22,13 +24,22 @@ _MAX_EVAL_ENVS = 64
 class Scoring:
     """What evaluations have said so far, the same on all ranks; empty dicts where there was none, or no such.
 
-    best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached.
+    best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached. collector: of
+    a task of text, whose episodes are whole between iterations, so that evaluation plays with the rank's own.
     """
 
-    def __init__(self, config: Config, policy: Policy, group: Group, players: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        group: Group,
+        players: Sequence[int],
+        collector: TextCollector | None = None,
+    ) -> None:
         self.config = config
         self.policy = policy
         self.group = group
+        self.collector = collector
         self.players = list(players)  # ranks that can play: they hold the parameters
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
@@ -49,8 +60,9 @@ class Scoring:
     def score(self, num_episodes: int, env_steps: int, wall_s: float) -> tuple[dict[str, Any], bool]:
         """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far."""
         start = time.perf_counter()
-        scores = self._play(num_episodes)
+        scores = self._play(num_episodes) if self.collector is None else self._play_text(num_episodes)
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
+        metrics |= success_rates(scores)
         mean = metrics["eval/return_mean"]
         is_best = not self.best or mean > self.best["return_mean"]
         if is_best:
@@ -63,18 +75,36 @@ class Scoring:
 
     def _play(self, num_episodes: int) -> Scores:
         """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
-        num_players, mine = len(self.players), range(0)
-        if self.group.rank in self.players:
-            mine = range(self.players.index(self.group.rank), num_episodes, num_players)
-        rows = torch.full((-(-num_episodes // num_players), 2), math.nan, dtype=torch.float64)
-        if mine:
+        rows = torch.empty(0, 2)
+        if mine := self._mine(num_episodes):
             env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
             try:
                 scores = play_episodes(self.policy, env, mine, self.config.seed)
             finally:
                 env.close()
-            rows[: len(mine)] = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
-        # [W, n/P, 2] -> [P, n/P, 2] -> [n/P, P, 2] -> by episode
-        dealt = self.group.gather(rows)[self.players].transpose(0, 1).reshape(-1, 2)
-        returns, lengths = dealt[:num_episodes].T.tolist()
+            rows = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
+        returns, lengths = self._of_all(rows, num_episodes)
         return Scores(tuple(returns), tuple(int(n) for n in lengths))
+
+    def _play_text(self, num_episodes: int) -> Scores:
+        """Play every task in turn; all ranks return all scores, but of episodes that were lost."""
+        assert self.collector is not None
+        tasks = self.policy.spec.tasks
+        num_episodes = rounded_up(num_episodes, tasks)
+        rows = play_tasks(self.collector, self._mine(num_episodes), self.config.seed)
+        return of_text(self._of_all(rows, num_episodes), tasks)
+
+    def _mine(self, num_episodes: int) -> range:
+        """Return the numbers of this rank's episodes."""
+        if self.group.rank not in self.players:
+            return range(0)
+        return range(self.players.index(self.group.rank), num_episodes, len(self.players))
+
+    def _of_all(self, rows: torch.Tensor, num_episodes: int) -> list[list[float]]:
+        """Return numbers of all episodes by episode, of rows `[n, k]` of this rank's, as k lists."""
+        share = -(-num_episodes // len(self.players))
+        own = torch.full((share, rows.shape[1]), math.nan, dtype=torch.float64)
+        own[: len(rows)] = rows
+        # [W, n/P, k] -> [P, n/P, k] -> [n/P, P, k] -> by episode
+        dealt = self.group.gather(own)[self.players].transpose(0, 1).flatten(0, 1)
+        return dealt[:num_episodes].T.tolist()

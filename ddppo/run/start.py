@@ -11,6 +11,7 @@ from ddppo import config as configuration
 from ddppo.collectives import compiled
 from ddppo.config import Config
 from ddppo.cores import available_cores
+from ddppo.curriculum import curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.envs import probe
@@ -52,6 +53,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     if config.env.backend == "native":
         probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
     _check_text(config, spec)
+    curriculum_for(config.curriculum, config.env.id, spec)
     if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
         raise ConfigError(
             f"ppo.normalize_obs=true: {config.env.id} observes nothing but pixels, which are not normalised, for "

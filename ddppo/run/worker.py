@@ -35,6 +35,7 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.ppo.native.step import NativeStep
+from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation
 from ddppo.run.evaluation import Policy
@@ -61,7 +62,9 @@ class Worker:
         self.device = device
         self.parts = build(config, group, device)
         policy = Policy(self.parts.model, self.parts.obs_normalizer, self.parts.spec)
-        self.scoring = Scoring(config, policy, group, self.parts.players)
+        collector = self.parts.program.collector
+        of_text = collector if isinstance(collector, TextCollector) else None
+        self.scoring = Scoring(config, policy, group, self.parts.players, of_text)
         self.groups = (group, *self.parts.program.groups)
         compared = "parameters" if self.parts.program.rounds is None else "parameters or the curriculum"
         self.reporter = Reporter(self.groups, self.parts.layout, config.log.episode_window, compared)

@@ -1,5 +1,6 @@
 """Acting in tasks of text: whole episodes, typed token by token."""
 
 from ddppo.ppo.text.collector import TextCollector
+from ddppo.ppo.text.make import text_collector
 
-__all__ = ["TextCollector"]
+__all__ = ["TextCollector", "text_collector"]

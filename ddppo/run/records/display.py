@@ -249,7 +249,9 @@ class _Progress:
         words = [f"iteration {self._iteration:,}", f"FPS {steps / wall_s:,.0f}" if wall_s > 0 else "FPS ?"]
         for name, label, form in (
             ("rollout/return_mean", "return", ".2f"),
+            ("rollout/success_rate", "success", ".2f"),
             ("eval/return_mean", "eval", ".2f"),
+            ("eval/success_rate", "eval success", ".2f"),
             ("train/approx_kl", "KL", ".4f"),
         ):
             if name in self._latest:
@@ -326,6 +328,7 @@ def _scores(scores: Mapping[str, Any]) -> str:
         ("return_median", "median"),
         ("return_iqm", "IQM"),
         ("return_std", "std"),
+        ("success_rate", "success"),
     )
     values = ", ".join(f"{label} {_number(scores[name], '.2f')}" for name, label in names if name in scores)
     return f"{values} over {_number(scores.get('episodes'), '.0f')} episodes"

@@ -34,9 +34,8 @@ _DDPPO = "DD-PPO, arXiv:1911.00357"
 _SAMPLES = "mean by count"
 _EPISODES = "over all episodes"
 _GREEDY = "deterministic evaluation"
-OF_CURRICULUM = (
-    "curriculum/"  # what names of its metrics begin with; a user's own curriculum has others than ours
-)
+SUCCESS_OF = "eval/success_rate_"  # and the name of a tier
+OF_CURRICULUM = "curriculum/"  # and what a curriculum calls its own; a user's has other names than ours
 
 # What a topology measures on a rank, where it makes sense.
 OF_TOPOLOGIES: tuple[Metric, ...] = (
@@ -224,6 +223,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("eval/return_max", "reward", _EPISODES, "highest return", _GREEDY),
     Metric("eval/length_mean", "steps", _EPISODES, "mean episode length", _GREEDY),
     Metric("eval/episodes", "episodes", "sum", "episodes of the evaluation", "count"),
+    Metric(
+        "eval/success_rate",
+        "fraction",
+        _EPISODES,
+        "episodes of text that achieved their task, of those whose environment tells (is_success in its info)",
+        _GREEDY,
+    ),
+    Metric(f"{SUCCESS_OF}<tier>", "fraction", _EPISODES, "the same of the tasks of a tier", _GREEDY),
     Metric("eval/t_eval", "s", "rank 0", "duration, in neither t_iter nor wall_s", _TIME),
 )
 
@@ -240,7 +247,7 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
-        if name in listed or (name.startswith((OF_TASK, OF_CURRICULUM)) and not per_rank):
+        if name in listed or (name.startswith((OF_TASK, OF_CURRICULUM, SUCCESS_OF)) and not per_rank):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:

@@ -1,0 +1,26 @@
+"""From a configuration to who acts in text."""
+
+import torch
+
+from ddppo.config import Config
+from ddppo.envs.turns import Turns
+from ddppo.models import ActorCritic
+from ddppo.ppo.text.collector import TextCollector
+from ddppo.text import make_tokenizer
+
+
+def text_collector(
+    config: Config, turns: Turns, model: ActorCritic, *, first_env: int, device: torch.device
+) -> TextCollector:
+    """Return who acts in these environments by the model. first_env: the global index of the first of them."""
+    return TextCollector(
+        turns,
+        model,
+        make_tokenizer(turns.spec, config.model),
+        num_tokens=config.ppo.rollout_steps,
+        first_env=first_env,
+        device=device,
+        dtype=getattr(torch, config.dtype),
+        max_turns=config.env.max_turns,
+        top_p=config.model.top_p,
+    )
