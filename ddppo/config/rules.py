@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 from operator import attrgetter
 
+from ddppo.config.algorithms import check_algorithm
 from ddppo.config.fields import check_fields
 from ddppo.config.settings import Config, DistConfig, ModelConfig
 from ddppo.errors import ConfigError
@@ -149,6 +150,7 @@ def validate(config: Config) -> BatchShape:
             "compiled; use dist.grad_sync=flat, or compile=auto"
         )
     shape = batch_shape(config)
+    check_algorithm(config, shape)
     _check_slow_ranks(config)
     if config.env.backend == "native" and shape.rollout_steps < 2:
         raise ConfigError(

@@ -124,8 +124,35 @@ class ModelConfig:
 
 @dataclass(slots=True)
 class PPOConfig:
+    algorithm: str = setting(
+        "ppo",
+        "ppo (advantages by a value function), or grpo (by the returns of a group of rollouts from one seed; an "
+        "iteration is one whole episode of every environment; docs/grpo.md)",
+        choices=("ppo", "grpo"),
+    )
+    group_size: int = setting(
+        8,
+        "of grpo and of tasks of text: rollouts G of a group, from one seed; env.num_envs is a multiple of it",
+        low=1,
+    )
+    divide_by_std: bool = setting(
+        True, "of grpo: advantages in units of the group's standard deviation; false is Dr. GRPO's"
+    )
+    token_mean: str = setting(
+        "tokens",
+        "of grpo, what the loss is a mean over: all tokens, or steps, alike (tokens); episodes, of the mean over each "
+        "one's own (episodes, as in GRPO); episodes, of the sum over rollout_steps (constant, as in Dr. GRPO)",
+        choices=("tokens", "episodes", "constant"),
+    )
+    kl_coef: float = setting(
+        0.0,
+        "of grpo: weight beta of the divergence from the policy that the run began with; 0 is none",
+        low=0,
+    )
     total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
-    rollout_steps: int = setting(128, "steps T per environment and iteration", low=1)
+    rollout_steps: int = setting(
+        128, "steps T per environment and iteration; of whole episodes, at most", low=1
+    )
     rollouts_per_update: int | None = setting(
         None,
         "distributed=async_actors: rollouts that an update learns from, each of one actor's environments; null is as "

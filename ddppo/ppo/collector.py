@@ -127,13 +127,8 @@ class Collector:
     def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         if self._actor is not None:
             self._actor.begin(noise)
-        # Not at the end of the last call: the rollout it returned shares these rows. Normalised anew: the moments have
-        # moved since.
-        masks = None if self.masks is None else self.masks[-1].numpy()
-        self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
+        self._begin()
         ends: list[End] = []
-        self._num_acted = 0
-        self._going_on.clear()
         try:
             for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
                 self._step(t, step_noise, ends)
@@ -144,6 +139,17 @@ class Collector:
         self._check(ends)
         self._num_steps += self.rollout_steps
         return self._finish(ends), self._count(ends)
+
+    def _begin(self) -> None:
+        """Take over the row after the last as the first.
+
+        Not at the end of the last call: the rollout it returned shares these rows. Normalised anew: the moments have
+        moved since.
+        """
+        masks = None if self.masks is None else self.masks[-1].numpy()
+        self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
+        self._num_acted = 0
+        self._going_on.clear()
 
     def _step(self, t: int, noise: torch.Tensor, ends: list[End]) -> None:
         """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
@@ -216,8 +222,9 @@ class Collector:
         self.lengths += (valid & is_under_way).sum(axis=0)
         return episodes
 
-    def _finish(self, ends: list[End]) -> Rollout:
-        """Compute log-probabilities from the parameters acted with, and values; freeze the rollout."""
+    def _compute_logprobs(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Compute log-probabilities from the parameters acted with; return masks, and values if of actions."""
+        values = None
         if self.actions is not self._acted:
             self.actions.copy_(self._acted)
         masks = self.masks[:-1].to(self.device) if self.masks is not None else None
@@ -226,6 +233,11 @@ class Collector:
             params, values = self._at_actions()
         if self._actor is None:
             self.logprobs.copy_(self.model.distribution(params, masks).log_prob(self.actions))
+        return masks, values
+
+    def _finish(self, ends: list[End]) -> Rollout:
+        """Compute log-probabilities and values; freeze the rollout."""
+        masks, values = self._compute_logprobs()
         # An episode's first row is the one after its end, or after the pseudo-step that reset it.
         terminated, truncated, valid, episode_start = self.flags
         starts = terminated | truncated | ~valid
@@ -254,7 +266,7 @@ class Collector:
             obs=each(lambda x: x[:-1], self.obs),
             actions=self.actions,
             logprobs=self.logprobs,
-            values=values if self.model.values_are_of_actions else of_states[:-1],
+            values=of_states[:-1] if values is None else values,
             next_values=next_values,
             rewards=torch.from_numpy(self.rewards).to(self.logprobs),
             terminated=flags[0],

@@ -1,14 +1,14 @@
-"""Group-relative advantages and the loss per token (GRPO). A group is several rollouts of one task from one seed.
+"""Group-relative advantages and what tokens weigh (GRPO). A group is several rollouts of one task from one seed.
 
-K groups over all ranks, numbered the same on each; a rank holds n rollouts, of L tokens at most, of any of the groups.
-The caller gathers what is summed here and divides by counts over all ranks, as for PPO's losses.
+K groups over all ranks, numbered the same on each; a rank holds n rollouts, of T tokens at most, of any of the groups.
+A token is what the policy chooses at once: in tasks without text, an action. The caller gathers what is summed here and
+divides by counts over all ranks, as for PPO's losses.
 Sources: GRPO, Shao et al. 2024, arXiv:2402.03300; Dr. GRPO, Liu et al. 2025, arXiv:2503.20783; DAPO, Yu et al. 2025,
 arXiv:2503.14476.
 """
 
 import torch
 
-from ddppo.ppo import losses
 from ddppo.ppo.normalization import merge_moments
 
 
@@ -75,53 +75,23 @@ def group_advantages(
     return torch.where(used, advantages, 0.0).to(returns.dtype), used
 
 
-def token_losses(
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    own: torch.Tensor,
-    *,
-    clip_coef: float,
-    ref_logprobs: torch.Tensor | None = None,
-    kl_coef: float = 0.0,
-) -> torch.Tensor:
-    """Return the loss of every token `[n, L]`, 0 where it is not the policy's own (GRPO, eq. 3).
-
-    -min(r A, clip(r, 1 - eps, 1 + eps) A) + beta KL,    r = pi(token) / pi_old(token),
-    KL = pi_ref / pi - log(pi_ref / pi) - 1 (eq. 4), k3 of KL(pi || pi_ref) on tokens that pi sampled.
-    logprobs, old_logprobs, ref_logprobs `[n, L]`; advantages `[n]`, one for all tokens of a rollout; own `[n, L]` bool.
-    What log-probabilities say of other tokens, be it NaN, changes neither losses nor gradients.
-    """
-    log_ratio = torch.where(own, logprobs - old_logprobs, 0.0)
-    per_token = losses.clipped_surrogate_loss(log_ratio, advantages[:, None], clip_coef=clip_coef)
-    if ref_logprobs is not None:
-        per_token = per_token + kl_coef * losses.approx_kl(torch.where(own, ref_logprobs - logprobs, 0.0))
-    return torch.where(own, per_token, 0.0)
-
-
 def token_weights(
-    own: torch.Tensor,
-    used: torch.Tensor,
-    dtype: torch.dtype,
-    *,
-    mean_over: str,
-    max_tokens: int | None = None,
+    own: torch.Tensor, used: torch.Tensor, dtype: torch.dtype, *, mean_over: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return weights `[n, L]` of tokens, and what this rank adds to the count that divides their sum.
+    """Return weights `[T, n]` of tokens in the loss, and what each adds to the count that divides it, `[T, n]`.
 
-    The loss is sum(weights * losses) over all ranks / sum of their counts. own `[n, L]`, used `[n]` bool. mean_over:
-    "rollouts": of the mean over each rollout's own tokens (GRPO, eq. 3), so tokens of long ones weigh less;
+    The loss is sum(weights * losses) / sum(counts), both over all ranks. own `[T, n]`, used `[n]` bool. mean_over:
     "tokens": of all tokens, whoever's (DAPO, section 3.3);
-    "budget": over rollouts, of their tokens' sum / `max_tokens`, however long they are (Dr. GRPO, section 3: a mean
-    over their own tokens would favour long wrong answers).
-    A rollout without tokens of its own counts only where its sum, of 0, is a rollout's: "budget".
+    "episodes": of the mean over each rollout's own tokens (GRPO, eq. 3), so tokens of long ones weigh less;
+    "constant": over rollouts, of their tokens' sum / T, however long they are (Dr. GRPO, section 3: a mean over their
+    own tokens would favour long wrong answers).
+    A rollout without tokens of its own counts only where its sum, of 0, is a rollout's: "constant".
     """
-    weights = (own & used[:, None]).to(dtype)
-    tokens = weights.sum(dim=1)
+    weights = (own & used).to(dtype)
     if mean_over == "tokens":
-        return weights, tokens.sum()
-    if mean_over == "rollouts":
-        return weights / tokens.clamp(min=1)[:, None], (tokens > 0).to(dtype).sum()
-    assert mean_over == "budget", mean_over
-    assert max_tokens is not None, "a budget is a number of tokens"
-    return weights / max_tokens, used.to(dtype).sum()
+        return weights, weights
+    if mean_over == "episodes":
+        weights = weights / weights.sum(dim=0).clamp(min=1)
+        return weights, weights
+    assert mean_over == "constant", mean_over
+    return weights, used.to(dtype).expand(own.shape)

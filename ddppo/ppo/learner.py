@@ -2,24 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
-from ddppo.models import ActionDistribution, Obs
-from ddppo.ppo.minibatches import Batch, local_minibatches
-from ddppo.ppo.native.returns import returns_and_moments
+from ddppo.models import ActionDistribution
+from ddppo.ppo.advantages import Estimates, Estimator, Gae
+from ddppo.ppo.minibatches import Batch, Sequences, local_minibatches, only
 from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments
-from ddppo.ppo.returns import gae
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
+from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Rollout
-from ddppo.ppo.step import BETAS, STATISTICS, EagerStep, NotFinite, Step
+from ddppo.ppo.step import BETAS, STATISTICS, At, EagerStep, NotFinite, Step
 from ddppo.scaling import BatchShape
+
+Plan = tuple[np.ndarray, list[int]]  # of an epoch: samples in their order, and where minibatches begin
 
 _ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the target: rsl_rl's rule
 
@@ -28,24 +30,36 @@ _ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the ta
 class Update:
     """What one iteration's learning was like; equal on all ranks except `local_sums`.
 
-    local_sums: this rank's sums of STATISTICS over the samples of all epochs done; the mean divides the sum over
-    ranks by num_samples.
+    local_sums: this rank's sums of STATISTICS, and of OF_REFERENCE, over the samples of all epochs done, each by its
+    weight; the mean divides the sum over ranks by num_samples, that of weights. explained_variance: None where no value
+    is learned. metrics: others, of how advantages were estimated.
     """
 
     local_sums: torch.Tensor
-    num_samples: int
+    num_samples: float
     steps: int
     epochs: int
     grad_norm: float
     learning_rate: float
-    explained_variance: float
+    explained_variance: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Agreed(NamedTuple):
+    """What all ranks divide by: what each minibatch counts, by epochs, and the weight of all samples of one."""
+
+    counts: list[list[float]]
+    weight: float
+    explained_variance: float | None
 
 
 class Learner:
     """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
 
     gather: values `[n]` of every rank as `[W, n]`. backward_: leaves the gradient over all ranks in
-    `parameters.grad`. at, distribution: the model's. scale: of the step size of each parameter, all 1 if None.
+    `parameters.grad`. at, distribution: the model's; takes_sequences: it reads whole sequences, so minibatches are of
+    these. scale: of the step size of each parameter, all 1 if None. estimator: of advantages, Gae if None. reference:
+    the policy that ppo.kl_coef holds this one to.
     """
 
     def __init__(
@@ -55,7 +69,7 @@ class Learner:
         distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
         parameters: torch.nn.Parameter,
         *,
-        at: Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        at: At,
         backward_: Callable[[torch.Tensor], None],
         gather: Callable[[torch.Tensor], torch.Tensor],
         rank: int,
@@ -63,6 +77,9 @@ class Learner:
         obs_normalizer: ObsNormalizer | None,
         reward_normalizer: RewardNormalizer | None,
         scale: torch.Tensor | None = None,
+        estimator: Estimator | None = None,
+        takes_sequences: bool = False,
+        reference: Reference | None = None,
     ) -> None:
         self.config = config
         self.shape = shape
@@ -73,7 +90,9 @@ class Learner:
         self.seed = seed
         self.obs_normalizer = obs_normalizer
         self.reward_normalizer = reward_normalizer
-        self.correction = "vtrace"  # of rollouts that another policy acted: vtrace, or clip
+        self.estimator = estimator or Gae(config)
+        self.takes_sequences = takes_sequences
+        self.reference = reference
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
         self.optimizer = torch.optim.Adam(
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
@@ -97,36 +116,39 @@ class Learner:
         if config.lr_schedule == "linear":
             self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
         warmth = self._warmth(progress)
-        advantages, returns, local_moments = self._returns(rollout)
+        estimates = self._estimates(rollout)
+        shape = replace(self.shape, rollout_steps=1) if self.takes_sequences else self.shape
         plan = [
-            local_minibatches(self.seed, iteration, epoch, self.shape, self.rank)
+            local_minibatches(self.seed, iteration, epoch, shape, self.rank)
             for epoch in range(config.num_epochs)
         ]
-        counts, explained_variance, advantages = self._agree(rollout, advantages, local_moments, plan)
-        batch = Batch(rollout, advantages, returns)
+        estimates, agreed, plan = self._agree(rollout, estimates, plan)
+        batch = (Sequences if self.takes_sequences else Batch)(rollout, estimates)
+        if self.reference is not None:
+            batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
         step.begin(self.learning_rate * warmth)
-        sums, num_steps, num_samples = step.sums, 0, 0
+        sums, num_steps, num_epochs = step.sums, 0, 0
         epoch_kl = math.nan
-        for (order, bounds), epoch_counts in zip(plan, counts, strict=True):
+        for (order, bounds), epoch_counts in zip(plan, agreed.counts, strict=True):
             before = sums[STATISTICS.index("approx_kl")].clone()
-            step.epoch(batch, torch.from_numpy(order).to(advantages.device), bounds, epoch_counts)
+            step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, epoch_counts)
             num_steps += sum(count > 0 for count in epoch_counts)
-            epoch_count = sum(epoch_counts)
-            num_samples += epoch_count
-            if config.target_kl is not None or config.lr_schedule == "adaptive":
+            num_epochs += 1
+            if (config.target_kl is not None or config.lr_schedule == "adaptive") and agreed.weight:
                 local_kl = sums[STATISTICS.index("approx_kl")] - before
-                epoch_kl = self.gather(local_kl.reshape(1).cpu()).sum().item() / epoch_count
+                epoch_kl = self.gather(local_kl.reshape(1).cpu()).sum().item() / agreed.weight
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
         norms = step.end()
         update = Update(
             local_sums=sums.cpu().clone(),
-            num_samples=num_samples,
+            num_samples=num_epochs * agreed.weight,
             steps=num_steps,
-            epochs=num_samples // sum(counts[0]),
-            grad_norm=norms / num_steps,
+            epochs=num_epochs,
+            grad_norm=norms / num_steps if num_steps else math.nan,
             learning_rate=self.learning_rate * warmth,
-            explained_variance=explained_variance,
+            explained_variance=agreed.explained_variance,
+            metrics=estimates.metrics,
         )
         if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(epoch_kl)
@@ -138,60 +160,53 @@ class Learner:
         num_steps = round(progress * config.total_steps) + self.shape.batch_size
         return min(1.0, num_steps / config.warmup_steps) if config.warmup_steps else 1.0
 
-    def _returns(self, rollout: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return advantages and returns `[T, E]`, and this rank's moments `[3, 3]` of these and of returns - values."""
+    def _estimates(self, rollout: Rollout) -> Estimates:
         rewards, config = rollout.rewards, self.config
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         if self.reward_normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
-        if isinstance(self.step, NativeStep) and rollout.ratios is None:
-            return returns_and_moments(rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda)
-        weights = None if rollout.ratios is None else rollout.ratios.clamp(max=1.0)
-        advantages = gae(
-            rewards,
-            rollout.values,
-            rollout.next_values,
-            rollout.terminated,
-            rollout.truncated,
-            rollout.valid,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            weights=weights if self.correction == "vtrace" else None,
-        )
-        returns, valid = advantages + rollout.values, rollout.valid
-        if weights is not None and self.correction == "clip":
-            advantages = advantages * weights
-        samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
-        return advantages, returns, moments(samples).cpu()
+        return self.estimator(rollout, rewards, in_cpp=isinstance(self.step, NativeStep))
 
     def _agree(
-        self, rollout: Rollout, advantages: torch.Tensor, local_moments: torch.Tensor, plan: list
-    ) -> tuple[list[list[int]], float, torch.Tensor]:
+        self, rollout: Rollout, estimates: Estimates, plan: list[Plan]
+    ) -> tuple[Estimates, Agreed, list[Plan]]:
         """Agree with all ranks, in one collective, on what learning divides by.
 
-        Returns the number of valid samples of all ranks in each minibatch `[K][M]`, the explained variance
-        1 - Var(returns - values) / Var(returns), and the normalised advantages.
+        Returns the estimates with normalised advantages, what was agreed, and the plan without what weighs nothing.
         """
-        valid = rollout.valid
-        is_valid = valid.flatten().cpu().numpy()
-        all_are = is_valid.all()
+        of_units = self._of_units(rollout.valid if estimates.counts is None else estimates.counts)
+        all_count = of_units.dtype == bool and of_units.all()
         local_counts = [
-            float(end - start if all_are else is_valid[order[start:end]].sum())
+            float(end - start if all_count else of_units[order[start:end]].sum())
             for order, bounds in plan
             for start, end in itertools.pairwise(bounds)
         ]
         # In NumPy and Python's own numbers: after an epoch in C++ every small operation of torch costs some 10 us.
-        mine = [np.array(local_counts), local_moments.numpy().ravel()]
+        local_moments = estimates.moments
+        mine = [
+            np.array(local_counts),
+            np.zeros(9) if local_moments is None else local_moments.numpy().ravel(),
+        ]
+        if estimates.counts is not None:
+            mine.append(np.array([estimates.weights.sum(dtype=torch.float64).item()]))
         if self.obs_normalizer is not None:
-            mine.append(self.obs_normalizer.moments(rollout.raw_obs, valid.cpu()).numpy().ravel())
+            mine.append(self.obs_normalizer.moments(rollout.raw_obs, rollout.valid.cpu()).numpy().ravel())
         gathered = self.gather(torch.from_numpy(np.concatenate(mine)))
-        ranks, num_counts = len(gathered), len(local_counts)
-        counts_of_all = gathered[:, :num_counts].numpy().sum(axis=0).astype(int)
-        merged = merge_moments(gathered[:, num_counts : num_counts + 9].reshape(ranks, 3, 3))
+        at = np.cumsum([len(part) for part in mine]).tolist()
+        counts_of_all = gathered[:, : at[0]].numpy().sum(axis=0)
+        merged = merge_moments(gathered[:, at[0] : at[1]].reshape(-1, 3, 3))
         if self.obs_normalizer is not None:
-            self.obs_normalizer.update_(merge_moments(gathered[:, num_counts + 9 :].reshape(ranks, 3, -1)))
+            self.obs_normalizer.update_(merge_moments(gathered[:, at[-2] :].reshape(len(gathered), 3, -1)))
+        counts = counts_of_all.reshape(self.config.num_epochs, -1).tolist()
+        weight = sum(counts[0])
+        if estimates.counts is not None:
+            weight = gathered[:, at[1]].sum().item()
+            is_used = self._of_units(estimates.weights > 0)
+            plan = [only(is_used > 0, order, bounds) for order, bounds in plan]
+        if local_moments is None:
+            return estimates, Agreed(counts, weight, None), plan
         used = merged if self.config.normalize_advantages == "global" else local_moments
         (count, *_), (mean, *_), (squares, *_) = used.tolist()
         _, _, (_, of_returns, of_errors) = (
@@ -200,9 +215,12 @@ class Learner:
         explained = 1.0 - of_errors / of_returns if of_returns > 0 else math.nan
         if self.config.normalize_advantages != "none":
             std = math.sqrt(squares / max(count, 1.0))
-            advantages = advantages.sub(mean).div_(std + 1e-8)
-        counts = counts_of_all.reshape(self.config.num_epochs, -1).tolist()
-        return counts, explained, advantages
+            estimates = replace(estimates, advantages=estimates.advantages.sub(mean).div_(std + 1e-8))
+        return estimates, Agreed(counts, weight, explained), plan
+
+    def _of_units(self, x: torch.Tensor) -> np.ndarray:
+        """Return x `[T, E]` of what minibatches are made of: samples `[T * E]`, or sequences, summed, `[E]`."""
+        return (x.sum(dim=0) if self.takes_sequences else x.flatten()).cpu().numpy()
 
     def _stop(self, local_loss: float, iteration: int) -> NoReturn:
         local = torch.tensor([local_loss], dtype=torch.float64)

@@ -2,13 +2,14 @@
 
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from ddppo.native import loaded
+from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
@@ -51,34 +52,79 @@ def local_minibatches(
     return local, [int(num_local_before[b]) for b in bounds]
 
 
+def only(is_used: np.ndarray, order: np.ndarray, bounds: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Return minibatches without the samples that `is_used` `[n]` does not name."""
+    keeps = is_used[order]
+    num_kept_before = np.concatenate([[0], np.cumsum(keeps)])
+    return order[keeps], [int(num_kept_before[b]) for b in bounds]
+
+
+def fields_of(rollout: Rollout, estimates: Estimates) -> Minibatch:
+    """Return what learning reads, `[T, E, ...]` by its name in a minibatch."""
+    of_values = estimates.returns is not None
+    fields: Minibatch = {  # in the order that libraries were compiled for
+        "obs": rollout.obs,
+        "actions": rollout.actions,
+        "logprobs": rollout.logprobs,
+        **({"values": rollout.values} if of_values else {}),
+        "advantages": estimates.advantages,
+        **({"returns": estimates.returns} if of_values else {}),
+        "weights": estimates.weights,
+    }
+    if rollout.action_mask is not None:
+        fields["mask"] = rollout.action_mask
+    return fields
+
+
 class Batch:
     """A rollout flattened to samples: `fields` `[E * T, ...]` by their names in a minibatch."""
 
-    def __init__(self, rollout: Rollout, advantages: torch.Tensor, returns: torch.Tensor) -> None:
-        fields: Minibatch = {
-            "obs": rollout.obs,
-            "actions": rollout.actions,
-            "logprobs": rollout.logprobs,
-            "values": rollout.values,
-            "advantages": advantages,
-            "returns": returns,
-            "weights": rollout.valid.to(advantages.dtype),
-        }
-        if rollout.action_mask is not None:
-            fields["mask"] = rollout.action_mask
-        self.fields = _by_field(lambda x: x.flatten(0, 1), fields)
-        self._shuffled: Minibatch = {}
+    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
+        self.fields = _by_field(lambda x: x.flatten(0, 1), fields_of(rollout, estimates))
+        self._room: Minibatch = {}
 
     def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[Minibatch]:
-        """Return views of the samples in `order` `[E * T]`, cut at `bounds`; valid until the next call."""
+        """Return views of the samples in `order` `[n]`, n <= E * T, cut at `bounds`; valid until the next call."""
         sizes = [end - start for start, end in itertools.pairwise(bounds)]
-        if not self._shuffled:
-            self._shuffled = _by_field(torch.empty_like, self.fields)
+        if len(self._room) < len(self.fields):
+            self._room = _by_field(torch.empty_like, self.fields)
 
-        def gather(x: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            return torch.index_select(x, 0, order, out=out).split(sizes)
+        def gather(x: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.index_select(x, 0, order, out=room[: len(order)]).split(sizes)
 
-        return zipped({name: zipped(x) for name, x in _by_field(gather, self.fields, self._shuffled).items()})
+        return zipped({name: zipped(x) for name, x in _by_field(gather, self.fields, self._room).items()})
+
+
+class Sequences:
+    """A rollout of whole sequences, for models that take them: `fields` `[E, T, ...]`.
+
+    A minibatch holds the policy's own rows of some sequences, flattened to samples, and under "sequences" the obs and
+    actions `[m, L]` that a model reads to say something of row l, up to the last own one; "own" are their places among
+    the m * L.
+    """
+
+    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
+        fields = fields_of(rollout, estimates)
+        self.fields = _by_field(lambda x: x.transpose(0, 1), fields)  # [T, E, ...] -> [E, T, ...]
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
+        """Yield the sequences in `order` `[n]`, cut at `bounds`."""
+        for start, end in itertools.pairwise(bounds):
+            # A model is asked for something even where no sequence is here, for other ranks wait for its gradient.
+            yield self._minibatch(
+                order[start:end] if end > start else order.new_zeros(1), is_empty=end == start
+            )
+
+    def _minibatch(self, chosen: torch.Tensor, *, is_empty: bool) -> Minibatch:
+        is_own = self.fields["weights"][chosen] > 0
+        if is_empty:
+            is_own = torch.zeros_like(is_own)
+        length = int(is_own.any(dim=0).nonzero().max()) + 1 if is_own.any() else 1
+        own = is_own[:, :length].flatten().nonzero().squeeze(1)
+        minibatch = {name: x[chosen, :length] for name, x in self.fields.items()}
+        sequences = (minibatch.pop("obs"), minibatch["actions"])
+        samples = {name: x.flatten(0, 1)[own] for name, x in minibatch.items()}
+        return {**samples, "sequences": sequences, "own": own}
 
 
 def _by_field(function: Callable[..., Any], fields: Minibatch, *others: Minibatch) -> dict[str, Any]:

@@ -13,9 +13,12 @@ import torch
 from ddppo.config import PPOConfig
 from ddppo.models import ActionDistribution, Obs
 from ddppo.ppo import losses
-from ddppo.ppo.minibatches import Batch, Minibatch
+from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
+
+At = Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # a model's
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
+OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
 BETAS = (0.9, 0.999)  # Adam's
 NORM_EPS = 1e-6  # below which a gradient is not scaled up (torch.nn.utils.clip_grad_norm_)
 
@@ -35,16 +38,19 @@ class Coefficients(NamedTuple):
     value: float
     entropy: float
     clip_value: float | None
+    kl: float = 0.0
 
     @classmethod
     def of(cls, config: PPOConfig) -> "Coefficients":
-        return cls(config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef)
+        return cls(
+            config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef, config.kl_coef
+        )
 
 
 class Step(Protocol):
     """What the learner calls for every epoch, between `begin` and `end` of an iteration.
 
-    sums: this rank's sums of STATISTICS since `begin`, float64.
+    sums: this rank's sums of STATISTICS, and of OF_REFERENCE, since `begin`, float64.
     """
 
     sums: torch.Tensor
@@ -53,10 +59,12 @@ class Step(Protocol):
         """Start an iteration: sums are zero."""
         ...
 
-    def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
-        """Move the parameters by the gradient of every minibatch: samples in `order` `[E * T]`, cut at `bounds`.
+    def epoch(
+        self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
+        """Move the parameters by the gradient of every minibatch: samples, or sequences, in `order`, cut at `bounds`.
 
-        counts are the minibatches' samples over all ranks; one of 0, only pseudo-steps on all of them, is passed over.
+        counts are what minibatches count over all ranks; one of 0, such as only pseudo-steps on all, is passed over.
         From the first gradient on that is not finite, parameters and moments stay as they were.
         """
         ...
@@ -100,6 +108,14 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
     parameters.data.copy_(before.lerp_(parameters.data, scale))
 
 
+def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch, by a model's `at`."""
+    if "sequences" not in minibatch:
+        return at(minibatch["obs"], minibatch["actions"])
+    params, values = at(*minibatch["sequences"])
+    return params[minibatch["own"]], values[minibatch["own"]]
+
+
 def losses_and_statistics(
     params: torch.Tensor,
     values: torch.Tensor,
@@ -107,18 +123,30 @@ def losses_and_statistics(
     distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
     coefficients: Coefficients,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return the loss per sample `[n]` of a model's outputs, the log ratio, and policy loss, value loss and entropy."""
+    """Return the loss per sample `[n]` of a model's outputs, the log ratio, and policy loss, value loss and entropy.
+
+    Where the minibatch has log-probabilities of a reference, the divergence from it is a fourth part: k3 of
+    KL(pi || pi_ref) on what pi sampled (GRPO, arXiv:2402.03300, eq. 4).
+    """
     policy = distribution(params, minibatch.get("mask"))
-    log_ratio = policy.log_prob(minibatch["actions"]) - minibatch["logprobs"]
+    logprobs = policy.log_prob(minibatch["actions"])
+    log_ratio = logprobs - minibatch["logprobs"]
     entropy = policy.entropy()
     policy_loss = losses.clipped_surrogate_loss(
         log_ratio, minibatch["advantages"], clip_coef=coefficients.clip
     )
-    value_loss = losses.value_loss(
-        values, minibatch["values"], minibatch["returns"], clip_value_coef=coefficients.clip_value
-    )
+    if "returns" in minibatch:
+        value_loss = losses.value_loss(
+            values, minibatch["values"], minibatch["returns"], clip_value_coef=coefficients.clip_value
+        )
+    else:
+        value_loss = 0.0 * values  # no value is learned, but DistributedDataParallel waits for every gradient
     per_sample = policy_loss + coefficients.value * value_loss - coefficients.entropy * entropy
-    return per_sample, log_ratio, [policy_loss, value_loss, entropy]
+    parts = [policy_loss, value_loss, entropy]
+    if "ref_logprobs" in minibatch:
+        parts.append(losses.approx_kl(minibatch["ref_logprobs"] - logprobs))
+        per_sample = per_sample + coefficients.kl * parts[-1]
+    return per_sample, log_ratio, parts
 
 
 def statistics_of_ratio(log_ratio: torch.Tensor, clip: float) -> list[torch.Tensor]:
@@ -139,13 +167,15 @@ def poison(loss: torch.Tensor) -> torch.Tensor:
 class ByMinibatch:
     """An epoch gathered into its order, and taken a minibatch at a time."""
 
-    def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
+    def epoch(
+        self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
         for minibatch, count in zip(batch.minibatches(order, bounds), counts, strict=True):
             if count > 0:
                 self.take(minibatch, count)
 
-    def take(self, minibatch: Minibatch, count: int) -> None:
-        """Move the parameters by the gradient of a minibatch of `count` samples over all ranks."""
+    def take(self, minibatch: Minibatch, count: float) -> None:
+        """Move the parameters by the gradient of a minibatch that counts `count` over all ranks."""
         raise NotImplementedError
 
 
@@ -159,7 +189,7 @@ class EagerStep(ByMinibatch):
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,
         *,
-        at: Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        at: At,
         backward_: Callable[[torch.Tensor], None],
         scale: torch.Tensor | None,
     ) -> None:
@@ -169,7 +199,8 @@ class EagerStep(ByMinibatch):
         self.at = at
         self.backward_ = backward_
         self.scale = scale
-        self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=parameters.device)
+        num_sums = len(STATISTICS) + (config.kl_coef > 0)
+        self.sums = torch.zeros(num_sums, dtype=torch.float64, device=parameters.device)
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
         self._norms = torch.zeros((), dtype=torch.float64, device=parameters.device)
@@ -180,8 +211,8 @@ class EagerStep(ByMinibatch):
         self._norms.zero_()
         self.optimizer.param_groups[0]["lr"] = learning_rate
 
-    def take(self, minibatch: Minibatch, count: int) -> None:
-        params, values = self.at(minibatch["obs"], minibatch["actions"])
+    def take(self, minibatch: Minibatch, count: float) -> None:
+        params, values = outputs(self.at, minibatch)
         weights = minibatch["weights"]
         per_sample, log_ratio, parts = losses_and_statistics(
             params, values, minibatch, self.distribution, self._coefficients
@@ -199,7 +230,8 @@ class EagerStep(ByMinibatch):
             self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
             with scaled_step(self.parameters, self.scale):
                 self.optimizer.step()
-            statistics = torch.stack([*parts, *statistics_of_ratio(log_ratio, self._coefficients.clip)])
+            of_ratio = statistics_of_ratio(log_ratio, self._coefficients.clip)
+            statistics = torch.stack([*parts[:3], *of_ratio, *parts[3:]])
             self.sums += statistics @ weights
 
     def end(self) -> float:

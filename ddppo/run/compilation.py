@@ -42,7 +42,13 @@ def can_be_native(config: Config, model: ActorCritic, device: torch.device, sync
     """Return whether this rank may take our own step, which knows one thread and sums after backward."""
     is_asked = config.compile in ("auto", "on") and config.dist.threads_per_rank in (None, 1)
     is_alike = not config.ppo.learning_rates  # one step size for all
-    return is_asked and is_alike and sync_name != "ddp" and why_not_native(model, device) is None
+    return (
+        is_asked
+        and is_alike
+        and config.ppo.algorithm == "ppo"
+        and sync_name != "ddp"
+        and why_not_native(model, device) is None
+    )
 
 
 class Compilation:
@@ -70,7 +76,7 @@ class Compilation:
         self._gave_up, self._must = True, False
         self._is_idle = idle
         self._is_native = not idle and can_be_native(config, model, learner.parameters.device, sync_name)
-        if config.compile == "off":
+        if config.compile == "off" or config.ppo.algorithm == "grpo":
             return
         self._must = config.compile != "auto" or goes_on
         if idle:

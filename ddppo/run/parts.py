@@ -58,6 +58,8 @@ class Parts:
             state["obs_moments"] = self.obs_normalizer.state
         if self.learner.reward_normalizer is not None:
             state["return_moments"] = self.learner.reward_normalizer.state
+        if self.learner.reference is not None:
+            state["reference"] = self.learner.reference.vector
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -69,6 +71,8 @@ class Parts:
             self.obs_normalizer.load(state["obs_moments"])
         if self.learner.reward_normalizer is not None:
             self.learner.reward_normalizer.state = state["return_moments"]
+        if self.learner.reference is not None:
+            self.learner.reference.vector.copy_(state["reference"])
 
 
 def program_of(topology: Topology) -> Callable[[Kit], Program]:

@@ -14,7 +14,7 @@ from ddppo.distributed.programs.kit import News
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import Episode
-from ddppo.ppo.step import STATISTICS
+from ddppo.ppo.step import OF_REFERENCE, STATISTICS
 from ddppo.run.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
 from ddppo.run.timing import LocalTimes, split_waiting
 from ddppo.topologies import Layout
@@ -171,14 +171,20 @@ class Reporter:
 
     def _learned(self, update: Update, sums: np.ndarray) -> dict[str, float]:
         """Return how the update went, with the sums of all ranks, and the window's returns."""
-        means = (sums / update.num_samples).tolist()
+        # Of an iteration without samples to learn from, means are unknown.
+        means = (sums / (update.num_samples or math.nan)).tolist()
+        names = (*STATISTICS, OF_REFERENCE)[: len(means)]
         metrics = {
-            **{f"train/{name}": mean for name, mean in zip(STATISTICS, means, strict=True)},
-            "train/explained_variance": update.explained_variance,
+            **{f"train/{name}": mean for name, mean in zip(names, means, strict=True)},
+            **update.metrics,
             "train/grad_norm": update.grad_norm,
             "train/learning_rate": update.learning_rate,
             "train/epochs": float(update.epochs),
         }
+        if update.explained_variance is None:
+            del metrics["train/value_loss"]
+        else:
+            metrics["train/explained_variance"] = update.explained_variance
         if self.window:
             metrics["rollout/return_mean"] = sum(r for r, _ in self.window) / len(self.window)
             metrics["rollout/length_mean"] = sum(n for _, n in self.window) / len(self.window)

@@ -14,6 +14,7 @@ from ddppo.cores import available_cores
 from ddppo.curriculum import curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
+from ddppo.distributed.programs.episodes import check as check_episodes
 from ddppo.envs import probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model
@@ -68,6 +69,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         overlaps_from=_overlaps_from(config, local_world_size),
         learning_rates=config.ppo.learning_rates,
     )
+    check_episodes(config, shape, spec)
     topology = find(config.dist.topology)
     program_of(topology)
     if spec.journal is not None and topology.own_pace:

@@ -54,7 +54,7 @@ TOPOLOGIES = {
     topology.name: topology
     for topology in (
         Topology(
-            "ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.programs.workers:Worker"
+            "ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.programs.episodes:worker"
         ),
         Topology(
             "sync_actors",

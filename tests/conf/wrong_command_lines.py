@@ -26,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 from ddppo.config import Config, SlurmLauncherConfig
+from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_topologies import LINES
 from tests.study.test_prediction_door import write_run
 
@@ -452,6 +453,7 @@ _TOGETHER = (
     "model.log_std_init=inf",
     "ppo.learning_rate=1e-400",
     *LINES,
+    *OF_ALGORITHMS,
 )
 
 

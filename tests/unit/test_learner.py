@@ -11,6 +11,7 @@ from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, part_of
+from ddppo.ppo.advantages import Gae
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
@@ -71,6 +72,7 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
         seed=0,
         obs_normalizer=obs_normalizer,
         reward_normalizer=reward_normalizer,
+        takes_sequences=model.takes_sequences,
     )
 
 
@@ -393,10 +395,10 @@ def test_the_better_action_becomes_more_likely_and_the_value_approaches_the_retu
 @pytest.mark.parametrize(("correction", "returned"), [("vtrace", 1.5), ("clip", 3.0)])
 def test_what_another_policy_acted_counts_by_its_ratio_and_never_more_than_once(correction, returned):
     made = learner((1, 2))
-    made.correction = correction
+    made.estimator = Gae(made.config, correction)
     of_other = dataclasses.replace(
         rollout([[3.0, 3.0]]), ratios=torch.tensor([[0.5, 4.0]], dtype=torch.float64)
     )
-    advantages, returns, _ = made._returns(of_other)
-    assert advantages.tolist() == [[1.5, 3.0]]
-    assert returns.tolist() == [[returned, 3.0]]
+    found = made._estimates(of_other)
+    assert found.advantages.tolist() == [[1.5, 3.0]]
+    assert found.returns.tolist() == [[returned, 3.0]]

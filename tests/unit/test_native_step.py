@@ -8,6 +8,7 @@ from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
+from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.compiled.step import example, worst_error
 from ddppo.ppo.minibatches import Batch
 from ddppo.ppo.native.network import NativeNetwork, why_not_native
@@ -118,7 +119,7 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     learner, model = made(spec, PPOConfig(), kind="native", monkeypatch=monkeypatch)
     samples = rollout(spec, model)
-    batch = Batch(samples, samples.values, samples.values)
+    batch = Batch(samples, Estimates(samples.values, samples.valid.to(samples.values), samples.values))
     order = torch.arange(STEPS * ENVS)
     learner.step.begin(1e-3)
     before = learner.parameters.detach().clone()

@@ -99,10 +99,10 @@ def test_values_of_states_may_come_while_it_acts(spec):
 def test_without_lambda_the_target_is_reward_and_discounted_next_value(spec):
     model, rollout, _ = collected(spec)
     made = learner(model, gae_lambda=0.0, gamma=0.9)
-    advantages, returns, _ = made._returns(rollout)
+    found = made._estimates(rollout)
     target = rollout.rewards + 0.9 * rollout.next_values * ~rollout.terminated
-    torch.testing.assert_close(returns, target)
-    torch.testing.assert_close(advantages, target - rollout.values)
+    torch.testing.assert_close(found.returns, target)
+    torch.testing.assert_close(found.advantages, target - rollout.values)
 
 
 def test_before_the_first_step_of_learning_every_ratio_is_1_and_the_entropy_is_of_doors(spec):

@@ -17,9 +17,11 @@ from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.envs import make_vec_env
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic
+from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner, Update
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
@@ -220,21 +222,30 @@ class Kit:
 
     def learner(self, group: Group, place: int, sync: GradientSync) -> Learner:
         """Make the learner at `place` among those of `group`, who learn from equal shares of the batch."""
-        ppo, shape = self.config.ppo, self.shape.over(group.world_size)
+        ppo, shape, model = self.config.ppo, self.shape.over(group.world_size), self.model
         normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device)
+        estimator: Estimator = Gae(ppo, self.config.dist.correction, of_tokens=model.takes_sequences)
+        reference = None
+        if ppo.algorithm == "grpo":
+            estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)
+            if ppo.kl_coef:
+                reference = Reference(self.parameters.vector, model.distribution, model.at)
         return Learner(
             ppo,
             shape,
-            self.model.distribution,
+            model.distribution,
             self.parameters.vector,
             at=sync.at,
             backward_=sync.backward_,
             gather=group.gather,
-            scale=step_scale(self.model, ppo),
+            scale=step_scale(model, ppo),
             rank=place,
             seed=self.config.seed,
             obs_normalizer=self.obs_normalizer,
             reward_normalizer=normalizer if ppo.normalize_rewards else None,
+            estimator=estimator,
+            takes_sequences=model.takes_sequences,
+            reference=reference,
         )
 
     def seeds(self, env_indices: range, iteration: int) -> list[int]:

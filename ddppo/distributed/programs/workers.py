@@ -14,11 +14,15 @@ class Worker(Program):
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self.env = kit.envs()
-        self.collector = kit.collector(self.env, kit.env_indices.start)
+        self.env, self.collector = self._acting()
         self.learners = kit.group
         self.sync = kit.sync(kit.group)
         self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
+
+    def _acting(self) -> tuple[VecEnv, Collector]:
+        """Return the environments that this rank steps, and who acts in them."""
+        env = self._kit.envs()
+        return env, self._kit.collector(env, self._kit.env_indices.start)
 
     def reset(self, iteration: int) -> None:
         self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))

@@ -168,7 +168,7 @@ class CompiledStep(ByMinibatch):
         self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=device)
         self._norms = torch.zeros((), dtype=torch.float64, device=device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
-        self._counts: dict[int, torch.Tensor] = {}
+        self._counts: dict[float, torch.Tensor] = {}
         self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
         self._moments: list[torch.Tensor] = []
 
@@ -178,7 +178,7 @@ class CompiledStep(ByMinibatch):
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 
-    def take(self, minibatch: Minibatch, count: int) -> None:
+    def take(self, minibatch: Minibatch, count: float) -> None:
         gradient = self._gradient_(minibatch, count)
         self._sum_(gradient)
         inputs = [self._parameters.data, gradient, *self._moments, self._norms, self._learning_rate]
@@ -195,7 +195,7 @@ class CompiledStep(ByMinibatch):
         self.sums.zero_()
         self._norms.zero_()
 
-    def _gradient_(self, minibatch: Minibatch, count: int) -> torch.Tensor:
+    def _gradient_(self, minibatch: Minibatch, count: float) -> torch.Tensor:
         """Leave this rank's gradient in the parameters' and return it."""
         gradient = self._parameters.grad
         assert gradient is not None

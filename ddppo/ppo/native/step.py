@@ -9,7 +9,7 @@ import torch
 from ddppo.collectives import Group, Record
 from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
-from ddppo.ppo.minibatches import Batch, Minibatch
+from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
 from ddppo.ppo.native.network import NativeNetwork, library
 from ddppo.ppo.step import STATISTICS, NotFinite, adam_state, constants
 
@@ -57,7 +57,9 @@ class NativeStep:
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
 
-    def epoch(self, batch: Batch, order: torch.Tensor, bounds: list[int], counts: list[int]) -> None:
+    def epoch(
+        self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
         columns, addresses = self._columns(batch.fields)
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)

@@ -31,6 +31,7 @@ _TIME = "docs/metrics.md, Time"
 _TOPOLOGY = "docs/topologies.md"
 _PPO = "PPO, arXiv:1707.06347"
 _DDPPO = "DD-PPO, arXiv:1911.00357"
+_GRPO = "GRPO, arXiv:2402.03300"
 _SAMPLES = "mean by count"
 _EPISODES = "over all episodes"
 _GREEDY = "deterministic evaluation"
@@ -110,6 +111,30 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("rollout/length_mean", "steps", _EPISODES, "length of the same episodes", "count"),
     Metric("rollout/episodes", "episodes", "sum", "training episodes that ended in the iteration", "count"),
+    Metric(
+        "rollout/failed", "rollouts", "sum", "of grpo: lost, so in no group and not learned from", "count"
+    ),
+    Metric(
+        "rollout/group_return_mean",
+        "reward",
+        "moments by count",
+        "of grpo: the groups' mean returns, mean",
+        _GRPO,
+    ),
+    Metric(
+        "rollout/group_return_std",
+        "reward",
+        "moments by count",
+        "of grpo: standard deviation of the returns in a group, mean over groups",
+        _GRPO,
+    ),
+    Metric(
+        "train/groups_without_spread",
+        "fraction",
+        "moments by count",
+        "of grpo: groups whose returns are all equal, from which nothing is learned",
+        "DAPO, arXiv:2503.14476",
+    ),
     Metric("train/policy_loss", "1", _SAMPLES, "negative clipped surrogate", f"{_PPO}, eq. 7"),
     Metric(
         "train/value_loss",
@@ -132,6 +157,13 @@ METRICS: tuple[Metric, ...] = (
         _SAMPLES,
         "samples with |r - 1| > ppo.clip_coef",
         f"{_PPO}, eq. 7",
+    ),
+    Metric(
+        "train/kl_reference",
+        "nats",
+        _SAMPLES,
+        "of grpo with ppo.kl_coef: k3 of KL(pi || pi_ref), pi_ref the policy that the run began with",
+        f"{_GRPO}, eq. 4",
     ),
     Metric(
         "train/ratio_outliers",

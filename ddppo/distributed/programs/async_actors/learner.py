@@ -44,7 +44,6 @@ class AsyncLearner(Program):
         self.learners = Group()  # of one
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
-        self.learner.correction = config.dist.correction
         self._rewards: RewardsByActor | None = None
         if config.ppo.normalize_rewards:
             self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, kit.device)
@@ -103,7 +102,7 @@ class AsyncLearner(Program):
         """Return the rollouts taken side by side, in the order of actors and their numbers."""
         kit, rows = self._kit, self._room[[taken.row for taken in self._taken]]
         rollout = self._rollouts.unpack(rows, kit.device)
-        if self.learner.correction == "none" or not any(lags):
+        if kit.config.dist.correction == "none" or not any(lags):
             return rollout
         # [K] -> [K * E]
         is_old = torch.tensor(lags, device=kit.device).repeat_interleave(kit.shape.local_num_envs) > 0

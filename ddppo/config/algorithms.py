@@ -1,0 +1,66 @@
+"""The rules of ppo.algorithm: what has no effect under one, and what groups of whole episodes need."""
+
+from ddppo.config.settings import Config, PPOConfig
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+_OF_GRPO = ("divide_by_std", "token_mean", "kl_coef")
+_OF_PPO = (
+    "gamma",
+    "gae_lambda",
+    "value_coef",
+    "clip_value_coef",
+    "normalize_advantages",
+    "normalize_rewards",
+)
+
+
+def check_algorithm(config: Config, shape: BatchShape) -> None:
+    """Raise ConfigError for settings that make no sense under ppo.algorithm."""
+    ppo, defaults = config.ppo, PPOConfig()
+    is_grpo = ppo.algorithm == "grpo"
+    for name in _OF_PPO if is_grpo else _OF_GRPO:
+        if (value := getattr(ppo, name)) != getattr(defaults, name):
+            other = "grpo, whose preset is ppo=grpo" if not is_grpo else "ppo"
+            raise ConfigError(
+                f"ppo.{name}={value} has no effect with ppo.algorithm={ppo.algorithm}: use ppo.algorithm={other}, or "
+                "leave it out"
+            )
+    if not is_grpo:
+        return
+    if ppo.group_size < 2:
+        raise ConfigError(
+            f"ppo.group_size={ppo.group_size} with ppo.algorithm=grpo: a rollout alone has nothing to be compared "
+            "with: use at least 2"
+        )
+    if config.compile in ("on", "torch"):
+        raise ConfigError(
+            f"compile={config.compile} with ppo.algorithm=grpo: the loss of groups is not compiled: use compile=auto"
+        )
+    if config.env.backend == "native":
+        raise ConfigError(
+            "env.backend=native with ppo.algorithm=grpo: a natively vectorised task has one random stream for its "
+            "whole batch, so that no group can begin alike: use env.backend=sync"
+        )
+    check_groups(config, shape, "ppo.algorithm=grpo")
+
+
+def check_groups(config: Config, shape: BatchShape, why: str) -> None:
+    """Raise ConfigError where iterations are not K groups of G whole episodes; `why` is what asks for that."""
+    ppo, dist = config.ppo, config.dist
+    if dist.topology != "ddp":
+        raise ConfigError(
+            f"distributed={dist.topology} with {why}: only ddp collects groups of whole episodes: use distributed=ddp"
+        )
+    if shape.rollout_steps != ppo.rollout_steps:
+        raise ConfigError(
+            f"dist.world_size={dist.world_size} exceeds env.num_envs={config.env.num_envs} with {why}: scaling=strong "
+            f"would cut episodes after {shape.rollout_steps} steps: use at most {config.env.num_envs} ranks, or more "
+            "environments"
+        )
+    if shape.num_envs % ppo.group_size:
+        above = -(-shape.num_envs // ppo.group_size) * ppo.group_size
+        raise ConfigError(
+            f"ppo.group_size={ppo.group_size} does not divide the {shape.num_envs} environments of all ranks with "
+            f"{why}: use a divisor, or {above} environments"
+        )

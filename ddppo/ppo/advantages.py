@@ -1,0 +1,129 @@
+"""How advantages are estimated: by a value function (GAE), or within groups of rollouts (GRPO)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from ddppo.config import PPOConfig
+from ddppo.ppo.groups import (
+    group_advantages,
+    group_statistics,
+    merge_group_statistics,
+    num_without_spread,
+    token_weights,
+)
+from ddppo.ppo.native.returns import returns_and_moments
+from ddppo.ppo.normalization import Gather, moments
+from ddppo.ppo.returns import gae
+from ddppo.ppo.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """What is learned from a rollout, `[T, E]`.
+
+    returns: what values are learned from; None where none are. moments: this rank's, `[3, 3]`, of advantages, returns
+    and returns - values, by which advantages are normalised; None where these stay as they are. weights: of samples in
+    the loss. counts: what each adds to the number that divides the loss over all ranks; None: 1 where the rollout is
+    valid, as the weights are. metrics: equal on all ranks.
+    """
+
+    advantages: torch.Tensor
+    weights: torch.Tensor
+    returns: torch.Tensor | None = None
+    moments: torch.Tensor | None = None
+    counts: torch.Tensor | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Estimator(Protocol):
+    def __call__(self, rollout: Rollout, rewards: torch.Tensor, *, in_cpp: bool) -> Estimates:
+        """Return what is learned from the rollout and from rewards `[T, E]`, its own or what was made of them.
+
+        in_cpp: the step is ours in C++, so numbers may come from there, too.
+        """
+        ...
+
+
+class Gae:
+    """PPO's: generalised advantage estimates, and returns for the value function.
+
+    correction: of rollouts that another policy acted, vtrace or clip. of_tokens: rows that are not valid lie between an
+    episode's own, as what a policy of text is given to read does, and the trace passes over them.
+    """
+
+    def __init__(self, config: PPOConfig, correction: str = "vtrace", *, of_tokens: bool = False) -> None:
+        self.config = config
+        self.correction = correction
+        self.of_tokens = of_tokens
+
+    def __call__(self, rollout: Rollout, rewards: torch.Tensor, *, in_cpp: bool) -> Estimates:
+        config, valid = self.config, rollout.valid
+        if in_cpp and rollout.ratios is None:
+            advantages, returns, own = returns_and_moments(
+                rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda
+            )
+            return Estimates(advantages, valid.to(advantages.dtype), returns, own)
+        weights = None if rollout.ratios is None else rollout.ratios.clamp(max=1.0)
+        advantages = gae(
+            rewards,
+            rollout.values,
+            rollout.next_values,
+            rollout.terminated,
+            rollout.truncated,
+            valid,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            weights=weights if self.correction == "vtrace" else None,
+            skips_gaps=self.of_tokens,
+        )
+        returns = advantages + rollout.values
+        if weights is not None and self.correction == "clip":
+            advantages = advantages * weights
+        samples = torch.stack([advantages[valid], returns[valid], (returns - rollout.values)[valid]], dim=-1)
+        return Estimates(advantages, valid.to(advantages.dtype), returns, moments(samples).cpu())
+
+
+class GroupRelative:
+    """GRPO's: the return of a whole rollout against those of its group, one advantage for all that it chose.
+
+    Environment i of all is in group i // ppo.group_size; first_env is this rank's first. A rollout that failed has no
+    valid row. gather: values `[n]` of every rank as `[W, n]`.
+    """
+
+    def __init__(self, config: PPOConfig, num_envs: int, first_env: int, gather: Gather) -> None:
+        self.config = config
+        self.num_envs = num_envs
+        self.first_env = first_env
+        self.gather = gather
+
+    def __call__(self, rollout: Rollout, rewards: torch.Tensor, *, in_cpp: bool) -> Estimates:
+        config, valid = self.config, rollout.valid
+        num_groups = self.num_envs // config.group_size
+        envs = torch.arange(self.first_env, self.first_env + rewards.shape[1], device=rewards.device)
+        groups, succeeded = envs // config.group_size, valid.any(dim=0)
+        returns = torch.where(valid, rewards, 0.0).sum(dim=0)
+        own = group_statistics(returns, groups, succeeded, num_groups)
+        of_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)
+        merged = merge_group_statistics(of_ranks).to(rewards.device)
+        advantages, used = group_advantages(
+            returns, groups, succeeded, merged, divide_by_std=config.divide_by_std
+        )
+        weights, counts = token_weights(valid, used, rewards.dtype, mean_over=config.token_mean)
+        return Estimates(
+            advantages.expand(rewards.shape), weights, counts=counts, metrics=self._metrics(merged)
+        )
+
+    def _metrics(self, merged: torch.Tensor) -> dict[str, float]:
+        count, mean, squares, *_ = merged[:, merged[0] > 0]
+        num_failed = self.num_envs - merged[0].sum().item()
+        if len(count) == 0:
+            return {"rollout/failed": num_failed}
+        return {
+            "rollout/failed": num_failed,
+            "rollout/group_return_mean": mean.mean().item(),
+            "rollout/group_return_std": (squares / count).sqrt().mean().item(),
+            "train/groups_without_spread": num_without_spread(merged) / len(count),
+        }

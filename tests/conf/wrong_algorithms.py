@@ -1,0 +1,22 @@
+"""Settings of groups of whole episodes that cannot be: command lines with what is said of them."""
+
+LINES = {
+    "ppo=grpo ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
+    "ppo=grpo ppo.group_size=1": "a rollout alone has nothing to be compared with: use at least 2",
+    "ppo=grpo ppo.group_size=16": "use a divisor, or 16 environments",
+    "ppo=grpo dist.world_size=16": "dist.world_size=16 exceeds env.num_envs=8 with ppo.algorithm=grpo",
+    "ppo=grpo distributed=sync_actors dist.world_size=3": "only ddp collects groups of whole episodes",
+    "ppo=grpo distributed=async_actors dist.world_size=3": "only ddp collects groups of whole episodes",
+    "ppo=grpo distributed=device": "only ddp collects groups of whole episodes",
+    "ppo=grpo env=acrobot env.backend=native": "env.backend=native with ppo.algorithm=grpo",
+    "ppo=grpo env=circuit model=mlp": "go on from there, so that no group can begin alike",
+    "ppo=grpo compile=on": "the loss of groups is not compiled: use compile=auto",
+    "ppo=grpo ppo.gae_lambda=0.9": "ppo.gae_lambda=0.9 has no effect with ppo.algorithm=grpo",
+    "ppo=grpo ppo.normalize_rewards=true": "has no effect with ppo.algorithm=grpo: use ppo.algorithm=ppo, or leave",
+    "ppo=grpo ppo.token_mean=token": "must be one of tokens, episodes, constant (did you mean tokens",
+    "ppo=grpo ppo.kl_coef=-0.1": "must be at least 0",
+    "ppo.algorithm=gpro": "must be one of ppo, grpo (did you mean",
+    "ppo.algorithm=grpo": "ppo.gamma=0.98 has no effect with ppo.algorithm=grpo",
+    "ppo.kl_coef=0.1": "use ppo.algorithm=grpo, whose preset is ppo=grpo, or leave it out",
+    "ppo.group_size=4": "which is no task of text: use ppo=grpo, or leave it out",
+}

@@ -1,0 +1,62 @@
+"""Groups of whole episodes: the same numbers however many ranks share them, and across an interruption."""
+
+import sys
+
+import pytest
+import torch
+
+from tests.support import TINY, door, lines, run, summary
+
+# Groups of 4: whole on one rank and on two, halved on 4 ranks.
+SMALL = [
+    "env=cartpole", "ppo=grpo", "env.num_envs=8", "ppo.group_size=4", "ppo.rollout_steps=40", "ppo.num_epochs=2",
+    "ppo.num_minibatches=3", "ppo.total_steps=700", "ppo.lr_schedule=none", "dtype=float64", "dist.check_every=1",
+]  # fmt: skip
+EVERYTHING = [
+    "ppo.kl_coef=0.1", "ppo.token_mean=constant", "ppo.entropy_coef=0.01", "ppo.normalize_obs=true",
+    "ppo.target_kl=0.02", "ppo.divide_by_std=false",
+]  # fmt: skip
+
+
+def last_state(run_dir):
+    path = sorted((run_dir / "checkpoints").glob("iteration_*.pt"))[-1]
+    return torch.load(path, weights_only=True)
+
+
+def of_rank_0(run_dir):
+    return [line for line in lines(run_dir) if line["rank"] == 0]
+
+
+@pytest.mark.parametrize("more", [["ppo.token_mean=episodes"], EVERYTHING], ids=["episodes", "everything"])
+def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, more):
+    command = ["-m", "ddppo.train", "-m", *TINY, *SMALL, *more, "dist.world_size=1,2,4"]
+    result = run([sys.executable, *command, f"hydra.sweep.dir={tmp_path}"], tmp_path, timeout_s=240)
+    assert result.code == 0, result.stderr
+    folders = {summary(path)["world_size"]: path for path in tmp_path.iterdir() if path.is_dir()}
+    one = last_state(folders[1])
+    assert one["iteration"] >= 3
+    for world_size in (2, 4):
+        other = last_state(folders[world_size])
+        assert (other["iteration"], other["env_steps"]) == (one["iteration"], one["env_steps"])
+        for name, x in one["model"].items():
+            torch.testing.assert_close(other["model"][name], x, rtol=0, atol=1e-10)
+        for expected, found in zip(of_rank_0(folders[1]), of_rank_0(folders[world_size]), strict=True):
+            for name in expected:
+                if name.startswith(("rollout/group", "rollout/failed", "train/")):
+                    assert found[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-10), name
+
+
+def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupted(tmp_path):
+    settings = [*TINY, *SMALL, "ppo.kl_coef=0.1", "ppo.normalize_obs=true"]
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    for run_dir, more in ((whole, []), (parted, ["ppo.total_steps=300"])):
+        result = door(*settings, *more, run_dir=run_dir)
+        assert result.code == 0, result.stderr
+    assert last_state(parted)["iteration"] < last_state(whole)["iteration"]
+    result = door(f"resume={parted}", "ppo.total_steps=700", "log.progress=none", run_dir=parted)
+    assert result.code == 0, result.stderr
+    expected, found = last_state(whole), last_state(parted)
+    for key in ("model", "reference", "obs_moments", "iteration", "env_steps", "window"):
+        assert str(found[key]) == str(expected[key]), key
+    assert summary(parted)["params_hash"] == summary(whole)["params_hash"]
+    assert not torch.equal(found["reference"], torch.cat([x.flatten() for x in found["model"].values()]))

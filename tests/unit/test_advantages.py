@@ -1,0 +1,203 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from ddppo.collectives import Group
+from ddppo.config import PPOConfig
+from ddppo.ppo.advantages import Gae, GroupRelative
+from ddppo.ppo.minibatches import Sequences
+from ddppo.ppo.reference import Reference
+from ddppo.ppo.returns import gae
+from tests.unit.test_learner import LN2, SIMPLE, Constant, learner, means, rollout
+
+GRPO = {"algorithm": "grpo", "group_size": 2}
+# Two groups of two rollouts: returns 3 and 1, in three rows and in one; 2 and 2.
+REWARDS = [[1.0, 1.0, 2.0, 1.0], [1.0, 9.0, 9.0, 1.0], [1.0, 9.0, 9.0, 9.0]]
+VALID = [[True] * 4, [True, False, False, True], [True, False, False, False]]
+
+
+def grpo(shape=(3, 4), model=None, **settings):
+    made = learner(shape, model, **{**GRPO, **settings})
+    made.estimator = GroupRelative(made.config, shape[1], 0, Group().gather)
+    return made
+
+
+def test_all_steps_of_a_rollout_share_the_advantage_that_its_return_has_in_its_group():
+    found = grpo()._estimates(rollout(REWARDS, valid=VALID))
+    assert found.advantages.tolist() == [[1.0, -1.0, 0.0, 0.0]] * 3
+    assert found.weights.tolist() == [[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+    assert found.metrics == {
+        "rollout/failed": 0.0,
+        "rollout/group_return_mean": 2.0,
+        "rollout/group_return_std": 0.5,
+        "train/groups_without_spread": 0.5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("token_mean", "gradient"),
+    [
+        ("tokens", (3 - 1) / 4),
+        ("episodes", (1 - 1) / 2),  # each rollout's mean is its advantage
+        ("constant", (3 - 1) / 3 / 2),  # sums over 3 rows, over 2 rollouts
+    ],
+)
+def test_the_gradient_is_that_of_the_mean_that_is_asked_for(token_mean, gradient):
+    made = grpo(token_mean=token_mean)
+    update = made.update(rollout(REWARDS, valid=VALID), 1, 0.0)
+    # d(-r A)/d logit_0 = -A / 2 for every step, of which all took action 0
+    assert made.parameters.grad.tolist() == pytest.approx([-gradient / 2, gradient / 2, 0.0])
+    assert update.steps == 1
+    assert means(update)["entropy"] == pytest.approx(LN2)
+
+
+def test_minibatches_hold_no_step_that_teaches_nothing():
+    made = grpo(num_minibatches=3, num_epochs=2)
+    update = made.update(rollout(REWARDS, valid=VALID), 1, 0.0)
+    assert update.num_samples == 8  # 4 steps, twice
+    assert update.epochs == 2
+
+
+def test_the_value_function_neither_learns_nor_is_told_of():
+    model = Constant(value=3.0)
+    update = grpo(model=model, learning_rate=0.1).update(rollout(REWARDS, valid=VALID), 1, 0.0)
+    assert model.level.item() == 3.0
+    assert model.logits[0] != 0.0
+    assert update.explained_variance is None
+
+
+def test_a_failed_rollout_is_compared_with_nobody_and_not_learned_from():
+    valid = [[True, False, True, True]] * 3
+    found = grpo((3, 4), group_size=4)._estimates(
+        rollout([[3.0, 99.0, 1.0, 2.0], *[[0.0] * 4] * 2], valid=valid)
+    )
+    root = math.sqrt(1.5)
+    assert found.advantages[0].tolist() == pytest.approx([root, 0.0, -root, 0.0])
+    assert found.weights[:, 1].tolist() == [0.0, 0.0, 0.0]
+    assert found.metrics["rollout/failed"] == 1.0
+
+
+def test_an_iteration_without_spread_moves_nothing_and_knows_no_means():
+    made = grpo()
+    before = made.parameters.detach().clone()
+    update = made.update(rollout([[1.0] * 4] * 3), 1, 0.0)
+    assert torch.equal(made.parameters.detach(), before)
+    assert (update.steps, update.num_samples) == (0, 0.0)
+    assert math.isnan(update.grad_norm)
+    assert update.metrics["train/groups_without_spread"] == 1.0
+
+
+def test_one_whose_rollouts_all_failed_does_no_harm_either():
+    update = grpo().update(rollout([[1.0] * 4] * 3, valid=False), 1, 0.0)
+    assert update.steps == 0
+    assert update.metrics == {"rollout/failed": 4.0}
+
+
+def with_reference(model, **settings):
+    made = grpo((1, 2), model, **settings)
+    made.reference = Reference(made.parameters, model.distribution, model.at)
+    return made
+
+
+def test_the_divergence_from_the_reference_is_k3_and_pulls_towards_it():
+    model = Constant()
+    made = with_reference(model, kl_coef=0.5)
+    model.logits.data[0] = LN2  # 2/3 and 1/3, where the reference has 1/2
+    samples = rollout([[1.0, 1.0]], actions=[[0, 1]])
+    samples = dataclasses.replace(samples, logprobs=torch.tensor([[2 / 3, 1 / 3]], dtype=torch.float64).log())
+    made.estimator = lambda *_, **__: dataclasses.replace(
+        Gae(made.config)(samples, samples.rewards, in_cpp=False),
+        advantages=torch.zeros(1, 2, dtype=torch.float64), returns=None, moments=None,
+    )  # fmt: skip
+    update = made.update(samples, 1, 0.0)
+    expected = (3 / 4 - math.log(3 / 4) - 1) + (3 / 2 - math.log(3 / 2) - 1)
+    assert update.local_sums[-1].item() == pytest.approx(expected)
+    # d k3 / d logprob = 1 - pi_ref / pi: 1/4 and -1/2; d logprob / d logit_0: 1/3 and -2/3; halved twice
+    assert made.parameters.grad.tolist()[0] == pytest.approx(0.5 * (0.25 / 3 + 0.5 * 2 / 3) / 2)
+
+
+def test_the_reference_stays_what_it_was_and_leaves_the_parameters_what_they_are():
+    model = Constant()
+    made = with_reference(model, kl_coef=0.1, learning_rate=0.1, num_epochs=3)
+    before = made.reference.vector.clone()
+    made.update(rollout([[1.0, 2.0]], actions=[[0, 1]]), 1, 0.0)
+    assert model.logits[1] > 0
+    assert torch.equal(made.reference.vector, before)
+
+
+def test_over_an_episodes_own_tokens_the_trace_passes_over_what_was_read():
+    def column(*numbers, dtype=torch.float64):
+        return torch.tensor(numbers, dtype=dtype)[:, None]
+
+    # Own rows 1, 3 and 4; what stands in the others is nobody's.
+    own = column(0, 1, 0, 1, 1, 0, dtype=torch.bool)
+    ended = column(0, 0, 0, 0, 1, 0, dtype=torch.bool)
+    rewards, values = column(7.0, 0.0, 7.0, 1.0, 2.0, 7.0), column(7.0, 0.5, 7.0, 1.0, 1.5, 7.0)
+    next_values = column(7.0, 1.0, 7.0, 1.5, 0.0, 7.0)
+    found = gae(
+        rewards, values, next_values, ended, torch.zeros_like(ended), own,
+        gamma=0.5, gae_lambda=0.5, skips_gaps=True,
+    )  # fmt: skip
+    last = 2.0 - 1.5
+    middle = 1.0 + 0.5 * 1.5 - 1.0 + 0.25 * last
+    first = 0.0 + 0.5 * 1.0 - 0.5 + 0.25 * middle
+    assert found[:, 0].tolist() == [0.0, first, 0.0, middle, last, 0.0]
+
+
+class Reader(Constant):
+    """Reads whole sequences, to say the same of every row."""
+
+    takes_sequences = True
+
+    def at(self, obs, actions):
+        assert obs.shape == actions.shape
+        self.read = tuple(obs.shape)
+        return self.logits.expand(obs.numel(), 2), self.level.expand(obs.numel())
+
+
+def sequences(valid, **more):
+    """Rollouts of tokens whose reward is that of their row."""
+    rows = torch.arange(1.0, len(valid) + 1).tolist()
+    samples = rollout([[row] * len(valid[0]) for row in rows], valid=valid, **more)
+    return dataclasses.replace(samples, obs=samples.obs.squeeze(-1))
+
+
+def test_a_minibatch_of_sequences_reads_them_as_far_as_anybodys_own_tokens_go():
+    samples = sequences([[True, True], [False, True], [True, True], [False, False]])
+    estimates = Gae(PPOConfig(**SIMPLE), of_tokens=True)(samples, samples.rewards, in_cpp=False)
+    one, none = Sequences(samples, estimates).minibatches(torch.tensor([1, 0]), [0, 2, 2])
+    assert [tuple(x.shape) for x in one["sequences"]] == [(2, 3), (2, 3)]
+    assert one["own"].tolist() == [0, 1, 2, 3, 5]  # of rollout 1, then of rollout 0
+    assert one["returns"].tolist() == [1.0, 2.0, 3.0, 1.0, 3.0]
+    assert len(none["own"]) == 0  # but something to read, for other ranks wait for this one's gradient
+    assert len(none["sequences"][0]) == 1
+
+
+def test_a_model_of_sequences_learns_from_own_tokens_alone():
+    made = learner((3, 2), Reader())
+    update = made.update(
+        sequences([[True, True], [False, True], [True, False]], actions=[[0, 1]] * 3), 1, 0.0
+    )
+    assert (
+        made.estimator.config.gamma == 0.0
+    )  # so advantages are rewards: 1 and 3 of action 0, 1 and 2 of action 1
+    assert update.num_samples == 4
+    assert made.parameters.grad.tolist()[:2] == pytest.approx([-(4 - 3) / 8, (4 - 3) / 8])
+
+
+def test_minibatches_of_sequences_are_of_whole_ones():
+    model = Reader()
+    made = learner((3, 4), model, num_minibatches=2)
+    update = made.update(sequences([[True] * 4] * 3), 1, 0.0)
+    assert model.read == (2, 3)
+    assert (update.steps, update.num_samples) == (2, 12)
+
+
+def test_grpo_reads_no_sequence_that_teaches_nothing():
+    model = Reader()
+    made = grpo((1, 4), model)
+    samples = sequences([[True] * 4])
+    made.update(dataclasses.replace(samples, rewards=torch.tensor([[1.0, 2.0, 5.0, 5.0]]).double()), 1, 0.0)
+    assert model.read == (2, 1)
