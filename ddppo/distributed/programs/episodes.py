@@ -5,12 +5,12 @@ rank may hold a part of a group.
 """
 
 import math
-from typing import Any, NamedTuple
 
 import torch
 
 from ddppo.config import Config
 from ddppo.config.algorithms import check_groups
+from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
 from ddppo.envs.vec_env import VecEnv
@@ -18,7 +18,6 @@ from ddppo.errors import ConfigError
 from ddppo.ppo.episodes import EpisodeCollector
 from ddppo.ppo.learner import Update
 from ddppo.scaling import BatchShape
-from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec
 
 
@@ -51,17 +50,17 @@ def check(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
         )
 
 
-class _Round(NamedTuple):
-    """What one group plays: the seed and the options that all its rollouts begin with."""
-
-    seed: int
-    options: dict[str, Any]
-
-
 class EpisodeWorker(Worker):
     """A rank that acts, and learns from one episode of each of its environments."""
 
     collector: EpisodeCollector
+    rounds: Rounds
+
+    def __init__(self, kit: Kit) -> None:
+        config = kit.config
+        curriculum = curriculum_for(config.curriculum, config.env.id, kit.spec)
+        self.rounds = Rounds(config.seed, kit.shape.num_envs // config.ppo.group_size, curriculum)
+        super().__init__(kit)
 
     def _acting(self) -> tuple[VecEnv, EpisodeCollector]:
         env = self._kit.envs()
@@ -71,10 +70,8 @@ class EpisodeWorker(Worker):
         """Nothing goes on from one iteration to the next."""
 
     def collect(self, iteration: int) -> Collected:
-        seed, group_size = self._kit.config.seed, self._kit.config.ppo.group_size
-        num_groups = self._kit.shape.num_envs // group_size
-        rounds = [_Round(derived_seed(seed, "group", g, iteration), {}) for g in range(num_groups)]
-        mine = [rounds[i // group_size] for i in self._kit.env_indices]
+        rounds = self.rounds.begin(iteration)
+        mine = [rounds[i // self._kit.config.ppo.group_size] for i in self._kit.env_indices]
         self.collector.begin([r.seed for r in mine], [r.options for r in mine])
         return super().collect(iteration)
 
@@ -82,7 +79,7 @@ class EpisodeWorker(Worker):
         update = super().learn(collected, iteration, progress)
         assert collected.rollout is not None
         if collected.rollout.achieved is not None:
-            self.rates(collected.rollout.achieved)
+            self.rounds.end(self.rates(collected.rollout.achieved))
         return update
 
     def rates(self, achieved: torch.Tensor) -> list[float | None]:
