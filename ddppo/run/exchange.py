@@ -129,7 +129,8 @@ def make_exchange(parts: Parts, group: Group, known: Callable[[], list[bytes]]) 
             f"rank {group.rank}: its program, {type(program).__name__}, steps environments that publish and does not "
             "name them: have it set self.env (ddppo.distributed.programs.kit.Program)"
         )
-    return Exchange(group, dealt, cast(PublishingEnvs | None, program.env), program.collector, known)
+    collector = cast(Collector | None, program.collector)  # text publishes nothing
+    return Exchange(group, dealt, cast(PublishingEnvs | None, program.env), collector, known)
 
 
 def gather_bytes(

@@ -34,6 +34,7 @@ from ddppo.errors import (
     StorageError,
     TrainingError,
 )
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
@@ -149,7 +150,7 @@ class Worker:
         self._switch(self.iteration + 1, compiled=begin())
         self.parts.derived["step"] = self.compilation.kind
         collector = self.parts.program.collector
-        if collector is not None and isinstance(self.compilation.step, NativeStep):
+        if isinstance(collector, Collector) and isinstance(self.compilation.step, NativeStep):
             collector.act_by(self.compilation.step.network)
 
     def _switch(self, iteration: int, *, compiled: bool) -> None:

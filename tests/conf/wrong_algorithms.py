@@ -1,5 +1,7 @@
 """Settings of groups of whole episodes that cannot be: command lines with what is said of them."""
 
+TEXT = "env=gym env.id=tests.unit.text_tasks:tests/Repeat-v0 model=token_policy ppo.rollout_steps=999"
+
 LINES = {
     "ppo=grpo ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
     "ppo=grpo ppo.group_size=1": "a rollout alone has nothing to be compared with: use at least 2",
@@ -19,4 +21,7 @@ LINES = {
     "ppo.algorithm=grpo": "ppo.gamma=0.98 has no effect with ppo.algorithm=grpo",
     "ppo.kl_coef=0.1": "use ppo.algorithm=grpo, whose preset is ppo=grpo, or leave it out",
     "ppo.group_size=4": "which is no task of text: use ppo=grpo, or leave it out",
+    f"{TEXT} ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
+    f"{TEXT} ppo.num_minibatches=9": "exceeds the 8 episodes of an iteration, of which minibatches are made",
+    f"{TEXT} ppo.rollout_steps=100": "a prompt may leave none to type",
 }

@@ -18,6 +18,21 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
+TEXT = [
+    "env=gym", "env.id=tests.unit.text_tasks:tests/Repeat-v0", "model=token_policy", "model.token_width=16",
+    "model.token_layers=1", "model.token_heads=2", "model.obs_tokens=8", "model.turn_tokens=3", "env.num_envs=8",
+    "ppo.group_size=4", "ppo.rollout_steps=24", "ppo.num_epochs=2", "ppo.num_minibatches=3", "ppo.total_steps=120",
+    "ppo.learning_rate=1e-2", "ppo.lr_schedule=none", "dtype=float64", "dist.check_every=1",
+]  # fmt: skip
+COMPARED = ("rollout/group", "rollout/failed", "rollout/success", "rollout/steps", "train/", "curriculum/")
+KINDS = {
+    "means_of_episodes": [*SMALL, "ppo.token_mean=episodes"],
+    "everything": [*SMALL, *EVERYTHING],
+    "text": ["ppo=grpo", *TEXT, "ppo.kl_coef=0.1", "model.top_p=0.9"],
+    "text_by_values": ["ppo=default", *TEXT, "ppo.gamma=1", "ppo.target_kl=0.05"],
+}
+
+
 def last_state(run_dir):
     path = sorted((run_dir / "checkpoints").glob("iteration_*.pt"))[-1]
     return torch.load(path, weights_only=True)
@@ -27,9 +42,9 @@ def of_rank_0(run_dir):
     return [line for line in lines(run_dir) if line["rank"] == 0]
 
 
-@pytest.mark.parametrize("more", [["ppo.token_mean=episodes"], EVERYTHING], ids=["episodes", "everything"])
-def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, more):
-    command = ["-m", "ddppo.train", "-m", *TINY, *SMALL, *more, "dist.world_size=1,2,4"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, kind):
+    command = ["-m", "ddppo.train", "-m", *TINY, *KINDS[kind], "dist.world_size=1,2,4"]
     result = run([sys.executable, *command, f"hydra.sweep.dir={tmp_path}"], tmp_path, timeout_s=240)
     assert result.code == 0, result.stderr
     folders = {summary(path)["world_size"]: path for path in tmp_path.iterdir() if path.is_dir()}
@@ -42,21 +57,21 @@ def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, more):
             torch.testing.assert_close(other["model"][name], x, rtol=0, atol=1e-10)
         for expected, found in zip(of_rank_0(folders[1]), of_rank_0(folders[world_size]), strict=True):
             for name in expected:
-                if name.startswith(("rollout/group", "rollout/failed", "train/")):
+                if name.startswith(COMPARED):
                     assert found[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-10), name
 
 
-def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupted(tmp_path):
-    settings = [*TINY, *SMALL, "ppo.kl_coef=0.1", "ppo.normalize_obs=true"]
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    for run_dir, more in ((whole, []), (parted, ["ppo.total_steps=300"])):
-        result = door(*settings, *more, run_dir=run_dir)
+@pytest.mark.parametrize(("kind", "end", "stop"), [("everything", 700, 300), ("text", 120, 60)])
+def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupted(tmp_path, kind, end, stop):
+    settings, whole, parted = [*TINY, *KINDS[kind]], tmp_path / "whole", tmp_path / "parted"
+    for run_dir, total_steps in ((whole, end), (parted, stop)):
+        result = door(*settings, f"ppo.total_steps={total_steps}", run_dir=run_dir)
         assert result.code == 0, result.stderr
     assert last_state(parted)["iteration"] < last_state(whole)["iteration"]
-    result = door(f"resume={parted}", "ppo.total_steps=700", "log.progress=none", run_dir=parted)
+    result = door(f"resume={parted}", f"ppo.total_steps={end}", "log.progress=none", run_dir=parted)
     assert result.code == 0, result.stderr
     expected, found = last_state(whole), last_state(parted)
-    for key in ("model", "reference", "obs_moments", "iteration", "env_steps", "window"):
+    for key in ("model", "reference", "iteration", "env_steps", "window", "curriculum"):
         assert str(found[key]) == str(expected[key]), key
     assert summary(parted)["params_hash"] == summary(whole)["params_hash"]
     assert not torch.equal(found["reference"], torch.cat([x.flatten() for x in found["model"].values()]))

@@ -13,6 +13,7 @@ from ddppo.collectives import Group, in_words
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
 from ddppo.errors import NonFiniteError
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 
 
@@ -23,7 +24,7 @@ class Actors(Program):
         self._kit = kit
         self._is_learner = kit.role.learns
         self.env = kit.envs() if kit.role.acts else None
-        self.collector = None
+        self.collector: Collector | None = None
         if self.env is not None:
             self.collector = kit.collector(self.env, kit.env_indices.start)
         self.learners, self._feeding = self._meet()

@@ -15,6 +15,7 @@ from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.envs.faults import EnvNames, no_state
 from ddppo.envs.rows import RowLayout
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.spaces import each
 
@@ -31,7 +32,7 @@ class EnvWorkers(Program):
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
         self.env: VecEnv | None = None
-        self.collector = None
+        self.collector: Collector | None = None
         if kit.role.steps:
             self.env = kit.envs()
         else:

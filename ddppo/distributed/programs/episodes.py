@@ -5,6 +5,7 @@ rank may hold a part of a group.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -13,10 +14,12 @@ from ddppo.config.algorithms import check_groups
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
+from ddppo.envs.turns import Turns, make_turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import ConfigError
 from ddppo.ppo.episodes import EpisodeCollector
 from ddppo.ppo.learner import Update
+from ddppo.ppo.text import TextCollector, text_collector
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 
@@ -27,7 +30,7 @@ def worker(kit: Kit) -> Worker:
 
 
 def plays_whole_episodes(config: Config, spec: EnvSpec) -> bool:
-    return config.ppo.algorithm == "grpo" or spec.action.kind == "text"
+    return config.ppo.algorithm == "grpo" or spec.is_text
 
 
 def check(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
@@ -43,6 +46,11 @@ def check(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
     check_groups(
         config, shape, "ppo.algorithm=grpo" if config.ppo.algorithm == "grpo" else f"{name}, of text"
     )
+    if spec.is_text and shape.num_minibatches > shape.num_envs:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an iteration, of "
+            f"which minibatches are made with {name}, of text: use at most {shape.num_envs}"
+        )
     if spec.journal is not None:
         raise ConfigError(
             f"ppo.algorithm=grpo with {name}: its environments tell one another what they found and go on from there, "
@@ -53,39 +61,57 @@ def check(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
 class EpisodeWorker(Worker):
     """A rank that acts, and learns from one episode of each of its environments."""
 
-    collector: EpisodeCollector
+    collector: EpisodeCollector | TextCollector
     rounds: Rounds
 
     def __init__(self, kit: Kit) -> None:
-        config = kit.config
-        curriculum = curriculum_for(config.curriculum, config.env.id, kit.spec)
-        self.rounds = Rounds(config.seed, kit.shape.num_envs // config.ppo.group_size, curriculum)
         super().__init__(kit)
+        config = kit.config
+        self._group_size = config.ppo.group_size
+        curriculum = curriculum_for(config.curriculum, config.env.id, kit.spec)
+        self.rounds = Rounds(config.seed, kit.shape.num_envs // self._group_size, curriculum)
 
-    def _acting(self) -> tuple[VecEnv, EpisodeCollector]:
-        env = self._kit.envs()
-        return env, EpisodeCollector(**self._kit.of_collector(env, self._kit.env_indices.start))
+    def _acting(self) -> tuple[VecEnv | Turns, EpisodeCollector | TextCollector]:
+        kit, first_env = self._kit, self._kit.env_indices.start
+        if not kit.spec.is_text:
+            env = kit.envs()
+            return env, EpisodeCollector(**kit.of_collector(env, first_env))
+        turns = make_turns(
+            kit.config.env, kit.env_indices, kit.group.rank, kit.env_timeout_s, kit.max_restarts
+        )
+        return turns, text_collector(kit.config, turns, kit.model, first_env=first_env, device=kit.device)
 
     def reset(self, iteration: int) -> None:
         """Nothing goes on from one iteration to the next."""
 
     def collect(self, iteration: int) -> Collected:
         rounds = self.rounds.begin(iteration)
-        mine = [rounds[i // self._kit.config.ppo.group_size] for i in self._kit.env_indices]
+        mine = [rounds[i // self._group_size] for i in self._kit.env_indices]
         self.collector.begin([r.seed for r in mine], [r.options for r in mine])
         return super().collect(iteration)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         update = super().learn(collected, iteration, progress)
         assert collected.rollout is not None
-        if collected.rollout.achieved is not None:
-            self.rounds.end(self.rates(collected.rollout.achieved))
-        return update
+        achieved = collected.rollout.achieved
+        if achieved is None:
+            return update
+        of_all = self._kit.group.gather(achieved.double().cpu()).flatten()
+        self.rounds.end(rates(of_all, self._group_size))
+        known = of_all[~of_all.isnan()]
+        if len(known) == 0:
+            return update
+        return replace(update, metrics={**update.metrics, "rollout/success_rate": known.mean().item()})
 
-    def rates(self, achieved: torch.Tensor) -> list[float | None]:
-        """Return for each group of all ranks the share of its rollouts that achieved; None where all failed.
+    def measured(self) -> dict[str, float]:
+        of_text = self.collector.measured() if isinstance(self.collector, TextCollector) else {}
+        return {**super().measured(), **of_text}
 
-        achieved `[E]`: 1 or 0, NaN where the rollout failed, or nobody knows.
-        """
-        of_all = self._kit.group.gather(achieved.double().cpu()).view(-1, self._kit.config.ppo.group_size)
-        return [None if math.isnan(rate) else rate for rate in of_all.nanmean(dim=1).tolist()]
+
+def rates(achieved: torch.Tensor, group_size: int) -> list[float | None]:
+    """Return for each group the share of its rollouts that achieved; None where that is known of none.
+
+    achieved `[N]`: 1 or 0, NaN where a rollout failed or its environment does not tell.
+    """
+    of_groups = achieved.view(-1, group_size).nanmean(dim=1).tolist()
+    return [None if math.isnan(rate) else rate for rate in of_groups]

@@ -15,6 +15,7 @@ from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.envs import make_vec_env
+from ddppo.envs.turns import Turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic
 from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
@@ -24,6 +25,7 @@ from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.ppo.step import STATISTICS
+from ddppo.ppo.text import TextCollector
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise, derived_seed
 from ddppo.signals import StopRequest
@@ -82,12 +84,12 @@ class Program(ABC):
     them.
     """
 
-    collector: Collector | None
+    collector: Collector | TextCollector | None
     learner: Learner
     sync: GradientSync
     learners: Group
     groups: tuple[Group, ...] = ()
-    env: VecEnv | None = None
+    env: VecEnv | Turns | None = None
     rounds: Rounds | None = None
 
     @abstractmethod
@@ -251,7 +253,7 @@ class Kit:
     def seeds(self, env_indices: range, iteration: int) -> list[int]:
         return [derived_seed(self.config.seed, "env", i, iteration) for i in env_indices]
 
-    def act(self, collector: Collector, env_indices: range, iteration: int) -> Collected:
+    def act(self, collector: Collector | TextCollector, env_indices: range, iteration: int) -> Collected:
         """Collect a rollout of these environments with the noise that is theirs in this iteration."""
         noise: np.ndarray = action_noise(
             self.config.seed,

@@ -1,16 +1,18 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
 from ddppo.distributed.programs.kit import Collected, Kit, Program
+from ddppo.envs.turns import Turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
+from ddppo.ppo.text import TextCollector
 
 
 class Worker(Program):
     """A rank that acts and learns."""
 
-    collector: Collector
-    env: VecEnv
+    collector: Collector | TextCollector
+    env: VecEnv | Turns
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
@@ -19,12 +21,13 @@ class Worker(Program):
         self.sync = kit.sync(kit.group)
         self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
 
-    def _acting(self) -> tuple[VecEnv, Collector]:
+    def _acting(self) -> tuple[VecEnv | Turns, Collector | TextCollector]:
         """Return the environments that this rank steps, and who acts in them."""
         env = self._kit.envs()
         return env, self._kit.collector(env, self._kit.env_indices.start)
 
     def reset(self, iteration: int) -> None:
+        assert isinstance(self.collector, Collector)
         self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
 
     def collect(self, iteration: int) -> Collected:

@@ -112,6 +112,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/length_mean", "steps", _EPISODES, "length of the same episodes", "count"),
     Metric("rollout/episodes", "episodes", "sum", "training episodes that ended in the iteration", "count"),
     Metric(
+        "rollout/success_rate",
+        "fraction",
+        _EPISODES,
+        "rollouts of text that achieved their task, of those whose environment tells (is_success in its info)",
+        "count",
+    ),
+    Metric(
         "rollout/failed", "rollouts", "sum", "of grpo: lost, so in no group and not learned from", "count"
     ),
     Metric(
