@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from ddppo.config.algorithms import check_algorithm
 from ddppo.config.fields import check_fields
+from ddppo.config.served import check_served
 from ddppo.config.settings import Config, DistConfig, ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
@@ -120,6 +121,7 @@ def validate(config: Config) -> BatchShape:
         )
     _check_topology(config)
     _check_own_pace(config)
+    check_served(config)
     _check_restarts(config)
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
         raise ConfigError(
@@ -245,11 +247,11 @@ def _check_restarts(config: Config) -> None:
                 f"dist.on_lost=restart, or leave it at {default}"
             )
         return
-    if dist.world_size == 1 and (find(dist.topology).env_backend or env.backend) != "pool":
+    if dist.world_size == 1 and (find(dist.topology).env_backend or env.backend) not in ("pool", "remote"):
         raise ConfigError(
             f"dist.on_lost=restart has no effect with dist.world_size=1 and env.backend={env.backend}: the only rank "
-            "is the process that you start, which cannot start itself again; use env.backend=pool or more ranks, or "
-            "leave it out"
+            "is the process that you start, which cannot start itself again; use env.backend=pool or remote, or more "
+            "ranks, or leave it out"
         )
 
 

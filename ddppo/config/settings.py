@@ -18,9 +18,23 @@ class EnvConfig:
         "auto",
         "who steps them: batched (all at once in the rank: classic control and synthetic, the numbers of sync), sync "
         "(in turn in the rank), pool (a few processes, shared memory), native (the task's own batched implementation; "
-        "its random stream depends on W, but not that of ALE/..., which ale-py preprocesses), auto (batched, native "
-        "for ALE/..., or sync or pool by measured step time)",
-        choices=("auto", "batched", "sync", "pool", "native"),
+        "its random stream depends on W, but not that of ALE/..., which ale-py preprocesses), remote (each served by a "
+        "process of its own behind an address, the numbers of sync: see env.urls), auto (batched, native for ALE/..., "
+        "or sync or pool by measured step time; of text remote where a process can hold one only, else sync)",
+        choices=("auto", "batched", "sync", "pool", "native", "remote"),
+    )
+    urls: list[str] = setting(
+        meaning="backend=remote: addresses of servers (python -m ddppo.serve), which environments take in turn, e.g. "
+        "[ws://127.0.0.1:8000]; [] starts one for each rank, which ends with it",
+        factory=list,
+    )
+    token_file: str | None = setting(None, "a file whose first line is the token that env.urls ask for")
+    batch_wait_ms: float | None = setting(
+        None,
+        "of a task of text: how long a batch of generation waits for further environments once one has answered; null "
+        "for all, with which a run can be repeated to the bit",
+        low=0,
+        high=60_000,
     )
     num_workers: int | None = setting(
         None,
@@ -274,12 +288,15 @@ class DistConfig:
     on_lost: str = setting(
         "stop",
         "when a process is killed by a signal or does not answer for timeout_s: stop (all ranks end), or restart (a "
-        "process of environments, and a killed rank that acts at its own pace, is started again; for any other "
-        "rank all end and go on from the last checkpoint). What raised an exception always stops",
+        "process of environments, a session with a server of them, and a killed rank that acts at its own pace, is "
+        "started again; for any other rank all end and go on from the last checkpoint). What raised an exception "
+        "always stops, but in an episode of text, which is lost then",
         choices=("stop", "restart"),
     )
     max_restarts: int = setting(
-        3, "with on_lost=restart, how often ranks, or one rank's processes, are started again", low=1
+        3,
+        "with on_lost=restart, how often ranks, one rank's processes, or one environment's session are started again",
+        low=1,
     )
     oversubscribe: str = setting(
         "warn",

@@ -1,7 +1,7 @@
 """Environments: the contract (vec_env), batches that keep it, tasks of our own. Knows numpy, not torch."""
 
 from ddppo.envs import synthetic, tasks  # noqa: F401 (register ddppo/Synthetic-v0, ddppo/Circuit-v0)
-from ddppo.envs.make import BACKENDS, make_eval_env, make_vec_env, settled
+from ddppo.envs.make import BACKENDS, check_slots, make_eval_env, make_vec_env, settled
 from ddppo.envs.probe import make_env, probe
 from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, ObsArrays, VecEnv
 
@@ -13,6 +13,7 @@ __all__ = [
     "EnvStep",
     "ObsArrays",
     "VecEnv",
+    "check_slots",
     "make_env",
     "make_eval_env",
     "make_vec_env",

@@ -28,11 +28,24 @@ from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
 from ddppo.errors import EnvError
 from ddppo.spaces import each
 
+_EVAL_S = 600.0  # for an answer of what is served elsewhere
+
+
+def make_served(
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, max_restarts: int = 0
+) -> VecEnv:
+    """Step environments that are served, each in a process of its own. Raises EnvError."""
+    from ddppo.envs.remote.vec_env import make_remote  # needs the extra serve
+
+    return make_remote(env, spec, names, timeout_s, max_restarts=max_restarts)
+
+
 BACKENDS: dict[str, Callable[..., VecEnv]] = {
     "batched": make_batched,
     "sync": make_sync,
     "pool": make_pool,
     "native": make_native,
+    "remote": make_served,
 }
 
 
@@ -49,7 +62,7 @@ def make_vec_env(
     env = settled(env, spec, len(env_indices), cores)
     make = make_atari if env.is_ale else BACKENDS[env.backend]
     more = {"cores": cores} if env.is_ale or env.backend == "pool" else {}
-    if env.backend == "pool":
+    if env.backend in ("pool", "remote"):
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
     seconds = env.slow_ranks.get(rank, 0.0)
@@ -59,10 +72,14 @@ def make_vec_env(
 def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     """Make a batch for evaluation: stepped and checked in this process, a stream per environment, never slowed.
 
-    Its episodes are whole games, whatever ends one for learning.
+    What is served at env.urls is stepped there. Its episodes are whole games, whatever ends one for learning.
     """
     if env.is_ale:
         return CheckedEnvs(make_atari(whole_games(env), probe(env), EnvNames(range(num_envs), None), 0.0))
+    if env.urls:
+        from ddppo.envs.remote.vec_env import make_remote
+
+        return CheckedEnvs(make_remote(env, probe(env), EnvNames(range(num_envs), None), _EVAL_S))
     env = dataclasses.replace(env, backend="sync", slow_ranks={})
     spec, names = probe(env), EnvNames(range(num_envs), None)
     backend = "sync" if why_not_batched(env) else "batched"
@@ -79,7 +96,10 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
     if env.is_ale:
         return dataclasses.replace(env, backend="native")
     if spec.is_text:
-        return dataclasses.replace(env, backend="sync")
+        is_crowd = spec.one_a_process and num_envs > 1
+        return dataclasses.replace(env, backend="remote" if is_crowd else "sync")
+    if spec.one_a_process and num_envs > 1:
+        return dataclasses.replace(env, backend="pool", num_workers=num_envs)
     if why_not_batched(env) is None:
         return dataclasses.replace(env, backend="batched")
     if num_envs > 1:
@@ -89,6 +109,13 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
             if pool_pays(cost, num_envs, num_workers):
                 return dataclasses.replace(env, backend="pool", num_workers=num_workers)
     return dataclasses.replace(env, backend="sync")
+
+
+def check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
+    """Raise ConfigError where the servers at env.urls have no slot for each of num_envs, and num_more besides."""
+    from ddppo.envs.remote.served import check_slots
+
+    check_slots(env, num_envs, num_more)
 
 
 class SlowEnvs:

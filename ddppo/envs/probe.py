@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -53,8 +54,15 @@ def probe(env: EnvConfig) -> EnvSpec:
     """Make the task once, read its shapes and close it. Raises ConfigError with the cause and the remedy.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
-    With env.backend=native it is the batched implementation that is asked, for it may preprocess.
+    With env.backend=native it is the batched implementation that is asked, for it may preprocess; with env.urls it is
+    the servers.
     """
+    if env.backend == "remote":
+        _find_packages(env)
+        if env.urls:
+            from ddppo.envs.remote.served import served_spec
+
+            return served_spec(env)
     _find_task(env)
     if env.is_ale:
         return _explained(env, lambda: atari_spec(env))
@@ -74,7 +82,20 @@ def probe(env: EnvConfig) -> EnvSpec:
             f"env.backend={env.backend}: {env.id} observes and does text, which goes through no array: use env.backend="
             f"{' or '.join(_OF_TEXT)}"
         )
+    if spec.is_text and spec.one_a_process and env.num_envs > 1:
+        _find_packages(env)
     return spec
+
+
+def _find_packages(env: EnvConfig) -> None:
+    """Raise ConfigError where environments cannot be served."""
+    if any(
+        importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "websockets", "msgpack")
+    ):
+        raise ConfigError(
+            f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
+            f"{install_command('serve')}"
+        )
 
 
 def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:

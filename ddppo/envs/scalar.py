@@ -37,8 +37,11 @@ def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
         raise explained(name, "when it was made", e) from e
 
 
-def played(env: EnvConfig, spec: EnvSpec, name: str) -> "ArrayEnv | TextEnv":
-    """Make one environment that is told what to do in text, or as a model says it. Raises EnvError as make_row_env."""
+def played(env: EnvConfig, spec: EnvSpec, name: str) -> gym.Wrapper:
+    """Make one environment that is told what to do in text (TextEnv), or as a model says it (ArrayEnv).
+
+    Raises EnvError as make_row_env does.
+    """
     try:
         task = make_task(env)
     except (Exception, SystemExit) as e:

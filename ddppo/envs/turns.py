@@ -13,76 +13,34 @@ A batch of arrays in step is a `VecEnv`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames
+from ddppo.envs.make import settled
 from ddppo.envs.probe import probe
 from ddppo.envs.scalar import played
+from ddppo.envs.turn import Turn, Turns
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 
+__all__ = ["LocalTurns", "Turn", "Turns", "make_turns"]
 
-@dataclass(slots=True)
-class Turn:
-    """What one environment answers. env: its index in this batch. obs: text, or the arrays that its spec describes.
 
-    failed: the world was lost, or it raised: the episode is over and counts for nothing, obs is None. info: what the
-    environment tells in plain values, and its action_mask where it has masks.
+def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, max_restarts: int) -> Turns:
+    """Make the environments `env_indices` (global) of this rank: served with env.backend=remote, else in this process.
+
+    env.backend=auto serves those of which a process can hold only one. timeout_s: how long one may take to answer.
+    Raises ConfigError as probe() does, EnvError.
     """
+    spec, names = probe(env), EnvNames(env_indices, rank)
+    if (settled(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
+        from ddppo.envs.remote.turns import RemoteTurns  # needs the extra serve
 
-    env: int
-    obs: Any
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    failed: bool = False
-    info: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_over(self) -> bool:
-        return self.terminated or self.truncated or self.failed
-
-
-class Turns(Protocol):
-    """E environments of a rank. An environment that was told something is told nothing more until it has answered.
-
-    The first max_restarts episodes that are lost, or whose environment raises, are turns that failed; the next raises
-    its EnvError. num_restarts: how often a world was lost and another took its place. num_lost_episodes: that failed.
-    """
-
-    spec: EnvSpec
-    num_envs: int
-    names: EnvNames
-    num_restarts: int
-    num_lost_episodes: int
-
-    def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:
-        """Have environment i begin an episode, and return at once; one that is under way is over."""
-        ...
-
-    def act(self, i: int, action: Any) -> None:
-        """Have environment i do one step, and return at once."""
-        ...
-
-    def ready(self, wait_s: float | None) -> list[Turn]:
-        """Wait for the first answer, and then up to wait_s for those still under way (None: for all).
-
-        Returns what was answered since it was last asked; [] where nothing is under way. Raises EnvError.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-def make_turns(
-    env: EnvConfig, env_indices: range, rank: int, timeout_s: float, max_restarts: int
-) -> "LocalTurns":
-    """Make the environments `env_indices` (global) of this rank. Raises ConfigError as probe() does, EnvError."""
-    return LocalTurns(env, probe(env), EnvNames(env_indices, rank), max_restarts)
+        return RemoteTurns(env, spec, names, timeout_s, max_restarts)
+    return LocalTurns(env, spec, names, max_restarts)
 
 
 class LocalTurns:
@@ -96,6 +54,7 @@ class LocalTurns:
         self.num_envs = len(names.indices)
         self.num_lost_episodes = 0
         self._max_restarts = max_restarts
+        self._num_lost_of = [0] * self.num_envs
         self._envs = [played(env, spec, names(i)) for i in range(self.num_envs)]
         self._told: dict[int, Callable[[], Turn]] = {}
 
@@ -123,15 +82,16 @@ class LocalTurns:
 
     def _stepped(self, i: int, action: Any) -> Turn:
         obs, reward, terminated, truncated, info = self._envs[i].step(action)
-        return Turn(i, obs, reward, terminated, truncated, info=info)
+        return Turn(i, obs, float(reward), terminated, truncated, info=info)
 
     def _answer(self, i: int, do: Callable[[], Turn]) -> Turn:
         try:
             return do()
         except EnvError as e:
-            if self.num_lost_episodes >= self._max_restarts:
+            if self._num_lost_of[i] >= self._max_restarts:
                 raise
+            self._num_lost_of[i] += 1
             self.num_lost_episodes += 1
             said = e.said if isinstance(e, EnvRaised) else e
-            warn(f"{said}; its episode is lost ({self.num_lost_episodes} of {self._max_restarts})")
+            warn(f"{said}; its episode is lost ({self._num_lost_of[i]} of {self._max_restarts})")
             return Turn(i, None, failed=True)

@@ -87,6 +87,12 @@ def program_of(topology: Topology) -> Callable[[Kit], Program]:
     return program
 
 
+def players_of(roles: Layout, topology: Topology) -> tuple[int, ...]:
+    """Return the ranks that play evaluations: all that hold the parameters and go in step."""
+    play = [role for role in roles.roles if role.learns or (role.acts and not topology.own_pace)]
+    return tuple(sorted(rank for role in play for rank in role.ranks))
+
+
 def build(config: Config, group: Group, device: torch.device) -> Parts:
     """Build this rank's parts; all ranks leave with rank 0's parameters, and with the threads that suit the model."""
     shape, roles = configuration.validate(config), configuration.layout(config)
@@ -134,6 +140,5 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "collective": group.name,
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }
-    play = [role for role in roles.roles if role.learns or (role.acts and not topology.own_pace)]
-    players = tuple(sorted(rank for role in play for rank in role.ranks))
+    players = players_of(roles, topology)
     return Parts(shape, roles, spec, model, parameters, obs_normalizer, program, players, derived)

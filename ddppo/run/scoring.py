@@ -17,6 +17,7 @@ from ddppo.run import checkpoint
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.run.text_evaluation import of_text, play_tasks, rounded_up, success_rates
+from ddppo.topologies import find
 
 _MAX_EVAL_ENVS = 64
 
@@ -57,10 +58,15 @@ class Scoring:
         if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
             self.best = {}
 
-    def score(self, num_episodes: int, env_steps: int, wall_s: float) -> tuple[dict[str, Any], bool]:
+    def score(
+        self, num_episodes: int, env_steps: int, wall_s: float, *, is_last: bool = False
+    ) -> tuple[dict[str, Any], bool]:
         """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far."""
         start = time.perf_counter()
-        scores = self._play(num_episodes) if self.collector is None else self._play_text(num_episodes)
+        if self.collector is None:
+            scores = self._play(num_episodes, self._most_envs(is_last=is_last))
+        else:
+            scores = self._play_text(num_episodes)
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
         metrics |= success_rates(scores)
         mean = metrics["eval/return_mean"]
@@ -73,11 +79,20 @@ class Scoring:
             self.target = {"time_to_target_s": wall_s, "steps_to_target": env_steps}
         return metrics, is_best
 
-    def _play(self, num_episodes: int) -> Scores:
+    def _most_envs(self, *, is_last: bool) -> int:
+        """Return how many environments a player may have: served ones are only as many as there are slots."""
+        env = self.config.env
+        if not env.urls:
+            return _MAX_EVAL_ENVS
+        if is_last and not find(self.config.dist.topology).own_pace:  # those of training have been given back
+            return max(1, min(_MAX_EVAL_ENVS, env.num_envs // len(self.players)))
+        return 1
+
+    def _play(self, num_episodes: int, most_envs: int) -> Scores:
         """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
         rows = torch.empty(0, 2)
         if mine := self._mine(num_episodes):
-            env = make_eval_env(self.config.env, min(len(mine), _MAX_EVAL_ENVS))
+            env = make_eval_env(self.config.env, min(len(mine), most_envs))
             try:
                 scores = play_episodes(self.policy, env, mine, self.config.seed)
             finally:

@@ -15,13 +15,14 @@ from ddppo.curriculum import curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.distributed.programs.episodes import check as check_episodes
-from ddppo.envs import probe
+from ddppo.envs import check_slots, probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model
 from ddppo.run import checkpoint
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
-from ddppo.run.parts import program_of
+from ddppo.run.parts import players_of, program_of
+from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec, leaves
 from ddppo.topologies import find, imported
 
@@ -30,6 +31,9 @@ _MAY_CHANGE = (
     "ppo.total_steps",
     "env.backend",
     "env.num_workers",
+    "env.urls",
+    "env.token_file",
+    "env.batch_wait_ms",
     "dist.",
     "eval.",
     "checkpoint.",
@@ -55,6 +59,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
     _check_text(config, spec)
     curriculum_for(config.curriculum, config.env.id, spec)
+    _check_served(config, spec, shape)
     if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
         raise ConfigError(
             f"ppo.normalize_obs=true: {config.env.id} observes nothing but pixels, which are not normalised, for "
@@ -112,6 +117,29 @@ def _check_text(config: Config, spec: EnvSpec) -> None:
             "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
             f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
         )
+
+
+def _check_served(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
+    """Check what only served environments have, and what they cannot have."""
+    env, topology = config.env, find(config.dist.topology)
+    if env.batch_wait_ms is not None and not spec.is_text:
+        raise ConfigError(
+            f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, whose actions are no text: leave it "
+            "out"
+        )
+    if env.backend != "remote":
+        return
+    if spec.journal is not None:
+        raise ConfigError(
+            f"env.backend=remote: the environments of {env.id} tell one another after every iteration what they found, "
+            "which no server carries: use env.backend=pool or sync"
+        )
+    if env.urls:
+        evaluates_meanwhile = not spec.is_text and (  # which is evaluated in the environments that train
+            config.eval.every_steps or (topology.own_pace and config.eval.final_episodes)
+        )
+        num_players = len(players_of(configuration.layout(config), topology))
+        check_slots(env, shape.num_envs, num_players if evaluates_meanwhile else 0)
 
 
 def _overlaps_from(config: Config, local_world_size: int | None) -> int | None:

@@ -197,7 +197,7 @@ class Worker:
                 self.iteration, self.env_steps, self.wall_before, ({},) * self.parts.shape.world_size, {}
             )
             if config.eval.final_episodes:
-                report = self._with_evaluation(report, config.eval.final_episodes)
+                report = self._with_evaluation(report, config.eval.final_episodes, is_last=True)
             recorder.conclude(report)
             return "completed"
         next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
@@ -207,7 +207,7 @@ class Worker:
                 report, news, stopping = self._iterate(stop)
             is_last = self.env_steps >= config.ppo.total_steps
             if is_last and config.eval.final_episodes:
-                report = self._with_evaluation(report, config.eval.final_episodes)
+                report = self._with_evaluation(report, config.eval.final_episodes, is_last=True)
             elif self.env_steps >= next_eval and not stopping:
                 report = self._with_evaluation(report, config.eval.episodes)
                 next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
@@ -272,11 +272,18 @@ class Worker:
 
     # -- evaluation ----------------------------------------------------------------------------------------------
 
-    def _with_evaluation(self, report: IterationReport, num_episodes: int) -> IterationReport:
+    def _with_evaluation(
+        self, report: IterationReport, num_episodes: int, *, is_last: bool = False
+    ) -> IterationReport:
         """Return the report with eval/* added; the time it takes is on evaluation's own clock."""
         self.parts.program.rest()
         with self.clock.excluded():
-            metrics, is_best = self.scoring.score(num_episodes, self.env_steps, report.wall_s)
+            env = self.parts.program.env
+            if is_last and self.config.env.urls and env is not None and not self.parts.spec.is_text:
+                env.close()  # evaluation takes their slots
+            metrics, is_best = self.scoring.score(
+                num_episodes, self.env_steps, report.wall_s, is_last=is_last
+            )
             if is_best and self.group.rank == 0:
                 checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
             self.group.barrier()  # else the others' next iteration would book rank 0's saving as waiting

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ddppo.benchmark.workloads import composed
 from ddppo.config import setting
+from ddppo.envs.remote.served import token_in
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
 from ddppo.serve.confinement import Confinement
@@ -61,7 +62,7 @@ def main() -> None:
         raise ConfigError("env= is missing: give a preset (env=cartpole) or env.id=my_pkg.envs:MyEnv-v0")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     limits, confinement = _part(Limits, options), _part(Confinement, options)
-    token = None if options.token_file is None else _token(Path(options.token_file))
+    token = None if options.token_file is None else token_in(Path(options.token_file), "token_file")
     env = composed(overrides).env
     serve(ServeSettings(
         env, options.pool, options.host, options.port, token, limits,
@@ -73,16 +74,6 @@ def _part(kind: type[T], options: ServeOptions) -> T:
     """Return the settings of one kind that the options hold."""
     names = {each.name for each in fields(kind)} & {each.name for each in fields(options)}  # type: ignore[arg-type]
     return kind(**{name: getattr(options, name) for name in names})
-
-
-def _token(path: Path) -> str:
-    try:
-        token = path.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"token_file={path} cannot be read: {e}") from e
-    if len(token) < 16:
-        raise ConfigError(f"token_file={path}: a token has at least 16 characters, this one {len(token)}")
-    return token
 
 
 if __name__ == "__main__":

@@ -168,8 +168,10 @@ class Server:
         return "\n".join(lines) + "\n"
 
 
-def make_app(pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None = None) -> FastAPI:
-    """Return the ASGI application. It closes the pool when it ends."""
+def make_app(
+    pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None = None, name: str = ""
+) -> FastAPI:
+    """Return the ASGI application, of environments of this name. It closes the pool when it ends."""
     server = Server(pool, spec, limits, token)
 
     @asynccontextmanager
@@ -199,7 +201,7 @@ def make_app(pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None = 
     @app.get("/schema")
     async def schema(request: Request) -> Response:
         operations = {op: sorted(fields) for op, fields in FIELDS.items()}
-        said = {"protocol": PROTOCOL, "spec": plain_spec(spec), "requests": operations}
+        said = {"protocol": PROTOCOL, "env": name, "spec": plain_spec(spec), "requests": operations}
         return server.refusal(request) or _json(200, said)
 
     return app

@@ -18,6 +18,7 @@ from ddppo.serve.app import make_app
 from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots import SlotPool
+from ddppo.spaces import EnvSpec
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _UNTAKEN_MS = 20_000  # the kernel drops a connection whose client takes nothing
 class ServeSettings:
     """port 0 takes a free one. token: what clients must know; None only where host is this machine's own.
 
-    keep_env, prints: as `Worlds` takes them.
+    keep_env, prints: as `Worlds` takes them. spec: what env is; None has it made once to see.
     """
 
     env: EnvConfig
@@ -40,6 +41,7 @@ class ServeSettings:
     confinement: Confinement = field(default_factory=Confinement)
     keep_env: tuple[str, ...] = ()
     prints: bool = False
+    spec: EnvSpec | None = None
 
 
 def check(settings: ServeSettings) -> None:
@@ -60,7 +62,7 @@ def check(settings: ServeSettings) -> None:
 
 def serve(settings: ServeSettings) -> None:
     """Serve until SIGINT or SIGTERM. Raises ConfigError before anything starts."""
-    with _listening(settings) as (listener, server):
+    with listening(settings) as (listener, server):
         log.info("serving %s: %d slots at %s", settings.env.id, settings.pool, address(listener))
         server.run([listener])
 
@@ -68,7 +70,7 @@ def serve(settings: ServeSettings) -> None:
 @contextmanager
 def served(settings: ServeSettings) -> Iterator[str]:
     """Serve from a thread of this process while the block runs; yields the address ws://host:port."""
-    with _listening(settings) as (listener, server):
+    with listening(settings) as (listener, server):
         thread = threading.Thread(target=server.run, args=([listener],), name="server")
         thread.start()
         try:
@@ -84,15 +86,13 @@ def _is_no_false_alarm(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _listening(settings: ServeSettings) -> Iterator[tuple[socket.socket, uvicorn.Server]]:
+def listening(
+    settings: ServeSettings, listener: socket.socket | None = None
+) -> Iterator[tuple[socket.socket, uvicorn.Server]]:
+    """Yield a server whose slots are ready, and where it is to listen: at host and port, or at `listener`."""
     check(settings)
-    spec = probe(settings.env)
-    try:
-        listener = socket.create_server((settings.host, settings.port), backlog=1024)
-    except OSError as e:
-        raise ConfigError(
-            f"host={settings.host} port={settings.port} cannot be listened on: {e.strerror}: choose another port"
-        ) from e
+    spec = settings.spec or probe(settings.env)
+    listener = listener or _listener(settings)
     limits = settings.limits
     logging.getLogger("uvicorn.error").addFilter(_is_no_false_alarm)
     with listener:
@@ -105,13 +105,22 @@ def _listening(settings: ServeSettings) -> Iterator[tuple[socket.socket, uvicorn
         )  # fmt: skip
         try:
             pool.wait_until_ready(60.0)
-            app = make_app(pool, spec, limits, settings.token)
+            app = make_app(pool, spec, limits, settings.token, name=settings.env.id)
             yield listener, uvicorn.Server(uvicorn.Config(
                 app, ws="websockets-sansio", ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,
                 access_log=False, log_level="warning", timeout_graceful_shutdown=10, server_header=False,
             ))  # fmt: skip
         finally:
             pool.close()
+
+
+def _listener(settings: ServeSettings) -> socket.socket:
+    try:
+        return socket.create_server((settings.host, settings.port), backlog=1024)
+    except OSError as e:
+        raise ConfigError(
+            f"host={settings.host} port={settings.port} cannot be listened on: {e.strerror}: choose another port"
+        ) from e
 
 
 def address(listener: socket.socket) -> str:

@@ -1,5 +1,6 @@
 """One environment and what a session may ask of it."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs import tasks  # noqa: F401 (registers)
 from ddppo.envs.codec import MASK
 from ddppo.envs.remote.messages import (
+    JSON,
     PROTOCOL,
     BadMessage,
     action_of,
@@ -20,7 +22,7 @@ from ddppo.envs.remote.messages import (
     spec_of,
 )
 from ddppo.envs.rows import ObsArrays
-from ddppo.envs.scalar import ArrayEnv, make_task
+from ddppo.envs.scalar import played
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.serve.line import LEFT
 from ddppo.serve.openenv import OpenEnv, is_spoken
@@ -31,7 +33,7 @@ class World:
 
     def __init__(self, env: EnvConfig, spec: dict[str, Any]) -> None:
         self._spec = spec_of(spec)
-        self._env = ArrayEnv(make_task(env), self._spec, "the environment")
+        self._env = played(env, self._spec, "the environment")
         self._dialect: OpenEnv | None = None
         self._is_under_way = False
 
@@ -67,7 +69,7 @@ class World:
             case "describe":
                 return {"protocol": PROTOCOL, "spec": plain_spec(self._spec)}
             case "reset":
-                return self._reset(kind, message.get("seed"))
+                return self._reset(kind, message.get("seed"), message.get("options"))
         if not self._is_under_way:
             raise BadMessage("NOT_UNDER_WAY", "no episode is under way: reset first", message["id"])
         action = action_of(message, self._spec.action)
@@ -77,19 +79,23 @@ class World:
         if not (terminated or truncated):
             self._is_under_way = True
         elif message.get("goes_on"):
-            answer = {"final_obs": answer["obs"], **self._reset(kind, None)}
+            answer = {"final_obs": answer["obs"], **self._reset(kind)}
         return answer | {
             "reward": float(reward),
             "terminated": bool(terminated),
             "truncated": bool(truncated),
         }
 
-    def _reset(self, kind: bytes, seed: int | None) -> dict[str, Any]:
-        obs, info = self._env.reset(seed=seed) if seed is not None else self._env.reset()
+    def _reset(
+        self, kind: bytes, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        obs, info = self._env.reset(seed=seed, **({"options": options} if options else {}))
         self._is_under_way = True
         return self._seen(kind, obs, info)
 
-    def _seen(self, kind: bytes, obs: ObsArrays, info: dict[str, Any]) -> dict[str, Any]:
-        seen = {"obs": plain_obs(kind, obs)}
-        mask: np.ndarray | None = info.get(MASK)
+    def _seen(self, kind: bytes, obs: ObsArrays | str, info: dict[str, Any]) -> dict[str, Any]:
+        mask: np.ndarray | None = info.pop(MASK, None) if self._spec.mask_size is not None else None
+        if kind == JSON:  # which holds no NaN, and an info is no reason to fail
+            info = {key: x for key, x in info.items() if type(x) is not float or math.isfinite(x)}
+        seen = {"obs": plain_obs(kind, obs), "info": info}
         return seen if mask is None else {**seen, "mask": plain(kind, mask)}

@@ -23,6 +23,7 @@ OPTIONS = [
 ]
 SECTION = {"distributed": "dist"}
 NEEDS = {"gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
+NEEDS["remote"] = ["env.backend=remote", "env.urls=[ws://127.0.0.1:8000]"]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
         "acrobot", "atari", "cartpole", "circuit", "gym", "lunarlander", "mountaincar_continuous", "mujoco", "pendulum",
-        "synthetic",
+        "remote", "synthetic",
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_served_environments_give_the_numbers_of_local_ones_to_the_bit(id):
     spec, drawn = probe(env), np.random.default_rng(0)
     with world(4, env) as url:
         local = make_vec_env(env, range(4), 0, 1)
-        remote = make_remote(spec, EnvNames(range(4), 0), 20.0, urls=[url])
+        remote = make_remote(replace(env, backend="remote", urls=[url]), spec, EnvNames(range(4), 0), 20.0)
         assert remote.reset(range(4))[0].tobytes() == local.reset(range(4))[0].tobytes()
         num_ends = 0
         for _ in range(100):
@@ -313,7 +314,8 @@ def test_a_late_answer_is_never_taken_for_the_next_one():
 def test_worlds_killed_at_random_are_counted_and_stepping_goes_on():
     drawn = random.Random(0)
     with world(4) as url:
-        envs = make_remote(SPEC, EnvNames(range(4), 0), 20.0, urls=[url], max_reconnects=100)
+        served = replace(WORLD, backend="remote", urls=[url])
+        envs = make_remote(served, SPEC, EnvNames(range(4), 0), 20.0, max_restarts=100)
         obs, _ = envs.reset(range(1, 5))
         num_kills = num_invalid = 0
         for k in range(60):

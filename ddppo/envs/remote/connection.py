@@ -17,7 +17,13 @@ _CLOSE_S = 2.0
 _MOST_BYTES = 2**26  # of an answer
 
 
-class EnvServerLost(EnvError):
+class EnvServerFault(EnvError):
+    """place: of the environment in its pool."""
+
+    place = 0
+
+
+class EnvServerLost(EnvServerFault):
     """A server vanished, ended the session, or said what is not of the protocol: its episode is lost."""
 
 
@@ -33,7 +39,7 @@ class EnvServerLate(EnvServerLost):
     """A server gave no answer in time. The answer may still come; nobody will take it for another's."""
 
 
-class RemoteError(EnvError):
+class RemoteError(EnvServerFault):
     """The environment raised, or was asked what it cannot do; the session lives. `code` is the protocol's."""
 
     def __init__(self, said: str, code: str) -> None:
@@ -83,6 +89,10 @@ class Connection:
         except BaseException:
             connection.abort()
             raise
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._asked
 
     async def ask(self, timeout_s: float, **question: Any) -> dict[str, Any]:
         """Return the answer. Raises RemoteError, EnvServerLate, EnvServerLost."""

@@ -1,15 +1,17 @@
 """What a client and a served environment say: protocol ddppo/1, in JSON (text frames) or MessagePack (binary frames).
 
     {"id": 1, "op": "describe"}                          -> {"id": 1, "protocol": "ddppo/1", "spec": {...}}
-    {"id": 2, "op": "reset", "seed": 7}                  -> {"id": 2, "obs": ..., "mask": ...}
-    {"id": 3, "op": "step", "action": 1, "goes_on": true} -> {"id": 3, "obs": ..., "mask": ..., "reward": 1.0,
-                                                            "terminated": false, "truncated": false, "final_obs": ...}
+    {"id": 2, "op": "reset", "seed": 7, "options": {}}    -> {"id": 2, "obs": ..., "mask": ..., "info": {...}}
+    {"id": 3, "op": "step", "action": 1, "goes_on": true} -> {"id": 3, "obs": ..., "mask": ..., "info": {...},
+                                                            "reward": 1.0, "terminated": false, "truncated": false,
+                                                            "final_obs": ...}
     whatever could not be done                           -> {"id": 3, "error": {"code": ..., "message": ...}}
 
-The answer carries the id of its question, so a late one is never taken for another's. An observation is an array, or a
-map of arrays by their paths, as the spec has it: nested lists in JSON, the bytes of its numbers in MessagePack (row by
-row, little-endian). mask is there where the spec has one. With goes_on the step that ends an episode resets: obs is
-then what follows, final_obs how it ended. Actions are as a model gives them: a number, or a list of them.
+The answer carries the id of its question, so a late one is never taken for another's. An observation is text, an
+array, or a map of arrays by their paths, as the spec has it: nested lists in JSON, the bytes of its numbers in
+MessagePack (row by row, little-endian). mask is there where the spec has one. info holds what of the environment's is
+one plain value by a name. With goes_on the step that ends an episode resets: obs and info are then what follows,
+final_obs how it ended. Actions are text, or as a model gives them: a number, or a list of them.
 
 Everything is checked against the spec on both sides; nothing is unpickled.
 """
@@ -23,18 +25,19 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from ddppo.envs.rows import ObsArrays
+from ddppo.envs.text import scalars
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 PROTOCOL = "ddppo/1"
 JSON, MSGPACK = b"j", b"m"
 FIELDS = {  # what a request may hold besides id and op
     "describe": set[str](),
-    "reset": {"seed"},
+    "reset": {"seed", "options"},
     "step": {"action", "goes_on"},
 }
 _MOST = 2**53  # ids and seeds are numbers that JSON holds in every language
-_DTYPES = ("uint8", "float32", "float64")
-_KINDS = ("discrete", "multi_discrete", "multi_binary", "box")
+_DTYPES = ("uint8", "float32", "float64", "text")
+_KINDS = ("discrete", "multi_discrete", "multi_binary", "box", "text")
 
 
 class BadMessage(ValueError):
@@ -77,17 +80,25 @@ def checked(message: dict[str, Any]) -> dict[str, Any]:
         raise BadMessage("UNKNOWN_TYPE", f"op must be one of {', '.join(FIELDS)}", id)
     if unknown := message.keys() - {"id", "op"} - FIELDS[op]:
         raise BadMessage("VALIDATION_ERROR", f"{op} has no field {str(min(unknown, key=str))[:40]!r}", id)
-    seed, goes_on = message.get("seed"), message.get("goes_on", False)
+    seed, options, goes_on = message.get("seed"), message.get("options", {}), message.get("goes_on", False)
     if seed is not None and not _is_whole(seed):
         raise BadMessage("VALIDATION_ERROR", f"seed must be null or a whole number from 0 to {_MOST - 1}", id)
+    if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
+        raise BadMessage("VALIDATION_ERROR", "options must be a map by names", id)
     if type(goes_on) is not bool:
         raise BadMessage("VALIDATION_ERROR", "goes_on must be true or false", id)
     return message
 
 
-def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray:
-    """Return the action `[*spec.shape]` of a step. Raises BadMessage where the spec does not describe it."""
+def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray | str:
+    """Return the action `[*spec.shape]`, or the text, of a step. Raises BadMessage unless the spec describes it."""
     given, id = message.get("action"), message["id"]
+    if spec.kind == "text":
+        if not isinstance(given, str) or len(given) > spec.sizes[0]:
+            raise BadMessage(
+                "VALIDATION_ERROR", f"action must be text of at most {spec.sizes[0]} characters", id
+            )
+        return given
     numbers = [given] if spec.kind == "discrete" else given
     num_numbers = spec.shape[0] if spec.shape else 1
     if type(numbers) is not list or len(numbers) != num_numbers:
@@ -106,6 +117,13 @@ def action_of(message: dict[str, Any], spec: ActionSpec) -> np.ndarray:
     return np.array(numbers, np.int64).reshape(spec.shape)
 
 
+def info_of(value: Any) -> dict[str, Any]:
+    """Return an info. Raises BadMessage where it is no map of plain values by names."""
+    if not isinstance(value, dict) or scalars(value) != value:
+        raise BadMessage("VALIDATION_ERROR", "info must be a map of plain values by names")
+    return value
+
+
 def _is_whole(value: Any) -> bool:
     return type(value) is int and 0 <= value < _MOST
 
@@ -113,8 +131,8 @@ def _is_whole(value: Any) -> bool:
 # -- arrays ---------------------------------------------------------------------------------------------------------
 
 
-def plain_obs(kind: bytes, obs: ObsArrays) -> Any:
-    return each(lambda array: plain(kind, array), obs)
+def plain_obs(kind: bytes, obs: ObsArrays | str) -> Any:
+    return obs if isinstance(obs, str) else each(lambda array: plain(kind, array), obs)
 
 
 def plain(kind: bytes, array: np.ndarray) -> Any:
@@ -123,9 +141,15 @@ def plain(kind: bytes, array: np.ndarray) -> Any:
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def obs_of(spec: ArraySpec | dict[str, ArraySpec], value: Any) -> ObsArrays:
-    """Return the arrays of an observation. Raises BadMessage where the spec does not describe them."""
+def obs_of(spec: ArraySpec | dict[str, ArraySpec], value: Any) -> ObsArrays | str:
+    """Return the arrays of an observation, or its text. Raises BadMessage where the spec does not describe them."""
     if not isinstance(spec, dict):
+        if spec.dtype == "text":
+            if not isinstance(value, str) or len(value) > spec.shape[0]:
+                raise BadMessage(
+                    "VALIDATION_ERROR", f"an observation must be text of at most {spec.shape[0]} characters"
+                )
+            return value
         return array_of(value, np.dtype(spec.dtype), spec.shape)
     if not isinstance(value, dict) or value.keys() != spec.keys():
         raise BadMessage("VALIDATION_ERROR", f"an observation must be a map of {', '.join(spec)}")
@@ -162,7 +186,21 @@ def spec_of(value: Any) -> EnvSpec:
         if action["kind"] not in _KINDS or (mask_size is not None and not _is_whole(mask_size)):
             raise ValueError(action)
         sizes = tuple(_size(n) for n in action["sizes"])
-        return EnvSpec(arrays, ActionSpec(action["kind"], sizes), mask_size)
+        journal, tokens, tasks = value.get("journal"), value.get("tokens"), value.get("tasks")
+        if not all(path is None or isinstance(path, str) for path in (journal, tokens)):
+            raise ValueError(journal, tokens)
+        if tasks is not None and not all(isinstance(word, str) for pair in tasks.items() for word in pair):
+            raise ValueError(tasks)
+        is_alone = value.get("one_a_process", False) is True
+        return EnvSpec(
+            arrays,
+            ActionSpec(action["kind"], sizes),
+            mask_size,
+            journal,
+            tokens,
+            tasks,
+            one_a_process=is_alone,
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise BadMessage("VALIDATION_ERROR", "the server's spec is not one of environments") from e
 

@@ -5,26 +5,32 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames, no_state
-from ddppo.envs.remote.env_pool import Answer, SyncEnvPool
+from ddppo.envs.remote.connection import EnvServerFault
+from ddppo.envs.remote.env_pool import SyncEnvPool
+from ddppo.envs.remote.sessions import Answer
+from ddppo.envs.remote.source import Source, patience
 from ddppo.envs.rows import ObsArrays, RowLayout
 from ddppo.envs.vec_env import EnvStep
-from ddppo.errors import ConfigError
+from ddppo.errors import EnvError
 from ddppo.spaces import EnvSpec, each, leaves
 
 
 def make_remote(
-    spec: EnvSpec, names: EnvNames, timeout_s: float, *, urls: Sequence[str], **settings: Any
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, max_restarts: int = 0
 ) -> "RemoteEnvs":
-    """Connect to servers of a task, as many sessions as there are names. Raises EnvError, ConfigError."""
-    pool = SyncEnvPool(urls, len(names.indices), answer_s=timeout_s, **settings)
-    if pool.spec != spec:
-        served = pool.spec
-        pool.close()
-        raise ConfigError(
-            f"env.urls={list(urls)} serve a task of {served}, not of {spec}: serve the same task"
-        )
-    return RemoteEnvs(pool, spec, names)
+    """Open a session for every name, with the servers at env.urls or one of this rank's own. Raises EnvError."""
+    source = Source(env, spec, names, timeout_s)
+    try:
+        pool = SyncEnvPool(
+            source.urls, len(names.indices), first=names.indices.start, token=source.token, revive=source.revive,
+            **patience(timeout_s, max_restarts),
+        )  # fmt: skip
+        return RemoteEnvs(pool, spec, names, source)
+    except BaseException:
+        source.close()
+        raise
 
 
 class RemoteEnvs:
@@ -32,7 +38,13 @@ class RemoteEnvs:
 
     num_lost_episodes = 0
 
-    def __init__(self, pool: SyncEnvPool, spec: EnvSpec, names: EnvNames) -> None:
+    def __init__(self, pool: SyncEnvPool, spec: EnvSpec, names: EnvNames, source: Source) -> None:
+        if pool.spec != spec:
+            pool.close()
+            raise EnvError(
+                f"{pool.addresses[0]} serves a task of {pool.spec}, not of {spec}, as it did before"
+            )
+        self._source = source
         self.spec = spec
         self.names = names
         self.num_envs = len(names.indices)
@@ -49,11 +61,17 @@ class RemoteEnvs:
         return self._pool.num_reconnects
 
     def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
-        self._take(self._pool.reset(seeds))
+        try:
+            self._take(self._pool.reset(seeds))
+        except EnvServerFault as e:
+            raise EnvError(f"{self.names(e.place)}: {e}") from e
         return self._obs, self._mask
 
     def step(self, actions: np.ndarray) -> EnvStep:
-        answers = self._pool.step(actions)
+        try:
+            answers = self._pool.step(actions)
+        except EnvServerFault as e:
+            raise EnvError(f"{self.names(e.place)}: {e}") from e
         self._take(answers)
         for i, answer in enumerate(answers):
             self._rewards[i], self._valid[i] = answer.reward, not answer.is_lost
@@ -74,7 +92,9 @@ class RemoteEnvs:
         raise no_state(self.names)
 
     def close(self) -> None:
+        """Give the slots back; a second time does nothing."""
         self._pool.close()
+        self._source.close()
 
     def _take(self, answers: Sequence[Answer]) -> None:
         for i, answer in enumerate(answers):

@@ -1,0 +1,125 @@
+"""What servers say of themselves before a session is opened: the task that they serve, and how many slots they have."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ddppo.config import EnvConfig
+from ddppo.config.served import SERVED
+from ddppo.envs.remote.messages import PROTOCOL, BadMessage, spec_of
+from ddppo.errors import ConfigError
+from ddppo.spaces import EnvSpec
+
+_ANSWER_S = 10.0
+_MOST_BYTES = 2**24
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def served_spec(env: EnvConfig) -> EnvSpec:
+    """Return what the servers at env.urls serve. Raises ConfigError where they serve nothing, or not all the same."""
+    found = {url: _schema(env, url) for url in dict.fromkeys(env.urls)}
+    (first, (task, spec)), *others = found.items()
+    for url, other in others:
+        if other != (task, spec):
+            raise ConfigError(
+                f"env.urls: {first} serves {task} and {url} {other[0]}: give servers of one task"
+            )
+    if env.id not in (task, SERVED):
+        raise ConfigError(
+            f"env.id={env.id}: the servers of env.urls serve {task}: leave it out (env=remote), or serve what it names"
+        )
+    _check_trusted(env, spec)
+    return spec
+
+
+def _check_trusted(env: EnvConfig, spec: EnvSpec) -> None:
+    """Refuse to import, for a server, what neither ddppo nor env.id brings."""
+    own = {"ddppo", env.id.rpartition(":")[0].partition(".")[0]} - {""}
+    for path in filter(None, (spec.tokens, spec.journal)):
+        if path.partition(":")[0].partition(".")[0] not in own:
+            raise ConfigError(
+                f"env.urls: the servers name {path}, which would be imported here: name the task yourself if you trust "
+                "its package, env.id=my_pkg.envs:MyEnv-v0"
+            )
+
+
+def check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
+    """Raise ConfigError where the servers at env.urls have no slot for every session of a run.
+
+    Its environments take them in turn; num_more are for evaluations while it trains.
+    """
+    asked = Counter(env.urls[i % len(env.urls)] for i in range(num_envs))
+    more = 0
+    for url, num in asked.items():
+        told = _told(env, f"{_http(url)}/health", url)
+        size, held = told.get("size"), told.get("held")
+        if not isinstance(size, int) or not isinstance(held, int):
+            raise ConfigError(f"env.urls: {url} does not say how many slots it has: is it a server of ddppo?")
+        if size - held < num:
+            others = f", {held} of which are held by others" if held else ""
+            raise ConfigError(
+                f"env.num_envs={num_envs} takes {num} slots of {url}, which has {size}{others}: start it with "
+                f"pool={num + held} or more, or set a smaller env.num_envs"
+            )
+        more += size - held - num
+    if more < num_more:
+        raise ConfigError(
+            f"eval.every_steps takes {num_more} slots besides those of env.num_envs={num_envs}, one for each rank that "
+            f"evaluates, and env.urls have {more}: start a server with a larger pool, or use eval.every_steps=0"
+        )
+
+
+def token_of(env: EnvConfig) -> str | None:
+    """Return what servers want to be told. Raises ConfigError for a file without it."""
+    return None if env.token_file is None else token_in(Path(env.token_file), "env.token_file")
+
+
+def token_in(path: Path, key: str) -> str:
+    """Return the token in the first line of a file. Raises ConfigError, under the name of the setting."""
+    try:
+        token = path.read_text().partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{key}={path} cannot be read: {e}") from e
+    if len(token) < 16:
+        raise ConfigError(f"{key}={path}: a token has at least 16 characters, this one {len(token)}")
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"{key}={path}: a token is printable ASCII, for it travels in an HTTP header")
+    return token
+
+
+def _schema(env: EnvConfig, url: str) -> tuple[str, EnvSpec]:
+    told = _told(env, f"{_http(url)}/schema", url)
+    if told.get("protocol") != PROTOCOL:
+        raise ConfigError(f"env.urls: {url} speaks {str(told.get('protocol'))[:40]}, not {PROTOCOL}")
+    try:
+        return str(told.get("env"))[:200], spec_of(told.get("spec"))
+    except BadMessage as e:
+        raise ConfigError(f"env.urls: {url}: {e}") from e
+
+
+def _told(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
+    token = token_of(env)
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with _NO_PROXY.open(urllib.request.Request(address, headers=headers), timeout=_ANSWER_S) as answer:
+            told = json.loads(answer.read(_MOST_BYTES))
+    except urllib.error.HTTPError as e:
+        with e:
+            said = "wants a token: set env.token_file" if e.code == 401 else f"answered {e.code} to {address}"
+        raise ConfigError(f"env.urls: {url} {said}") from e
+    except (OSError, ValueError, http.client.HTTPException) as e:
+        why = getattr(e, "reason", e)
+        raise ConfigError(
+            f"env.urls: {url} cannot be reached ({why}): start it with python -m ddppo.serve, or mend the address"
+        ) from e
+    if not isinstance(told, dict):
+        raise ConfigError(f"env.urls: {url} answered what no server of ddppo does to {address}")
+    return told
+
+
+def _http(url: str) -> str:
+    return url.rstrip("/").replace("ws", "http", 1)

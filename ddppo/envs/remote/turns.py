@@ -1,0 +1,111 @@
+"""`Turns` over sessions: environments served elsewhere, each stepped at its own pace."""
+
+import queue
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+
+from ddppo.config import EnvConfig
+from ddppo.envs.codec import MASK
+from ddppo.envs.faults import EnvNames
+from ddppo.envs.remote.connection import EnvServerLost, RemoteError
+from ddppo.envs.remote.env_pool import AsyncEnvPool, LoopThread
+from ddppo.envs.remote.sessions import Answer
+from ddppo.envs.remote.source import Source, patience
+from ddppo.envs.turn import Turn
+from ddppo.errors import EnvError
+from ddppo.spaces import EnvSpec
+from ddppo.terminal import warn
+
+
+class RemoteTurns:
+    """A session for every environment, opened anew when its next episode begins where it was lost."""
+
+    def __init__(
+        self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, max_restarts: int
+    ) -> None:
+        self.spec = spec
+        self.names = names
+        self.num_envs = len(names.indices)
+        self.num_lost_episodes = 0
+        self._num_lost_of = [0] * self.num_envs
+        self._max_restarts = max_restarts
+        self._answers: queue.SimpleQueue[Turn | Exception] = queue.SimpleQueue()
+        self._under_way: set[int] = set()
+        self._source = source = Source(env, spec, names, timeout_s)
+        self._loop = LoopThread()
+        self._pool = AsyncEnvPool(
+            source.urls, self.num_envs, first=names.indices.start, token=source.token, revive=source.revive,
+            **patience(timeout_s, max_restarts),
+        )  # fmt: skip
+        try:
+            self._loop.done(self._pool.connect())
+            if self._pool.spec != spec:
+                raise EnvError(
+                    f"{source.urls[0]} serves a task of {self._pool.spec}, not of {spec}, as it did before"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_restarts(self) -> int:
+        return self._pool.num_reconnects
+
+    def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:
+        self._tell(i, self._pool.begin(i, seed, options))
+
+    def act(self, i: int, action: Any) -> None:
+        plain = action.tolist() if isinstance(action, (np.ndarray, np.generic)) else action
+        self._tell(i, self._pool.act(i, plain))
+
+    def ready(self, wait_s: float | None) -> list[Turn]:
+        turns: list[Turn] = []
+        end = float("inf")
+        while self._under_way:
+            try:
+                patience_s = None if end == float("inf") else max(0.0, end - time.monotonic())
+                answer = self._answers.get(timeout=patience_s)
+            except queue.Empty:
+                break
+            if isinstance(answer, Exception):
+                raise answer
+            self._under_way.remove(answer.env)
+            turns.append(answer)
+            if wait_s is not None and len(turns) == 1:
+                end = time.monotonic() + wait_s
+        return turns
+
+    def close(self) -> None:
+        """End all sessions, within 15 s; a second time does nothing."""
+        self._loop.close(self._pool.close())
+        self._source.close()
+
+    def _tell(self, i: int, work: Coroutine[Any, Any, Answer]) -> None:
+        assert i not in self._under_way, f"{self.names(i)} has not answered yet"
+        self._under_way.add(i)
+        self._loop.begun(self._done(i, work))
+
+    async def _done(self, i: int, work: Coroutine[Any, Any, Answer]) -> None:
+        try:
+            self._answers.put(self._turn(i, await work))
+        except (EnvServerLost, RemoteError) as e:
+            self._answers.put(self._failed(i, e))
+        except Exception as e:  # to be raised by who waits
+            self._answers.put(e)
+
+    def _turn(self, i: int, answer: Answer) -> Turn:
+        info = answer.info if answer.mask is None else {**answer.info, MASK: answer.mask}
+        return Turn(i, answer.obs, answer.reward, answer.terminated, answer.truncated, info=info)
+
+    def _failed(self, i: int, error: EnvError) -> Turn | EnvError:
+        if self._num_lost_of[i] >= self._max_restarts:
+            return EnvError(f"{self.names(i)}: {error}")
+        self._num_lost_of[i] += 1
+        self.num_lost_episodes += 1
+        warn(
+            f"{self.names(i)}: {error}; its episode is lost ({self._num_lost_of[i]} of {self._max_restarts})"
+        )
+        return Turn(i, None, failed=True)
