@@ -22,7 +22,9 @@ from ddppo.errors import ConfigError, RunFolderError
 
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
 _MAPPINGS = tuple(
-    f"{name}{end}" for name in ("env.kwargs", "env.slow_ranks", "ppo.learning_rates") for end in "=."
+    f"{name}{end}"
+    for name in ("env.kwargs", "env.slow_ranks", "ppo.learning_rates", "curriculum.settings")
+    for end in "=."
 )
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
 _GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
@@ -31,6 +33,7 @@ _PLAIN_SECTIONS = {
     "eval": "",
     "checkpoint": "",
     "log": "",
+    "curriculum": "",
 }  # and the group that fills it
 # What a single run does not ask for its value.
 _OF_SWEEPS = (
@@ -205,7 +208,9 @@ def _check_names(settings: list[str], values: dict[str, str]) -> None:
         bare = _bare(key)
         if equals and not bare:
             raise ConfigError(f"{setting} has no name in front of the equals sign; --help lists all settings")
-        if key.startswith("~") and not bare.startswith(("env.kwargs.", "env.slow_ranks.", "hydra")):
+        if key.startswith("~") and not bare.startswith(
+            ("env.kwargs.", "env.slow_ranks.", "curriculum.settings.", "hydra")
+        ):
             raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
         if equals and bare in _PLAIN_SECTIONS:
             raise ConfigError(f"{setting}: {_of_section(bare, value)}")
