@@ -57,7 +57,6 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     spec = probe(config.env)
     if config.env.backend == "native":
         probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
-    _check_text(config, spec)
     curriculum_for(config.curriculum, config.env.id, spec)
     _check_served(config, spec, shape)
     if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
@@ -74,6 +73,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         overlaps_from=_overlaps_from(config, local_world_size),
         learning_rates=config.ppo.learning_rates,
     )
+    _check_text(config, spec)
     check_episodes(config, shape, spec)
     topology = find(config.dist.topology)
     program_of(topology)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_command_lines import Case, Playground, cases
+from tests.conf.wrong_texts import LINES as OF_TEXT
 from tests.conf.wrong_topologies import LINES
 
 SAMPLE = cases(40, seed=3)
@@ -32,6 +33,13 @@ def test_groups_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_ALGORITHMS[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_TEXT)
+def test_text_that_cannot_be_is_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_TEXT[line] in answer
 
 
 @pytest.mark.parametrize("line", list(LINES)[::7])

@@ -11,6 +11,7 @@ from ddppo.errors import ConfigError
 from ddppo.models import build_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.text import BytesTokenizer, make_tokenizer
+from tests.support import CHECKOUT
 from tests.unit.text_tasks import TIERS, RepeatEnv, WordTokenizer
 
 REPEAT = "tests.unit.text_tasks:tests/Repeat-v0"
@@ -136,3 +137,20 @@ def test_a_tokenizer_that_cannot_be_made_is_a_sentence(tokens, said):
 def test_text_needs_a_model_of_sequences(name):
     with pytest.raises(ConfigError, match="use model=token_policy"):
         build_model(probe(EnvConfig(id=REPEAT)), ModelConfig(name=name), 0, torch.float32)
+
+
+def test_the_tokenizer_of_the_documentation_works():
+    page = (CHECKOUT / "docs" / "text.md").read_text(encoding="utf-8")
+    names = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)
+    words = names["Words"](turn_tokens=4, obs_tokens=3)
+    dialogue = words.begin("a wall , left of it")
+    assert dialogue.prompt_tokens == [2, 5, 2]
+    assert np.flatnonzero(dialogue.allowed()).tolist() == [3, 4]
+    assert not dialogue.is_over
+    dialogue.push(4)
+    assert dialogue.is_over
+    assert dialogue.action() == "right"
+    assert not dialogue.is_over
+    assert dialogue.observe("") == [2]
+    assert len(dialogue.allowed()) == words.size

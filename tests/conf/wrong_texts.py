@@ -1,0 +1,23 @@
+"""Settings of tasks of text and of models of tokens that cannot be: command lines with what is said of them."""
+
+_TASK = "env=gym env.id=tests.unit.text_tasks:tests/Repeat-v0"
+_RUN = f"{_TASK} model=token_policy ppo.rollout_steps=64 model.obs_tokens=16 ppo.group_size=4"
+
+LINES = {
+    _TASK: "model.name=mlp with a task of text, for which it has no tokens: use model=token_policy",
+    "model=token_policy": "with a task that is no text, the only thing it takes: use model=mlp",
+    f"{_RUN} model.obs_tokens=64": "a prompt may leave none to type: use a ppo.rollout_steps of at least 128",
+    f"{_RUN} model.token_heads=5": "each head needs the same even number of units: use a multiple of 10",
+    f"{_RUN} model.token_width=12 model.token_heads=4": "use a multiple of 8",
+    f"{_RUN} model.top_p=1.1": "model.top_p=1.1: must be at most 1",
+    f"{_RUN} model.top_p=0": "model.top_p=0.0: must be greater than 0",
+    f"{_RUN} model.sampling_temperature=0": "must be greater than 0",
+    f"{_RUN} model.hidden_sizes=[32]": "has no effect with model.name=token_policy: use model=mlp or model=cnn",
+    f"{_RUN} ppo.normalize_obs=true": "tokens are names, not numbers",
+    f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",
+    f"{_RUN} distributed=sync_actors dist.world_size=3": "only",
+    f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
+    "env.max_turns=3": "env.max_turns=3 has no effect with CartPole-v1, whose actions are no text",
+    "model.token_width=32": "model.token_width=32 has no effect with model.name=mlp: use model=token_policy",
+    "model.top_p=0.5": "model.top_p=0.5 has no effect with model.name=mlp: use model=token_policy",
+}
