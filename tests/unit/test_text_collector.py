@@ -239,7 +239,7 @@ def test_nor_on_how_environments_are_dealt_to_ranks():
 
 
 def test_an_episode_that_failed_counts_for_nothing():
-    collector = made(max_restarts=2, kwargs={"fails": ["east", "up"]})
+    collector = made(max_restarts=1, kwargs={"fails": ["east", "up"]})
     rollout, episodes = played(collector, tasks=[*TIERS])
     failed = [i for i, task in enumerate(TIERS) if task in ("east", "up")]
     assert not rollout.valid[:, failed].any()

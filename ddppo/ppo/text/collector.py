@@ -18,8 +18,8 @@ class TextCollector:
     """Plays one episode in each of E environments, of L tokens at most, prompt and answers included.
 
     Environments that have answered are typed to side by side until the turn of each is over, while others do what they
-    were told; those still at it after `wait_s` come in the batch after. What is typed depends on neither: the token at
-    position l of environment i has noise of its own.
+    were told. Once one has answered, others are waited for `wait_s` (None: until all have) to come along. What is typed
+    depends on neither: the token at position l of environment i has noise of its own.
 
     An episode is truncated where its tokens are spent, be it within a turn, which then is not played, or after
     `max_turns`. One that failed has no valid row.
@@ -35,7 +35,7 @@ class TextCollector:
         first_env: int,
         device: torch.device,
         dtype: torch.dtype,
-        wait_s: float | None = 0.0,
+        wait_s: float | None = None,
         max_turns: int | None = None,
         top_p: float = 1.0,
     ) -> None:

@@ -13,6 +13,7 @@ def text_collector(
     config: Config, turns: Turns, model: ActorCritic, *, first_env: int, device: torch.device
 ) -> TextCollector:
     """Return who acts in these environments by the model. first_env: the global index of the first of them."""
+    wait_ms = config.env.batch_wait_ms
     return TextCollector(
         turns,
         model,
@@ -21,6 +22,7 @@ def text_collector(
         first_env=first_env,
         device=device,
         dtype=getattr(torch, config.dtype),
+        wait_s=None if wait_ms is None else wait_ms / 1000,
         max_turns=config.env.max_turns,
         top_p=config.model.top_p,
     )
