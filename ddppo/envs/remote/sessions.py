@@ -17,6 +17,7 @@ from ddppo.terminal import warn
 
 CLOSE_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_FIRST_OPEN_S = 1.0
 _ALIVE_S = 60.0  # a session that is asked nothing for so long is asked for its spec: servers end idle ones
 
 
@@ -93,7 +94,8 @@ class Sessions:
         self._keeping = asyncio.ensure_future(self._keep_alive())
 
     async def _opened(self) -> list[Connection]:
-        opening = [asyncio.ensure_future(self._open(url)) for url in self.addresses]
+        open_s = self.patience.open_s
+        opening = [asyncio.ensure_future(self._open(url, open_s)) for url in self.addresses]
         try:
             done, _ = await asyncio.wait(opening, return_when=asyncio.FIRST_EXCEPTION)
             failed = [each for each in opening if each in done and each.exception() is not None]
@@ -139,8 +141,8 @@ class Sessions:
         sessions, self._sessions = self._sessions, []
         await _all_closed(sessions)
 
-    async def _open(self, url: str) -> Connection:
-        return await Connection.opened(url, self._token, self.patience.open_s)
+    async def _open(self, url: str, open_s: float) -> Connection:
+        return await Connection.opened(url, self._token, open_s)
 
     async def _asked(self, i: int, question: Mapping[str, Any]) -> Answer:
         session = self._sessions[i]
@@ -162,17 +164,18 @@ class Sessions:
             f"{lost}; the session is opened anew ({self._num_reconnects_of[i]} of {patience.max_reconnects})"
         )
         loop = asyncio.get_running_loop()
-        end, pause_s = loop.time() + patience.reconnect_s, _FIRST_PAUSE_S
+        end, pause_s, open_s = loop.time() + patience.reconnect_s, _FIRST_PAUSE_S, _FIRST_OPEN_S
         while True:
             try:
                 await self._be_alive()
-                opened = await self._open(self.addresses[i])
+                # Briefly at first: where a server of one's own has just ended, and nobody knows, nobody answers either.
+                opened = await self._open(self.addresses[i], min(open_s, patience.open_s))
                 break
             except (EnvServerLost, EnvServerRefused) as e:
                 if loop.time() + pause_s > end or getattr(e, "status", 503) != 503:
                     raise lost from e
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s, open_s = min(2 * pause_s, _LONGEST_PAUSE_S), 2 * open_s
         self._sessions[i] = opened
         if opened.spec != spec:
             raise EnvError(f"{opened.url} came back with another task") from lost

@@ -19,7 +19,7 @@ def patience(timeout_s: float, max_restarts: int) -> dict[str, Any]:
         "answer_s": timeout_s,
         "open_s": min(timeout_s, _OPEN_S),
         "full_s": min(timeout_s / 4, _FULL_S),
-        "reconnect_s": timeout_s / 4,
+        "reconnect_s": timeout_s / 2,
         "max_reconnects": max_restarts,
     }
 
