@@ -25,8 +25,13 @@ class GradientSync(Protocol):
 
     name: str
 
-    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's action parameters and values where actions were taken, ready to be differentiated."""
+    def at(
+        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's action parameters and values where actions were taken, ready to be differentiated.
+
+        own: rows of a model that takes sequences, all if None.
+        """
         ...
 
     def backward_(self, loss: torch.Tensor) -> None:
@@ -40,12 +45,14 @@ class FlatSync:
     name = "flat"
 
     def __init__(self, model: ActorCritic, parameters: FlatParameters, group: Group) -> None:
-        self.model = model
+        self.model = At(model)
         self.parameters = parameters
         self.group = group
 
-    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.at(obs, actions)
+    def at(
+        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.forward(obs, actions, own)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
@@ -85,8 +92,10 @@ class BucketSync:
         self._ready: list[float] = []
         self._done: list[float] = []
 
-    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model(obs, actions)
+    def at(
+        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model(obs, actions, own)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()

@@ -64,6 +64,11 @@ class ActorCritic(nn.Module, abc.ABC):
         """Return what `forward` does, or what of it actions `[n, *action.shape]` need; used in learning."""
         return self(obs)
 
+    def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows `own` `[k]` of `at`, where sequences are taken; a model may leave out what others cost."""
+        params, values = self.at(obs, actions)
+        return params[own], values[own]
+
     @abc.abstractmethod
     def action_params(self, obs: Obs) -> torch.Tensor:
         """Return action parameters `[n, P]` alone; used in acting."""
@@ -100,14 +105,16 @@ class ActorCritic(nn.Module, abc.ABC):
 
 
 class At(nn.Module):
-    """A model called by `at`, for what calls modules; its parameters and buffers are the model's, behind "model."."""
+    """A model called by `at`, or `at_own`, as modules are; its parameters and buffers are its own, behind "model."."""
 
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.at(obs, actions)
+    def forward(
+        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.at(obs, actions) if own is None else self.model.at_own(obs, actions, own)
 
 
 class MLP(ActorCritic):

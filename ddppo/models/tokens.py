@@ -55,6 +55,12 @@ class TokenPolicy(ActorCritic):
         params, values = F.pad(self.logits(hidden), behind), F.pad(self.value_head(hidden), behind)
         return params.flatten(0, 1), values.flatten()
 
+    def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Say what follows own tokens alone: with 1,000 tokens to choose from that is a third of the work of all."""
+        assert isinstance(obs, torch.Tensor), "tokens are one array"
+        hidden = self.hidden(obs, torch.arange(obs.shape[1], device=obs.device)).flatten(0, 1)[own]
+        return self.logits(hidden), self.value_head(hidden).squeeze(-1)
+
     def action_params(self, obs: Obs) -> torch.Tensor:
         return self(obs)[0]
 

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from ddppo.config import PPOConfig
-from ddppo.models import ActionDistribution, Obs
+from ddppo.models import ActionDistribution
 from ddppo.ppo import losses
 from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
 
-At = Callable[[Obs, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # a model's
+At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model's `at`; with a third argument its `at_own`
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
@@ -110,10 +110,9 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
 
 def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch, by a model's `at`."""
-    if "sequences" not in minibatch:
-        return at(minibatch["obs"], minibatch["actions"])
-    params, values = at(*minibatch["sequences"])
-    return params[minibatch["own"]], values[minibatch["own"]]
+    if "sequences" in minibatch:
+        return at(*minibatch["sequences"], minibatch["own"])
+    return at(minibatch["obs"], minibatch["actions"])
 
 
 def losses_and_statistics(

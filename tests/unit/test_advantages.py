@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import PPOConfig
+from ddppo.config import EnvConfig, ModelConfig, PPOConfig
+from ddppo.envs import probe
+from ddppo.models import At, build_model
 from ddppo.ppo.advantages import Gae, GroupRelative
 from ddppo.ppo.minibatches import Sequences
 from ddppo.ppo.reference import Reference
@@ -97,7 +99,7 @@ def test_one_whose_rollouts_all_failed_does_no_harm_either():
 
 def with_reference(model, **settings):
     made = grpo((1, 2), model, **settings)
-    made.reference = Reference(made.parameters, model.distribution, model.at)
+    made.reference = Reference(made.parameters, model.distribution, At(model))
     return made
 
 
@@ -201,3 +203,12 @@ def test_grpo_reads_no_sequence_that_teaches_nothing():
     samples = sequences([[True] * 4])
     made.update(dataclasses.replace(samples, rewards=torch.tensor([[1.0, 2.0, 5.0, 5.0]]).double()), 1, 0.0)
     assert model.read == (2, 1)
+
+
+def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_all():
+    spec = probe(EnvConfig(id="tests.unit.text_tasks:tests/Repeat-v0"))
+    model = build_model(spec, ModelConfig(name="token_policy"), 0, torch.float64)
+    tokens = torch.randint(1, 10, (3, 7), generator=torch.Generator().manual_seed(0))
+    own = torch.tensor([1, 4, 6, 13, 20])
+    params, values = model.at(tokens, tokens)
+    torch.testing.assert_close(model.at_own(tokens, tokens, own), (params[own], values[own]))

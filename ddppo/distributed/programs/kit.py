@@ -17,7 +17,7 @@ from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.envs import make_vec_env
 from ddppo.envs.turns import Turns
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models import ActorCritic
+from ddppo.models import ActorCritic, At
 from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner, Update
@@ -231,7 +231,7 @@ class Kit:
         if ppo.algorithm == "grpo":
             estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)
             if ppo.kl_coef:
-                reference = Reference(self.parameters.vector, model.distribution, model.at)
+                reference = Reference(self.parameters.vector, model.distribution, At(model))
         return Learner(
             ppo,
             shape,
