@@ -1,7 +1,7 @@
-"""The server's routes: /ws (a session), /health, /metrics and /schema.
+"""The server's routes: /ws (a session), /reset, /step and /state (one request each), /health, /metrics and /schema.
 
 A client is refused at the handshake, by an HTTP answer (ASGI's websocket.http.response): 401 without the token, 403
-from a web page, 503 where all slots are held. Whoever is connected has a slot.
+from a web page, 503 where all slots are held. Whoever is connected has a slot. A refusal is a line of JSON in the log.
 """
 
 import asyncio
@@ -13,29 +13,39 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request, Response, WebSocket
+from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
 from ddppo.envs.remote.messages import FIELDS, PROTOCOL, plain_spec
 from ddppo.serve.limits import Limits
-from ddppo.serve.session import GONE, RESTART, Session
-from ddppo.serve.slots import PoolExhausted, Slot, SlotNotReady, SlotPool
+from ddppo.serve.session import AS_ASKED, GONE, RESTART, Session
+from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
+from ddppo.serve.stateless import ROUTES, UNUSED, asked_once, schemas
+from ddppo.serve.worlds import Slot
 from ddppo.spaces import EnvSpec
 
 _LOOK_S = 0.25  # between two looks for overdue sessions
 _LEAVE_S = 5.0
 _LEAVING_S = 0.5  # a client waits so long for slots whose holders left a moment ago, before it is refused
 
+_REFUSALS = ("full", "not_ready", "token", "origin", "size", "late")
+_DROPS = ("crowd", "late", "pings", "fragments")
+
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """What the routes share."""
+    """What the routes share. name: of the environment that is served."""
 
-    def __init__(self, pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None) -> None:
+    def __init__(
+        self, pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None, name: str = ""
+    ) -> None:
         self.pool = pool
+        self.name = name
         self.spec = spec
         self.limits = limits
         self.counts: Counter[str] = Counter()
@@ -50,22 +60,36 @@ class Server:
         """Return what to answer to who may not connect: without the token, or a web page of another's."""
         given = connection.headers.get("authorization", "").encode()
         if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token):
-            self.counts["refused_token"] += 1
-            return _json(401, {"error": "the header Authorization: Bearer <token> is missing or wrong"})
+            said = "the header Authorization: Bearer <token> is missing or wrong"
+            return self._refused(connection, 401, "token", {"error": said})
         if "origin" in connection.headers:
-            self.counts["refused_origin"] += 1
-            return _json(403, {"error": "web pages may not connect"})
+            return self._refused(connection, 403, "origin", {"error": "web pages may not connect"})
         return None
+
+    def _refused(
+        self, connection: WebSocket | Request, status: int, reason: str, said: dict[str, Any],
+        headers: dict[str, str] | None = None,
+    ) -> Response:  # fmt: skip
+        self.counts[f"refused_{reason}"] += 1
+        client = connection.client
+        told = {
+            "event": "refused",
+            "status": status,
+            "reason": reason,
+            "client": None if client is None else f"{client.host}:{client.port}",
+            "path": connection.url.path[:100],
+        }
+        log.warning("%s", json.dumps(told | said))
+        return _json(status, said, headers)
 
     async def session(self, socket: WebSocket) -> None:
         """Lend a client a slot until its session ends, however it ends."""
         answer = self.refusal(socket)
         slot = None
         if answer is None:
-            slot, answer = await self._slot()
+            slot, answer = await self._slot(socket)
         if slot is None:
             assert answer is not None
-            log.info("refused %s: %s", socket.client, bytes(answer.body).decode())
             await socket.send_denial_response(answer)
             return
         why = GONE
@@ -82,10 +106,42 @@ class Server:
         finally:
             self.pool.release(slot)
             self.counts["sessions"] += 1
-        if why != GONE:
-            log.warning("session of %s on slot %d ended: %s", socket.client, slot.index, why)
+        if why not in (GONE, AS_ASKED):
+            told = {"event": "ended", "client": f"{socket.client}", "slot": slot.index, "why": why}
+            log.warning("%s", json.dumps(told))
 
-    async def _slot(self) -> tuple[Slot | None, Response | None]:
+    async def once(self, request: Request, what: bytes) -> Response:
+        """Lend a client a slot for one request."""
+        if (refused := self.refusal(request)) is not None:
+            return refused
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.limits.request_s):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > self.limits.max_message_bytes:
+                        said = {"error": f"a request has at most {self.limits.max_message_bytes} bytes"}
+                        return self._refused(request, 413, "size", said, {"connection": "close"})
+        except (TimeoutError, ClientDisconnect):
+            said = {"error": f"the request was not sent within {self.limits.request_s:g} s"}
+            return self._refused(request, 408, "late", said, {"connection": "close"})
+        slot, answer = await self._slot(request)
+        if slot is None:
+            assert answer is not None
+            return answer
+        try:
+            status, content = await asked_once(slot, what, bytes(body), self.limits)
+        except (TimeoutError, ConnectionError) as e:
+            self.counts["lost"] += 1
+            why = str(e) or f"the environment gave no answer within {self.limits.step_s:g} s"
+            return _json(500, {"detail": why, "code": "SESSION_ERROR"})
+        finally:
+            self.pool.release(slot)
+        self.counts["messages"] += 1
+        self.counts["errors"] += status != 200
+        return Response(content, status, media_type="application/json")
+
+    async def _slot(self, connection: WebSocket | Request) -> tuple[Slot | None, Response | None]:
         try:
             end = time.monotonic() + _LEAVING_S
             while True:
@@ -96,13 +152,11 @@ class Server:
                         raise
                 await asyncio.sleep(_LEAVING_S / 10)
         except PoolExhausted as e:
-            self.counts["refused_full"] += 1
-            numbers = {"held": e.num_held, "size": e.size}
-            return None, _json(503, {"error": str(e), **numbers}, {"retry-after": "1"})
+            said = {"error": str(e), "held": e.num_held, "size": e.size}
+            return None, self._refused(connection, 503, "full", said, {"retry-after": "1"})
         except SlotNotReady as e:
-            self.counts["refused_not_ready"] += 1
-            numbers = {"held": self.pool.num_held, "size": self.pool.size}
-            return None, _json(503, {"error": str(e), **numbers}, {"retry-after": "5"})
+            said = {"error": str(e), "held": self.pool.num_held, "size": self.pool.size}
+            return None, self._refused(connection, 503, "not_ready", said, {"retry-after": "5"})
 
     async def _acquired(self) -> Slot:
         if self._is_leaving:
@@ -144,7 +198,8 @@ class Server:
     def metrics(self) -> str:
         """Return the numbers in Prometheus's text format, version 0.0.4."""
         pool, counts = self.pool, self.counts
-        refused = {reason: counts[f"refused_{reason}"] for reason in ("full", "not_ready", "token", "origin")}
+        refused = {reason: counts[f"refused_{reason}"] for reason in _REFUSALS}
+        dropped = {reason: counts[f"dropped_{reason}"] for reason in _DROPS}
         table: list[tuple[str, str, str, Any]] = [
             ("slots", "gauge", "slots of the pool", pool.size),
             ("slots_held", "gauge", "slots that a session holds", pool.num_held),
@@ -152,11 +207,14 @@ class Server:
             ("sessions_ended_total", "counter", "sessions that ended", counts["sessions"]),
             ("sessions_idle_total", "counter", "sessions ended because nothing was asked", counts["reaped"]),
             ("sessions_refused_total", "counter", "clients refused at the handshake", refused),
+            ("connections_dropped_total", "counter", "connections ended for what they cost", dropped),
             ("messages_total", "counter", "requests answered", counts["messages"]),
             ("errors_total", "counter", "requests answered with an error", counts["errors"]),
             ("slowed_total", "counter", "requests that waited for the rate limit", counts["slowed"]),
+            ("answer_seconds_total", "counter", "time that worlds took to answer", counts["answer_s"]),
             ("worlds_lost_total", "counter", "processes that ended before their session", counts["lost"]),
             ("worlds_replaced_total", "counter", "processes that took another's place", pool.num_replaced),
+            ("orphans_ended_total", "counter", "processes that worlds left behind", pool.num_orphans),
         ]
         lines = []
         for name, kind, meaning, value in table:
@@ -168,11 +226,9 @@ class Server:
         return "\n".join(lines) + "\n"
 
 
-def make_app(
-    pool: SlotPool, spec: EnvSpec, limits: Limits, token: str | None = None, name: str = ""
-) -> FastAPI:
-    """Return the ASGI application, of environments of this name. It closes the pool when it ends."""
-    server = Server(pool, spec, limits, token)
+def make_app(server: Server) -> FastAPI:
+    """Return the ASGI application. It closes the pool when it ends."""
+    pool, spec = server.pool, server.spec
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -186,6 +242,13 @@ def make_app(
     app = FastAPI(title="ddppo environments", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.server = server
     app.add_api_websocket_route("/ws", server.session)
+
+    for path, what in ROUTES.items():
+        app.add_api_route(path, partial(_once, server, what), methods=["POST"])
+
+    @app.get("/state")
+    async def state(request: Request) -> Response:
+        return server.refusal(request) or _json(200, UNUSED)
 
     @app.get("/health")
     async def health() -> Response:
@@ -201,10 +264,15 @@ def make_app(
     @app.get("/schema")
     async def schema(request: Request) -> Response:
         operations = {op: sorted(fields) for op, fields in FIELDS.items()}
-        said = {"protocol": PROTOCOL, "env": name, "spec": plain_spec(spec), "requests": operations}
+        said = {"protocol": PROTOCOL, "env": server.name, "spec": plain_spec(spec), "requests": operations}
+        said |= schemas(spec)
         return server.refusal(request) or _json(200, said)
 
     return app
+
+
+async def _once(server: Server, what: bytes, request: Request) -> Response:
+    return await server.once(request, what)
 
 
 def _json(status: int, content: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

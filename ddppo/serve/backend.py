@@ -12,8 +12,10 @@ from contextlib import suppress
 
 from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
+from ddppo.envs.remote.messages import JSON, MSGPACK
 from ddppo.serve.confinement import Confinement, confine
 from ddppo.serve.line import FAILED, READY, framed, hear
+from ddppo.serve.openenv import answered_once
 from ddppo.serve.world import World
 
 
@@ -37,7 +39,10 @@ def main() -> None:
         line.sendall(framed(READY, b""))
         while True:
             kind, content = hear(line)
-            line.sendall(framed(*world.answer(kind, content)))
+            if kind in (JSON, MSGPACK):
+                line.sendall(framed(*world.answer(kind, content)))
+            else:
+                line.sendall(framed(*answered_once(world.answer, kind, content)))
 
 
 if __name__ == "__main__":

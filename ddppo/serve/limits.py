@@ -10,6 +10,7 @@ class Limits:
     idle_s: a session without a request for so long is ended. step_s: a world that does not answer a request within it
     is ended with its session. send_s: so is one whose client does not take an answer. ready_s: how long a client whose
     slot is being made may wait at the handshake. max_in_flight: requests of a session that wait for their answers.
+    max_connections: all of them. request_s: who connects sends a whole request within it.
     """
 
     max_message_bytes: int = 2**20
@@ -19,6 +20,8 @@ class Limits:
     send_s: float = 10.0
     ready_s: float = 10.0
     max_in_flight: int = 16
+    max_connections: int = 1024
+    request_s: float = 10.0
 
 
 class Allowance:

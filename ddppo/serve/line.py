@@ -7,6 +7,8 @@ HEAD = struct.Struct("!cI")
 TASK = b"t"  # to a new process: what it is to make
 READY, FAILED = b".", b"!"  # its answer; FAILED with the reason as text
 LEFT = b"x"  # the client asked to end the session
+RESET_ONCE, STEP_ONCE = b"r", b"s"  # bodies of HTTP requests; answered as JSON, or where that failed:
+BAD, FAILED_STEP = b"b", b"f"  # for what the client, what the environment did wrong
 # Requests and replies are of a kind of ddppo.envs.remote.messages, JSON or MSGPACK; errors are the kind in capitals.
 
 

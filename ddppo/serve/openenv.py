@@ -10,9 +10,12 @@ The observation is {"obs": ...}, and {"mask": ...} where the spec has one; done 
 ids: after a time-out such a client takes the late answer for the next one, which ddppo/1 does not.
 """
 
+import json
+from collections.abc import Callable
 from typing import Any
 
-from ddppo.envs.remote.messages import BadMessage
+from ddppo.envs.remote.messages import JSON, BadMessage, decoded, encoded
+from ddppo.serve.line import BAD, FAILED_STEP, STEP_ONCE
 
 _TYPES = ("reset", "step", "state", "close")
 
@@ -62,3 +65,23 @@ class OpenEnv:
     @staticmethod
     def error(code: str, said: str) -> dict[str, Any]:
         return {"type": "error", "data": {"message": said, "code": code}}
+
+
+def answered_once(
+    answer: Callable[[bytes, bytes], tuple[bytes, bytes]], what: bytes, body: bytes
+) -> tuple[bytes, bytes]:
+    """Answer the body of POST /reset or /step in a world that nobody has used; `answer` is a World's."""
+    try:
+        given = decoded(JSON, body or b"{}")
+    except BadMessage as e:
+        return BAD, encoded(JSON, {"detail": str(e), "code": e.code})
+    asked: list[dict[str, Any]] = [{"type": "reset", "data": given}]
+    if what == STEP_ONCE:
+        asked.append({"type": "step", "data": given.get("action")})
+    for message in asked:
+        kind, content = answer(JSON, encoded(JSON, message))
+        told = json.loads(content)["data"]
+        if kind != JSON:
+            failed = FAILED_STEP if told["code"] == "EXECUTION_ERROR" else BAD
+            return failed, encoded(JSON, {"detail": told["message"], "code": told["code"]})
+    return JSON, encoded(JSON, told)

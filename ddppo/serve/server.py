@@ -14,10 +14,11 @@ import uvicorn
 from ddppo.config import EnvConfig
 from ddppo.envs.probe import probe
 from ddppo.errors import ConfigError
-from ddppo.serve.app import make_app
+from ddppo.serve.app import Server, make_app
 from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots import SlotPool
+from ddppo.serve.sockets import protocols
 from ddppo.spaces import EnvSpec
 
 log = logging.getLogger(__name__)
@@ -105,9 +106,10 @@ def listening(
         )  # fmt: skip
         try:
             pool.wait_until_ready(60.0)
-            app = make_app(pool, spec, limits, settings.token, name=settings.env.id)
+            state = Server(pool, spec, limits, settings.token, settings.env.id)
+            http, ws = protocols(limits, state.counts)
             yield listener, uvicorn.Server(uvicorn.Config(
-                app, ws="websockets-sansio", ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,
+                make_app(state), http=http, ws=ws, ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,
                 access_log=False, log_level="warning", timeout_graceful_shutdown=10, server_header=False,
             ))  # fmt: skip
         finally:

@@ -1,7 +1,8 @@
 """One client's session: messages between its socket and the process of its slot, until either ends or is overdue.
 
 The server reads no message: it passes frames on, counts them and limits their size, rate and number in flight. Nothing
-more is read from a client whose limit is reached, so what it sends waits in its own buffers.
+more is read from a client whose limit is reached, so what it sends waits in its own buffers. A world is trusted no more
+than a client: it may say as much as it was asked.
 """
 
 import asyncio
@@ -13,10 +14,12 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ddppo.envs.remote.messages import JSON, MSGPACK
 from ddppo.serve.limits import Allowance, Limits
-from ddppo.serve.line import HEAD, LEFT, framed
-from ddppo.serve.slots import Slot
+from ddppo.serve.line import LEFT
+from ddppo.serve.wire import Wire
+from ddppo.serve.worlds import Slot
 
 GONE = ""  # the client left: nobody to tell
+AS_ASKED = "as the client asked"
 NORMAL, POLICY, INTERNAL, RESTART = 1000, 1008, 1011, 1012  # close codes of RFC 6455, section 7.4
 _CLOSE_S = 1.0
 
@@ -29,19 +32,15 @@ class Session:
         self._counts = counts
         self._num_in_flight = 0
         self._room = asyncio.Semaphore(limits.max_in_flight)
+        self._answers: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
         self._stopped: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._heard_at = self._answered_at = time.monotonic()
         self._sending_since: float | None = None
 
     async def run(self) -> str:
         """Pass messages on until the session ends; return why, GONE where the client left."""
-        reader, writer = await asyncio.open_connection(
-            sock=self.slot.line, limit=self._limits.max_message_bytes + HEAD.size
-        )
-        parts = [
-            asyncio.ensure_future(self._from_client(writer)),
-            asyncio.ensure_future(self._from_world(reader)),
-        ]
+        wire = await Wire.of(self.slot.line, self._limits.max_message_bytes, self._heard, self._lost)
+        parts = [asyncio.ensure_future(self._from_client(wire)), asyncio.ensure_future(self._to_client())]
         try:
             await asyncio.wait([*parts, self._stopped], return_when=asyncio.FIRST_COMPLETED)
             if self._stopped.done():
@@ -52,7 +51,7 @@ class Session:
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
-            writer.transport.abort()
+            wire.close()
         if why != GONE:
             with suppress(
                 Exception
@@ -74,7 +73,28 @@ class Session:
             self._counts["reaped"] += 1
             self.stop(POLICY, f"no request within {limits.idle_s:g} s")
 
-    async def _from_client(self, writer: asyncio.StreamWriter) -> tuple[int, str]:
+    def _heard(self, what: bytes, content: bytes) -> None:
+        """Take what the world says."""
+        if what == LEFT:
+            self.stop(NORMAL, AS_ASKED)
+            return
+        if self._num_in_flight == 0 or what.lower() not in (JSON, MSGPACK):
+            self._counts["lost"] += 1
+            self.stop(INTERNAL, "the environment's process said what nobody asked")
+            return
+        now = time.monotonic()
+        self._counts["messages"] += 1
+        self._counts["errors"] += what.isupper()
+        self._counts["answer_s"] += now - max(self._heard_at, self._answered_at)  # type: ignore[assignment]
+        self._num_in_flight -= 1
+        self._answered_at = now
+        self._answers.put_nowait((what.lower(), content))
+
+    def _lost(self, why: str) -> None:
+        self._counts["lost"] += 1
+        self.stop(INTERNAL, why)
+
+    async def _from_client(self, wire: Wire) -> tuple[int, str]:
         allowance = Allowance(self._limits.messages_per_s)
         while True:
             message = await self._socket.receive()
@@ -84,39 +104,23 @@ class Session:
             if (wait_s := allowance.wait_s(now)) > 0.0:
                 self._counts["slowed"] += 1
                 await asyncio.sleep(wait_s)
+                now = time.monotonic()
             await self._room.acquire()
             if not self._num_in_flight:
-                self._heard_at = time.monotonic()
+                self._heard_at = now
             self._num_in_flight += 1
-            content = message.get("bytes")
-            frame = framed(JSON, message["text"].encode()) if content is None else framed(MSGPACK, content)
-            with suppress(ConnectionError):  # the other part sees the end of the line
-                writer.write(frame)
-                await writer.drain()
+            if (content := message.get("bytes")) is None:
+                wire.say(JSON, message["text"].encode())
+            else:
+                wire.say(MSGPACK, content)
 
-    async def _from_world(self, reader: asyncio.StreamReader) -> tuple[int, str]:
+    async def _to_client(self) -> tuple[int, str]:
         while True:
-            try:
-                what, size = HEAD.unpack(await reader.readexactly(HEAD.size))
-                if size > self._limits.max_message_bytes:
-                    return (
-                        INTERNAL,
-                        f"an answer has {size} bytes, at most {self._limits.max_message_bytes} go",
-                    )
-                content = await reader.readexactly(size)
-            except (asyncio.IncompleteReadError, ConnectionError):
-                self._counts["lost"] += 1
-                return INTERNAL, "the environment's process was lost"
-            if what == LEFT:
-                return NORMAL, "as the client asked"
-            kind = what.lower()
-            self._counts["messages"] += 1
-            self._counts["errors"] += what != kind
-            self._num_in_flight -= 1
-            self._sending_since = self._answered_at = time.monotonic()
+            kind, content = await self._answers.get()
+            self._sending_since = time.monotonic()
             try:
                 if kind == JSON:
-                    await self._socket.send_text(content.decode())
+                    await self._socket.send_text(content.decode(errors="replace"))
                 else:
                     await self._socket.send_bytes(content)
             except (WebSocketDisconnect, OSError, RuntimeError):

@@ -169,5 +169,7 @@ def _folder_for_all(first_uid: int | None) -> Path:
 def _remove(folder: Path) -> None:
     try:
         shutil.rmtree(folder)
+    except FileNotFoundError:
+        pass  # the whole folder went meanwhile
     except (OSError, RecursionError) as e:
         log.warning("%s could not be removed: %s: %s", folder, type(e).__name__, e)

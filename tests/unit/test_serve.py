@@ -65,8 +65,8 @@ def health(url):
     return json.loads(get(url, "/health")[1])
 
 
-def metric(url, name):
-    lines = get(url, "/metrics")[1].splitlines()
+def metric(url, name, headers=None):
+    lines = get(url, "/metrics", headers)[1].splitlines()
     return next(float(line.split()[-1]) for line in lines if line.startswith(f"ddppo_{name} "))
 
 
