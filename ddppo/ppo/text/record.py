@@ -6,7 +6,7 @@ import torch
 from ddppo.models import ActorCritic
 from ddppo.ppo.rollout import Episode, Rollout
 
-_NUMBERS = 2**24  # of action parameters in one forward pass; they bound memory, not results
+_TOKENS = 2**15  # of one forward pass; they bound memory, not results
 
 
 class Record:
@@ -98,19 +98,25 @@ class Record:
         allowed: torch.Tensor | None,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities `[L, E]` of own tokens, 0 elsewhere, and values `[L + 1, E]` after every token."""
-        logprobs = torch.zeros(own.shape, dtype=dtype, device=own.device)
-        values = torch.zeros(len(own) + 1, own.shape[1], dtype=dtype, device=own.device)
+        """Return log-probabilities `[L, E]` of own tokens and values `[L + 1, E]` there and at the last; else 0."""
+        num_rows, num_envs = own.shape
+        logprobs = torch.zeros(num_rows, num_envs, dtype=dtype, device=own.device)
+        values = torch.zeros(num_rows + 1, num_envs, dtype=dtype, device=own.device)
         length = int(self.lengths.max(initial=1))
         actions = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
-        at_once = max(1, _NUMBERS // (length * model.num_params))
-        for envs in torch.arange(own.shape[1], device=own.device).split(at_once):
-            params, of_rows = model.at(tokens[envs, :length], actions[envs, :length])
-            values[:length, envs] = of_rows.view(len(envs), length).T
-            steps, columns = own[:length, envs].nonzero(as_tuple=True)
-            mask = None if allowed is None else allowed[steps, envs[columns]]
-            policy = model.distribution(params.view(len(envs), length, -1)[columns, steps], mask)
-            logprobs[steps, envs[columns]] = policy.log_prob(actions[envs[columns], steps])
+        typed = torch.nn.functional.pad(own, (0, 0, 0, 1))  # [L + 1, E], as values are
+        asked = typed[:length].T.contiguous()  # [L + 1, E] -> [E, length]
+        asked[range(num_envs), (self.lengths - 1).clip(min=0)] = True
+        for envs in torch.arange(num_envs, device=own.device).split(max(1, _TOKENS // length)):
+            places = asked[envs].flatten().nonzero().squeeze(1)
+            params, of_places = model.at_own(tokens[envs, :length], actions[envs, :length], places)
+            columns, steps = envs[places // length], places % length
+            values[steps, columns] = of_places
+            is_typed = typed[steps, columns]
+            steps, columns = steps[is_typed], columns[is_typed]
+            mask = None if allowed is None else allowed[steps, columns]
+            policy = model.distribution(params[is_typed], mask)
+            logprobs[steps, columns] = policy.log_prob(actions[columns, steps])
         return logprobs, values
 
     def _next_rows(self) -> np.ndarray:
