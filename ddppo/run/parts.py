@@ -140,5 +140,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         "collective": group.name,
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }
+    if program.rounds is not None:
+        derived["whole_episodes"] = True
     players = players_of(roles, topology)
     return Parts(shape, roles, spec, model, parameters, obs_normalizer, program, players, derived)

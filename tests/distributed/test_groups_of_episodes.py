@@ -42,23 +42,41 @@ def of_rank_0(run_dir):
     return [line for line in lines(run_dir) if line["rank"] == 0]
 
 
+def trained(folder, arguments, world_sizes):
+    """Return the run folders by world size."""
+    command = ["-m", "ddppo.train", "-m", *TINY, *arguments, f"dist.world_size={world_sizes}"]
+    result = run([sys.executable, *command, f"hydra.sweep.dir={folder}"], folder, timeout_s=240)
+    assert result.code == 0, result.stderr
+    return {summary(path)["world_size"]: path for path in folder.iterdir() if path.is_dir()}
+
+
+def assert_same(one_dir, other_dir):
+    one, other = last_state(one_dir), last_state(other_dir)
+    assert one["iteration"] >= 3
+    assert (other["iteration"], other["env_steps"]) == (one["iteration"], one["env_steps"])
+    for name, x in one["model"].items():
+        torch.testing.assert_close(other["model"][name], x, rtol=0, atol=1e-10)
+    for expected, found in zip(of_rank_0(one_dir), of_rank_0(other_dir), strict=True):
+        names = [name for name in expected if name.startswith(COMPARED)]
+        known = {name: expected[name] for name in names if expected[name] is not None}  # null: of no sample
+        assert {name: found[name] for name in known} == pytest.approx(known, rel=1e-9, abs=1e-10)
+        assert all(found[name] is None for name in names if name not in known)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, kind):
-    command = ["-m", "ddppo.train", "-m", *TINY, *KINDS[kind], "dist.world_size=1,2,4"]
-    result = run([sys.executable, *command, f"hydra.sweep.dir={tmp_path}"], tmp_path, timeout_s=240)
-    assert result.code == 0, result.stderr
-    folders = {summary(path)["world_size"]: path for path in tmp_path.iterdir() if path.is_dir()}
-    one = last_state(folders[1])
-    assert one["iteration"] >= 3
-    for world_size in (2, 4):
-        other = last_state(folders[world_size])
-        assert (other["iteration"], other["env_steps"]) == (one["iteration"], one["env_steps"])
-        for name, x in one["model"].items():
-            torch.testing.assert_close(other["model"][name], x, rtol=0, atol=1e-10)
-        for expected, found in zip(of_rank_0(folders[1]), of_rank_0(folders[world_size]), strict=True):
-            for name in expected:
-                if name.startswith(COMPARED):
-                    assert found[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-10), name
+    folders = trained(tmp_path, KINDS[kind], "1,2,4")
+    assert_same(folders[1], folders[2])
+    assert_same(folders[1], folders[4])
+
+
+def test_rollouts_that_failed_are_left_out_whatever_rank_they_were_on(tmp_path):
+    fails = ["env.kwargs.fails=[east,down]", "dist.on_lost=restart", "dist.max_restarts=1000"]
+    folders = trained(tmp_path, ["ppo=grpo", *TEXT, *fails, "curriculum.name=uniform"], "2,4")
+    assert_same(folders[2], folders[4])
+    numbers = of_rank_0(folders[2])
+    assert 0 < max(line["rollout/failed"] for line in numbers) <= 8
+    assert sum(line["rollout/failed"] + line["rollout/episodes"] for line in numbers) == 8 * len(numbers)
 
 
 @pytest.mark.parametrize(("kind", "end", "stop"), [("everything", 700, 300), ("text", 120, 60)])

@@ -73,6 +73,13 @@ def test_the_header_gives_the_derived_sizes():
     assert "outputs/x" in text
 
 
+def test_where_episodes_are_whole_the_header_gives_sizes_as_bounds():
+    text = header(config(), validate(config()), {"whole_episodes": True})
+    assert "B = at most N x T = 8 x 128 = 1,024" in text
+    assert "100,000 steps = at least 98 iterations" in text
+    assert "whole episodes" not in text
+
+
 def test_where_not_all_ranks_step_environments_the_header_says_how_many_do():
     spread = config()
     spread.dist.world_size, spread.dist.topology = 5, "sync_actors"

@@ -32,15 +32,17 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
     all_step = s.num_stepping in (0, s.world_size)
     steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
     dealt = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
+    # Episodes end when they do, within T.
+    at_least, at_most = ("at least ", "at most ") if derived.get("whole_episodes") else ("", "")
     batch = f"{config.ppo.rollouts_per_update} x E" if s.batch_envs else "N"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
-        ("length", f"{total:,} steps = {-(-total // s.batch_size):,} iterations"),
+        ("length", f"{total:,} steps = {at_least}{-(-total // s.batch_size):,} iterations"),
         ("ranks", f"W = {s.world_size}" + _roles(config, derived.get("roles", ()))),
         ("envs", f"N = {dealt} = {s.num_envs:,}"),
         (
             "batch",
-            f"B = {batch} x T = {s.batch_envs or s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
+            f"B = {at_most}{batch} x T = {s.batch_envs or s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
             f"({config.scaling.rule} scaling)",
         ),
         (
@@ -50,7 +52,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any]) -> str
         ),
     ]
     for name, value in derived.items():
-        if name == "roles":  # said above
+        if name in ("roles", "whole_episodes"):  # said above
             continue
         if name == "machines":
             value = ", ".join(f"{each['hostname']} ({each['cores']} cores)" for each in value)
