@@ -76,8 +76,9 @@ def seconds(result: Result, cost: float | None) -> str:
 def against_others(found: Sequence[Result], circuits: Iterable[str]) -> list[str]:
     """Return a table of gates, in brackets cx: what each way reached at best."""
     others, published = (read_csv(name) for name in ("others.csv", "published.csv"))
+    ways = [way for way in WAYS if any(r.way == way.name for r in found)]
     titles = ["gates (cx)", "original", "merge", "qiskit", "pyzx", "Nam et al.", "Quartz"]
-    titles += [*(way.name.replace("_", ", ") for way in WAYS), "asked"]
+    titles += [*(way.name.replace("_", ", ") for way in ways), "asked"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for circuit in circuits:
         of = [r for r in found if r.circuit_name == circuit]
@@ -90,7 +91,7 @@ def against_others(found: Sequence[Result], circuits: Iterable[str]) -> list[str
                     ((len(r.circuit), int(cx_count(r.circuit))) for r in of if r.way == way.name),
                     default=None,
                 )
-                for way in WAYS
+                for way in ways
             ),
             ASKED.get(circuit, ""),
         ]
