@@ -1,0 +1,24 @@
+"""A served run goes on whatever of it is killed; `python -m tests.fault.served_kills 100` kills at more instants."""
+
+import socket
+
+import pytest
+
+for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
+    pytest.importorskip(needed, reason="needs the extra serve")
+
+from tests.fault.served_kills import Kills  # noqa: E402
+from tests.support import wait_until  # noqa: E402
+
+
+def test_worlds_servers_and_trainers_are_killed_and_nothing_but_their_episodes_is_lost(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    kills = Kills(tmp_path, port, seed=0)
+    try:
+        for what in ("world", "server", "trainer", "world"):
+            kills.kill(what)
+    finally:
+        kills.close()
+    assert kills.lost == 1  # of the trainer that was resumed
+    wait_until(lambda: not kills.left, "end of the last world")
