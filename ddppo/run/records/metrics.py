@@ -69,9 +69,19 @@ OF_TOPOLOGIES: tuple[Metric, ...] = (
         )
     ),
     Metric("dist/refused", "rollouts", PER_RANK, "older than dist.max_lag, not learned from", _TOPOLOGY),
-    Metric("dist/restarts", "processes", PER_RANK, "lost and started again, so far", _TOPOLOGY),
     Metric(
-        "dist/lost_episodes", "episodes", PER_RANK, "cut because their process was lost, so far", _TOPOLOGY
+        "dist/restarts",
+        "processes",
+        PER_RANK,
+        "lost and started again, or sessions with a server opened anew, so far",
+        _TOPOLOGY,
+    ),
+    Metric(
+        "dist/lost_episodes",
+        "episodes",
+        PER_RANK,
+        "cut because their process or session was lost, or of text because they raised, so far",
+        _TOPOLOGY,
     ),
     *(
         Metric(name, unit, PER_RANK, f"of tasks of text: {meaning}", "docs/text.md")
