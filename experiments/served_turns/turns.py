@@ -1,4 +1,4 @@
-"""Eight environments of six turns of 50 ms, one after another and served: `python experiments/served_turns/turns.py [rounds]`."""
+"""8 environments, 6 turns of 50 ms, one after another and served: `python experiments/served_turns/turns.py [rounds]`."""
 
 import sys
 import time

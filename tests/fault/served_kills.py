@@ -95,7 +95,7 @@ class Kills:
         task = ("env=synthetic", "env.kwargs.step_time_s=0.005")  # which sleeps: two cores are enough
         command = ("ddppo.serve", *task, f"pool={NUM_ENVS}", f"port={self.port}")
         started = self._started(command, "server")
-        wait_until(lambda: self._health()["free"] == NUM_ENVS, "server", _WAIT_S)
+        wait_until(lambda: self._health()["held"] >= 0, "server", _WAIT_S)
         return started
 
     def _trainer(self, where: str) -> subprocess.Popen:
