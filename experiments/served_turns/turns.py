@@ -1,4 +1,4 @@
-"""8 environments, 6 turns of 50 ms, one after another and served: `python experiments/served_turns/turns.py [rounds]`."""
+"""8 environments, 6 turns of 50 ms, in turn and served: `python experiments/served_turns/turns.py [rounds]`."""
 
 import sys
 import time
