@@ -1,6 +1,7 @@
 """A curriculum with tiers: what is not mastered comes first, what is comes back after ever longer pauses."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -204,7 +205,10 @@ class TieredCurriculum:
         }
 
     def table(self) -> str:
-        """Return a line on the whole and one per task, by tiers; * is mastered, "due" the rounds until its review."""
+        """Return a line on the whole, one per task of the open tiers, and one on the others.
+
+        * is mastered; "due" is the rounds until its review.
+        """
         numbers = self.metrics()
         head = (
             f"round {self._round}, tier {self.tier}: {numbers['mastered']} of {len(self._tasks)} tasks mastered, "
@@ -213,15 +217,19 @@ class TieredCurriculum:
         wide = max(map(len, self._tasks))
         between = max(len(tier.name) for tier in self.settings.tiers)
         lines = [head, f"  {'task':<{wide}}  {'tier':<{between}}  tries  rate  due  priority"]
-        for task in sorted(self._tasks, key=lambda task: (self._tier_of[task], task)):
+        in_order = sorted(self._tasks, key=lambda task: (self._tier_of[task], task))
+        for task in (task for task in in_order if self._tier_of[task] <= self._tier):
             known, tier = self._tasks[task], self._tier_of[task]
             due = f"{max(0, known.due - self._round)}" if known.due > known.seen else "-"
             rate = f"{self.rate(task):.2f}" if known.tries else "-"
-            priority = f"{self.priority(task):.1f}" if tier <= self._tier else "-"
             lines.append(
                 f"{'*' if known.mastered else ' '} {task:<{wide}}  {self.settings.tiers[tier].name:<{between}}  "
-                f"{known.tries:>5}  {rate:>4}  {due:>3}  {priority:>8}"
+                f"{known.tries:>5}  {rate:>4}  {due:>3}  {self.priority(task):>8.1f}"
             )
+        closed = Counter(tier for tier in self._tier_of.values() if tier > self._tier)
+        if closed:
+            of_tiers = (f"{self.settings.tiers[tier].name} {closed[tier]}" for tier in sorted(closed))
+            lines.append(f"  {closed.total()} more when their tiers open: {', '.join(of_tiers)}")
         return "\n".join(lines)
 
 

@@ -247,17 +247,23 @@ def test_metrics_are_the_listed_ones():
     assert metrics == {**expected, "fast_tracks": 1, **rates}
 
 
-def test_the_table_tells_of_every_task():
-    tasks = {"make-a-bucket": "beginner", "list": "warm-up", "drift": "expert"}
+def test_the_table_tells_of_every_task_that_may_come_and_counts_the_others():
+    tasks = {
+        "make-a-bucket": "beginner",
+        "list": "warm-up",
+        "drift": "expert",
+        "key": "expert",
+        "queue": "advanced",
+    }
     curriculum = TieredCurriculum(tasks)
     for task, rate in [("list", 1.0)] * 3 + [("make-a-bucket", 0.5)]:
         curriculum.record({task: rate})
     assert curriculum.table().splitlines() == [
-        "round 4, tier beginner: 1 of 3 tasks mastered, 1 untried, 0 due",
+        "round 4, tier beginner: 1 of 5 tasks mastered, 3 untried, 0 due",
         "  task           tier          tries  rate  due  priority",
         "* list           warm-up           3  1.00    2     -20.0",
         "  make-a-bucket  beginner          1  0.50    -       5.0",
-        "  drift          expert            0     -    -         -",
+        "  3 more when their tiers open: advanced 1, expert 2",
     ]
 
 

@@ -50,7 +50,7 @@ def test_a_run_tells_of_its_curriculum_in_metrics_in_a_file_and_on_the_terminal(
     table = (finished.run_dir / "curriculum.txt").read_text()
     assert table.startswith(f"round {len(metrics)}, tier ")
     assert table in finished.stdout
-    assert len(table.splitlines()) == 2 + 6
+    assert {"north", "east", "south", "west"} <= set(table.split())
 
 
 def test_evaluation_plays_every_task_and_says_which_tiers_are_achieved(finished, tmp_path):
