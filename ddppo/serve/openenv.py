@@ -1,13 +1,15 @@
 """OpenEnv's dialect: what clients of https://github.com/meta-pytorch/OpenEnv send to /ws (openenv 0.10), in JSON.
 
-    {"type": "reset", "data": {"seed": 7}}    -> {"type": "observation", "data": {"observation", "reward", "done"}}
+    {"type": "reset", "data": {"seed": 7, "options": {}}} -> {"type": "observation", "data": {"observation", "reward",
+                                                             "done", "metadata"}}
     {"type": "step", "data": {"action": 1}}   -> the same
     {"type": "state"}                         -> {"type": "state", "data": {"episode_id", "step_count"}}
     {"type": "close"}                         ends the session
     whatever could not be done                -> {"type": "error", "data": {"message", "code"}}
 
-The observation is {"obs": ...}, and {"mask": ...} where the spec has one; done is terminated or truncated. There are no
-ids: after a time-out such a client takes the late answer for the next one, which ddppo/1 does not.
+The observation is {"obs": ...}, and {"mask": ...} where the spec has one; done is terminated or truncated, metadata
+the info. There are no ids: after a time-out such a client takes the late answer for the next one, which ddppo/1 does
+not.
 """
 
 import json
@@ -40,7 +42,7 @@ class OpenEnv:
             raise BadMessage("VALIDATION_ERROR", "data must be a map")
         asked = {"id": 0, "op": kind}
         if kind == "reset":
-            asked["seed"] = given.get("seed")
+            asked |= {key: given[key] for key in ("seed", "options") if key in given}
         elif kind == "step":
             asked["action"] = given.get("action")
         return asked
@@ -59,6 +61,7 @@ class OpenEnv:
             "observation": {key: answer[key] for key in ("obs", "mask") if key in answer},
             "reward": answer.get("reward"),
             "done": answer.get("terminated", False) or answer.get("truncated", False),
+            "metadata": answer["info"],
         }
         return {"type": "observation", "data": told}
 

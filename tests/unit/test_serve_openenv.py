@@ -62,6 +62,7 @@ def test_a_request_without_a_session_has_a_world_of_its_own_that_is_gone_after_i
         ("/reset", b"{", 422, "INVALID_JSON"),
         ("/reset", [], 422, "VALIDATION_ERROR"),
         ("/reset", {"seed": -1}, 422, "VALIDATION_ERROR"),
+        ("/reset", {"options": [1]}, 422, "VALIDATION_ERROR"),
         ("/step", {}, 422, "VALIDATION_ERROR"),
         ("/step", {"action": 1}, 422, "VALIDATION_ERROR"),
         ("/step", {"action": {"action": 99}}, 422, "VALIDATION_ERROR"),

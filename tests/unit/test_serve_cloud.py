@@ -1,0 +1,88 @@
+"""The simulated cloud behind an address: a world for each session, and nothing of one in the next."""
+
+import asyncio
+import hashlib
+
+import pytest
+
+for needed in ("moto", "boto3", "msgpack", "websockets", "uvicorn", "fastapi"):
+    pytest.importorskip(needed)
+
+from test_serve import world  # noqa: E402
+
+from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.envs.remote.connection import Connection  # noqa: E402
+
+CLOUD = EnvConfig(id="ddppo/Cloud-v0")
+
+
+async def session(url):
+    connection = await Connection.opened(url, None, 60.0)
+    await connection.ask(60.0, op="reset", seed=1)
+    return connection
+
+
+async def typed(connection, line):
+    return (await connection.ask(60.0, op="step", action=line))["obs"]
+
+
+def test_a_bucket_of_one_session_is_in_no_other_and_not_in_the_next_one_of_its_slot():
+    async def main(url):
+        one, other = await session(url), await session(url)
+        await typed(one, "aws s3api create-bucket --bucket mine")
+        assert "mine" in await typed(one, "aws s3api list-buckets")
+        assert "mine" not in await typed(other, "aws s3api list-buckets")
+        await one.close()
+        following = await session(url)
+        assert "mine" not in await typed(following, "aws s3api list-buckets")
+        assert "mine" not in await typed(other, "aws s3api list-buckets")
+        await following.close()
+        await other.close()
+
+    with world(2, CLOUD) as url:
+        asyncio.run(main(url))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "aws s3 cp /etc/passwd s3://mine/passwd",
+        "aws s3 cp ../../../../etc/passwd s3://mine/passwd",
+        "aws lambda invoke --function-name f file:///etc/passwd",
+        "aws s3api create-bucket --bucket mine; cat /etc/passwd",
+        "aws s3api create-bucket --bucket $(cat /etc/passwd)",
+        "aws --endpoint-url http://169.254.169.254/ s3 ls",
+        "curl http://127.0.0.1/moto-api/reset",
+        "aws s3api create-bucket --bucket mine --cli-input-json file:///etc/passwd",
+    ],
+)
+def test_an_action_that_tries_to_leave_its_world_is_refused(line, cloud):
+    async def main():
+        connection = await session(cloud)
+        await typed(connection, "aws s3api create-bucket --bucket mine")
+        answer = await typed(connection, line)
+        await connection.close()
+        return answer
+
+    answer = asyncio.run(main())
+    assert "root:" not in answer
+    assert any(word in answer.lower() for word in ("error", "unknown", "not ", "refused")), answer
+
+
+def test_a_path_is_a_body_s_own_text_and_no_file_is_read(cloud):
+    async def main():
+        connection = await session(cloud)
+        await typed(connection, "aws s3api create-bucket --bucket mine")
+        answer = await typed(
+            connection, "aws s3api put-object --bucket mine --key k --body /proc/self/environ"
+        )
+        await connection.close()
+        return answer
+
+    assert hashlib.md5(b"/proc/self/environ").hexdigest() in asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def cloud():
+    with world(2, CLOUD) as url:
+        yield url
