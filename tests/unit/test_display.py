@@ -1,4 +1,5 @@
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,25 @@ def test_eta_counts_only_what_this_process_did_and_evaluations_too():
     display.close()
     # 2000 steps took 0.5 + 9.5 s, and 8000 are left.
     assert "ETA 40.0 s" in shown(out).splitlines()[-1]
+
+
+def test_success_is_shown_and_what_is_not_known_is_a_question_mark():
+    out = console()
+    display = PlainDisplay(40_000, out, clock=Clock())
+    display.update(report(1, **{"rollout/success_rate": 0.25, "train/approx_kl": math.nan}))
+    display.say("a table [of] 1 line")
+    assert "return 12.50  success 0.25  KL ?" in shown(out)
+    assert shown(out).splitlines()[-1] == "a table [of] 1 line"
+
+
+def test_a_table_is_shown_above_what_is_kept_in_place():
+    out = console(terminal=True)
+    display = RichDisplay(40_000, out, clock=Clock())
+    display.start()
+    display.update(report(1))
+    display.say("a table")
+    display.close()
+    assert "a table\n" in shown(out)
 
 
 def test_an_evaluation_stays_in_view_until_the_next():

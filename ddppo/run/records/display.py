@@ -257,7 +257,7 @@ class _Progress:
             ("train/approx_kl", "KL", ".4f"),
         ):
             if name in self._latest:
-                words.append(f"{label} {self._latest[name]:{form}}")
+                words.append(f"{label} {_number(self._latest[name], form)}")
         words += (
             f"{name.removeprefix(OF_TASK)} {self._latest[name]:g}" for name in self._of_task[:_MOST_OF_TASK]
         )
