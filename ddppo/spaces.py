@@ -61,7 +61,8 @@ class EnvSpec:
     journal: the import path of who keeps a record of what its environments publish, None where they publish nothing.
     tokens: the import path of the tokenizer of a task of text, None where it has none of its own.
     tasks: the tier of each task that options={"task": name} of a reset may name; None where there are none.
-    one_a_process: whether a process can hold one environment only.
+    one_a_process: whether a process can hold one environment only. forked_from: a module that processes of environments
+    find imported.
     """
 
     obs: ArraySpec | dict[str, ArraySpec]
@@ -71,6 +72,7 @@ class EnvSpec:
     tokens: str | None = None
     tasks: dict[str, str] | None = None
     one_a_process: bool = False
+    forked_from: str | None = None
 
     @property
     def is_text(self) -> bool:

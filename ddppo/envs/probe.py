@@ -166,7 +166,11 @@ def _of_tasks(task: gym.Env) -> dict[str, Any]:
         if not is_plain or not tiers:
             raise ConfigError("its attribute task_tiers must be a mapping of names of tasks to their tiers")
         tiers = dict(tiers)
-    return {"tasks": tiers, "one_a_process": bool(getattr(task.unwrapped, "one_a_process", False))}
+    return {
+        "tasks": tiers,
+        "one_a_process": bool(getattr(task.unwrapped, "one_a_process", False)),
+        "forked_from": getattr(task.unwrapped, "forked_from", None),
+    }
 
 
 def _pair(answer: Any) -> tuple[Any, dict[str, Any]]:

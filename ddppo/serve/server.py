@@ -99,10 +99,10 @@ def listening(
     with listener:
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNTAKEN_MS)
-        module = settings.env.id.rpartition(":")[0]
+        modules = (settings.env.id.rpartition(":")[0], spec.forked_from)
         pool = SlotPool(
             settings.env, spec, settings.pool, confinement=settings.confinement,
-            modules=(module,) if module else (), keep_env=settings.keep_env, prints=settings.prints,
+            modules=tuple(filter(None, modules)), keep_env=settings.keep_env, prints=settings.prints,
         )  # fmt: skip
         try:
             pool.wait_until_ready(60.0)

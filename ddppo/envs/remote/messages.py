@@ -186,9 +186,10 @@ def spec_of(value: Any) -> EnvSpec:
         if action["kind"] not in _KINDS or (mask_size is not None and not _is_whole(mask_size)):
             raise ValueError(action)
         sizes = tuple(_size(n) for n in action["sizes"])
-        journal, tokens, tasks = value.get("journal"), value.get("tokens"), value.get("tasks")
-        if not all(path is None or isinstance(path, str) for path in (journal, tokens)):
-            raise ValueError(journal, tokens)
+        paths = (value.get("journal"), value.get("tokens"), value.get("forked_from"))
+        tasks = value.get("tasks")
+        if not all(path is None or isinstance(path, str) for path in paths):
+            raise ValueError(paths)
         if tasks is not None and not all(isinstance(word, str) for pair in tasks.items() for word in pair):
             raise ValueError(tasks)
         is_alone = value.get("one_a_process", False) is True
@@ -196,10 +197,11 @@ def spec_of(value: Any) -> EnvSpec:
             arrays,
             ActionSpec(action["kind"], sizes),
             mask_size,
-            journal,
-            tokens,
-            tasks,
+            journal=paths[0],
+            tokens=paths[1],
+            tasks=tasks,
             one_a_process=is_alone,
+            forked_from=paths[2],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise BadMessage("VALIDATION_ERROR", "the server's spec is not one of environments") from e

@@ -34,6 +34,7 @@ class CloudEnv(gym.Env):
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
     one_a_process = True
     tokens = "ddppo.envs.tasks.cloud.tokens:CloudTokens"
+    forked_from = "ddppo.envs.tasks.cloud.warmed"
 
     def __init__(self, tasks: Sequence[str] | None = None, *, chaos: bool = True) -> None:
         self.tasks = chosen_tasks(tasks)

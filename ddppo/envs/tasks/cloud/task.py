@@ -1,5 +1,6 @@
 """A task is one YAML file (docs/cloud_tasks.md); what is wrong with it is said before it is played."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,11 @@ class Task:
 
 def own_tasks() -> dict[str, Task]:
     """Return the tasks that come with ddppo, by name, easiest tier first."""
+    return dict(_own_tasks())
+
+
+@functools.cache
+def _own_tasks() -> dict[str, Task]:
     found = [load(path) for path in sorted(OWN.glob("*.yaml"))]
     return {task.name: task for task in sorted(found, key=lambda task: (TIERS.index(task.tier), task.name))}
 
