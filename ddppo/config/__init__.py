@@ -7,7 +7,7 @@ starts. Nothing changes it afterwards. Imports no torch, so that `--help` is qui
 
 from ddppo.config.compose import SCHEMAS, conf_dir, folder_name, register, stamp
 from ddppo.config.fields import check_fields, near, setting
-from ddppo.config.rules import batch_shape, layout, validate
+from ddppo.config.rules import batch_shape, check_restarts, layout, validate
 from ddppo.config.settings import (
     SECTIONS,
     CheckpointConfig,
@@ -40,6 +40,7 @@ __all__ = [
     "SlurmLauncherConfig",
     "batch_shape",
     "check_fields",
+    "check_restarts",
     "conf_dir",
     "escaped",
     "folder_name",

@@ -247,7 +247,14 @@ def _check_restarts(config: Config) -> None:
                 f"dist.on_lost=restart, or leave it at {default}"
             )
         return
-    if dist.world_size == 1 and (find(dist.topology).env_backend or env.backend) not in ("pool", "remote"):
+    if (find(dist.topology).env_backend or env.backend) not in ("pool", "remote", "auto"):
+        check_restarts(config)
+
+
+def check_restarts(config: Config) -> None:
+    """Raise ConfigError where nothing could be started again, for environments are stepped in the rank."""
+    dist, env = config.dist, config.env
+    if dist.on_lost == "restart" and dist.world_size == 1:
         raise ConfigError(
             f"dist.on_lost=restart has no effect with dist.world_size=1 and env.backend={env.backend}: the only rank "
             "is the process that you start, which cannot start itself again; use env.backend=pool or remote, or more "

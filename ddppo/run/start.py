@@ -127,6 +127,10 @@ def _check_served(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
             f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, whose actions are no text: leave it "
             "out"
         )
+    if (
+        env.backend == "auto" and topology.env_backend is None and not spec.is_text
+    ):  # whose episodes may be lost
+        configuration.check_restarts(config)
     if env.backend != "remote":
         return
     if spec.journal is not None:

@@ -9,7 +9,7 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
 
 from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.serve.server import ServeSettings, served  # noqa: E402
-from tests.support import TINY, door, summary  # noqa: E402
+from tests.support import TINY, door, lines, summary  # noqa: E402
 
 CARTPOLE = (*TINY, "ppo=cartpole", "env.num_envs=4", "ppo.total_steps=512", "eval.final_episodes=3")
 TOKEN = "a secret of 20 chars"
@@ -45,6 +45,39 @@ def test_ranks_may_have_servers_of_their_own(tmp_path):
     local = numbers("env=cartpole", "env.backend=sync", "dist.world_size=2", run_dir=tmp_path / "local")
     own = numbers("env=cartpole", "env.backend=remote", "dist.world_size=2", run_dir=tmp_path / "own")
     assert own == local
+
+
+TEXT = (
+    *(*TINY, "env=gym", "env.id=tests.unit.text_tasks:tests/Repeat-v0", "model=token_policy", "ppo=grpo"),
+    *(
+        "model.obs_tokens=8",
+        "model.turn_tokens=4",
+        "ppo.rollout_steps=48",
+        "ppo.group_size=2",
+        "env.num_envs=4",
+    ),
+    *("ppo.total_steps=64", "eval.final_episodes=6"),
+)
+
+
+def test_served_episodes_of_text_are_those_of_this_process_to_the_bit_and_so_is_their_evaluation(tmp_path):
+    found = []
+    for backend in ("sync", "remote"):
+        run = door(*TEXT, f"env.backend={backend}", run_dir=tmp_path / backend)
+        assert run.code == 0, run.stderr
+        told = summary(tmp_path / backend)
+        found.append((told["params_hash"], told["env_steps"], told["eval"]["final"]["success_rate"]))
+    assert found[0] == found[1]
+
+
+def test_episodes_of_text_that_are_lost_are_counted_and_the_run_goes_on(tmp_path):
+    failing = ("env.kwargs.fails=[north,up]", "env.backend=remote", "dist.on_lost=restart")
+    run = door(*TEXT, *failing, "dist.max_restarts=1000", "eval.final_episodes=0", run_dir=tmp_path)
+    assert run.code == 0, run.stderr
+    last = lines(tmp_path)[-1]
+    assert last["dist/lost_episodes"] > 0
+    assert last["dist/restarts"] == 0
+    assert run.stderr.count("its episode is lost") == last["dist/lost_episodes"]
 
 
 @pytest.mark.parametrize(
