@@ -16,14 +16,16 @@ from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
 _OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init")
+_OF_TOKENS = ("turn_tokens", "obs_tokens", "sampling_temperature", "top_p")
 _OF_MODELS = {
     "mlp": _OF_LAYERS,
     "cnn": (*_OF_LAYERS, "conv_layers", "image_layout", "precision"),
     "gnn": ("graph_conv", "graph_layers", "graph_width", "graph_prior", "temperature"),
     "token_policy": (
         *("token_width", "token_layers", "token_heads"),
-        *("turn_tokens", "obs_tokens", "sampling_temperature", "top_p"),
+        *_OF_TOKENS,
     ),
+    "hf": ("hf_path", "lora_rank", *_OF_TOKENS),
 }
 _NEAR = 16  # other world sizes that a message may name
 
@@ -333,9 +335,13 @@ def _check_model(config: Config) -> None:
             f"model.token_width={model.token_width} with model.token_heads={model.token_heads}: each head needs the "
             f"same even number of units: use a multiple of {2 * model.token_heads}"
         )
-    if model.name == "token_policy" and config.ppo.normalize_obs:
+    if model.name == "hf" and model.hf_path is None:
         raise ConfigError(
-            "ppo.normalize_obs=true with model.name=token_policy: tokens are names, not numbers: use "
+            "model.name=hf needs model.hf_path, a folder with a causal language model or the name of one"
+        )
+    if model.name in ("token_policy", "hf") and config.ppo.normalize_obs:
+        raise ConfigError(
+            f"ppo.normalize_obs=true with model.name={model.name}: tokens are names, not numbers: use "
             "ppo.normalize_obs=false"
         )
     if model.name == "gnn" and config.ppo.normalize_obs:

@@ -124,6 +124,12 @@ class ModelConfig:
     obs_tokens: int = setting(
         256, "tokens that a policy of text is given of the prompt, and of each answer, at most", low=1
     )
+    hf_path: str | None = setting(
+        None, "of hf: a causal language model of Hugging Face, a folder or a name that its library finds"
+    )
+    lora_rank: int = setting(
+        8, "of hf: rank of the changes that are learned to each linear layer; 0 learns all weights", low=0
+    )
     sampling_temperature: float = setting(
         1.0, "logits of tokens are divided by this, in acting and in learning", above=0
     )

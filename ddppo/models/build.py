@@ -10,12 +10,15 @@ from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
 from ddppo.models.cnn import CNN
 from ddppo.models.gnn import GNN
+from ddppo.models.hf import HuggingFacePolicy
 from ddppo.models.tokens import TokenPolicy
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line
 
-MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP, "cnn": CNN, "gnn": GNN, "token_policy": TokenPolicy}
+MODELS: dict[str, type[ActorCritic]] = {
+    "mlp": MLP, "cnn": CNN, "gnn": GNN, "token_policy": TokenPolicy, "hf": HuggingFacePolicy,
+}  # fmt: skip
 
 
 def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:

@@ -13,8 +13,13 @@ _HAS = ("size", "pad", "end", "begin")
 
 
 def make_tokenizer(spec: EnvSpec, config: ModelConfig) -> Tokenizer:
-    """Return the tokenizer that the task names, else bytes. Raises ConfigError where it cannot be made."""
+    """Return the tokenizer of model.name=hf, else the one that the task names, else bytes. Raises ConfigError."""
     assert spec.action.kind == "text", spec
+    if config.name == "hf":
+        from ddppo.text.hf import HuggingFaceTokenizer
+
+        assert config.hf_path is not None, "checked before"
+        return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)
     limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}
     if spec.tokens is None:
         limits["turn_tokens"] = min(config.turn_tokens, spec.action.sizes[0])  # a byte is a character at most

@@ -22,7 +22,7 @@ OPTIONS = [
     for p in sorted((CONF / g).rglob("*.yaml"))
 ]
 SECTION = {"distributed": "dist"}
-NEEDS = {"gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
+NEEDS = {"hf": ["model.hf_path=a-model"], "gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
 NEEDS["remote"] = ["env.backend=remote", "env.urls=[ws://127.0.0.1:8000]"]
 
 
@@ -59,7 +59,7 @@ def test_the_groups_are_those_of_the_issue():
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_converts_and_fits(composed, group, option):
     needs_extra(group, option)
-    extra = NEEDS.get(option, []) if group in ("env", "ppo") else []
+    extra = NEEDS.get(option, []) if group in ("env", "ppo", "model") else []
     cfg = composed(f"{group}={option}", *extra)
     config, shape = convert(cfg)
     assert isinstance(config, Config)

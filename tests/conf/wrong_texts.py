@@ -17,7 +17,9 @@ LINES = {
     f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",
     f"{_RUN} distributed=sync_actors dist.world_size=3": "only",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
+    "model=hf": "model.name=hf needs model.hf_path, a folder with a causal language model",
+    "model.lora_rank=4": "model.lora_rank=4 has no effect with model.name=mlp: use model=hf",
     "env.max_turns=3": "env.max_turns=3 has no effect with CartPole-v1, whose actions are no text",
     "model.token_width=32": "model.token_width=32 has no effect with model.name=mlp: use model=token_policy",
-    "model.top_p=0.5": "model.top_p=0.5 has no effect with model.name=mlp: use model=token_policy",
+    "model.top_p=0.5": "model.top_p=0.5 has no effect with model.name=mlp: use model=token_policy or model=hf",
 }

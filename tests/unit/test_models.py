@@ -129,7 +129,10 @@ def test_a_model_of_ones_own_is_found_by_its_import_path():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("mpl", "neither one of mlp, cnn, gnn, token_policy nor an import path like my_pkg.models:MyModel"),
+        (
+            "mpl",
+            "neither one of mlp, cnn, gnn, token_policy, hf nor an import path like my_pkg.models:MyModel",
+        ),
         (
             "no_such_package:Model",
             "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'",

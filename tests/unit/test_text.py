@@ -1,5 +1,7 @@
 """Text as tokens: what a task of text says of itself, bytes, and a tokenizer of a task's own."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -154,3 +156,11 @@ def test_the_tokenizer_of_the_documentation_works():
     assert not dialogue.is_over
     assert dialogue.observe("") == [2]
     assert len(dialogue.allowed()) == words.size
+
+
+def test_a_language_model_without_its_packages_says_how_to_get_them(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match="pip install 'transformers"):
+        build_model(probe(EnvConfig(id=REPEAT)), ModelConfig(name="hf", hf_path="x"), 0, torch.float32)
+    with pytest.raises(ConfigError, match="pip install 'transformers"):
+        make_tokenizer(probe(EnvConfig(id=REPEAT)), ModelConfig(name="hf", hf_path="x"))

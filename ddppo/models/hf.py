@@ -1,0 +1,184 @@
+"""A causal language model of Hugging Face as a policy over its own tokens, trained whole or by LoRA (extra `hf`).
+
+LoRA: Hu et al. 2021, arXiv:2106.09685; by the library peft.
+"""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.observations import Obs
+from ddppo.package import install_command
+from ddppo.spaces import EnvSpec
+from ddppo.tracebacks import in_one_line
+
+
+class HuggingFacePolicy(ActorCritic):
+    """Logits of the language model in the folder, or of the name, model.hf_path, and values by a head of its own.
+
+    With model.lora_rank above 0 the language model's own weights are no parameters: they are neither learned nor in
+    checkpoints, and come from hf_path again.
+    """
+
+    takes_sequences = True
+    stays_eager = "episodes are of other lengths in every minibatch"
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__(spec, config)
+        self.temperature = config.sampling_temperature
+        self.lm = _loaded(config)
+        self.value_head = nn.Linear(self.lm.get_output_embeddings().weight.shape[1], 1, bias=False)
+        nn.init.zeros_(self.value_head.weight)
+        self._check_head(config)
+
+    @property
+    def num_params(self) -> int:
+        return self.lm.get_output_embeddings().weight.shape[0]
+
+    def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits `[m * L, V]` and values `[m * L]` of tokens `[m, L]`."""
+        assert isinstance(obs, torch.Tensor), "tokens are one array"
+        return self._heads(self._hidden(obs).flatten(0, 1))
+
+    def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert isinstance(obs, torch.Tensor), "tokens are one array"
+        return self._heads(self._hidden(obs).flatten(0, 1)[own])
+
+    def action_params(self, obs: Obs) -> torch.Tensor:
+        return self(obs)[0]
+
+    def value(self, obs: Obs) -> torch.Tensor:
+        return self(obs)[1]
+
+    def train(self, mode: bool = True) -> "HuggingFacePolicy":
+        """Stay as in evaluation: dropout would make what is learned another policy than what acted."""
+        return super().train(False)
+
+    def cache(self, num_rows: int, num_tokens: int) -> "HuggingFaceCache":
+        return HuggingFaceCache(self, num_rows, num_tokens)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.lm.get_output_embeddings()(hidden) / self.temperature
+
+    def _hidden(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    def _heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.logits(hidden), self.value_head(hidden).squeeze(-1)
+
+    def _check_head(self, config: ModelConfig) -> None:
+        """See that logits are what the output layer says of the last hidden state, so that few need be computed."""
+        if self.value_head.weight.is_meta:
+            return
+        tokens = torch.zeros(1, 2, dtype=torch.int64)
+        with torch.no_grad():
+            ours, its = self.logits(self._hidden(tokens)) * self.temperature, self.lm(input_ids=tokens).logits
+        if not torch.allclose(ours, its, rtol=1e-3, atol=1e-3):
+            raise ConfigError(
+                f"model.hf_path={config.hf_path}: its logits are more than what its output layer says of the last "
+                "hidden state, which model.name=hf does not know: use another model"
+            )
+
+
+class HuggingFaceCache:
+    """Keys and values of E rows, each of its own length, `[E, heads, num_tokens, units]` of each layer.
+
+    The library's cache knows one length for all rows. So it is given those of the rows at hand side by side, with a
+    mask of what is theirs, and what it adds is taken out of it.
+    """
+
+    def __init__(self, policy: HuggingFacePolicy, num_rows: int, num_tokens: int) -> None:
+        self._policy = policy
+        self._num_rows, self._num_tokens = num_rows, num_tokens
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._lengths = np.zeros(num_rows, np.int64)
+
+    def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
+        from transformers import DynamicCache
+
+        device = self._policy.value_head.weight.device
+        starts, width = self._lengths[rows], tokens.shape[1]
+        longest, steps = int(starts.max()), np.arange(width)
+        is_real = steps < counts[:, None]
+        seen = np.concatenate([np.arange(longest) < starts[:, None], is_real], axis=1)
+        cache, at = DynamicCache(), torch.from_numpy(rows).to(device)
+        for i, kept in enumerate(self._kept if longest else []):
+            cache.update(*(part[at, :, :longest] for part in kept), i)
+        found = self._policy.lm.base_model(
+            input_ids=torch.from_numpy(tokens).to(device),
+            attention_mask=torch.from_numpy(seen.astype(np.int64)).to(device),
+            position_ids=torch.from_numpy(starts[:, None] + steps * is_real).to(device),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        self._keep(cache, longest, rows, starts, is_real)
+        self._lengths[rows] += counts
+        last = torch.from_numpy(counts - 1).to(device)
+        return self._policy.logits(found.last_hidden_state[torch.arange(len(rows), device=device), last])
+
+    def _keep(
+        self, cache: Any, longest: int, rows: np.ndarray, starts: np.ndarray, is_real: np.ndarray
+    ) -> None:
+        """Take out of the library's cache what follows `longest`, each row's to its own end."""
+        row, step = np.nonzero(is_real)
+        for i, layer in enumerate(cache.layers):
+            if len(self._kept) <= i:
+                shape = (self._num_rows, layer.keys.shape[1], self._num_tokens)
+                self._kept.append(
+                    (
+                        layer.keys.new_zeros(*shape, layer.keys.shape[3]),
+                        layer.values.new_zeros(*shape, layer.values.shape[3]),
+                    )
+                )
+            for kept, new in zip(self._kept[i], (layer.keys, layer.values), strict=True):
+                kept[rows[row], :, starts[row] + step] = new[row, :, longest + step]
+
+
+def _loaded(config: ModelConfig) -> Any:
+    """Return the language model, with LoRA if it is to have it."""
+    try:
+        import peft
+        import transformers
+    except ImportError as e:
+        raise ConfigError(
+            f"model.name=hf needs packages that are not installed: {install_command('hf')}"
+        ) from e
+    try:
+        auto = transformers.AutoModelForCausalLM
+        if torch.get_default_device().type == "meta":  # its size is asked for
+            lm = auto.from_config(transformers.AutoConfig.from_pretrained(config.hf_path))
+        else:
+            lm = auto.from_pretrained(config.hf_path, dtype=torch.float32)
+    except Exception as e:  # of files, the network, or a model's own code
+        raise ConfigError(
+            f"model.hf_path={config.hf_path}: no causal language model can be had of it: {in_one_line(e)}"
+        ) from e
+    if config.lora_rank:
+        wanted = peft.LoraConfig(
+            r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear"
+        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "fan_in_fan_out"
+            )  # of GPT-2's layers; it is set as they need it
+            peft.inject_adapter_in_model(wanted, lm)
+        _freeze_(lm)
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return lm.eval()
+
+
+def _freeze_(lm: nn.Module) -> None:
+    """Make buffers of all parameters that are not learned: nobody flattens, averages, sends or stores those."""
+    for module in lm.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            if not p.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, p.data, persistent=False)
