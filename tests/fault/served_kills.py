@@ -49,6 +49,7 @@ class Kills:
         self.port = port
         self.drawn = random.Random(seed)
         self.done: Counter[str] = Counter()
+        self._worlds: set[int] = set()  # all that were seen, for others' servers have worlds too
         self.lost = 0  # episodes since the trainer was started last
         self.server = self._server()
         self.trainer = self._trainer(f"hydra.run.dir={folder / 'run'}")
@@ -71,11 +72,12 @@ class Kills:
     @property
     def left(self) -> list[int]:
         """The processes of worlds that nobody serves any more."""
-        return [pid for pid in processes("ddppo slot ") if self.server.pid not in _ancestors(pid)]
+        return [
+            pid for pid in self._worlds.intersection(processes("ddppo slot ")) if not self._is_served(pid)
+        ]
 
     def _kill_world(self) -> None:
-        mine = [pid for pid in processes("ddppo slot ") if self.server.pid in _ancestors(pid)]
-        os.kill(self.drawn.choice(mine), signal.SIGKILL)
+        os.kill(self.drawn.choice(self._held()), signal.SIGKILL)
         self.lost += 1
 
     def _kill_server(self) -> None:
@@ -120,6 +122,14 @@ class Kills:
         wait_until(lambda: self._health()["held"] == NUM_ENVS, "session for every environment", _WAIT_S)
         before = self._num_steps()
         wait_until(lambda: self._num_steps() > before, "further iteration", _WAIT_S)
+
+        self._worlds.update(self._held())
+
+    def _held(self) -> list[int]:
+        return [pid for pid in processes("ddppo slot ") if self._is_served(pid)]
+
+    def _is_served(self, pid: int) -> bool:
+        return self.server.pid in _ancestors(pid)
 
     def _num_steps(self) -> int:
         assert self.trainer.poll() is None, (self.folder / "trainer.log").read_text()[-2000:]

@@ -11,6 +11,7 @@ from tests.fault.served_kills import Kills  # noqa: E402
 from tests.support import wait_until  # noqa: E402
 
 
+@pytest.mark.slow
 def test_worlds_servers_and_trainers_are_killed_and_nothing_but_their_episodes_is_lost(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
