@@ -105,7 +105,7 @@ def listening(
             modules=tuple(filter(None, modules)), keep_env=settings.keep_env, prints=settings.prints,
         )  # fmt: skip
         try:
-            pool.wait_until_ready(60.0)
+            pool.wait_until_ready(60.0 + settings.pool)
             state = Server(pool, spec, limits, settings.token, settings.env.id)
             http, ws = protocols(limits, state.counts)
             yield listener, uvicorn.Server(uvicorn.Config(
