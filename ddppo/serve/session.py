@@ -79,8 +79,7 @@ class Session:
             self.stop(NORMAL, AS_ASKED)
             return
         if self._num_in_flight == 0 or what.lower() not in (JSON, MSGPACK):
-            self._counts["lost"] += 1
-            self.stop(INTERNAL, "the environment's process said what nobody asked")
+            self._lost("the environment's process said what nobody asked")
             return
         now = time.monotonic()
         self._counts["messages"] += 1
@@ -91,7 +90,7 @@ class Session:
         self._answers.put_nowait((what.lower(), content))
 
     def _lost(self, why: str) -> None:
-        self._counts["lost"] += 1
+        self._counts["lost"] += not self._stopped.done()
         self.stop(INTERNAL, why)
 
     async def _from_client(self, wire: Wire) -> tuple[int, str]:

@@ -27,6 +27,7 @@ from ddppo.spaces import EnvSpec
 
 _LOOK_S = 0.1  # between two looks at processes that nobody holds
 _JOIN_S = 5.0
+_STUCK_S = 60.0  # the keeper has been waiting for the process that slots fork from
 _PAUSE_S = 1.0  # before a world that could not be made is tried again
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class SlotPool:
         self._left: deque[Slot] = deque()  # released, to be ended
         self._why_not = ""  # the last world could not be made
         self._is_closed = False
+        self._looked_at = time.monotonic()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         self._keeper = threading.Thread(target=self._kept, name="slots", daemon=True)
@@ -118,7 +120,9 @@ class SlotPool:
 
     @property
     def trouble(self) -> str:
-        """Why the last world could not be made; empty where it could."""
+        """Why the last world could not be made, or none has been looked after for long; empty where all is well."""
+        if time.monotonic() - self._looked_at > _STUCK_S:
+            return f"no slot has been looked after for {_STUCK_S:g} s"
         return self._why_not
 
     def wait_until_ready(self, timeout_s: float) -> None:
@@ -178,6 +182,7 @@ class SlotPool:
         missing: deque[int] = deque(range(self.size))
         not_before = 0.0
         while not self._is_closed:
+            self._looked_at = time.monotonic()
             try:
                 while missing and time.monotonic() >= not_before and not self._is_closed:
                     slot = self._worlds.begun(missing[0])

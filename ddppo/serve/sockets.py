@@ -7,7 +7,6 @@ anybody needs, messages in splinters: the connection ends, and is counted.
 import asyncio
 import time
 from collections import Counter
-from typing import Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -67,7 +66,8 @@ def protocols(
                 self._drop("fragments")
 
         def _drop(self, why: str) -> None:
-            counts[f"dropped_{why}"] += 1
-            cast(Any, self.transport).abort()
+            if not self.transport.is_closing():
+                counts[f"dropped_{why}"] += 1
+                self.transport.abort()
 
     return BoundedHttp, BoundedWebSocket

@@ -4,26 +4,29 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-NOTHING, MARK, EXIT, HANG, START_A_PROCESS, RAISE, PAUSE, DAEMONISE, TELL = range(9)
+NOTHING, MARK, EXIT, HANG, START_A_PROCESS, RAISE, PAUSE, DAEMONISE, TELL, BABBLE = range(10)
 MARKS = []  # of the whole process: what a later holder would see
 
 
 class World(gym.Env):
     """obs: marks left in this process, the id of the process it started (0 for none), its own, and `size` zeros."""
 
-    action_space = gym.spaces.Discrete(9)
+    action_space = gym.spaces.Discrete(10)
 
-    def __init__(self, size=0, broken=False):
+    def __init__(self, size=0, broken=False, babble=()):
+        self.babble = bytes(babble)
         if broken:
             raise OSError("the cloud is down")
         self.observation_space = gym.spaces.Box(0, np.inf, (3 + size,), np.float64)
@@ -58,6 +61,10 @@ class World(gym.Env):
             self.child = started_as_a_daemon()
         elif action == TELL:
             raise RuntimeError(json.dumps(told()))
+        elif action == BABBLE:
+            for fd in range(3, 100):
+                with suppress(OSError):
+                    socket.socket(fileno=os.dup(fd)).sendall(self.babble)
         return self._obs(), 0.0, False, False, {}
 
 

@@ -206,7 +206,7 @@ def test_garbage_is_refused_and_harms_neither_its_session_nor_another():
                     assert (await acted(good, MARK))["reward"] == 0.0
             await garbage.send('{"id": 1, "op": "reset"}')
             assert json.loads(await garbage.recv())["obs"][0] == 0.0
-            for action in (9, -1, 0.0, True, [0], None, 2**70):
+            for action in (10, -1, 0.0, True, [0], None, 2**70):
                 with pytest.raises((RemoteError, OverflowError)):
                     await acted(good, action)
             await good.close()

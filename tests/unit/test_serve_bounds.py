@@ -17,14 +17,19 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed)
 
-from served_tasks import HANG, MARK  # noqa: E402
+from served_tasks import BABBLE, HANG, MARK  # noqa: E402
 from test_serve import acted, get, health, metric, opened, world  # noqa: E402
-from test_serve_slots import until  # noqa: E402
+from test_serve_slots import WORLD, until  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
-from ddppo.envs.remote.connection import Connection  # noqa: E402
+from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.envs.remote.connection import Connection, EnvServerLost  # noqa: E402
 from ddppo.envs.remote.messages import MSGPACK, encoded  # noqa: E402
+from ddppo.errors import ConfigError  # noqa: E402
+from ddppo.serve.confinement import Confinement  # noqa: E402
+from ddppo.serve.line import HEAD, framed  # noqa: E402
+from ddppo.serve.server import ServeSettings, check  # noqa: E402
 
 TOKEN = "a secret of 20 chars"
 GOOD = [
@@ -186,8 +191,6 @@ def test_what_is_no_request_is_refused_and_the_server_lives(content):
         frame(0x1, b"\xff\xfe"),  # text that is none
         bytes([0x81, 0xFF]) + b"\xff" * 8 + bytes(4),  # 2^64 bytes
         frame(0x9, fin=False),  # a ping in parts
-        frame(0x9) * 100,  # pings for nothing
-        frame(0x1, b"x", fin=False) + frame(0x0, fin=False) * 3000,  # a message in splinters
     ],
 )
 def test_frames_that_break_the_rules_end_their_session_alone(sent):
@@ -202,6 +205,51 @@ def test_frames_that_break_the_rules_end_their_session_alone(sent):
         asyncio.run(good(url))
         ended(line)
         until(lambda: health(url)["free"] == 2)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (frame(0x9) * 100, "pings"),
+        (frame(0x1, b"x", fin=False) + frame(0x0, fin=False) * 3000, "fragments"),
+    ],
+)
+def test_frames_that_keep_the_rules_and_cost_too_much_end_their_connection_and_are_counted(sent, reason):
+    with world(1) as url:
+        line = handshaken(url)
+        line.sendall(sent)
+        ended(line)
+        assert dropped(url, reason) == 1
+        until(lambda: health(url)["free"] == 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (framed(b"m", b"\x80") * 3, "said what nobody asked"),
+        (framed(b"?", b""), "said what nobody asked"),
+        (HEAD.pack(b"m", 2**31), "an answer has 2147483648 bytes"),
+    ],
+)
+def test_a_world_that_says_what_it_should_not_ends_its_session_alone(said, why):
+    env = EnvConfig(id=WORLD.id, kwargs={"babble": list(said)})
+
+    async def for_ever(connection):
+        while True:
+            await acted(connection, BABBLE)
+
+    async def main(url):
+        babbling, good = [await Connection.opened(url, None, 20.0) for _ in range(2)]
+        with pytest.raises(EnvServerLost, match=why):
+            await for_ever(babbling)
+        await babbling.close()
+        assert (await acted(good, MARK))["reward"] == 0.0
+        await good.close()
+
+    with world(2, env) as url:
+        asyncio.run(main(url))
+        until(lambda: health(url)["free"] == 2)
+        assert metric(url, "worlds_lost_total") == 1
 
 
 def test_who_connects_and_asks_nothing_is_dropped_and_counted():
@@ -330,3 +378,17 @@ def test_a_session_ends_within_a_second_of_its_client_also_while_its_world_works
         end = time.monotonic() + 1.0
         until(lambda: health(url)["held"] == 0)
         assert time.monotonic() < end + 0.2
+
+
+def test_users_for_worlds_take_a_server_that_is_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match=r"first_uid=20000 .* this one is user 1000: leave it out"):
+        check(ServeSettings(WORLD, confinement=Confinement(first_uid=20000)))
+
+
+def test_a_server_whose_slots_are_not_kept_is_unhealthy(monkeypatch):
+    with world(1) as url:
+        assert get(url, "/health")[0] == 200
+        monkeypatch.setattr("ddppo.serve.slots._STUCK_S", 0.0)
+        status, told = get(url, "/health")
+        assert (status, json.loads(told)["status"]) == (503, "unhealthy")

@@ -23,7 +23,7 @@ from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 WORLD = EnvConfig(id="served_tasks:World-v0")
-SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (9,)))
+SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (10,)))
 
 
 @pytest.fixture
