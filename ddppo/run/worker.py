@@ -207,6 +207,10 @@ class Worker:
                 report, news, stopping = self._iterate(stop)
             is_last = self.env_steps >= config.ppo.total_steps
             if is_last and config.eval.final_episodes:
+                if (
+                    config.env.urls
+                ):  # whose servers may be gone: a resumed run evaluates then, and has nothing to learn
+                    self._save()
                 report = self._with_evaluation(report, config.eval.final_episodes, is_last=True)
             elif self.env_steps >= next_eval and not stopping:
                 report = self._with_evaluation(report, config.eval.episodes)
