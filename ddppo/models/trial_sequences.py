@@ -25,7 +25,7 @@ class SequenceTrial(Trial):
     def check_outputs(self, size: int) -> None:
         """Learn from `size` rows, type their tokens one by one, and compare."""
         tokens = self._obs(size)
-        params, _ = self._alone(tokens)
+        params, values = self._alone(tokens)
         if self.num_params != self.tokenizer.size:
             raise self.fails(
                 "num_params",
@@ -42,6 +42,19 @@ class SequenceTrial(Trial):
             )
         if self._is_repeatable(tokens):
             self._check_cache(tokens, params)
+            self._check_own(tokens, params, values)
+
+    def _check_own(self, tokens: torch.Tensor, params: torch.Tensor, values: torch.Tensor) -> None:
+        """See that rows asked for by themselves, as learning does, are those of all."""
+        own = torch.arange(1, tokens.numel(), 3, device=tokens.device)
+        found = self._tried("at_own", lambda: self.model.at_own(tokens, self._actions(tokens), own))
+        for x, whole in zip(found, (params, values), strict=True):
+            wanted = whole.flatten(0, 1)[own]
+            close = rounding(wanted)
+            if x.shape != wanted.shape or not torch.allclose(x, wanted, rtol=close, atol=close):
+                raise self.fails(
+                    "at_own", f"returned {list(x.shape)} other than rows {own[:3].tolist()}, ... of at"
+                )
 
     def _check_cache(self, tokens: torch.Tensor, params: torch.Tensor) -> None:
         size, given = len(tokens), tokens.numpy(force=True)

@@ -6,7 +6,7 @@ import torch
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.errors import ConfigError
-from ddppo.models import check_model
+from ddppo.models import ActorCritic, check_model
 from ddppo.models.tokens import Cache, TokenPolicy
 
 REPEAT = "tests.unit.text_tasks:tests/Repeat-v0"
@@ -54,7 +54,14 @@ class NoCache(TokenPolicy):
         raise NotImplementedError("of this model")
 
 
+class OfOthers(TokenPolicy):
+    def at_own(self, obs, actions, own):
+        return super().at_own(obs, actions, own - 1)
+
+
 class Mixes(TokenPolicy):
+    at_own = ActorCritic.at_own
+
     def forward(self, obs):
         params, values = super().forward(obs)
         return params, values + values.mean()
@@ -71,6 +78,7 @@ def test_ours_passes_without_a_warning():
         ("OneRow", "action parameters of shape .* but they must be"),
         ("LooksAhead", "differ by .* depend on nothing that follows"),
         ("Forgetful", "extend returned action parameters that differ by"),
+        ("OfOthers", "at_own returned .* other than rows .1, 4, 7"),
         ("NoCache", "cache raised.*of this model"),
     ],
 )
