@@ -43,7 +43,7 @@ def main() -> None:
     try:
         with listening(settings, socket.socket(fileno=listener)) as (at, server):
             # Not in the main thread, where it would take signals for its own to mind.
-            thread = threading.Thread(target=server.run, args=([at],), name="server")
+            thread = threading.Thread(target=server.run, args=([at],), name="server", daemon=True)
             thread.start()
             line.sendall(READY)
             line.recv(1)  # nothing: the rank has closed its end, or has ended

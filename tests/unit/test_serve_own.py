@@ -1,0 +1,35 @@
+"""The server of one rank's environments, without the rank."""
+
+import json
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from ddppo.config import EnvConfig
+from ddppo.envs import probe
+from ddppo.envs.remote.messages import plain_spec
+from tests.support import CHECKOUT
+
+
+def test_a_server_whose_rank_is_gone_before_it_serves_ends():
+    env = EnvConfig(id="CartPole-v1")
+    task = {"env": asdict(env), "spec": plain_spec(probe(env)), "pool": 1, "token": "t" * 24, "step_s": 10.0}
+    told = json.dumps(task).encode()
+    ours, theirs = socket.socketpair()
+    with theirs, socket.create_server(("127.0.0.1", 0)) as listener:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "ddppo.serve.own"], stdin=theirs, stderr=subprocess.DEVNULL, cwd=CHECKOUT
+        )
+        with ours:
+            socket.send_fds(ours, [len(told).to_bytes(8, "big")], [listener.fileno()])
+            ours.sendall(told)
+    try:
+        assert server.wait(120) == 1
+    finally:
+        server.kill()
+        server.wait()
