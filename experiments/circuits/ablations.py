@@ -25,7 +25,7 @@ WAYS = {  # and the colour of each
     PPO: "blue",
     Way("no_mask", ("env.episode.mask=false",)): "red",
     Way("temperature_by_size", ("model.temperature=null",)): "green",
-    Way("no_prior", ("model.graph_prior=0",)): "black",
+    Way("no_prior", ("model.graph_prior=0",)): "ink",
     Way("no_buffer", ("env.buffer.draw=original",)): "orange",
     Way("nothing_shared", ("env.buffer.share=0",)): "sky",
     UNIFORM: "grey",
