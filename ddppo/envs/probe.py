@@ -87,11 +87,15 @@ def probe(env: EnvConfig) -> EnvSpec:
     return spec
 
 
+def can_serve() -> bool:
+    """Whether the packages are there that servers of environments and their clients need."""
+    needed = ("fastapi", "uvicorn", "websockets", "msgpack")
+    return all(importlib.util.find_spec(name) is not None for name in needed)
+
+
 def _find_packages(env: EnvConfig) -> None:
     """Raise ConfigError where environments cannot be served."""
-    if any(
-        importlib.util.find_spec(name) is None for name in ("fastapi", "uvicorn", "websockets", "msgpack")
-    ):
+    if not can_serve():
         raise ConfigError(
             f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
             f"{install_command('serve')}"

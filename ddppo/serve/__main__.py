@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from ddppo.benchmark.workloads import composed
 from ddppo.config import setting
-from ddppo.envs.remote.served import token_in
+from ddppo.envs.probe import can_serve
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
+from ddppo.package import install_command
 from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
-from ddppo.serve.server import ServeSettings, serve
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _LIMITS, _WORLDS = Limits(), Confinement()
 class ServeOptions:
     pool: int = setting(8, "slots: worlds that can be held at once, each a process", low=1)
     host: str = setting("127.0.0.1", "the address that is listened on")
-    port: int = setting(8000, "its port; 0 takes a free one", low=0)
+    port: int = setting(8000, "its port; 0 takes a free one", low=0, high=65535)
     token_file: str | None = setting(None, "a file whose first line clients must know")
     max_message_bytes: int = setting(_LIMITS.max_message_bytes, "of a request or an answer", low=256)
     messages_per_s: float = setting(
@@ -58,6 +58,11 @@ def main() -> None:
     """Run the command line."""
     arguments, overrides = parted(ServeOptions, sys.argv[1:])
     options = parse(ServeOptions, arguments, usage=_USAGE)
+    if not can_serve():
+        raise ConfigError(f"ddppo.serve needs packages that are not installed: {install_command('serve')}")
+    from ddppo.envs.remote.served import token_in
+    from ddppo.serve.server import ServeSettings, serve
+
     if not overrides:
         raise ConfigError("env= is missing: give a preset (env=cartpole) or env.id=my_pkg.envs:MyEnv-v0")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

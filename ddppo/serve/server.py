@@ -49,8 +49,8 @@ def check(settings: ServeSettings) -> None:
     """Raise ConfigError for a server that everybody could use."""
     if settings.token is None and not _is_loopback(settings.host):
         raise ConfigError(
-            f"host={settings.host} can be reached from other machines: set token=<secret>, which clients must know, "
-            "or host=127.0.0.1"
+            f"host={settings.host} can be reached from other machines: set token_file=<file>, whose first line "
+            "clients must know, or host=127.0.0.1"
         )
     if settings.token is not None and (not settings.token.isascii() or not settings.token.isprintable()):
         raise ConfigError("token must be printable ASCII: it travels in an HTTP header")

@@ -67,8 +67,9 @@ class SlotPool:
         self._why_not = ""  # the last world could not be made
         self._is_closed = False
         self._looked_at = time.monotonic()
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._wake, False)
+        self._pipe: tuple[int, ...] = os.pipe()  # its ends' numbers are others' once it is closed
+        self._woken = self._pipe[0]
+        os.set_blocking(self._pipe[1], False)
         self._keeper = threading.Thread(target=self._kept, name="slots", daemon=True)
         self._keeper.start()
 
@@ -144,18 +145,21 @@ class SlotPool:
             self._changed.notify_all()
         self._rouse()
         self._keeper.join(_JOIN_S)
-        if not self._keeper.is_alive():
-            for fd in (self._woken, self._wake):
-                with suppress(OSError):
-                    os.close(fd)
+        if self._keeper.is_alive():
+            return
+        with self._changed:
+            pipe, self._pipe = self._pipe, ()
+        for fd in pipe:
+            os.close(fd)
 
     def _leave(self, slot: Slot) -> None:
         self._left.append(slot)
         self._rouse()
 
     def _rouse(self) -> None:
-        with suppress(BlockingIOError, OSError):
-            os.write(self._wake, b".")
+        with self._changed, suppress(BlockingIOError):
+            if self._pipe:
+                os.write(self._pipe[1], b".")
 
     @property
     def num_orphans(self) -> int:

@@ -97,5 +97,7 @@ class World:
         mask: np.ndarray | None = info.pop(MASK, None) if self._spec.mask_size is not None else None
         if kind == JSON:  # which holds no NaN, and an info is no reason to fail
             info = {key: x for key, x in info.items() if type(x) is not float or math.isfinite(x)}
+        else:  # which holds no whole number above 64 bits
+            info = {key: x for key, x in info.items() if type(x) is not int or -(2**63) <= x < 2**64}
         seen = {"obs": plain_obs(kind, obs), "info": info}
         return seen if mask is None else {**seen, "mask": plain(kind, mask)}

@@ -77,7 +77,8 @@ class Worlds:
     def begun(self, index: int) -> Slot:
         """Start a process for a slot, without waiting until its world is made. Raises OSError, ForkServerLost."""
         server = self._usable_server()
-        number = self.num_begun + 1
+        self.num_begun += 1  # also where no process starts: the next needs a folder of another name
+        number = self.num_begun
         folder = self._folder / str(number)
         folder.mkdir(0o700)
         if self._first_uid is not None:
@@ -85,13 +86,18 @@ class Worlds:
         ours, theirs = socket.socketpair()
         with theirs:
             stdio = (theirs.fileno(), 1, 2) if self._prints else (theirs.fileno(), -1, -1)
-            process = server.start(
-                "ddppo.serve.backend", [], variables(os.environ, self._keep_env, str(folder)),
-                title=f"ddppo slot {index}", cwd=str(folder), stdio=stdio,
-            )  # fmt: skip
+            try:
+                process = server.start(
+                    "ddppo.serve.backend", [], variables(os.environ, self._keep_env, str(folder)),
+                    title=f"ddppo slot {index}", stdio=stdio,
+                )  # fmt: skip
+            except BaseException:
+                ours.close()
+                raise
         with suppress(OSError):  # it has ended: whoever reads the line sees its end
-            ours.sendall(framed(TASK, json.dumps(self._task | {"slot": index}).encode()))
-        self.num_begun = number
+            ours.sendall(
+                framed(TASK, json.dumps(self._task | {"slot": index, "folder": str(folder)}).encode())
+            )
         return Slot(index, number, server, process, ours, folder)
 
     def trouble(self, slot: Slot) -> str:

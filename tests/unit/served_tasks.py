@@ -29,6 +29,8 @@ class World(gym.Env):
         self.babble = bytes(babble)
         if broken:
             raise OSError("the cloud is down")
+        if isinstance(size, str):
+            size = int(Path(size).read_text())
         self.observation_space = gym.spaces.Box(0, np.inf, (3 + size,), np.float64)
         self.child = 0
 
@@ -41,7 +43,8 @@ class World(gym.Env):
         super().reset(seed=seed)
         self.is_armed = seed != 0  # not where it is probed
         MARKS.extend([1] * (options or {}).get("marks", 0))
-        return self._obs(), {"marks": len(MARKS)}
+        huge = {"huge": 2**70} if (options or {}).get("huge") else {}
+        return self._obs(), {"marks": len(MARKS), **huge}
 
     def step(self, action):
         action = action if self.is_armed else NOTHING

@@ -1,6 +1,7 @@
 """The world of a process: empty after a reset, the same by the same seed, and without a way out."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import time
@@ -33,6 +34,22 @@ def world(open_world):
 
 def buckets(world):
     return world.look("aws s3api list-buckets --query Buckets[].Name")[0]
+
+
+def test_a_profile_of_a_real_account_has_no_part_in_it(tmp_path):
+    (tmp_path / "config").write_text("[default]\nuse_fips_endpoint = true\nregion = eu-west-1\n")
+    program = """
+from ddppo.envs.tasks.cloud.world import World
+world = World()
+for line in ("aws s3 mb s3://aaa", "aws sqs create-queue --queue-name q", "aws iam list-users"):
+    assert world.run(line).status == 0, world.run(line)
+"""
+    theirs = {
+        "AWS_PROFILE": "work",
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        "AWS_USE_FIPS_ENDPOINT": "true",
+    }
+    subprocess.run([sys.executable, "-c", program], env={**os.environ, **theirs}, check=True, timeout=120)
 
 
 def test_a_reset_empties_the_world(world):

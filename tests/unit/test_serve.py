@@ -160,9 +160,31 @@ def test_only_who_knows_the_token_comes_in_and_no_web_page():
         SyncEnvPool([url], 1, token=token).close()
 
 
+def test_the_scheme_of_an_address_may_be_written_large():
+    with world(1) as url:
+        assert probe(EnvConfig(id="served", backend="remote", urls=[url.replace("ws", "WS")])) == SPEC
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["env=cartpole"], "ddppo.serve needs packages that are not installed: pip install"),
+        (["env=cartpole", "port=70000"], "port=70000"),
+    ],
+)
+def test_a_server_that_cannot_be_says_why_in_a_sentence(arguments, said):
+    lacking = "import sys; sys.modules['msgpack'] = None; import ddppo.serve.__main__ as door; door.main()"
+    command = [sys.executable, "-c", lacking, *arguments]
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("error: ")
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 def test_a_server_that_other_machines_reach_needs_a_token():
     with (
-        pytest.raises(ConfigError, match=r"host=0\.0\.0\.0 .* set token"),
+        pytest.raises(ConfigError, match=r"host=0\.0\.0\.0 .* set token_file="),
         world() as _,
         served(ServeSettings(WORLD, host="0.0.0.0")),
     ):

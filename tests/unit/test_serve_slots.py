@@ -1,5 +1,6 @@
 """Slots of a pool: each holder has a world alone, nothing of it is left for the next, and no slot is ever lost."""
 
+import errno
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from served_tasks import EXIT, MARK, START_A_PROCESS
 from ddppo.config import EnvConfig
 from ddppo.envs import probe
 from ddppo.envs.remote.messages import JSON, decoded, encoded
+from ddppo.forking import ForkServer
 from ddppo.serve.line import framed, hear
 from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -197,3 +199,36 @@ def test_a_closed_pool_lends_nothing(pool_of):
     pool.close()
     with pytest.raises(SlotNotReady, match="closed"):
         pool.acquire(5.0)
+
+
+def test_a_pool_that_is_closed_again_closes_and_writes_no_file_of_others(pool_of):
+    pool = pool_of(1)
+    slot = pool.acquire()
+    pool.close()
+    pipes = [os.pipe() for _ in range(8)]  # take the numbers of the pool's own
+    try:
+        pool.release(slot)
+        pool.close()
+        for ends in pipes:
+            os.set_blocking(ends[0], False)
+            with pytest.raises(BlockingIOError):
+                os.read(ends[0], 1)
+    finally:
+        for fd in (fd for ends in pipes for fd in ends):
+            os.close(fd)
+
+
+def test_a_slot_whose_process_could_not_be_started_is_made_a_moment_later(monkeypatch):
+    start, failures = ForkServer.start, [OSError(errno.EAGAIN, "no more processes")]
+
+    def failing_once(*given, **more):
+        if failures:
+            raise failures.pop()
+        return start(*given, **more)
+
+    monkeypatch.setattr(ForkServer, "start", failing_once)
+    pool = SlotPool(WORLD, SPEC, 1)
+    try:
+        until(lambda: pool.num_free == 1)
+    finally:
+        pool.close()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,13 @@ if sys.platform != "linux":
 from served_tasks import DAEMONISE, EXIT, MARK, TELL
 from test_serve_slots import SPEC, WORLD, act, ask, runs, until
 
+from ddppo.config import EnvConfig
+from ddppo.envs.remote.messages import MSGPACK, decoded, encoded
 from ddppo.errors import ConfigError
 from ddppo.serve.confinement import Confinement
-from ddppo.serve.line import framed
+from ddppo.serve.line import framed, hear
 from ddppo.serve.slots import SlotPool
+from ddppo.spaces import ArraySpec
 from tests.support import CHECKOUT
 
 
@@ -154,3 +158,24 @@ def test_a_killed_server_leaves_neither_process_nor_folder(tmp_path):
         assert list(tmp_path.iterdir())
         server.kill()
     until(lambda: not any(map(runs, pids)) and not list(tmp_path.iterdir()))
+
+
+def test_an_environment_is_made_where_the_server_was_started(tmp_path, monkeypatch):
+    (tmp_path / "started").mkdir()
+    monkeypatch.chdir(tmp_path / "started")
+    Path("sizes").write_text("2")
+    env = EnvConfig(id=WORLD.id, kwargs={"size": "sizes"})
+    spec = replace(SPEC, obs=ArraySpec((5,), "float64"))
+    pool = SlotPool(env, spec, 1)
+    try:
+        pool.wait_until_ready(60.0)
+    finally:
+        pool.close()
+
+
+def test_an_info_that_messagepack_cannot_hold_harms_nobody(pool_of):
+    slot = pool_of().acquire()
+    slot.line.sendall(framed(MSGPACK, encoded(MSGPACK, {"id": 1, "op": "reset", "options": {"huge": True}})))
+    kind, content = hear(slot.line)
+    assert kind == MSGPACK
+    assert decoded(MSGPACK, content)["info"] == {"marks": 0}

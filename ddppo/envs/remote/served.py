@@ -122,4 +122,4 @@ def _told(env: EnvConfig, address: str, url: str) -> dict[str, Any]:
 
 
 def _http(url: str) -> str:
-    return url.rstrip("/").replace("ws", "http", 1)
+    return "http" + url.rstrip("/")[len("ws") :]

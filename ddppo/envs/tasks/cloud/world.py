@@ -8,6 +8,7 @@ import base64
 import datetime
 import json
 import logging
+import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from moto.moto_api._internal.models import moto_api_backend
 
 from ddppo.envs.tasks.cloud.cli import Call, CommandError, Objects, parse
 from ddppo.envs.tasks.cloud.cli.command import REGION
+from ddppo.envs.tasks.cloud.cli.parameters import session
 from ddppo.envs.tasks.cloud.cli.verbs import SERVICES
 from ddppo.envs.tasks.cloud.objects import act
 from ddppo.errors import EnvStateError
@@ -37,6 +39,7 @@ MOMENT = (
 )
 TIMES = ("CreatedTimestamp", "LastModifiedTimestamp")  # which come as text
 QUEUES = f"https://sqs.{REGION}.amazonaws.com/{ACCOUNT}/"
+PROFILES = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE")  # of real accounts
 BROKE = "InternalFailure"  # the code of a fault of the simulator
 PROTOCOLS = ("sqs", "email")  # of subscriptions; moto would call an http endpoint for real
 
@@ -60,14 +63,18 @@ class World:
     def __init__(self) -> None:
         if World._open is not None:
             raise EnvStateError("this process holds a cloud already: close it, or start a process for each")
+        self._hidden = {
+            name: os.environ.pop(name) for name in PROFILES if name in os.environ
+        }  # moto looks for it
         self._mock = moto.mock_aws()
         self._mock.start()
         World._open = self
         self.reads_only = False
         config = Config(retries={"max_attempts": 0}, ignore_configured_endpoint_urls=True)
         keys = {"aws_access_key_id": "simulated", "aws_secret_access_key": "simulated"}
+        aws = boto3.Session(botocore_session=session())
         self._clients = {
-            name: boto3.client(service, region_name=REGION, config=config, **keys)
+            name: aws.client(service, region_name=REGION, config=config, **keys)
             for name, service in SERVICES.items()
         }
         for client in self._clients.values():
@@ -143,6 +150,7 @@ class World:
             for client in self._clients.values():
                 client.close()
             self._mock.stop()
+            os.environ.update(self._hidden)
 
     def _made(self, call: Call, made: list[Call]) -> dict[str, Any]:
         if self.reads_only and not call.is_read:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,9 +19,24 @@ RENAMED = {("sns", "subscribe", "Endpoint"): "--notification-endpoint"}  # by th
 FILES = ("file://", "fileb://", "http://", "https://")  # what the AWS CLI would read a value from
 
 
+def session() -> botocore.session.Session:
+    """Return a session of botocore's that no profile and no file in ~/.aws reaches: they are of real accounts."""
+    unset = (None, None, None, None)
+    nowhere = (None, None, os.devnull, None)
+    return botocore.session.Session(
+        {
+            "profile": unset,
+            "config_file": nowhere,
+            "credentials_file": nowhere,
+            "use_fips_endpoint": unset,
+            "use_dualstack_endpoint": unset,
+        }
+    )
+
+
 @functools.lru_cache(maxsize=16)
 def _service_model(service: str) -> ServiceModel:
-    return botocore.session.get_session().get_service_model(service)
+    return session().get_service_model(service)
 
 
 @functools.lru_cache(maxsize=512)
