@@ -104,7 +104,7 @@ class GroupRelative:
         num_groups = self.num_envs // config.group_size
         envs = torch.arange(self.first_env, self.first_env + rewards.shape[1], device=rewards.device)
         groups, succeeded = envs // config.group_size, valid.any(dim=0)
-        returns = torch.where(valid, rewards, 0.0).sum(dim=0)
+        returns = torch.where(valid, rewards, 0.0).sum(dim=0, dtype=torch.float64)
         own = group_statistics(returns, groups, succeeded, num_groups)
         of_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)
         merged = merge_group_statistics(of_ranks).to(rewards.device)
@@ -113,7 +113,10 @@ class GroupRelative:
         )
         weights, counts = token_weights(valid, used, rewards.dtype, mean_over=config.token_mean)
         return Estimates(
-            advantages.expand(rewards.shape), weights, counts=counts, metrics=self._metrics(merged)
+            advantages.to(rewards.dtype).expand(rewards.shape),
+            weights,
+            counts=counts,
+            metrics=self._metrics(merged),
         )
 
     def _metrics(self, merged: torch.Tensor) -> dict[str, float]:

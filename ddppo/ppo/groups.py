@@ -11,6 +11,9 @@ import torch
 
 from ddppo.ppo.normalization import merge_moments
 
+_ROUNDING = 1e-6  # share of returns that rewards in float32 may round them by
+_SMALL = 0.1  # returns below are the difference of larger rewards, perhaps
+
 
 def group_statistics(
     returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, num_groups: int
@@ -39,11 +42,11 @@ def merge_group_statistics(parts: torch.Tensor) -> torch.Tensor:
 def has_spread(merged: torch.Tensor) -> torch.Tensor:
     """Return for each group `[K]` bool whether its returns differ, so that there is something to learn from it.
 
-    By min and max, which are exact: a deviation of equal numbers may be 1e-17 by rounding, not 0, and dividing by it
-    would make advantages of +-1 from nothing.
+    By min and max, and by more than rounding: sums of the same rewards, come at other steps, differ in their last
+    digits, and dividing by such a deviation would make advantages of +-1 from nothing.
     """
-    _, _, squares, low, high = merged
-    return (high > low) & (squares > 0)  # squares: of differences below 1e-162 they are 0
+    low, high = merged[3:]
+    return high - low > _ROUNDING * torch.maximum(low.abs(), high.abs()).clamp(min=_SMALL)
 
 
 def num_without_spread(merged: torch.Tensor) -> int:

@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -33,6 +34,25 @@ def test_groups_of_equal_returns_and_of_one_rollout_are_left_out_and_counted():
     assert advantages[4:].tolist() == [0.0] * 4
     assert not used[4:].any()
     assert groups.num_without_spread(merged) == 2
+
+
+@pytest.mark.parametrize("last", [0.7, -0.5])  # returns of 1.2, and of 0
+def test_the_same_rewards_in_another_order_are_no_spread(last):
+    orders = itertools.permutations([0.1, 0.2, 0.3, -0.05, -0.05, last])
+    returns = torch.tensor([sum(order) for order in itertools.islice(orders, 200)], dtype=torch.float64)
+    assert returns.min() < returns.max()  # in their last digits
+    valid = torch.ones(200, dtype=torch.bool)
+    advantages, used, merged = by_one(returns, torch.zeros(200, dtype=torch.long), valid, 1)
+    assert not used.any()
+    assert not advantages.any()
+    assert groups.num_without_spread(merged) == 1
+
+
+def test_a_small_difference_that_is_no_rounding_is_spread():
+    returns = torch.tensor([100.0, 100.001], dtype=torch.float64)
+    advantages, used, _ = by_one(returns, torch.zeros(2, dtype=torch.long), VALID[:2], 1)
+    assert used.all()
+    assert advantages.tolist() == pytest.approx([-1.0, 1.0])
 
 
 def test_a_failed_rollout_is_in_no_group():
