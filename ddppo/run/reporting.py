@@ -1,7 +1,7 @@
 """One exchange of numbers per iteration: what every rank measured becomes the same report on all ranks."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -230,12 +230,12 @@ def _told(metrics: dict[str, float], is_measured: bool) -> dict[str, float]:
 
 
 def _check_replicas(hashes: np.ndarray, iteration: int, compared: str) -> None:
-    """Stop all ranks if what is `compared` of one differs from the most common."""
+    """Stop all ranks if what is `compared` of one differs from the most common; of as many, from the lowest rank's."""
     known = hashes[~np.isnan(hashes)]
     if (known == known[0]).all():
         return
-    kinds, numbers = np.unique(known, return_counts=True)
-    different = np.flatnonzero(~np.isnan(hashes) & (hashes != kinds[numbers.argmax()])).tolist()
+    kind, _ = Counter(known.tolist()).most_common(1)[0]  # of as many, that which came first
+    different = np.flatnonzero(~np.isnan(hashes) & (hashes != kind)).tolist()
     raise ReplicaMismatchError(
         f"after iteration {iteration} the {compared} of rank {', '.join(map(str, different))} differ from those "
         f"of the other {len(known) - len(different)} of {len(known)} ranks; all ranks stopped"
