@@ -101,7 +101,8 @@ class RewardNormalizer:
     """Rewards divided by the running deviation of the discounted return, clipped to +-10.
 
     The discounted return of an environment is g_t = r_t + gamma * g_{t-1}, started anew with every episode
-    (OpenAI baselines' VecNormalize). State of each environment stays with the rank that steps it.
+    (OpenAI baselines' VecNormalize); rows that are not valid discount nothing. State of each environment stays with the
+    rank that steps it.
     """
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device) -> None:
@@ -114,8 +115,9 @@ class RewardNormalizer:
     ) -> torch.Tensor:
         """Return scaled rewards `[T, E]`; updates the moments over all ranks first (one collective)."""
         discounted = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
+        decay = torch.full_like(discounted, self._gamma).masked_fill_(~valid, 1.0)
         for t in range(len(rewards)):
-            discounted[t] = rewards[t] + self._gamma * self._discounted
+            discounted[t] = rewards[t] + decay[t] * self._discounted
             self._discounted = discounted[t] * ~ended[t]
         merged = merge_moments(gather(moments(discounted[valid]).cpu()))
         self.state = merge_moments(torch.stack([self.state, merged]))

@@ -89,6 +89,13 @@ def test_pseudo_steps_are_not_among_the_moments_of_returns():
     torch.testing.assert_close(normalizer.state, moments(column([4.0, 4.0, 6.0])).flatten())
 
 
+def test_what_a_policy_of_text_is_given_to_read_does_not_discount():
+    normalizer = RewardNormalizer(1, gamma=0.5, device=CPU)
+    valid = torch.tensor([[False], [True], [False], [False], [True]])
+    normalizer(column([0.0, 4.0, 0.0, 0.0, 1.0]), torch.zeros(5, 1, dtype=torch.bool), valid, alone)
+    torch.testing.assert_close(normalizer.state, moments(column([4.0, 3.0])).flatten())
+
+
 def test_scaled_rewards_are_clipped_and_the_given_ones_left_alone():
     normalizer = RewardNormalizer(1, gamma=0.0, device=CPU)
     rewards, no = column([1.0] * 400 + [-1000.0]), torch.zeros(401, 1, dtype=torch.bool)
