@@ -1,6 +1,6 @@
 """Rollouts and parameters as one flat message each: a collective per tensor would cost as many waits."""
 
-from dataclasses import fields
+from dataclasses import MISSING, fields
 
 import torch
 
@@ -71,7 +71,12 @@ class RolloutMessage:
         return views
 
 
-_PLAIN = [f.name for f in fields(Rollout) if f.name not in ("obs", "action_mask", "raw_obs", "ratios")]
+# What every rollout of steps has; what only some have stands at None, unless it is named above.
+_PLAIN = [
+    f.name
+    for f in fields(Rollout)
+    if f.default is MISSING and f.name not in ("obs", "action_mask", "raw_obs")
+]
 
 
 def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype) -> Rollout:
