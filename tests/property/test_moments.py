@@ -113,8 +113,8 @@ def slow_returns(rollouts, gamma):
         running = 0.0
         for rewards, ended, valid in rollouts:
             for t in range(len(rewards)):
-                running = rewards[t, i] + gamma * running
-                if valid[t, i]:
+                if valid[t, i]:  # a pseudo-step neither counts nor discounts
+                    running = rewards[t, i] + gamma * running
                     returns.append(running)
                 if ended[t, i]:
                     running = 0.0

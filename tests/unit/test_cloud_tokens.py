@@ -11,7 +11,7 @@ pytest.importorskip("boto3")
 from ddppo.config import ModelConfig
 from ddppo.envs.tasks.cloud import CloudEnv, own_tasks
 from ddppo.envs.tasks.cloud.forms import MISSING, Form, form_of, names_of
-from ddppo.envs.tasks.cloud.tokens import CloudTokens
+from ddppo.envs.tasks.cloud.tokens import MOST_ANSWERED, CloudTokens
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.text import make_tokenizer
@@ -143,11 +143,14 @@ def test_prompts_are_words_and_names_with_their_places(tokens):
     assert dialogue.prompt_tokens == [
         *(queue, tokens.names[0], mail, tokens.names[1], tokens.word("77"), seconds, tokens.asked)
     ]
-    answer = dialogue.observe("An error occurred (NoSuchBucket) when calling the X operation: mail")
-    assert answer == [tokens.word("nosuchbucket"), tokens.failed]
+    refused = "An error occurred (NoSuchBucket) when calling the X operation: mail\nexit status 254"
+    assert dialogue.observe(refused) == [tokens.word("nosuchbucket"), tokens.failed]
+    unread = dialogue.observe("aws: error: seconds\nexit status 252")
+    assert unread[-1] == tokens.failed
+    assert seconds in unread
     assert dialogue.observe("mail seconds zzz") == [tokens.names[0], seconds, tokens.word("zzz"), tokens.done]
     assert dialogue.observe("") == [tokens.done]
-    assert len(dialogue.observe("word " * 100)) == 9
+    assert len(dialogue.observe("word " * 100)) == MOST_ANSWERED + 1
 
 
 def test_what_is_given_keeps_to_its_limit():

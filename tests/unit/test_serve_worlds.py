@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,10 @@ def test_a_world_that_takes_too_much_memory_is_refused_it(pool_of):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a process another user's")
+@pytest.mark.skipif(
+    not all(folder.stat().st_mode & stat.S_IXOTH for folder in (CHECKOUT, *CHECKOUT.parents)),
+    reason=f"other users cannot enter {CHECKOUT}",
+)
 def test_worlds_of_users_of_their_own_reach_neither_one_another_nor_the_server(pool_of, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/dev/shm")  # the test's own folder is root's alone
     pool = pool_of(2, confinement=Confinement(first_uid=54321))

@@ -158,8 +158,8 @@ class Uncompiled:
 
 def test_the_compiled_step_learns_by_at_too(spec, monkeypatch):
     _, rollout, _ = collected(spec)
-    made, eager = (learner(build_model(spec, named("Staged"), 1, torch.float64)) for _ in range(2))
-    own = made.step.at.__self__.model
+    own, other = (build_model(spec, named("Staged"), 1, torch.float64) for _ in range(2))
+    made, eager = learner(own), learner(other)
     functions = {"gradient.so": gradient_function(own, spec, 9, clips_value=False), "optimizer.so": optimize_}
     monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
     made.step = CompiledStep(

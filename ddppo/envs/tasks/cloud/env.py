@@ -12,7 +12,7 @@ from ddppo.envs.tasks.cloud import rewards
 from ddppo.envs.tasks.cloud.chaos import CHANCE, drawn, drifted
 from ddppo.envs.tasks.cloud.grading import Grader
 from ddppo.envs.tasks.cloud.task import Task, chosen_tasks
-from ddppo.envs.tasks.cloud.world import BROKE, World
+from ddppo.envs.tasks.cloud.world import BROKE, Outcome, World
 from ddppo.errors import ConfigError, EnvStateError, near
 
 CHARSET = "".join(char for char in string.printable if char not in "\r\x0b\x0c")
@@ -150,14 +150,18 @@ class CloudEnv(gym.Env):
         if action.strip() == HINT:
             return self._hint(), False, False
         if len(action) > MOST_TYPED:
-            return f"a command has at most {MOST_TYPED} characters; this one has {len(action)}", True, False
-        outcome = self._world.run(action)
+            too_long = f"a command has at most {MOST_TYPED} characters; this one has {len(action)}"
+            outcome = Outcome(too_long, status=252)
+        else:
+            outcome = self._world.run(action)
         self._grader.note(outcome.calls)
         if outcome.code == BROKE:
             self._grader.look_again()
         retried = rewards.is_retry(outcome.code, had_before=self._has_retried)
         self._has_retried = self._has_retried or retried
-        return outcome.said, outcome.status != 0, retried
+        if outcome.status == 0:
+            return outcome.said, False, retried
+        return f"{outcome.said}\nexit status {outcome.status}", True, retried
 
     def _hint(self) -> str:
         assert self._task is not None

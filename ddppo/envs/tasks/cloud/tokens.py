@@ -22,7 +22,8 @@ MOST_ANSWERED = (
 )
 NUM_OTHER = 128  # tokens of the words that no prompt has
 _WORD = re.compile(r"[\w./:-]*\w")
-_REFUSED = re.compile(r"An error occurred \(([\w.]+)\)")
+_FAILED = re.compile(r"\nexit status \d+$")
+_CODE = re.compile(r"An error occurred \(([\w.]+)\)")
 
 
 class CloudTokens:
@@ -127,10 +128,10 @@ class CloudDialogue:
 
     def observe(self, text: str) -> list[int]:
         tokens = self._tokens
-        refused = _REFUSED.search(text)
-        words = [refused[1].lower()] if refused else _words(text)[:MOST_ANSWERED]
+        code = _CODE.search(text)
+        words = [code[1].lower()] if code else _words(text)[:MOST_ANSWERED]
         said = [self._places.get(word) or tokens.word(word) for word in words]
-        return [*said[: tokens.obs_tokens - 1], tokens.failed if refused else tokens.done]
+        return [*said[: tokens.obs_tokens - 1], tokens.failed if _FAILED.search(text) else tokens.done]
 
     def _asked(self, prompt: str) -> list[int]:
         """Return the prompt's words; a name is its place, followed by what it is."""
