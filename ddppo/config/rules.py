@@ -156,6 +156,7 @@ def validate(config: Config) -> BatchShape:
     shape = batch_shape(config)
     check_algorithm(config, shape)
     _check_slow_ranks(config)
+    _check_context(config)
     if config.env.backend == "native" and shape.rollout_steps < 2:
         raise ConfigError(
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
@@ -214,6 +215,16 @@ def _check_topology(config: Config) -> None:
         raise ConfigError(
             f"dist.grad_sync=ddp has no effect with distributed={dist.topology}, where one rank learns and no "
             "gradients travel: leave it out"
+        )
+
+
+def _check_context(config: Config) -> None:
+    env = config.env
+    if env.context is not None and (env.backend in ("native", "remote") or env.is_ale):
+        what = f"env.id={env.id}" if env.is_ale else f"env.backend={env.backend}"
+        raise ConfigError(
+            f"env.context={env.context} with {what}, which begins episodes without a reset's options: use "
+            "env.backend=sync or pool"
         )
 
 

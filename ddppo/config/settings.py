@@ -45,6 +45,13 @@ class EnvConfig:
     max_episode_steps: int | None = setting(
         None, "truncate episodes here instead of at the task's limit", low=1
     )
+    context: int | None = setting(
+        None,
+        "numbers of a context that is observed beside all else, and given to every episode by a reset's options, as a "
+        "search over orders does; null is none (docs/design.md)",
+        low=1,
+        high=65_536,
+    )
     kwargs: dict[str, Any] = setting(
         meaning="keyword arguments of the environment; those that its preset names may be set as env.<keyword>",
         factory=dict,

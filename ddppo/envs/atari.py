@@ -17,8 +17,8 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import action_spec, decode_actions
-from ddppo.envs.faults import EnvNames, explained, no_state, when_reset, when_stepped
-from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.envs.faults import EnvNames, explained, no_options, no_state, when_reset, when_stepped
+from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec
 
@@ -124,7 +124,11 @@ class AtariEnvs:
         self._to_fire = np.zeros(self.num_envs, bool)
         self._num_steps = 0
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if options is not None:
+            raise no_options(self.names)
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         seeds_31_bits = [np.random.SeedSequence(int(seed)).generate_state(1)[0] >> 1 for seed in seeds]
         self._num_steps = 0

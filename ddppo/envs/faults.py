@@ -55,6 +55,13 @@ def no_state(names: EnvNames) -> EnvStateError:
     )
 
 
+def no_options(names: EnvNames) -> EnvError:
+    """Return what to raise where a backend cannot hand a reset's options over."""
+    return EnvError(
+        f"{names(0)} takes no options at a reset: use env.backend=sync or pool, which hand them over"
+    )
+
+
 def explained(name: str, when: str, error: BaseException) -> EnvError:
     """Return what to raise where environment `name` raised `error`, or handed over what cannot be encoded."""
     if isinstance(error, EnvError):

@@ -24,7 +24,7 @@ from ddppo.envs.probe import probe
 from ddppo.envs.publishing import PublishingEnvs
 from ddppo.envs.same_step import make_sync
 from ddppo.envs.step_cost import choose_num_workers, measure, pool_pays
-from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
+from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
 from ddppo.errors import EnvError
 from ddppo.spaces import each
 
@@ -148,8 +148,10 @@ class SlowEnvs:
     def made_anew(self) -> list[int]:
         return cast(PublishingEnvs, self._envs).made_anew()
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
-        return self._envs.reset(seeds)
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
+        return self._envs.reset(seeds, options)
 
     def step(self, actions: np.ndarray) -> EnvStep:
         time.sleep(self._seconds)
@@ -175,9 +177,11 @@ class CheckedEnvs:
         self._envs = envs
         self._num_steps = 0
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
         self._num_steps = 0
-        obs, mask = self._envs.reset(seeds)
+        obs, mask = self._envs.reset(seeds, options)
         self._check(obs, np.zeros(self.num_envs), [], mask)
         return obs, mask
 

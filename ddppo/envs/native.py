@@ -21,9 +21,9 @@ from ddppo.envs.codec import (
     obs_spec,
     space_leaves,
 )
-from ddppo.envs.faults import EnvNames, explained, no_state, when_reset, when_stepped
+from ddppo.envs.faults import EnvNames, explained, no_options, no_state, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, WrongOutput, as_pixels
-from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec, each
 
@@ -105,7 +105,11 @@ class NativeEnvs:
         self._just_ended = np.zeros(self.num_envs, bool)
         self._num_steps = 0
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
+        if options is not None:
+            raise no_options(self.names)
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._just_ended = np.zeros(self.num_envs, bool)
         seed = np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0] >> 1  # 31 bits

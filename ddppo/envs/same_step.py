@@ -15,7 +15,7 @@ from ddppo.envs.codec import decode_actions
 from ddppo.envs.faults import EnvNames, no_state
 from ddppo.envs.rows import ObsArrays, RowLayout
 from ddppo.envs.scalar import RowEnv, make_row_env
-from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import EnvStateError
 
 
@@ -68,6 +68,10 @@ class Stepper(Protocol):
     num_restarts: int  # how often a process was lost and another took its place
     num_lost_episodes: int  # that were under way in those
 
+    def take_options(self, options: Options) -> None:
+        """Have each begin every episode to come with its own."""
+        ...
+
     def reset(self, seeds: Sequence[int]) -> None: ...
 
     def step(self, actions: np.ndarray) -> None:
@@ -107,6 +111,10 @@ class InTurn:
         self.valid = np.ones(len(envs), bool)
         self.action_space: gym.Space = envs[0].action_space
         self._at = np.zeros(1, np.int64) if at is None else at
+
+    def take_options(self, options: Options) -> None:
+        for env, own in zip(self.envs, options, strict=True):
+            env.take_options(own)
 
     def reset(self, seeds: Sequence[int]) -> None:
         for i, (env, seed) in enumerate(zip(self.envs, seeds, strict=True)):
@@ -157,8 +165,12 @@ class SteppedEnvs:
     def num_lost_episodes(self) -> int:
         return self._stepper.num_lost_episodes
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
+        if options is not None:
+            self._stepper.take_options(options)
         self._stepper.reset(seeds)
         if self._next is not None:
             state, self._next = self._next, None

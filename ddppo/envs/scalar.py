@@ -1,7 +1,7 @@
 """One environment: made from its settings, and wrapped to speak rows, the model's language, or text."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +11,7 @@ from gymnasium.wrappers import OrderEnforcing
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import MASK, decode_actions
+from ddppo.envs.context import ContextEnv
 from ddppo.envs.faults import explained, when_asked, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
 from ddppo.envs.text import TextEnv, scalars
@@ -22,11 +23,12 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
-    """Make the task as Gymnasium registers it, with its time limit, without Gymnasium's checker."""
+    """Make the task as Gymnasium registers it, with its time limit and the context, without Gymnasium's checker."""
     rendering = {} if render_mode is None else {"render_mode": render_mode}
-    return gym.make(
+    task = gym.make(
         env.id, max_episode_steps=env.max_episode_steps, disable_env_checker=True, **rendering, **env.kwargs
     )
+    return task if env.context is None else ContextEnv(task, env.context)
 
 
 def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
@@ -62,11 +64,14 @@ class RowEnv(gym.Wrapper):
         self.layout = self._encode.layout
         self._name = name
         self._num_steps = 0
+        self._options: dict[str, Any] | None = None
         self.info: dict[str, Any] = {}  # what the task told last
 
     def reset(self, *, seed: int | None = None, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
             self._num_steps = 0
+        if self._options is not None:
+            options.setdefault("options", self._options)
         try:
             obs, self.info = self.env.reset(seed=seed, **options)
             return self._encode(obs, self.info), {}
@@ -82,6 +87,10 @@ class RowEnv(gym.Wrapper):
             return self._encode(obs, self.info), reward, terminated, truncated, {}
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_stepped(self._num_steps), e) from e
+
+    def take_options(self, options: Mapping[str, Any]) -> None:
+        """Begin every episode to come with these options."""
+        self._options = dict(options)
 
     def publish(self) -> bytes:
         """Return what the task has to tell all others (ddppo.envs.publishing)."""
@@ -107,10 +116,12 @@ class RowEnv(gym.Wrapper):
         state = self._ask("state")
         if not _is_plain(state):
             raise self._wrong("state", state, "it must be what JSON can hold")
-        return {"num_steps": self._num_steps, "task": state}
+        options = {} if self._options is None else {"options": self._options}
+        return {"num_steps": self._num_steps, "task": state, **options}
 
     def restore(self, state: dict[str, Any]) -> bytes:
         """Go on from what `state` returned; return the row last handed over, as its bytes."""
+        self._options = state.get("options")
         self.reset(seed=0)  # who enforces the order of calls has to have seen one
         self._num_steps = state["num_steps"]
         obs, info = self._ask("restore", state["task"])

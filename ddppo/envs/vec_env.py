@@ -5,7 +5,7 @@ observation to act on next, the true final observation of every episode that end
 transitions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +15,10 @@ from ddppo.envs.faults import EnvNames
 from ddppo.envs.rows import ObsArrays
 from ddppo.spaces import ActionSpec, EnvSpec
 
-__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "VecEnv"]
+__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "Options", "VecEnv"]
+
+
+Options = Sequence[Mapping[str, Any]]  # of a reset, as Gymnasium takes them, of each environment
 
 
 @dataclass(slots=True)
@@ -55,8 +58,14 @@ class VecEnv(Protocol):
     num_envs: int
     names: EnvNames  # what its environments are called in messages
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
-        """Start every environment from its own seed; return obs `[E, *shape]` and the mask or None."""
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
+        """Start every environment from its own seed; return obs `[E, *shape]` and the mask or None.
+
+        options: what each is reset with, then and at the start of every later episode, until others are given. Raises
+        EnvError where who steps them can hand none over.
+        """
         ...
 
     def step(self, actions: np.ndarray) -> EnvStep:

@@ -7,7 +7,7 @@ import torch
 
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
-from ddppo.envs.vec_env import ObsArrays, VecEnv
+from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
 from ddppo.models import ActorCritic, Obs, flat_obs, tensor_dtype
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.ppo.native.network import NativeNetwork
@@ -104,9 +104,9 @@ class Collector:
         else:
             self._actor = NativeActor(self, network)
 
-    def reset(self, seeds: list[int]) -> None:
-        """Start every environment anew from its own seed."""
-        obs, mask = self.env.reset(seeds)
+    def reset(self, seeds: list[int], options: Options | None = None) -> None:
+        """Start every environment anew from its own seed, and with options of its own if there are any."""
+        obs, mask = self.env.reset(seeds, options)
         self._num_steps = 0
         check_finite(self.env.names, 0, each(lambda x: x[None], obs), np.zeros((1, self.env.num_envs)), [])
         self._receive(self.rollout_steps, obs, mask)

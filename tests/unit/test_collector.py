@@ -31,7 +31,7 @@ class CountingEnvs:
         self.mask = np.ones((2, 3), bool) if masked else None
         self.actions = []
 
-    def reset(self, seeds):
+    def reset(self, seeds, options=None):
         self.steps = np.zeros(2, int)
         self.just_ended = np.zeros(2, bool)
         return self.observe()

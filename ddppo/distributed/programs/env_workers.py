@@ -12,9 +12,9 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
-from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.faults import EnvNames, no_options, no_state
 from ddppo.envs.rows import RowLayout
-from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, VecEnv
+from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.spaces import each
@@ -150,7 +150,11 @@ class FarEnvs:
         self.num_envs = len(names.indices)
         self._line = line
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
+        if options is not None:
+            raise no_options(self.names)
         # Who steps an environment knows its seed.
         return self._line.read(self._line.ask(None)["row"])
 

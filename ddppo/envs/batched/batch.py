@@ -13,8 +13,8 @@ from gymnasium.spaces import Box
 from gymnasium.utils.seeding import np_random
 
 from ddppo.envs.batched.dynamics import Dynamics
-from ddppo.envs.faults import EnvNames, explained, when_stepped
-from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.envs.faults import EnvNames, explained, no_options, when_stepped
+from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 
 
 class BatchedEnvs:
@@ -40,7 +40,11 @@ class BatchedEnvs:
         self._valid = np.ones(self.num_envs, bool)
         self._no_final_obs = self._obs[:0]
 
-    def reset(self, seeds: Sequence[int]) -> tuple[np.ndarray, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        if options is not None:
+            raise no_options(self.names)
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._num_steps = 0
         self._take_generators([np_random(int(seed))[0] for seed in seeds])

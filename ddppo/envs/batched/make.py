@@ -41,6 +41,8 @@ def why_not_batched(env: EnvConfig) -> str | None:
     ours = registered.entry_point in DYNAMICS and not registered.kwargs and not registered.additional_wrappers
     if not ours:
         return f"only {', '.join(BATCHED_IDS)} are: use env.backend=auto"
+    if env.context is not None:
+        return f"with env.context={env.context} every environment is wrapped by itself: use env.backend=auto"
     for name in _COSTS:
         if env.kwargs.get(name):
             return (

@@ -38,11 +38,12 @@ class ToMeasure:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a process of the pool is to make: environments of these names."""
+    """What a process of the pool is to make: environments of these names, and of each its resets' options, if any."""
 
     env: EnvConfig
     spec: EnvSpec
     names: list[str]
+    options: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

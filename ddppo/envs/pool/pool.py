@@ -32,7 +32,7 @@ from ddppo.envs.pool.process import Worker, lost_server
 from ddppo.envs.rows import RowLayout
 from ddppo.envs.same_step import Answers, SameStepEnvs
 from ddppo.envs.step_cost import choose_num_workers
-from ddppo.envs.vec_env import EnvSpec
+from ddppo.envs.vec_env import EnvSpec, Options
 from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.forking import ForkServer, ForkServerLost
 from ddppo.terminal import warn
@@ -79,6 +79,7 @@ class Pool:
         self._memory: Memory | None = None
         self._file: int | None = None  # of the memory
         self._doing = RESET
+        self._options: list[dict[str, Any]] | None = None
         self.valid = np.ones(len(names.indices), bool)
         self._max_restarts = max_restarts
         self.num_restarts = self.num_lost_episodes = 0
@@ -135,7 +136,8 @@ class Pool:
         worker = Worker(self.server, self._names, part, self._timeout_s)
         names = [worker.names(i) for i in range(part.stop - part.start)]
         with suppress(ConnectionError):  # it is gone, as `answer` finds
-            tell(worker.line, Task(self._env, self._spec, names))
+            options = None if self._options is None else self._options[part]
+            tell(worker.line, Task(self._env, self._spec, names, options))
         return worker
 
     def _introduce(self, k: int, worker: Worker) -> None:
@@ -144,6 +146,10 @@ class Pool:
         assert self._file is not None
         worker.at, worker.num_yields = self._memory.at[k], self._num_yields
         tell(worker.line, (self._shape, k, worker.part), [self._file])
+
+    def take_options(self, options: Options) -> None:
+        self._options = [dict(each) for each in options]  # for a process that takes a lost one's place
+        self.call("take_options", {i: (own,) for i, own in enumerate(self._options)})
 
     def reset(self, seeds: Sequence[int]) -> None:
         assert self._memory is not None

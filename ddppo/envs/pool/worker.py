@@ -49,6 +49,8 @@ def _serve(line: socket.socket) -> None:
         memory = Memory(file, shape)
         os.close(file)
         stepper = InTurn(envs, memory.answers.part(part), memory.at[worker])
+        if task.options is not None:
+            stepper.take_options(task.options)
         seeds, actions = memory.seeds[part], memory.actions[part]
         while what := receive_byte(line, shape.num_yields):
             answer = b""

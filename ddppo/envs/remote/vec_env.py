@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.faults import EnvNames, no_options, no_state
 from ddppo.envs.remote.connection import EnvServerFault
 from ddppo.envs.remote.env_pool import SyncEnvPool
 from ddppo.envs.remote.sessions import Answer
 from ddppo.envs.remote.source import Source, patience
 from ddppo.envs.rows import ObsArrays, RowLayout
-from ddppo.envs.vec_env import EnvStep
+from ddppo.envs.vec_env import EnvStep, Options
 from ddppo.errors import EnvError
 from ddppo.spaces import EnvSpec, each, leaves
 
@@ -60,7 +60,11 @@ class RemoteEnvs:
     def num_restarts(self) -> int:
         return self._pool.num_reconnects
 
-    def reset(self, seeds: Sequence[int]) -> tuple[ObsArrays, np.ndarray | None]:
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
+        if options is not None:
+            raise no_options(self.names)
         try:
             self._take(self._pool.reset(seeds))
         except EnvServerFault as e:
