@@ -33,12 +33,13 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "ground": set(),
     "circuits": set(),
     "curriculum": set(),
+    "search": set(),
     "text": set(),
     "envs": {"circuits", "text"},  # its tasks alone
     "models": {"text"},
     "ppo": {"envs", "models", "text"},
-    "distributed": {"envs", "models", "ppo", "curriculum"},
-    "run": {"envs", "models", "ppo", "curriculum", "distributed"},
+    "distributed": {"envs", "models", "ppo", "curriculum", "search"},
+    "run": {"envs", "models", "ppo", "curriculum", "search", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
     "serve": {"envs"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
@@ -60,6 +61,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
         "watch",
         "optimise",
         "serve",
+        "search",
     },
 }
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.

@@ -1,0 +1,1 @@
+"""Bayesian search over orders and settings: Gaussian processes, upper confidence bounds. NumPy alone."""

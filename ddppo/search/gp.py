@@ -1,0 +1,147 @@
+"""Gaussian-process regression with the covariance s^2 exp(-sum_k theta_k d_k) (Rasmussen and Williams, 2006, ch. 2, 5).
+
+Values are those of a process of mean 0 with independent normal noise. Distances d are spaces.py's.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Added to the diagonal of every covariance, in units of the variance of the values: above what float64 rounds off of
+# the eigenvalues of some hundred points, far below any noise.
+JITTER = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperparameters:
+    """What is learned of the covariance: `thetas` (one a distance), `signal` s^2 and `noise` variance."""
+
+    thetas: tuple[float, ...]
+    signal: float = 1.0
+    noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What was observed: distances between the points [k, n, n], values [n], noise variances [n] (NaN: unknown)."""
+
+    distances: Array
+    values: Array
+    noise: Array
+
+
+class Posterior:
+    """The process given the data: factors once, predicts anywhere."""
+
+    def __init__(self, data: Data, hyperparameters: Hyperparameters) -> None:
+        self._hyperparameters = hyperparameters
+        noise = np.where(np.isnan(data.noise), hyperparameters.noise, data.noise)
+        covariance = _covariance(data.distances, hyperparameters) + np.diag(noise + JITTER)
+        # NumPy has no triangular solve; L^-1 is what every prediction needs.
+        self._inverse = np.linalg.inv(np.linalg.cholesky(covariance))  # L^-1, K = L L^T
+        self._weights = self._inverse.T @ (self._inverse @ data.values)
+
+    def predict(self, distances: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation, without noise, at points at `distances` [k, m, n] from those observed.
+
+        mean = k^T K^-1 y; variance = s^2 - k^T K^-1 k (equation 2.25 and 2.26).
+        """
+        cross = _covariance(distances, self._hyperparameters)
+        whitened = cross @ self._inverse.T
+        variance = self._hyperparameters.signal - np.einsum("mn,mn->m", whitened, whitened)
+        return cross @ self._weights, np.sqrt(np.maximum(variance, 0.0))
+
+
+def _covariance(distances: Array, hyperparameters: Hyperparameters) -> Array:
+    return hyperparameters.signal * np.exp(-np.tensordot(np.array(hyperparameters.thetas), distances, 1))
+
+
+def log_likelihood(data: Data, hyperparameters: Hyperparameters) -> float:
+    """Return the log marginal likelihood -(y^T K^-1 y + log det K + n log 2 pi) / 2 (equation 2.30)."""
+    logs = np.log([*hyperparameters.thetas, hyperparameters.signal, max(hyperparameters.noise, 1e-300)])
+    return float(_likelihoods(data, logs[None])[0][0])
+
+
+# -- fitting --------------------------------------------------------------------------------------------------------
+
+# Normal priors of the logarithms: they hold what few data leave open, and give way to more. The thetas' mean is that of
+# one distance; k of them share it, so that many settings do not make all points strangers (Hvarfner et al., 2024).
+_THETA, _SIGNAL, _NOISE = (np.log(3.0), 1.0), (0.0, 0.7), (np.log(1e-3), 2.5)
+_STARTS = ((0.0, 0.0, 0.0), (1.5, 0.0, 2.0), (-1.5, 0.5, -1.0), (0.5, 0.0, 5.5))  # from the priors' means
+_ITERATIONS = 15
+
+
+def fit(data: Data) -> Hyperparameters:
+    """Return the hyperparameters of the highest marginal likelihood times prior that several starts reach.
+
+    Fisher scoring with Levenberg's damping, all starts side by side; a pure function of the data.
+    """
+    k = len(data.distances)
+    mean, precision = _priors(k)
+    logs = mean + np.array([[theta] * k + [signal, noise] for theta, signal, noise in _STARTS])
+    damping = np.full(len(logs), 1e-2)
+    heights, slopes, curvatures = _posteriors(data, logs, mean, precision)
+    for _ in range(_ITERATIONS):
+        damped = (
+            curvatures
+            + damping[:, None, None] * np.eye(k + 2) * np.trace(curvatures, axis1=1, axis2=2)[:, None, None]
+        )
+        steps = np.clip(np.linalg.solve(damped, slopes[..., None])[..., 0], -2.0, 2.0)
+        tried = np.clip(logs + steps, mean - 14.0, mean + 14.0)
+        results = _posteriors(data, tried, mean, precision)
+        better = results[0] >= heights
+        logs[better] = tried[better]
+        for old, new in zip((heights, slopes, curvatures), results, strict=True):
+            old[better] = new[better]
+        damping = np.where(better, damping / 5.0, damping * 5.0)
+    best = np.exp(logs[np.argmax(heights)])
+    return Hyperparameters(tuple(map(float, best[:k])), float(best[k]), float(best[k + 1]))
+
+
+def _priors(k: int) -> tuple[Array, Array]:
+    """Return means and precisions of the logarithms of k thetas, signal and noise."""
+    mean = np.array([_THETA[0] - np.log(k)] * k + [_SIGNAL[0], _NOISE[0]])
+    return mean, np.array([_THETA[1]] * k + [_SIGNAL[1], _NOISE[1]]) ** -2.0
+
+
+def _posteriors(data: Data, logs: Array, mean: Array, precision: Array) -> tuple[Array, Array, Array]:
+    """Return log likelihood + log prior of rows of logarithms [s, p], its slopes [s, p] and curvatures [s, p, p]."""
+    heights, slopes, curvatures = _likelihoods(data, logs)
+    away = logs - mean
+    return (
+        heights - 0.5 * (precision * away**2).sum(axis=1),
+        slopes - precision * away,
+        curvatures + np.diag(precision),
+    )
+
+
+def _likelihoods(data: Data, logs: Array) -> tuple[Array, Array, Array]:
+    """Return log marginal likelihoods, their slopes, and the Fisher information, by the logarithms [s, p].
+
+    d/dp = tr((a a^T - K^-1) dK/dp) / 2 with a = K^-1 y (equation 5.9); information tr(K^-1 dK/dp K^-1 dK/dq) / 2.
+    """
+    k, n = len(data.distances), len(data.values)
+    thetas, signal, noise = np.exp(logs[:, :k]), np.exp(logs[:, k]), np.exp(logs[:, k + 1])
+    unknown = np.isnan(data.noise)
+    signals = signal[:, None, None] * np.exp(-np.einsum("sk,kij->sij", thetas, data.distances))
+    diagonal = np.where(unknown, noise[:, None], data.noise) + JITTER  # [s, n]
+    factors = np.linalg.cholesky(signals + diagonal[:, :, None] * np.eye(n))
+    inverses = np.linalg.inv(factors)
+    precisions = inverses.swapaxes(1, 2) @ inverses
+    weights = precisions @ data.values
+    heights = (
+        -0.5 * weights @ data.values
+        - np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
+        - 0.5 * n * np.log(2.0 * np.pi)
+    )
+    by_theta = -thetas[:, :, None, None] * data.distances * signals[:, None]
+    by_noise = noise[:, None, None] * np.diag(unknown.astype(np.float64))
+    changes = np.concatenate([by_theta, signals[:, None], by_noise[:, None]], axis=1)  # dK/dp [s, p, n, n]
+    scaled = precisions[:, None] @ changes
+    slopes = 0.5 * (
+        np.einsum("si,spij,sj->sp", weights, changes, weights) - np.trace(scaled, axis1=2, axis2=3)
+    )
+    return heights, slopes, 0.5 * np.einsum("spij,sqji->spq", scaled, scaled)
