@@ -1,25 +1,36 @@
-"""The door `python -m ddppo.report`: from a sweep folder to S(W), E(W), why, and a page with the figures."""
+"""The door `python -m ddppo.report`: from a sweep folder to S(W), E(W), why, and a page with the figures.
+
+Of the run folder of a search over orders the page is the search's.
+"""
 
 import sys
+from pathlib import Path
 
 from ddppo.options import door, parse
+from ddppo.study.page import orders
 from ddppo.study.page.files import make_report, on_terminal
+from ddppo.study.read.search_files import is_search
 from ddppo.study.report import ReportOptions
 
-_USAGE = "python -m ddppo.report <sweep folder, or .csv or .jsonl file> [more sweep folders] [key=value ...]"
+_USAGE = """python -m ddppo.report <sweep folder, or .csv or .jsonl file> [more sweep folders] [key=value ...]
+python -m ddppo.report <run folder of a search over orders> [out=<folder>]"""
 
 
 @door()
 def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
     options = parse(ReportOptions, sys.argv[1:], path="path", more="others", usage=_USAGE)
+    width = None if sys.stdout.isatty() else 160
+    if is_search(Path(options.path)):
+        print(orders.on_terminal(*orders.make_report(options), width))
+        return
     if options.watch:
         from ddppo.watch.live import watch  # imports Hydra
 
         report, folder = watch(options, lambda text: print(text, flush=True))
     else:
         report, folder = make_report(options, _announce)
-    print(on_terminal(report, folder, None if sys.stdout.isatty() else 160))
+    print(on_terminal(report, folder, width))
 
 
 def _announce(path: str) -> None:

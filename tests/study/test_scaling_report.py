@@ -459,7 +459,7 @@ def test_a_full_disk_ends_a_report_in_one_sentence_and_leaves_the_earlier_one(tm
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(report_files, "_write_plots", full)
+    monkeypatch.setattr(report_files, "write_plots", full)
     monkeypatch.setattr("sys.argv", ["report.py", str(table)])
     with pytest.raises(SystemExit) as ended:
         door.main()

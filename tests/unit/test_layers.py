@@ -70,7 +70,8 @@ TABLES_OF_RUN = {
     "run.records.metrics",
     "run.records.summary",
     "run.records.jsonl",
-}  # formats of a run folder, which study may read
+    "search.orders",
+}  # formats of a run folder and what they name, which study may read
 MODULES = {
     ".".join(path.relative_to(CHECKOUT / "ddppo").with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((CHECKOUT / "ddppo").rglob("*.py"))

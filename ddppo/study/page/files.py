@@ -29,7 +29,7 @@ def make_report(
     Raises ConfigError if there is nothing to report, StorageError if it cannot be written.
     """
     folder = folder_of(options)
-    _refuse_to_overwrite(folder)
+    refuse_to_overwrite(folder)
     report = compute(options, read(options, progress))
     write(report, folder)
     return report, folder
@@ -48,14 +48,14 @@ def write(report: Report, folder: Path, live: html.Live | None = None) -> None:
     Of several studies each has a folder of its own in plots/. An earlier report there is replaced.
     Raises RunFolderError if the folder holds anything else.
     """
-    _refuse_to_overwrite(folder)
+    refuse_to_overwrite(folder)
     chapters = [html.chapter(each, brief=report.is_compared_only(each.study)) for each in report.studies]
-    with _new_folder(folder) as new:
+    with new_folder(folder) as new:
         for chapter, inner in zip(chapters, _folder_names(report.studies), strict=True):
-            _write_plots(new / "plots" / inner, chapter.charts)
+            write_plots(new / "plots" / inner, chapter.charts)
         runs = [tables.run_row(run) for each in report.studies for run in each.study.runs]
         rows = [row for each in report.studies for row in tables.study_rows(each.study, each.accounts)]
-        _write_plots(new / "plots", [topologies.figure(each.found) for each in report.topologies])
+        write_plots(new / "plots", [topologies.figure(each.found) for each in report.topologies])
         if sides := [row for each in report.topologies for row in topologies.rows(each.found)]:
             (new / "topologies.csv").write_text(tables.to_csv(sides))
         (new / "per_run.csv").write_text(tables.to_csv(runs))
@@ -79,7 +79,7 @@ def _folder_names(reports: list[StudyReport]) -> list[str]:
     return names
 
 
-def _write_plots(folder: Path, charts: Sequence[Chart]) -> None:
+def write_plots(folder: Path, charts: Sequence[Chart]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for chart in charts:
         (folder / f"{chart.name}.svg").write_text(chart.svg(standalone=True), encoding="utf-8")
@@ -127,7 +127,7 @@ def _study_as_json(each: StudyReport) -> dict[str, object]:
     }
 
 
-def _refuse_to_overwrite(folder: Path) -> None:
+def refuse_to_overwrite(folder: Path) -> None:
     mine = is_report(folder)
     if folder.is_file() or (folder.is_dir() and not mine and any(folder.iterdir())):
         raise RunFolderError(
@@ -136,7 +136,7 @@ def _refuse_to_overwrite(folder: Path) -> None:
 
 
 @contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path) -> Iterator[Path]:
     """Give a folder to fill, whose files take the places of those in `folder` once it is whole.
 
     At no time is a file missing that was there and stays: a browser that loads the page again always finds one.

@@ -112,7 +112,7 @@ def _machine(machine: Machine) -> str:
 def page(report: Report, chapters: Sequence[Chapter], live: Live | None = None) -> str:
     """Return the whole page: one study, or several as chapters under a table that leads to them."""
     several = f"Scaling report of {len(chapters)} studies" if chapters else "Scaling report"
-    return _TEMPLATES.get_template("page.html.j2").render(
+    return TEMPLATES.get_template("page.html.j2").render(
         title=chapters[0].title if len(chapters) == 1 else several,
         chapters=chapters,
         topologies=[
@@ -136,7 +136,7 @@ def _left_out(items: Sequence[LeftOut]) -> Shown:
     return Shown(["folder or row", "why", "what to do"], lines, text=True)
 
 
-_TEMPLATES = Environment(
+TEMPLATES = Environment(
     loader=PackageLoader("ddppo.study.page"), autoescape=True, undefined=StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,
 )  # fmt: skip

@@ -1,0 +1,209 @@
+"""The charts of a search over orders: posterior, what was tried when, compliance and training."""
+
+import math
+
+from ddppo.search.orders import ORDERS, PRESETS, order_id
+from ddppo.study.columns import percent
+from ddppo.study.explain.orders import named, score
+from ddppo.study.measure.orders import NOTHING, best_so_far, by_inheritance, by_mean, curve
+from ddppo.study.page.chart import Axis, Chart
+from ddppo.study.page.chart import named as places
+from ddppo.study.read.search_files import Search, Trial
+
+_RANKS = {3: "sky", 2: "green", 1: "blue"}  # of the best by UCB; the first drawn last, above the others
+
+
+def charts(search: Search) -> list[Chart]:
+    """Draw what is known; no chart of what is missing."""
+    ended = [_by_trial(search), _by_episodes(search)] if search.ended else []
+    drawn = [
+        *([_posterior(search)] if search.mean.size else []),
+        *([_best_by_ucb(search)] if search.sampled else []),
+        *ended,
+        *([_compliance(search)] if any(math.isfinite(t.compliance) for t in search.trials) else []),
+        *([_until_gate(search)] if by_inheritance(search) else []),
+    ]
+    return drawn + (_training(search) if len(search.episodes.trial) else [])
+
+
+# -- the Gaussian process --------------------------------------------------------------------------------------------
+
+
+def _posterior(search: Search) -> Chart:
+    chart = Chart(
+        "posterior",
+        f"What is expected of all {len(ORDERS)} orders",
+        Axis("place by posterior mean"),
+        Axis("score"),
+        "The band is a deviation to either side of the mean; a dot tells a pointer its order.",
+    )
+    ranked = by_mean(search)
+    place = {order: 1 + i for i, order in enumerate(ranked)}
+    mean, deviation, xs = search.mean[ranked], search.deviation[ranked], list(range(1, len(ranked) + 1))
+    chart.band(xs, (mean - deviation).tolist(), (mean + deviation).tolist(), "blue")
+    chart.line(xs, mean.tolist(), "blue", "posterior mean")
+    said = [
+        f"place {i}: {named(o)} (order {o}), {_expected(search, o)}" for i, o in zip(xs, ranked, strict=True)
+    ]
+    chart.seeds(xs, mean.tolist(), "blue", said)
+    tried = search.ended
+    chart.dots(
+        [place[t.order_id] for t in tried],
+        [t.score for t in tried],
+        "orange",
+        [_told(t) for t in tried],
+        "scores of trials",
+    )
+    presets = {name: order_id(order) for name, order in PRESETS.items()}
+    chart.dots(
+        [place[o] for o in presets.values()],
+        [float(search.mean[o]) for o in presets.values()],
+        "purple",
+        [f"{name}, place {place[o]}: {named(o)}, {_expected(search, o)}" for name, o in presets.items()],
+        "presets",
+    )
+    return chart
+
+
+def _expected(search: Search, order: int) -> str:
+    return f"mean {search.mean[order]:.4g}, deviation {search.deviation[order]:.2g}"
+
+
+def _best_by_ucb(search: Search) -> Chart:
+    chart = Chart(
+        "ucb",
+        "The best by UCB when each trial was chosen",
+        Axis("trial"),
+        Axis(f"mean + {search.beta:g} deviations"),
+        "The less a search can still gain, the lower they fall, towards the best mean.",
+    )
+    for rank, colour in _RANKS.items():
+        of_rank = [s for s in search.sampled if s.rank == rank]
+        xs, ys = [s.trial for s in of_rank], [s.ucb for s in of_rank]
+        chart.line(xs, ys, colour)
+        said = [
+            f"trial {s.trial}, rank {s.rank}: {named(s.order_id)} (order {s.order_id}), UCB {s.ucb:.4g}, mean "
+            f"{s.mean:.4g}, deviation {s.deviation:.2g}"
+            for s in of_rank
+        ]
+        chart.dots(xs, ys, colour, said, f"rank {rank}")
+    return chart
+
+
+# -- trials ----------------------------------------------------------------------------------------------------------
+
+
+def _by_trial(search: Search) -> Chart:
+    numbers = [trial.number for trial in search.ended]
+    chart = Chart("best_by_trial", "The best so far, by trial", Axis("trial"), Axis("score"))
+    return _regret(chart, search, numbers)
+
+
+def _by_episodes(search: Search) -> Chart:
+    totals = [trial.total for trial in search.ended]
+    chart = Chart("best_by_episodes", "The best so far, by episodes", Axis("episodes"), Axis("score"))
+    return _regret(chart, search, totals)
+
+
+def _regret(chart: Chart, search: Search, xs: list[int]) -> Chart:
+    """Draw scores and the best of them so far, in steps, under the highest mean of the posterior."""
+    best, ended = best_so_far(search), search.ended
+    if search.mean.size:
+        chart.line(
+            [xs[0], xs[-1]], [float(search.mean.max())] * 2, "grey", "highest posterior mean", dashed=True
+        )
+        chart.caption = "How far the line is below the dashed one is the regret, as far as it is known."
+    corners = [x for x in xs for _ in range(2)][1:]
+    chart.line(corners, [y for y in best for _ in range(2)][:-1], "blue", "best so far")
+    for x, trial in zip(xs, ended, strict=True):
+        error = math.sqrt(trial.noise_variance)
+        chart.whisker(x, trial.score - error, trial.score + error, "orange")
+    chart.dots(xs, [t.score for t in ended], "orange", [_told(t) for t in ended], "trials")
+    return chart
+
+
+def _compliance(search: Search) -> Chart:
+    chart = Chart(
+        "compliance",
+        "Compliance at the end of each trial",
+        Axis("trial"),
+        Axis("repairs that comply (%)", shows=(100,)),
+    )
+    known = [trial for trial in search.trials if math.isfinite(trial.compliance)]
+    if math.isfinite(search.gate):
+        ends = [known[0].number, known[-1].number]
+        chart.line(ends, [100 * search.gate] * 2, "grey", f"gate: {percent(search.gate)}", dashed=True)
+    _passed_or_not(chart, known, [t.number for t in known], [100 * t.compliance for t in known])
+    return chart
+
+
+def _until_gate(search: Search) -> Chart:
+    groups = by_inheritance(search)
+    chart = Chart(
+        "until_gate",
+        "Episodes until the gate, by what was inherited",
+        places(
+            [group.name.removeprefix("distance ") for group in groups],
+            "nothing, or Kendall's distance to the parent",
+        ),
+        Axis("episodes", shows=(0,)),
+        "A bar is a median; none where half of the trials did not get there.",
+    )
+    for i, group in enumerate(groups):
+        middle = group.until_gate
+        if math.isfinite(middle):
+            said = (
+                f"{group.name}: a median of {middle:,.0f}, {group.num_passed} of {len(group.trials)} passed"
+            )
+            chart.bar(i, 0, middle, "sky", said)
+    every = [(i, trial) for i, group in enumerate(groups) for trial in group.trials]
+    _passed_or_not(chart, [t for _, t in every], [i for i, _ in every], [t.episodes for _, t in every])
+    return chart
+
+
+def _passed_or_not(chart: Chart, trials: list[Trial], xs: list[int], ys: list[float]) -> None:
+    states = ["passed" if t.passed else "did not pass" if t.ended_by else "under way" for t in trials]
+    for kind, colour in (("passed", "green"), ("did not pass", "red"), ("under way", "ink")):
+        chosen = [i for i, state in enumerate(states) if state == kind]
+        chart.dots(
+            [xs[i] for i in chosen], [ys[i] for i in chosen], colour, [_told(trials[i]) for i in chosen], kind
+        )
+
+
+def _told(trial: Trial) -> str:
+    """Return what a pointer on a trial is told."""
+    began = NOTHING if trial.inherited_from is None else f"trial {trial.inherited_from}"
+    kept = "" if math.isnan(trial.compliance) else f", compliance {percent(trial.compliance)}"
+    return (
+        f"trial {trial.number}: {named(trial.order_id)} (order {trial.order_id}), from {began}, score {score(trial)}"
+        f"{kept}, {trial.episodes:,} episodes"
+    )
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+def _training(search: Search) -> list[Chart]:
+    """Draw what training reached, means over stretches of episodes; a gap is a trial's end."""
+    compliance = Chart(
+        "training_compliance",
+        "Compliance while training",
+        Axis("episodes"),
+        Axis("repairs that comply (%)", shows=(100,)),
+        "Means over stretches of episodes; the line is broken where a trial ends.",
+    )
+    rewards = Chart(
+        "training_reward",
+        "Environment return while training",
+        Axis("episodes"),
+        Axis("return"),
+        compliance.caption,
+    )
+    xs, ys = curve(search, 100 * search.episodes.compliance)
+    if math.isfinite(search.gate):
+        compliance.line(
+            [0, xs[-1]], [100 * search.gate] * 2, "grey", f"gate: {percent(search.gate)}", dashed=True
+        )
+    compliance.line(xs, ys, "green")
+    rewards.line(*curve(search, search.episodes.reward), "blue")
+    return [compliance, rewards]

@@ -1,0 +1,279 @@
+"""A search over orders as its run folder tells: search.json, training_log.csv and gp_sampling_log.csv.
+
+Every value is checked here. Without search.json there is nothing to tell; without a log what it tells is missing, and
+that is said. The last line of a log may be cut short: the search may be under way.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ddppo.errors import RunFolderError
+from ddppo.search.orders import KINDS, ORDERS
+from ddppo.study.read.fields import FieldError, Fields, as_list, as_number, one_line, parsed
+
+FILE, TRAINING_LOG, SAMPLING_LOG = "search.json", "training_log.csv", "gp_sampling_log.csv"
+T = TypeVar("T")
+ENDS = ("gate", "plateau", "limit", "budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One order that was tried, for `episodes` of all environments; the search had `total` at its end.
+
+    score: what the search was told, NaN before; noise_variance: of its noise, 0 if unknown.
+    ended_by: "" while it is under way.
+    """
+
+    number: int
+    order_id: int
+    inherited_from: int | None
+    episodes: int
+    total: int
+    passed: bool
+    ended_by: str
+    score: float
+    noise_variance: float
+    compliance: float
+    repairs: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One of the best by UCB when the order of a trial was chosen; rank 1 is the best."""
+
+    trial: int
+    rank: int
+    order_id: int
+    ucb: float
+    mean: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """Training episodes of all environments in the order in which they ended, `[n]` each."""
+
+    trial: np.ndarray
+    reward: np.ndarray  # the environment's
+    compliance: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Everything that is known. mean, deviation: the posterior `[120]`, empty before a trial has ended.
+
+    status: of the run; "" while it has not ended. gate: compliance that a trial must reach, NaN if unknown.
+    missing: the logs that are not there.
+    """
+
+    path: Path
+    beta: float
+    inherit: str
+    budget_episodes: int
+    gate: float
+    status: str
+    facts: Mapping[str, str]
+    trials: tuple[Trial, ...]
+    mean: np.ndarray
+    deviation: np.ndarray
+    sampled: tuple[Sampled, ...]
+    episodes: Episodes
+    missing: tuple[str, ...]
+
+    @property
+    def ended(self) -> list[Trial]:
+        """The trials that have a score."""
+        return [trial for trial in self.trials if math.isfinite(trial.score)]
+
+    @property
+    def tried(self) -> list[int]:
+        """The orders that have a score, each once, in the order of their first trials."""
+        return list(dict.fromkeys(trial.order_id for trial in self.ended))
+
+
+def is_search(folder: Path) -> bool:
+    """Return whether a folder is the run folder of a search."""
+    return any((folder / name).is_file() for name in (FILE, TRAINING_LOG, SAMPLING_LOG))
+
+
+def read_search(folder: Path) -> Search:
+    """Read the run folder of a search. Raises RunFolderError for one without search.json, or with a damaged file."""
+    if not (folder / FILE).exists():
+        raise RunFolderError(f"{folder} has no {FILE} yet: make the report when the first trial has begun")
+    told = _parsed(folder / FILE)
+    try:
+        if as_list("names", told.values.get("names")) != list(KINDS):
+            raise FieldError(f"names are not {', '.join(KINDS)}")
+        trials = tuple(_trial(Fields({"trials": each}).section("trials")) for each in _listed(told, "trials"))
+        _check_lineage(trials)
+        mean, deviation = _posterior(told.section("posterior", default={}))
+        beta, inherit = told.number("beta", low=0), told.text("inherit")
+        budget = told.whole("budget_episodes")
+    except FieldError as e:
+        raise RunFolderError(f"{folder / FILE} is not as a search writes it: {e}") from e
+    gate, of_config = _config(folder / "config.yaml")
+    status, of_run = _summary(folder / "summary.json")
+    return Search(
+        path=folder,
+        beta=beta,
+        inherit=inherit,
+        budget_episodes=budget,
+        gate=gate,
+        status=status,
+        facts=of_run | of_config,
+        trials=trials,
+        mean=mean,
+        deviation=deviation,
+        sampled=tuple(_rows(folder / SAMPLING_LOG, [f.name for f in fields(Sampled)], _sampled)),
+        episodes=_episodes(folder / TRAINING_LOG),
+        missing=tuple(name for name in (TRAINING_LOG, SAMPLING_LOG) if not (folder / name).exists()),
+    )
+
+
+# -- search.json, and what a run writes beside it --------------------------------------------------------------------
+
+
+def _parsed(path: Path) -> Fields:
+    try:
+        return parsed(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise RunFolderError(f"{path} cannot be read: {one_line(reason)}") from e
+
+
+def _listed(told: Fields, name: str) -> list[Any]:
+    return as_list(name, told.values.get(name))
+
+
+def _trial(told: Fields) -> Trial:
+    parent = told.whole("inherited_from", low=-1, default=-1)
+    return Trial(
+        number=told.whole("trial", low=0),
+        order_id=told.whole("order_id", high=len(ORDERS) - 1),
+        inherited_from=None if parent < 0 else parent,
+        episodes=told.whole("episodes"),
+        total=told.whole("episodes_total"),
+        passed=told.flag("passed", default=False),
+        ended_by=told.text("ended_by", choices=ENDS, default=""),
+        score=told.number("score", default=math.nan),
+        noise_variance=told.number("noise_variance", low=0, default=0.0),
+        compliance=told.number("compliance", low=0, high=1, default=math.nan),
+        repairs=told.number("repairs", low=0, default=math.nan),
+    )
+
+
+def _check_lineage(trials: tuple[Trial, ...]) -> None:
+    """Raise FieldError unless trials are numbered upwards and inherit from earlier ones."""
+    seen: set[int] = set()
+    for trial in trials:
+        if seen and trial.number <= max(seen):
+            raise FieldError(f"trial {trial.number} stands after trial {max(seen)}")
+        if trial.inherited_from is not None and trial.inherited_from not in seen:
+            raise FieldError(f"trial {trial.number} inherits from {trial.inherited_from}, no earlier trial")
+        seen.add(trial.number)
+
+
+def _posterior(told: Fields) -> tuple[np.ndarray, np.ndarray]:
+    if not told.values:
+        return np.zeros(0), np.zeros(0)
+    mean = [as_number("posterior.mean", each) for each in _listed(told, "mean")]
+    deviation = [as_number("posterior.deviation", each, low=0) for each in _listed(told, "deviation")]
+    if (len(mean), len(deviation)) != (len(ORDERS), len(ORDERS)):
+        raise FieldError(
+            f"posterior has {len(mean)} means and {len(deviation)} deviations of {len(ORDERS)} orders"
+        )
+    return np.array(mean), np.array(deviation)
+
+
+def _config(path: Path) -> tuple[float, dict[str, str]]:
+    """Return the gate, and what was searched on; nothing where config.yaml does not say."""
+    if not path.exists():
+        return math.nan, {}
+    try:
+        told = Fields(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+        env, search = told.section("env", default={}), told.section("search", default={})
+        red = env.section("kwargs", default={}).text("red", default="")
+        seed = told.whole("seed", low=-(2**63), high=2**63, default=0)
+        facts = {"task": env.text("id", default=""), "red agent": red, "seed": str(seed)}
+        return search.number("gate_compliance", low=0, high=1, default=math.nan), facts
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as e:
+        raise RunFolderError(f"{path} cannot be read: {one_line(e)}") from e
+
+
+def _summary(path: Path) -> tuple[str, dict[str, str]]:
+    """Return how the run ended, and where it comes from; nothing while it has not."""
+    if not path.exists():
+        return "", {}
+    told = _parsed(path)
+    try:
+        facts = {
+            "command": one_line(told.values.get("command") or "", 2000),
+            "measured": told.text("started_at", default="")[:10],
+            "commit": told.text("git_commit", default="")[:12],
+        }
+        return told.text("status"), facts
+    except FieldError as e:
+        raise RunFolderError(f"{path} is not as a run writes it: {e}") from e
+
+
+# -- logs ------------------------------------------------------------------------------------------------------------
+
+
+def _rows(path: Path, columns: Sequence[str], of_row: Callable[[Fields], T]) -> list[T]:
+    """Return what `of_row` makes of each line, but of a last one that is cut short; nothing where there is no file."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as e:
+        raise RunFolderError(f"{path} cannot be read: {one_line(e)}") from e
+    head, *lines = csv.reader(text[: text.rfind("\n") + 1].splitlines() or [""])
+    places = [(name, head.index(name)) for name in columns if name in head]
+    found = []
+    for number, line in enumerate(lines, start=2):
+        try:
+            found.append(of_row(Fields({name: _cell(line[i]) for name, i in places if i < len(line)})))
+        except FieldError as e:
+            raise RunFolderError(f"{path}, line {number}, is not as a search writes it: {e}") from e
+    return found
+
+
+def _cell(text: str) -> float | str | None:
+    """Return a number where the text is one; none of an empty cell."""
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return text
+
+
+def _sampled(row: Fields) -> Sampled:
+    return Sampled(
+        trial=row.whole("trial"),
+        rank=row.whole("rank", low=1),
+        order_id=row.whole("order_id", high=len(ORDERS) - 1),
+        ucb=row.number("ucb"),
+        mean=row.number("mean"),
+        deviation=row.number("deviation", low=0),
+    )
+
+
+def _episodes(path: Path) -> Episodes:
+    def training(row: Fields) -> tuple[int, float, float] | None:
+        if row.values.get("evaluation") == "evaluate":
+            return None
+        compliance = row.number("compliance", low=0, high=1)
+        return row.whole("trial"), row.number("reward_environment"), compliance
+
+    columns = ("trial", "reward_environment", "compliance", "evaluation")
+    found = [each for each in _rows(path, columns, training) if each is not None]
+    trial, reward, compliance = zip(*found, strict=True) if found else ((), (), ())
+    return Episodes(np.array(trial, int), np.array(reward, float), np.array(compliance, float))

@@ -1,0 +1,250 @@
+"""The page of made-up searches over orders: what it says is true, whole, and readable at any time of a search."""
+
+import json
+import math
+import random
+import re
+
+import numpy as np
+import pytest
+from search_folders import MadeUp, searched
+from test_page import NUMBERS, text_of
+
+from ddppo import report as door
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.study.measure.orders import best_so_far, by_inheritance, by_place, lineage
+from ddppo.study.page.order_figures import charts
+from ddppo.study.page.orders import make_report, page
+from ddppo.study.read.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, Trial, read_search
+from ddppo.study.report import ReportOptions
+from tests.study.test_scaling_garbage import FOREIGN
+from tests.study.test_scaling_garbage import NUMBERS as ODD_NUMBERS
+
+
+@pytest.fixture(scope="module")
+def made_up():
+    return searched(12)
+
+
+def change(folder, name, value):
+    told = json.loads((folder / FILE).read_text())
+    told[name] = value
+    (folder / FILE).write_text(json.dumps(told))
+
+
+def test_a_search_says_its_best_order_the_gate_what_was_inherited_and_the_presets(made_up, tmp_path):
+    text = text_of(page(read_search(made_up.complete(made_up.write(tmp_path)))))
+    best = max(made_up.trials, key=lambda trial: trial["score"])
+    assert "The search has ended: 12 trials have a score" in text
+    assert f"(order {best['order_id']}): mean" in text
+    assert (
+        "10 of 12 trials passed the gate of 95 % compliance; the others met the limit of episodes (2)."
+        in text
+    )
+    assert "trials from nothing took a median of 440 episodes (1 of 1 passed)" in text
+    for preset in (
+        "critical_first",
+        "enterprise_focus",
+        "user_priority",
+        "operational_focus",
+        "balanced",
+        "reverse",
+    ):
+        assert preset in text
+
+
+def test_the_best_by_the_posterior_is_said_to_have_failed_the_gate_where_it_did(tmp_path):
+    search = MadeUp().trial(passes=False)
+    assert "and did not pass the gate" in page(read_search(search.write(tmp_path)))
+    assert "and did not pass the gate" not in page(read_search(MadeUp().trial().write(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        searched(30, inherit="nothing"),
+        searched(3, seed=4).trial(ends=False),
+        searched(1),
+        MadeUp().trial(ends=False),
+        MadeUp(),
+    ],
+    ids=["from nothing", "under way", "one trial", "the first trial is under way", "nothing tried"],
+)
+def test_the_page_of_a_search_at_any_time_is_whole_and_says_no_number_that_nobody_can_read(search, tmp_path):
+    assert NUMBERS.findall(text_of(page(read_search(search.write(tmp_path))))) == []
+
+
+def test_a_page_of_many_episodes_is_small(tmp_path):
+    search = searched(60)
+    search.episodes *= 1 + 20_000 // len(search.episodes)
+    search.episodes.sort()
+    assert len(page(read_search(search.write(tmp_path))).encode()) < 400_000
+
+
+def test_logs_that_are_not_there_leave_out_what_they_tell_and_the_page_says_so(made_up, tmp_path):
+    whole = {chart.name for chart in charts(read_search(made_up.write(tmp_path)))}
+    for name in (TRAINING_LOG, SAMPLING_LOG):
+        (tmp_path / name).unlink()
+    search = read_search(tmp_path)
+    assert whole - {chart.name for chart in charts(search)} == {
+        "training_compliance",
+        "training_reward",
+        "ucb",
+    }
+    assert [f"There is no {name}" in page(search) for name in (TRAINING_LOG, SAMPLING_LOG)] == [True, True]
+
+
+def test_a_log_whose_last_line_is_cut_short_is_read_without_it(made_up, tmp_path):
+    log = made_up.write(tmp_path) / TRAINING_LOG
+    whole = len(read_search(tmp_path).episodes.trial)
+    log.write_text(log.read_text()[:-9])
+    assert len(read_search(tmp_path).episodes.trial) == whole - 1
+
+
+def test_episodes_of_evaluation_are_no_training(made_up, tmp_path):
+    log = made_up.write(tmp_path) / TRAINING_LOG
+    whole = len(read_search(tmp_path).episodes.trial)
+    log.write_text(log.read_text().replace(",train", ",evaluate", 3))
+    assert len(read_search(tmp_path).episodes.trial) == whole - 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("names", ["a", "b"], "names are not defender, enterprise, op_server, op_host, user"),
+        ("beta", -1, "beta=-1 is not a number of at least 0"),
+        (
+            "posterior",
+            {"mean": [1.0], "deviation": [1.0]},
+            "posterior has 1 means and 1 deviations of 120 orders",
+        ),
+        ("trials", [{"trial": 0, "order_id": 120}], "trials.order_id=120 is above 119"),
+    ],
+)
+def test_what_search_json_has_wrong_is_named(name, value, said, made_up, tmp_path):
+    change(made_up.write(tmp_path), name, value)
+    with pytest.raises(RunFolderError, match=re.escape(said)):
+        read_search(tmp_path)
+
+
+def test_a_trial_cannot_inherit_from_a_later_one(made_up, tmp_path):
+    trials = [dict(trial) for trial in made_up.trials]
+    trials[1]["inherited_from"] = 5
+    change(made_up.write(tmp_path), "trials", trials)
+    with pytest.raises(RunFolderError, match="trial 1 inherits from 5, no earlier trial"):
+        read_search(tmp_path)
+
+
+def test_a_damaged_line_of_a_log_is_named(made_up, tmp_path):
+    log = made_up.write(tmp_path) / TRAINING_LOG
+    lines = log.read_text().splitlines()
+    lines[3] = lines[3].replace("0.5", "x", 1)
+    log.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunFolderError, match=r"training_log\.csv, line 4, is not as a search writes it"):
+        read_search(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_stands_in_search_json_there_is_a_page_or_one_sentence(seed, made_up, tmp_path):
+    draw = random.Random(seed)
+    told = json.loads((made_up.write(tmp_path) / FILE).read_text())
+    inside = draw.choice([told, draw.choice(told["trials"]), told["posterior"]])
+    inside[draw.choice(list(inside))] = draw.choice([*ODD_NUMBERS, *FOREIGN])
+    (tmp_path / FILE).write_text(json.dumps(told))
+    try:
+        said = NUMBERS.findall(text_of(page(read_search(tmp_path))))
+    except ConfigError as e:
+        said = str(e).splitlines()[1:] + [str(e)] * (len(str(e)) > 700)
+    assert said == []
+
+
+# -- the door --------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_of_a_search_is_made_by_its_run_folder_and_made_again(
+    made_up, tmp_path, monkeypatch, capsys
+):
+    made_up.write(tmp_path)
+    monkeypatch.setattr("sys.argv", ["report.py", str(tmp_path)])
+    door.main()
+    made = {path.relative_to(tmp_path / "report").as_posix() for path in (tmp_path / "report").rglob("*.*")}
+    assert made >= {"report.html", "summary.json", "posterior.csv", "plots/posterior.svg"}
+    door.main()
+    assert f"report: {tmp_path / 'report' / 'report.html'}" in capsys.readouterr().out
+
+
+def test_options_of_scaling_have_no_effect_on_a_search_and_are_refused(made_up, tmp_path):
+    made_up.write(tmp_path)
+    with pytest.raises(ConfigError, match="predict_to=8 has no effect on the run folder of a search"):
+        make_report(ReportOptions(path=str(tmp_path), predict_to=8))
+    assert not (tmp_path / "report").exists()
+
+
+def test_a_search_before_its_first_trial_is_told_to_wait(tmp_path):
+    (tmp_path / TRAINING_LOG).write_text("")
+    with pytest.raises(RunFolderError, match=r"has no search\.json yet"):
+        make_report(ReportOptions(path=str(tmp_path)))
+
+
+# -- what it computes ------------------------------------------------------------------------------------------------
+
+
+def trial(number, parent=None, order_id=0, **more):
+    told = {
+        "episodes": 100,
+        "total": 100,
+        "passed": True,
+        "ended_by": "gate",
+        "score": 0.0,
+        "noise_variance": 0.0,
+    }
+    return Trial(number, order_id, parent, **{**told, **more}, compliance=1.0, repairs=10.0)
+
+
+def test_the_lineage_is_drawn_as_a_tree():
+    parents = {0: None, 1: 0, 2: 1, 3: 1, 4: 0, 5: None}
+    drawn = [lines + str(each.number) for lines, each in lineage([trial(n, p) for n, p in parents.items()])]
+    assert drawn == ["0", "├ 1", "│ ├ 2", "│ └ 3", "└ 4", "5"]
+
+
+@pytest.mark.parametrize("parents", [[None, 0, 1, 2], [None, None, None]], ids=["a chain", "no heir"])
+def test_a_lineage_without_branches_is_not_drawn(parents):
+    assert lineage([trial(n, p) for n, p in enumerate(parents)]) == []
+
+
+def test_a_long_line_of_descent_is_drawn_too():
+    trials = [trial(n, n - 1 if n else None) for n in range(3000)]
+    assert len(lineage([*trials, trial(3000, 0)])) == 3001
+
+
+def test_trials_that_did_not_pass_count_as_longer_than_all_that_did(made_up, tmp_path):
+    change(
+        made_up.write(tmp_path),
+        "trials",
+        [
+            {
+                "trial": n,
+                "order_id": n,
+                "episodes": 10 * n,
+                "episodes_total": 0,
+                "passed": n < 3,
+                "ended_by": "limit",
+            }
+            for n in range(6)
+        ],
+    )
+    (nothing,) = by_inheritance(read_search(tmp_path))
+    assert (nothing.name, nothing.num_passed, nothing.until_gate) == ("nothing", 3, math.inf)
+
+
+def test_the_best_so_far_never_falls(made_up, tmp_path):
+    best = best_so_far(read_search(made_up.write(tmp_path)))
+    assert best == sorted(best)
+    assert best[-1] == max(each["score"] for each in made_up.trials)
+
+
+def test_the_mean_by_place_is_over_the_orders_that_have_the_kind_there():
+    mean = np.zeros(120)
+    mean[96:] = 24.0  # the orders that begin with the last kind
+    assert by_place(mean)[4].tolist() == [24.0, 0.0, 0.0, 0.0, 0.0]
+    assert by_place(mean)[0].tolist() == [0.0, 6.0, 6.0, 6.0, 6.0]
