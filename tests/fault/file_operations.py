@@ -9,6 +9,7 @@ undisturbed. What does not hold is printed, a line each; exit code 1 if anything
 
 import builtins
 import errno
+import importlib
 import io
 import json
 import os
@@ -18,9 +19,12 @@ import sys
 import traceback
 from pathlib import Path
 
+from hydra.core.plugins import Plugins
+
 from ddppo.config import load
 from ddppo.run.checkpoint import is_whole
 from ddppo.run.folder import RunFolder
+from tests.support import IMPORTED
 
 STEPS = 16  # of an iteration
 ITERATIONS = 3
@@ -272,13 +276,10 @@ def trials(folder: Path, scenario: str, action: str, every: int = 1) -> tuple[in
 
 
 def preload() -> None:
-    """Import what every trial needs; nothing that starts a thread."""
-    import hydra.core.plugins
-
-    import ddppo.run.worker
-    import ddppo.train  # noqa: F401
-
-    hydra.core.plugins.Plugins.instance()
+    """Import what every trial needs, which takes most of its time; nothing that starts a thread."""
+    for module in (*IMPORTED, "ddppo.train"):
+        importlib.import_module(module)
+    Plugins.instance()
 
 
 def main() -> None:
