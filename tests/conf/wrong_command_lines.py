@@ -800,7 +800,7 @@ def _options(door: str) -> list[Any]:
 
 def _small_door(draw: random.Random, door: str) -> tuple[list[str], str]:
     options = _options(door)
-    names = {item.name for item in options}
+    names = [item.name for item in options]
     kind = draw.choice(("type", "name", "special", "special", "other door", "unreadable"))
     if kind == "special":
         return draw.choice(_SMALL[door]).split(" "), kind
