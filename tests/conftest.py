@@ -9,6 +9,18 @@ from hydra._internal.hydra import Hydra
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Have a file's tests, which share what it sets up, run in one process, and so all that share SLURM's cluster."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "tests/slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
+
+
 @pytest.fixture(autouse=True)
 def composed_once(monkeypatch):
     """Have doors that are called in this process compose their configuration once.
