@@ -85,3 +85,13 @@ def test_replicas_of_a_curriculum_that_part_end_the_run(tmp_path):
         "after iteration 1 the parameters or the curriculum of rank 1 differ from those of the other 1 of 2"
         in result.stderr
     )
+
+
+def test_a_curriculum_that_is_never_told_what_was_achieved_ends_the_run_with_the_remedy(tmp_path):
+    silent = "env.id=tests.unit.text_tasks:tests/SilentRepeat-v0"
+    result = door(*TINY, *TASK, silent, "dist.world_size=2", run_dir=tmp_path / "run")
+    assert result.code == 1
+    assert "SilentRepeat-v0 told of no episode of iteration 1 whether it achieved its task" in result.stderr
+    assert "curriculum.name=null" in result.stderr
+    result = door(*TINY, *TASK, silent, "curriculum.name=null", "ppo.total_steps=50", run_dir=tmp_path / "other")
+    assert result.code == 0, result.stderr

@@ -16,7 +16,7 @@ from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
 from ddppo.envs.turns import Turns, make_turns
 from ddppo.envs.vec_env import VecEnv
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, TrainingError
 from ddppo.ppo.episodes import EpisodeCollector
 from ddppo.ppo.learner import Update
 from ddppo.ppo.text import TextCollector, text_collector
@@ -70,6 +70,7 @@ class EpisodeWorker(Worker):
         self._group_size = config.ppo.group_size
         curriculum = curriculum_for(config.curriculum, config.env.id, kit.spec)
         self.rounds = Rounds(config.seed, kit.shape.num_envs // self._group_size, curriculum)
+        self._was_told = False  # of any rollout, whether it achieved its task
 
     def _acting(self) -> tuple[VecEnv | Turns, EpisodeCollector | TextCollector]:
         kit, first_env = self._kit, self._kit.env_indices.start
@@ -92,13 +93,21 @@ class EpisodeWorker(Worker):
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         update = super().learn(collected, iteration, progress)
-        assert collected.rollout is not None
-        achieved = collected.rollout.achieved
-        if achieved is None:
+        rollout = collected.rollout
+        assert rollout is not None
+        if rollout.achieved is None:
             return update
-        of_all = self._kit.group.gather(achieved.double().cpu()).flatten()
-        self.rounds.end(rates(of_all, self._group_size))
+        of_mine = torch.stack([rollout.achieved.double(), rollout.valid.any(0).double()]).cpu()
+        of_all, was_played = self._kit.group.gather(of_mine).transpose(0, 1).flatten(1)  # [W, 2, E] -> [2, N]
         known = of_all[~of_all.isnan()]
+        self._was_told |= len(known) > 0
+        if self.rounds.curriculum is not None and not self._was_told and was_played.any():
+            raise TrainingError(
+                f"curriculum.name={self._kit.config.curriculum.name}: {self._kit.config.env.id} told of no episode of "
+                f'iteration {iteration} whether it achieved its task: set info["is_success"] in reset and step, or '
+                "curriculum.name=null"
+            )
+        self.rounds.end(rates(of_all, self._group_size))
         if len(known) == 0:
             return update
         return replace(update, metrics={**update.metrics, "rollout/success_rate": known.mean().item()})
