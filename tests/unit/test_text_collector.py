@@ -7,7 +7,7 @@ import torch
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.envs.turns import make_turns
-from ddppo.errors import EnvError
+from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.text import TextCollector
 from ddppo.seeding import action_noise
@@ -251,6 +251,15 @@ def test_an_episode_that_failed_counts_for_nothing():
     assert again.valid.any(dim=0).all()
     with pytest.raises(EnvError, match="cannot hear"):
         played(collector, tasks=[*TIERS])
+
+
+def test_a_prompt_that_leaves_no_token_to_type_is_a_sentence_with_its_remedy():
+    with pytest.raises(TrainingError) as e:
+        played(made(length=1))
+    assert str(e.value) == (
+        "environment 0 of rank 0: its tokenizer made a prompt of 2 tokens, and ppo.rollout_steps=1 leaves none to "
+        "type: have it keep to model.obs_tokens, or set a larger ppo.rollout_steps"
+    )
 
 
 def test_turns_have_a_limit_and_what_is_left_is_worth_what_follows():

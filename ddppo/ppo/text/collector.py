@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ddppo.envs.turns import Turn, Turns
+from ddppo.errors import TrainingError
 from ddppo.models import ActorCritic, nucleus
 from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.ppo.text.record import Record
@@ -102,8 +103,12 @@ class TextCollector:
             record.achieved[i] = float(is_success)
         if dialogue is None:
             self._dialogues[i] = dialogue = self.tokenizer.begin(turn.obs)
-            goes_on = record.read(i, dialogue.prompt_tokens)
-            assert goes_on, f"a prompt of {len(dialogue.prompt_tokens)} tokens, of {self.num_tokens} in all"
+            if not record.read(i, dialogue.prompt_tokens):
+                raise TrainingError(
+                    f"{self.turns.names(i)}: its tokenizer made a prompt of {len(dialogue.prompt_tokens)} tokens, and "
+                    f"ppo.rollout_steps={self.num_tokens} leaves none to type: have it keep to model.obs_tokens, or "
+                    "set a larger ppo.rollout_steps"
+                )
             return True
         self._num_turns[i] += 1
         row = record.last[i]
