@@ -14,6 +14,8 @@ from typing import IO, Any
 
 from ddppo.errors import StorageError
 
+_PLAIN = (type(None), bool, int, float, str)  # not what is derived of them, as NumPy's numbers are
+
 
 @contextmanager
 def stored(path: Path) -> Iterator[None]:
@@ -45,6 +47,13 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` as the whole of `path`."""
     with replacing(path) as file:
         file.write(text)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether JSON, and a checkpoint, hand `value` back as it is: None, numbers, str, lists, dicts by str."""
+    if type(value) is dict:
+        return all(type(key) is str for key in value) and all(map(is_plain, value.values()))
+    return all(map(is_plain, value)) if type(value) is list else type(value) in _PLAIN
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddppo.curriculum.contract import Curriculum
-from ddppo.errors import TrainingError
+from ddppo.errors import RunFolderError, TrainingError
+from ddppo.files import is_plain
 from ddppo.seeding import derived_seed, stream
+from ddppo.tracebacks import in_one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Rounds:
                 of_tasks.setdefault(task, []).append(rate)
         if of_tasks:
             self.curriculum.record({task: sum(found) / len(found) for task, found in of_tasks.items()})
+            self.state()  # what cannot be saved is told of now, and not when there is something to lose
 
     def metrics(self) -> dict[str, float]:
         """Return what the curriculum tells by numbers."""
@@ -67,14 +70,36 @@ class Rounds:
         return self.curriculum.table() if self.curriculum is not None else ""
 
     def state(self) -> dict[str, Any] | None:
-        """Return what the curriculum has learned, for a checkpoint; None without one."""
-        return self.curriculum.state() if self.curriculum is not None else None
+        """Return what the curriculum has learned, for a checkpoint; None without one. Raises TrainingError."""
+        if self.curriculum is None:
+            return None
+        state = self.curriculum.state()
+        if type(state) is not dict or not is_plain(state):
+            raise TrainingError(
+                f"{type(self.curriculum).__name__}.state() returned {str(state)[:80]}, which checkpoints do not hold: "
+                "return a dict with names for keys, of None, bool, int, float, str, lists and such dicts; of NumPy's "
+                "numbers float(x) and int(x)"
+            )
+        return state
 
     def digest(self, before: str = "") -> str:
         """Return a hash, in hexadecimal digits, of the state and what came `before`; equal on ranks that agree."""
         return hashlib.sha256((before + json.dumps(self.state(), sort_keys=True)).encode()).hexdigest()
 
     def restore(self, state: dict[str, Any] | None) -> None:
-        """Go on from `state`."""
-        if self.curriculum is not None and state is not None:
+        """Go on from what `state` returned. Raises RunFolderError where that was another curriculum's."""
+        if self.curriculum is None and state is None:
+            return
+        if self.curriculum is None or state is None:
+            raise RunFolderError(
+                "of the checkpoint and the run as it is now only one has a curriculum: go on with the tasks that the "
+                "environment had, or begin a new run"
+            )
+        try:
             self.curriculum.restore(state)
+        except RunFolderError:
+            raise
+        except Exception as e:  # what a class of a user's own may raise
+            raise RunFolderError(
+                f"{type(self.curriculum).__name__} cannot go on from the checkpoint's state: {in_one_line(e)}"
+            ) from e

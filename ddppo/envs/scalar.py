@@ -16,10 +16,10 @@ from ddppo.envs.faults import explained, when_asked, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
 from ddppo.envs.text import TextEnv, scalars
 from ddppo.errors import EnvStateError
+from ddppo.files import is_plain
 from ddppo.spaces import EnvSpec, each
 
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
-_PLAIN = (type(None), bool, int, float, str)
 
 
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
@@ -114,7 +114,7 @@ class RowEnv(gym.Wrapper):
             )
             raise EnvStateError(f"{self._name} cannot hand over its state: {why}")
         state = self._ask("state")
-        if not _is_plain(state):
+        if not is_plain(state):
             raise self._wrong("state", state, "it must be what JSON can hold")
         options = {} if self._options is None else {"options": self._options}
         return {"num_steps": self._num_steps, "task": state, **options}
@@ -175,9 +175,3 @@ class ArrayEnv(gym.Wrapper):
     def _split(self, row: np.ndarray) -> tuple[ObsArrays, dict[str, Any]]:
         mask, info = self._layout.mask(row), scalars(self._row_env.info)
         return self._layout.obs(row), info if mask is None else info | {MASK: mask}
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) is dict:
-        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
-    return all(map(_is_plain, value)) if type(value) is list else type(value) in _PLAIN

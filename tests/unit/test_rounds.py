@@ -7,7 +7,7 @@ import pytest
 
 from ddppo.config import CurriculumConfig
 from ddppo.curriculum import Rounds, curriculum_for, make_curriculum
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 TASKS = {**dict.fromkeys("abcdef", "warm-up"), **dict.fromkeys("ghij", "beginner")}
@@ -113,6 +113,34 @@ def test_restored_rounds_go_on_as_if_nothing_had_been(name):
     second.restore(json.loads(json.dumps(first.state())))
     assert trained(second, range(20, 40)) == future
     assert second.state() == whole.state()
+
+
+@pytest.mark.parametrize(
+    "state", [{"rate": np.float64(0.5)}, {"seen": {1: 2}}, {"seen": (1, 2)}, {"seen": {"a"}}, [1, 2], None]
+)
+def test_a_state_that_no_checkpoint_holds_is_a_sentence_after_the_first_iteration(state):
+    curriculum = Told("abc")
+    curriculum.state = lambda: state
+    rounds = Rounds(0, 4, curriculum)
+    rounds.begin(0)
+    with pytest.raises(
+        TrainingError, match=r"Told.state\(\) returned .*, which checkpoints do not hold: return a dict"
+    ):
+        rounds.end([0.5] * 4)
+
+
+def test_a_state_that_is_another_curriculum_s_is_refused_in_a_sentence():
+    state = Rounds(0, 4, make_curriculum("tiers", TASKS)).state()
+    Rounds(0, 4, make_curriculum("tiers", TASKS)).restore(state)
+    of_uniform = Rounds(0, 4, make_curriculum("uniform", TASKS)).state()
+    with pytest.raises(
+        RunFolderError, match="TieredCurriculum cannot go on from the checkpoint's state: KeyError"
+    ):
+        Rounds(0, 4, make_curriculum("tiers", TASKS)).restore(of_uniform)
+    for rounds, found in ((Rounds(0, 4), state), (Rounds(0, 4, make_curriculum("tiers", TASKS)), None)):
+        with pytest.raises(RunFolderError, match="only one has a curriculum"):
+            rounds.restore(found)
+    Rounds(0, 4).restore(None)
 
 
 def of(name="auto", tasks=TASKS, kind="text", **settings):
