@@ -11,7 +11,7 @@ from ddppo import config as configuration
 from ddppo.collectives import compiled
 from ddppo.config import Config
 from ddppo.cores import available_cores
-from ddppo.curriculum import curriculum_for
+from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.distributed.programs.episodes import check as check_episodes
@@ -213,7 +213,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
             f"every checkpoint of {run_dir} is damaged, as {damaged[0].name} is: move them away to begin the run anew"
         )
     if path is not None:
-        load_policy(dataclasses.replace(config, device="cpu"), checkpoint.load(path))
+        state = checkpoint.load(path)
+        policy = load_policy(dataclasses.replace(config, device="cpu"), state)
+        curriculum = curriculum_for(config.curriculum, config.env.id, policy.spec)
+        Rounds(config.seed, 1, curriculum).restore(state.get("curriculum"))
     summary = RunFolder(run_dir).summary()
     if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
         raise ConfigError(

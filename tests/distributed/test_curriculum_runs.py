@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 
@@ -69,6 +70,19 @@ def test_evaluation_plays_every_task_and_says_which_tiers_are_achieved(finished,
     assert f"success {final['success_rate']:.2f} (warm-up " in said
 
 
+def test_a_run_whose_environment_has_other_tasks_by_now_is_not_resumed(finished, tmp_path):
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished.run_dir, run_dir)
+    arguments = (f"resume={run_dir}", "ppo.total_steps=400")
+    result = door(*arguments, run_dir=run_dir, TESTS_MORE_WORDS="upstairs")
+    assert result.code == 2, result.stderr
+    assert (
+        "the checkpoint's curriculum is of other tasks (upstairs): go on with those it had" in result.stderr
+    )
+    assert "rank" not in result.stderr
+    assert door(*arguments, run_dir=run_dir).code == 0
+
+
 def test_no_curriculum_tells_nothing(tmp_path):
     result = door(*TINY, *TASK, "curriculum.name=null", "ppo.total_steps=50", run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
@@ -93,5 +107,7 @@ def test_a_curriculum_that_is_never_told_what_was_achieved_ends_the_run_with_the
     assert result.code == 1
     assert "SilentRepeat-v0 told of no episode of iteration 1 whether it achieved its task" in result.stderr
     assert "curriculum.name=null" in result.stderr
-    result = door(*TINY, *TASK, silent, "curriculum.name=null", "ppo.total_steps=50", run_dir=tmp_path / "other")
+    result = door(
+        *TINY, *TASK, silent, "curriculum.name=null", "ppo.total_steps=50", run_dir=tmp_path / "other"
+    )
     assert result.code == 0, result.stderr

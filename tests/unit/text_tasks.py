@@ -1,5 +1,6 @@
 """A task of text, small enough to be learned by chance, and a tokenizer for it; processes import both by name."""
 
+import os
 import time
 
 import gymnasium as gym
@@ -19,7 +20,7 @@ class RepeatEnv(gym.Env):
     """
 
     tokens = "tests.unit.text_tasks:WordTokenizer"
-    task_tiers = TIERS
+    task_tiers = TIERS | dict.fromkeys(os.environ.get("TESTS_MORE_WORDS", "").split(), "beginner")
     observation_space = Text(64, min_length=0)
     action_space = Text(16, min_length=0)
 
