@@ -60,9 +60,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     curriculum_for(config.curriculum, config.env.id, spec)
     _check_served(config, spec, shape)
     if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
+        what = "text, whose tokens are names, not numbers"
+        if not spec.is_text:
+            what = "nothing but pixels, which are not normalised, for the model scales them"
         raise ConfigError(
-            f"ppo.normalize_obs=true: {config.env.id} observes nothing but pixels, which are not normalised, for "
-            "the model scales them: use ppo.normalize_obs=false"
+            f"ppo.normalize_obs=true: {config.env.id} observes {what}: use ppo.normalize_obs=false"
         )
     of_model = check_model(
         spec,

@@ -14,6 +14,7 @@ LINES = {
     f"{_RUN} model.sampling_temperature=0": "must be greater than 0",
     f"{_RUN} model.hidden_sizes=[32]": "has no effect with model.name=token_policy: use model=mlp or model=cnn",
     f"{_RUN} ppo.normalize_obs=true": "tokens are names, not numbers",
+    f"{_RUN} model.name=my_pkg.models:Mine ppo.normalize_obs=true": "observes text, whose tokens are names",
     f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",
     f"{_RUN} distributed=sync_actors dist.world_size=3": "only",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
