@@ -109,10 +109,6 @@ def _check_text(config: Config, spec: EnvSpec) -> None:
                 "env.max_episode_steps, or leave it out"
             )
         return
-    if config.dist.topology != "ddp":
-        raise ConfigError(
-            f"{env.id} with distributed={config.dist.topology}: only distributed=ddp carries episodes of text: use it"
-        )
     if model.obs_tokens >= ppo.rollout_steps:
         raise ConfigError(
             f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "

@@ -16,7 +16,7 @@ LINES = {
     f"{_RUN} ppo.normalize_obs=true": "tokens are names, not numbers",
     f"{_RUN} model.name=my_pkg.models:Mine ppo.normalize_obs=true": "observes text, whose tokens are names",
     f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",
-    f"{_RUN} distributed=sync_actors dist.world_size=3": "only",
+    f"{_RUN} distributed=sync_actors dist.world_size=3": "of text: only ddp collects groups of whole episodes",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
     "model=hf": "model.name=hf needs model.hf_path, a folder with a causal language model",
     "model.lora_rank=4": "model.lora_rank=4 has no effect with model.name=mlp: use model=hf",
