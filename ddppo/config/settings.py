@@ -323,6 +323,11 @@ class DistConfig:
         high=1024,
     )
 
+    @property
+    def allowed_restarts(self) -> int:
+        """How often what steps environments may be lost and started again."""
+        return self.max_restarts if self.on_lost == "restart" else 0
+
 
 @dataclass(slots=True)
 class ScalingConfig:

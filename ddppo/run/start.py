@@ -129,6 +129,11 @@ def _check_served(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         env.backend == "auto" and topology.env_backend is None and not spec.is_text
     ):  # whose episodes may be lost
         configuration.check_restarts(config)
+    if env.backend == "sync" and spec.one_a_process and shape.local_num_envs > 1:
+        raise ConfigError(
+            f"env.backend=sync: a process can hold one {env.id} only, and a rank would step {shape.local_num_envs}: "
+            f"use env.backend={'remote' if spec.is_text else 'pool'}, or auto, which chooses it"
+        )
     if env.backend != "remote":
         return
     if spec.journal is not None:

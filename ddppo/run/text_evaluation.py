@@ -5,6 +5,7 @@ Episode j plays task j modulo their number from seed (seed, "eval", j), whoever 
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -50,7 +51,10 @@ def play_alone(policy: Policy, config: Config, num_episodes: int, seed: int) -> 
     """Play episodes in environments of their own, as many as training has at most. Raises TrainingError."""
     num_episodes = rounded_up(num_episodes, policy.spec.tasks)
     envs = range(min(num_episodes, config.env.num_envs))
-    turns = make_turns(config.env, envs, 0, config.dist.timeout_s, max_restarts=0)
+    env = config.env
+    if env.backend == "sync":  # which may do for those of a rank and not for all
+        env = replace(env, backend="auto")
+    turns = make_turns(env, envs, 0, config.dist.timeout_s, config.dist.allowed_restarts)
     device = next(policy.model.parameters()).device
     try:
         collector = text_collector(config, turns, policy.model, first_env=0, device=device)

@@ -2,6 +2,7 @@
 
 _TASK = "env=gym env.id=tests.unit.text_tasks:tests/Repeat-v0"
 _RUN = f"{_TASK} model=token_policy ppo.rollout_steps=64 model.obs_tokens=16 ppo.group_size=4"
+_ALONE = "tests.unit.text_tasks:tests/AloneRepeat-v0"
 
 LINES = {
     _TASK: "model.name=mlp with a task of text, for which it has no tokens: use model=token_policy",
@@ -17,6 +18,7 @@ LINES = {
     f"{_RUN} model.name=my_pkg.models:Mine ppo.normalize_obs=true": "observes text, whose tokens are names",
     f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",
     f"{_RUN} distributed=sync_actors dist.world_size=3": "of text: only ddp collects groups of whole episodes",
+    f"{_RUN} env.id={_ALONE} env.backend=sync": "Repeat-v0 only, and a rank would step 8: use env.backend=remote",
     f"{_RUN} env.max_turns=0": "env.max_turns=0: must be at least 1",
     "model=hf": "model.name=hf needs model.hf_path, a folder with a causal language model",
     "model.lora_rank=4": "model.lora_rank=4 has no effect with model.name=mlp: use model=hf",

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.config import Config, DistConfig, EnvConfig, ModelConfig
 from ddppo.envs import probe
-from ddppo.errors import TrainingError
+from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.rollout import Episode
 from ddppo.run.evaluation import Policy
@@ -108,15 +108,37 @@ def test_of_tasks_that_do_not_tell_nothing_is_said_of_success():
     assert success_rates(scores) == {}
 
 
-def test_the_likeliest_tokens_score_the_same_however_many_play_side_by_side():
-    config = Config(env=EnvConfig(id="tests.unit.text_tasks:tests/Repeat-v0"), dtype="float64", device="cpu")
+def evaluated(num_episodes=10, num_envs=4, task="Repeat", backend="auto", fails=(), **dist):
+    """Return the scores of a policy that has learned nothing."""
+    env = EnvConfig(
+        id=f"tests.unit.text_tasks:tests/{task}-v0",
+        num_envs=num_envs,
+        backend=backend,
+        kwargs={"fails": list(fails)},
+    )
+    config = Config(env=env, dist=DistConfig(**dist), dtype="float64", device="cpu")
     config.model = ModelConfig(name="token_policy", turn_tokens=2, obs_tokens=4)
     config.ppo.rollout_steps = 24
     spec = probe(config.env)
     policy = Policy(build_model(spec, config.model, 3, torch.float64), None, spec)
-    scores = []
-    for config.env.num_envs in (1, 4, 16):
-        scores.append(play_alone(policy, config, 10, seed=0))
+    return play_alone(policy, config, num_episodes, seed=0)
+
+
+def test_the_likeliest_tokens_score_the_same_however_many_play_side_by_side():
+    scores = [evaluated(num_envs=num) for num in (1, 4, 16)]
     assert scores[0] == scores[1] == scores[2]
     assert len(scores[0].returns) == 12
     assert scores[0].tiers == ("warm-up",) * 4 + ("beginner",) * 2 + ("warm-up",) * 4 + ("beginner",) * 2
+
+
+def test_a_world_that_is_lost_costs_its_episode_where_the_run_says_so():
+    with pytest.raises(EnvError, match="cannot hear"):
+        evaluated(fails=["east"])
+    scores = evaluated(fails=["east"], on_lost="restart")
+    assert len(scores.returns) == 10  # of 12 episodes twice that task is none
+
+
+def test_worlds_of_which_a_process_holds_one_are_served_to_who_plays_all_of_them():
+    pytest.importorskip("fastapi")
+    whole = evaluated(num_envs=1, task="AloneRepeat")
+    assert evaluated(num_envs=2, task="AloneRepeat", backend="sync") == whole == evaluated(num_envs=1)

@@ -64,6 +64,22 @@ class SilentRepeatEnv(RepeatEnv):
         return {}
 
 
+class AloneRepeatEnv(RepeatEnv):
+    """The same, of which a process can hold only one."""
+
+    one_a_process = True
+    held = 0
+
+    def reset(self, *, seed=None, options=None):
+        if not hasattr(self, "task"):
+            AloneRepeatEnv.held += 1
+            assert AloneRepeatEnv.held == 1, "this process holds one already"
+        return super().reset(seed=seed, options=options)
+
+    def close(self):
+        AloneRepeatEnv.held -= hasattr(self, "task")
+
+
 class WordTokenizer:
     """A token for each word that is said in the task; a turn is a word and `end`, or `end` alone."""
 
@@ -108,7 +124,7 @@ class WordDialogue:
         return tokens[: self.tokenizer.obs_tokens] or [known.index("?")]
 
 
-for name in ("Repeat", "BytesRepeat", "SilentRepeat"):
+for name in ("Repeat", "BytesRepeat", "SilentRepeat", "AloneRepeat"):
     gym.register(
         f"tests/{name}-v0",
         entry_point=f"tests.unit.text_tasks:{name}Env",

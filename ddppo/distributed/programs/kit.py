@@ -182,7 +182,7 @@ class Kit:
     @property
     def max_restarts(self) -> int:
         """How many processes of this rank's environments may be lost and started again."""
-        return self.config.dist.max_restarts if self.config.dist.on_lost == "restart" else 0
+        return self.config.dist.allowed_restarts
 
     @property
     def env_timeout_s(self) -> float:
