@@ -72,7 +72,7 @@ def evaluate(options: EvaluateConfig) -> str:
     if options.video and policy.spec.is_text:
         raise ConfigError(f"video=true: {config.env.id} is a task of text, which draws no pictures")
     seed = config.seed if options.seed is None else options.seed
-    scores = _played(config, policy, options.episodes, seed)
+    scores = _played(config, policy, options.episodes, seed, state.get("options"))
     metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | success_rates(scores)
     result: dict[str, Any] = {
         "run": str(run_dir),
@@ -95,8 +95,12 @@ def evaluate(options: EvaluateConfig) -> str:
     return _text(result)
 
 
-def _played(config: Config, policy: "Policy", num_episodes: int, seed: int) -> "Scores":
-    """Play the episodes 0 to num_episodes - 1; of text as many more as make it as many of every task."""
+def _played(
+    config: Config, policy: "Policy", num_episodes: int, seed: int, options: dict[str, Any] | None
+) -> "Scores":
+    """Play the episodes 0 to num_episodes - 1, begun with `options`; of text as many more as make it as many of every
+    task.
+    """
     from ddppo.envs import make_eval_env
     from ddppo.run.evaluation import play_episodes
     from ddppo.run.text_evaluation import play_alone
@@ -105,7 +109,7 @@ def _played(config: Config, policy: "Policy", num_episodes: int, seed: int) -> "
         return play_alone(policy, config, num_episodes, seed)
     env = make_eval_env(config.env, min(num_episodes, 64))
     try:
-        return play_episodes(policy, env, range(num_episodes), seed)
+        return play_episodes(policy, env, range(num_episodes), seed, options)
     finally:
         env.close()
 

@@ -21,6 +21,7 @@ _PURPOSES = {
     "restart": 6,
     "group": 7,
     "curriculum": 8,
+    "search": 9,
 }
 
 

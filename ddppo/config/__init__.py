@@ -20,6 +20,7 @@ from ddppo.config.settings import (
     ModelConfig,
     PPOConfig,
     ScalingConfig,
+    SearchConfig,
     SlurmLauncherConfig,
 )
 from ddppo.config.stored import escaped, from_omegaconf, in_words, load, to_omegaconf, to_yaml
@@ -37,6 +38,7 @@ __all__ = [
     "ModelConfig",
     "PPOConfig",
     "ScalingConfig",
+    "SearchConfig",
     "SlurmLauncherConfig",
     "batch_shape",
     "check_fields",

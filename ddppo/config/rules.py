@@ -7,6 +7,7 @@ from operator import attrgetter
 
 from ddppo.config.algorithms import check_algorithm
 from ddppo.config.fields import check_fields
+from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
 from ddppo.config.settings import Config, DistConfig, ModelConfig
 from ddppo.errors import ConfigError
@@ -155,6 +156,7 @@ def validate(config: Config) -> BatchShape:
         )
     shape = batch_shape(config)
     check_algorithm(config, shape)
+    check_search(config, shape)
     _check_slow_ranks(config)
     _check_context(config)
     if config.env.backend == "native" and shape.rollout_steps < 2:

@@ -88,8 +88,14 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     return Policy(model, normalizer, spec)
 
 
-def play_episodes(policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int) -> Scores:
-    """Play the episodes of these numbers, as many side by side as `env` has environments."""
+def play_episodes(
+    policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int, options: dict[str, Any] | None = None
+) -> Scores:
+    """Play the episodes of these numbers, as many side by side as `env` has environments.
+
+    options: that each begins with, if any.
+    """
+    of_all = None if options is None else [options] * env.num_envs
     returns = np.zeros(len(episodes))
     lengths = np.zeros(len(episodes), dtype=np.int64)
     for first in range(0, len(episodes), env.num_envs):
@@ -97,7 +103,7 @@ def play_episodes(policy: Policy, env: VecEnv, episodes: Sequence[int], seed: in
         numbers = [
             wave[i % len(wave)] for i in range(env.num_envs)
         ]  # a short last wave repeats episodes, unread
-        obs, mask = env.reset([derived_seed(seed, "eval", j) for j in numbers])
+        obs, mask = env.reset([derived_seed(seed, "eval", j) for j in numbers], of_all)
         playing = np.arange(env.num_envs) < len(wave)
         steps = 0
         while playing.any():

@@ -59,12 +59,21 @@ class Scoring:
             self.best = {}
 
     def score(
-        self, num_episodes: int, env_steps: int, wall_s: float, *, is_last: bool = False
+        self,
+        num_episodes: int,
+        env_steps: int,
+        wall_s: float,
+        *,
+        is_last: bool = False,
+        options: dict[str, Any] | None = None,
     ) -> tuple[dict[str, Any], bool]:
-        """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far."""
+        """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far.
+
+        options: that episodes begin with, where they are not of text.
+        """
         start = time.perf_counter()
         if self.collector is None:
-            scores = self._play(num_episodes, self._most_envs(is_last=is_last))
+            scores = self._play(num_episodes, self._most_envs(is_last=is_last), options)
         else:
             scores = self._play_text(num_episodes)
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
@@ -88,13 +97,13 @@ class Scoring:
             return max(1, min(_MAX_EVAL_ENVS, env.num_envs // len(self.players)))
         return 1
 
-    def _play(self, num_episodes: int, most_envs: int) -> Scores:
+    def _play(self, num_episodes: int, most_envs: int, options: dict[str, Any] | None) -> Scores:
         """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
         rows = torch.empty(0, 2)
         if mine := self._mine(num_episodes):
             env = make_eval_env(self.config.env, min(len(mine), most_envs))
             try:
-                scores = play_episodes(self.policy, env, mine, self.config.seed)
+                scores = play_episodes(self.policy, env, mine, self.config.seed, options)
             finally:
                 env.close()
             rows = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T

@@ -34,6 +34,7 @@ _MAY_CHANGE = (
     "env.urls",
     "env.token_file",
     "env.batch_wait_ms",
+    "search.budget_episodes",
     "dist.",
     "eval.",
     "checkpoint.",
@@ -77,6 +78,10 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     )
     _check_text(config, spec)
     check_episodes(config, shape, spec)
+    if config.search.name is not None:
+        from ddppo.distributed.programs.searching import check as check_search  # most runs search nothing
+
+        check_search(config, spec)
     topology = find(config.dist.topology)
     program_of(topology)
     if spec.journal is not None and topology.own_pace:

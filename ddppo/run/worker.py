@@ -68,6 +68,8 @@ class Worker:
         self.scoring = Scoring(config, policy, group, self.parts.players, of_text)
         self.groups = (group, *self.parts.program.groups)
         compared = "parameters" if self.parts.program.rounds is None else "parameters or the curriculum"
+        if self.parts.program.campaign is not None:
+            compared = "parameters or the search"
         self.reporter = Reporter(self.groups, self.parts.layout, config.log.episode_window, compared)
         self.profiler = make_profiler(
             config.log.profile_iterations if group.rank == 0 else 0, run_dir / "profile"
@@ -172,6 +174,7 @@ class Worker:
             wall_s=self.wall_before,
             journal=self.parts.spec.journal,
             rounds=self.parts.program.rounds,
+            campaign=self.parts.program.campaign,
         )
 
     def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
@@ -238,6 +241,7 @@ class Worker:
             progress = self.env_steps / config.ppo.total_steps
             update = self.parts.program.learn(collected, iteration, progress)
         news = self.exchange.meet()
+        self.parts.program.hear(news)
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         local = LocalIteration(
             iteration=iteration,
@@ -257,13 +261,16 @@ class Worker:
         if self.parts.program.rounds is not None:
             told = {OF_CURRICULUM + name: x for name, x in self.parts.program.rounds.metrics().items()}
             report = dataclasses.replace(report, global_metrics={**report.global_metrics, **told})
+        if self.parts.program.campaign is not None:
+            told = {f"search/{name}": x for name, x in self.parts.program.campaign.metrics().items()}
+            report = dataclasses.replace(report, global_metrics={**report.global_metrics, **told})
         if agreed.step_ready and self.compiled_from is None:
             self._switch(iteration + 1, compiled=True)
         self.iteration, self.env_steps = iteration, report.env_steps
         return report, news, agreed.stopping
 
     def _params_hash(self) -> float:
-        """Return 48 bits of the hash of the parameters, and of the curriculum if there is one, exact in float64.
+        """Return 48 bits of the hash of the parameters, and of curriculum and search if any, exact in float64.
 
         NaN on a rank that does not hold them.
         """
@@ -272,6 +279,8 @@ class Worker:
         digest = self.parts.parameters.digest()
         if self.parts.program.rounds is not None:
             digest = self.parts.program.rounds.digest(digest)
+        if self.parts.program.campaign is not None:
+            digest = self.parts.program.campaign.digest(digest)
         return int(digest[:12], 16)
 
     # -- evaluation ----------------------------------------------------------------------------------------------
@@ -286,7 +295,11 @@ class Worker:
             if is_last and self.config.env.urls and env is not None and not self.parts.spec.is_text:
                 env.close()  # evaluation takes their slots
             metrics, is_best = self.scoring.score(
-                num_episodes, self.env_steps, report.wall_s, is_last=is_last
+                num_episodes,
+                self.env_steps,
+                report.wall_s,
+                is_last=is_last,
+                options=self.parts.program.options(),
             )
             if is_best and self.group.rank == 0:
                 checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
@@ -296,7 +309,8 @@ class Worker:
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        environments = self.exchange.state() if self.config.checkpoint.environments else None
+        whole = self.parts.program.campaign is not None  # episodes, of which none is under way
+        environments = self.exchange.state() if self.config.checkpoint.environments and not whole else None
         if self.group.rank == 0:  # all are equal, and every random stream follows from the seed and counters
             folder, keep = self.run_dir / "checkpoints", self.config.checkpoint.keep
             state = self._state() | {"environments": environments}
@@ -314,6 +328,8 @@ class Worker:
             "best": self.scoring.best,
             "target": self.scoring.target,
             "curriculum": rounds.state() if rounds is not None else None,
+            "program": self.parts.program.state(),
+            "options": self.parts.program.options(),
             **self.parts.state(),
         }
 
@@ -322,6 +338,8 @@ class Worker:
         self.parts.restore(state)
         if self.parts.program.rounds is not None:
             self.parts.program.rounds.restore(state["curriculum"])
+        if (of_program := state.get("program")) is not None:
+            self.parts.program.restore(of_program)
         self.environments = state.get("environments") if self.config.checkpoint.environments else None
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]

@@ -4,6 +4,7 @@ import pytest
 
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_command_lines import Case, Playground, cases
+from tests.conf.wrong_searches import LINES as OF_SEARCHES
 from tests.conf.wrong_texts import LINES as OF_TEXT
 from tests.conf.wrong_topologies import LINES
 
@@ -40,6 +41,13 @@ def test_text_that_cannot_be_is_a_sentence_with_its_remedy(playground, line):
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_TEXT[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_SEARCHES)
+def test_searches_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_SEARCHES[line] in answer
 
 
 @pytest.mark.parametrize("line", list(LINES)[::7])

@@ -26,6 +26,10 @@ from ddppo.spaces import EnvSpec
 
 def worker(kit: Kit) -> Worker:
     """Return what a rank of ddp runs."""
+    if kit.config.search.name is not None:
+        from ddppo.distributed.programs.searching import SearchWorker  # most runs search nothing
+
+        return SearchWorker(kit)
     return EpisodeWorker(kit) if plays_whole_episodes(kit.config, kit.spec) else Worker(kit)
 
 

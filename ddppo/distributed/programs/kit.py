@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from ddppo.seeding import action_noise, derived_seed
 from ddppo.signals import StopRequest
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Role
+
+if TYPE_CHECKING:
+    from ddppo.search.campaign import Campaign
 
 # Of a rank that does not learn.
 NO_UPDATE = Update(
@@ -79,6 +82,7 @@ class Program(ABC):
     over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
     env: the environments that this rank steps, itself or in processes of its own; None if it steps none.
     rounds: what groups of rollouts play, where an iteration plays whole episodes; equal on all ranks.
+    campaign: which order is tried, where a search goes on while the run trains; equal on all ranks.
 
     Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
     them.
@@ -91,6 +95,7 @@ class Program(ABC):
     groups: tuple[Group, ...] = ()
     env: VecEnv | Turns | None = None
     rounds: Rounds | None = None
+    campaign: "Campaign | None" = None
 
     @abstractmethod
     def reset(self, iteration: int) -> None:
@@ -106,6 +111,21 @@ class Program(ABC):
 
         A rank that does not learn returns NO_UPDATE.
         """
+
+    def hear(self, news: Sequence[bytes]) -> None:  # noqa: B027 (environments' own, for most)
+        """Hear what all environments published in the iteration just done."""
+
+    def options(self) -> dict[str, Any] | None:
+        """Return what episodes of an evaluation are to begin with, as a reset's options."""
+        return None
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what it knows besides what is learned, for a checkpoint: tensors and plain values."""
+        return None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        raise NotImplementedError
 
     def measured(self) -> dict[str, float]:
         """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in metrics.py."""

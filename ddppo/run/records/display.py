@@ -254,6 +254,8 @@ class _Progress:
             ("rollout/success_rate", "success", ".2f"),
             ("eval/return_mean", "eval", ".2f"),
             ("eval/success_rate", "eval success", ".2f"),
+            ("search/trial", "trial", ".0f"),
+            ("search/compliance", "compliance", ".2f"),
             ("train/approx_kl", "KL", ".4f"),
         ):
             if name in self._latest:
@@ -298,9 +300,12 @@ def closing(summary: Mapping[str, Any], run_dir: Path) -> str:
             else "not reached"
         )
         rows.append((f"return {target['return']:g}", reached))
-    rows += list((summary.get("task") or {}).get("said", {}).items())
+    for told in ("search", "task"):
+        rows += list((summary.get(told) or {}).get("said", {}).items())
     folder = shlex.quote(str(run_dir))
     more = f" ppo.total_steps={2 * summary['env_steps']}" if summary["status"] == "completed" else ""
+    if more and "search" in summary:
+        more = f" search.budget_episodes={2 * summary['config']['search']['budget_episodes']}{more}"
     commands = [
         ("curves", f"tensorboard --logdir {folder}"),
         ("evaluate", f"python -m ddppo.evaluate run={folder}"),

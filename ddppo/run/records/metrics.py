@@ -258,6 +258,24 @@ METRICS: tuple[Metric, ...] = (
             f"{RATE_OF}<tier>": ("fraction", "mean rate of the tasks of a tier, 0 of those never tried"),
         }.items()
     ),
+    *(
+        Metric(f"search/{name}", unit, "same on all ranks", meaning, "docs/search.md")
+        for name, unit, meaning in (
+            ("trial", "1", "number of the trial that the iteration was of, from 0"),
+            ("order_id", "1", "place of its order among all 120"),
+            ("return_mean", "reward", "by the environment alone, mean over the iteration's episodes"),
+            ("alignment_mean", "reward", "what keeping to the order brought besides, mean over them"),
+            (
+                "compliance",
+                "fraction",
+                "of repairs that kept to it, mean over them; 1/2 of one without a repair",
+            ),
+            ("repairs", "repairs", "of all of them"),
+            ("without_repairs", "fraction", "of them that had no repair"),
+            ("passed", "trials", "that passed their gate so far"),
+            ("episodes", "episodes", "of all environments so far"),
+        )
+    ),
     Metric("eval/return_mean", "reward", _EPISODES, "mean undiscounted return", _GREEDY),
     Metric("eval/return_median", "reward", _EPISODES, "median return", _GREEDY),
     Metric(

@@ -6,7 +6,7 @@ switched off with a warning.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddppo.config import Config
 from ddppo.curriculum import Rounds
@@ -20,6 +20,9 @@ from ddppo.run.records.summary import SummaryBuilder
 from ddppo.run.records.tensorboard import TensorBoardWriter
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
+
+if TYPE_CHECKING:
+    from ddppo.search.campaign import Campaign
 
 TABLE_INTERVAL_S = 120.0
 
@@ -47,7 +50,8 @@ class Recorder:
     """Opens the run folder's records, continuing those of a run resumed at an iteration without doubled steps.
 
     `derived` holds what only the process knows: num_parameters, device, threads. journal: the import path of the
-    task's, if it has one. rounds: whose table is shown every so often, if they have a curriculum.
+    task's, if it has one. rounds: whose table is shown every so often, if they have a curriculum. campaign: of a
+    search, whose files are kept.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Recorder:
         wall_s: float,
         journal: str | None = None,
         rounds: Rounds | None = None,
+        campaign: "Campaign | None" = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -69,6 +74,11 @@ class Recorder:
         self.rounds = rounds if rounds is not None and rounds.curriculum is not None else None
         self._table_is_due = Throttle(TABLE_INTERVAL_S)
         self._table_is_due()  # not before anything is known
+        self.search = None
+        if campaign is not None:
+            from ddppo.search.records import SearchRecords  # most runs search nothing
+
+            self.search = SearchRecords(campaign, run_dir)
         resumed = iteration > 0
         self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
         metrics_path = run_dir / "metrics.jsonl"
@@ -116,6 +126,8 @@ class Recorder:
         """Write and show one iteration and what environments published in it; `is_last` makes its evaluation final."""
         if self.journal is not None:
             report = self.journal.noted(report, news)
+        if self.search is not None:
+            self.search.note()
         self.summary.add(report)
         self.metrics.write(report)
         if self.tensorboard is not None:
@@ -165,6 +177,8 @@ class Recorder:
             reached = {"return": self.config.target_return, "reached": bool(target), **(target or nothing)}
         if self.journal is not None:
             self._view("the journal's summary", self._summarise_journal)
+        if self.search is not None:
+            self.summary.search = self.search.summary()
         summary = self.summary.build(
             status=status,
             params_hash=params_hash,

@@ -48,10 +48,11 @@ class SummaryBuilder:
     The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
     `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
     themselves in the summary, and its `roles`, one name per rank, with the ranks. task: what its journal tells, if it
-    has one.
+    has one. search: what came of a search, if the run is one.
     """
 
     task: Mapping[str, Any] | None = None
+    search: Mapping[str, Any] | None = None
 
     def __init__(
         self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
@@ -144,6 +145,7 @@ class SummaryBuilder:
             "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
             "target": target,
             "task": self.task,
+            **({} if self.search is None else {"search": self.search}),
             "derived": sizes(shape) | self._derived,
             "config": asdict(self._config),
             "versions": versions(),

@@ -1,0 +1,136 @@
+"""A search over orders while a run trains: ddp whose iterations are whole episodes of the order that is tried.
+
+One policy learns. When a trial ends, its parameters and Adam's moments are kept for its order, and the next trial
+begins with those of the trial that it inherits from. Ranks swap alike, and rank 0 says which order comes next.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ddppo.config import Config
+from ddppo.config.fields import near
+from ddppo.distributed.programs.kit import Collected, Kit
+from ddppo.distributed.programs.workers import Worker
+from ddppo.envs.context import CONTEXT
+from ddppo.errors import ConfigError
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.step import adam_state
+from ddppo.search.campaign import PROPOSERS, Campaign, Proposer, Trial
+from ddppo.search.orders import KINDS, ORDERS, code
+from ddppo.seeding import derived_seed
+from ddppo.spaces import ArraySpec, EnvSpec
+from ddppo.topologies import imported
+from ddppo.tracebacks import in_one_line
+
+_CODE_SIZE = len(KINDS) ** 2
+
+
+def check(config: Config, spec: EnvSpec) -> None:
+    """Raise ConfigError where the search that is asked for cannot be, or its task takes no orders."""
+    said = f"search.name={config.search.name}: env.id={config.env.id}"
+    context = spec.obs.get(CONTEXT) if isinstance(spec.obs, dict) else None
+    if not (isinstance(context, ArraySpec) and context.shape == (_CODE_SIZE,)):
+        raise ConfigError(
+            f"{said} observes no context of {_CODE_SIZE} numbers, the code of an order: use experiment=workflows, or "
+            f"env.context={_CODE_SIZE}"
+        )
+    if spec.journal is None:
+        raise ConfigError(
+            f"{said} publishes nothing, so that nobody knows what came of an order: use experiment=workflows, or give "
+            "the task a journal (docs/search.md)"
+        )
+    proposer(config)
+
+
+def proposer(config: Config) -> Proposer:
+    """Return who proposes orders, a key of PROPOSERS or `my_pkg.searches:make`. Raises ConfigError."""
+    name, seed = config.search.name, derived_seed(config.seed, "search")
+    assert name is not None
+    if name not in PROPOSERS and ":" not in name:
+        raise ConfigError(
+            f"search.name={name}: must be one of {', '.join(PROPOSERS)}{near(name, list(PROPOSERS))}, or null; one of "
+            "your own goes by its import path, my_pkg.searches:make"
+        )
+    try:
+        made: Proposer = (PROPOSERS.get(name) or imported(name))(beta=config.search.beta, seed=seed)
+    except Exception as e:  # what a function of a user's own may raise
+        raise ConfigError(f"search.name={name} cannot be made: {in_one_line(e)}") from e
+    methods = ("ask", "tell", "posterior", "best", "state", "restore")
+    if lacking := [method for method in methods if not callable(getattr(made, method, None))]:
+        raise ConfigError(f"search.name={name} has no {lacking[0]}(): see ddppo.search.campaign.Proposer")
+    return made
+
+
+class SearchWorker(Worker):
+    """A rank that acts by the order of the trial under way, and learns from whole episodes."""
+
+    collector: Collector
+    campaign: Campaign
+
+    def __init__(self, kit: Kit) -> None:
+        super().__init__(kit)
+        self.campaign = Campaign(kit.config.search, kit.shape.num_envs, proposer(kit.config))
+        self._beginning = self._policy()
+        self._kept: dict[int, list[torch.Tensor]] = {}  # by the order of the trial that they are of, its last
+
+    def reset(self, iteration: int) -> None:
+        """Try an order where a run begins, or goes on after its end; nothing goes on from one iteration to the next."""
+        if self.campaign.under_way is None and not self.campaign.is_over:
+            self._begin_trial()
+
+    def collect(self, iteration: int) -> Collected:
+        options = [self.options()] * len(self._kit.env_indices)
+        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration), options)
+        return super().collect(iteration)
+
+    def hear(self, news: Sequence[bytes]) -> None:
+        ended = self.campaign.hear(news)
+        if ended is None:
+            return
+        self._kept[ended.order_id] = self._policy()
+        if not self.campaign.is_over:
+            self._begin_trial()
+        elif (best := self.campaign.best()) is not None:
+            self._take(self._kept[best["order_id"]])
+
+    def options(self) -> dict[str, Any]:
+        """Return what episodes begin with: the order that is tried, or the best at the end of all."""
+        trial = self.campaign.under_way
+        if trial is None:
+            best = self.campaign.best()
+            assert best is not None
+            return {CONTEXT: code(ORDERS[best["order_id"]]).tolist()}
+        return {CONTEXT: code(trial.order).tolist()}
+
+    def state(self) -> dict[str, Any]:
+        return {"campaign": self.campaign.state(), "kept": self._kept}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.campaign.restore(state["campaign"])
+        self._kept = dict(state["kept"])
+
+    def _begin_trial(self) -> None:
+        choice = torch.tensor([self.campaign.choose()])
+        trial = self.campaign.begin(int(self._kit.group.gather(choice)[0].item()))
+        self._inherit(trial)
+
+    def _inherit(self, trial: Trial) -> None:
+        source = trial.inherited_from
+        if source is None:
+            self._take(self._beginning)
+        else:
+            self._take(self._kept[self.campaign.trials[source].order_id])
+
+    def _policy(self) -> list[torch.Tensor]:
+        """Return copies of the parameters, and of Adam's steps and moments."""
+        vector = self._kit.parameters.vector
+        tensors = [vector.detach(), *adam_state(self.learner.optimizer, vector)]
+        return [x.clone() for x in tensors]
+
+    def _take(self, policy: Sequence[torch.Tensor]) -> None:
+        vector = self._kit.parameters.vector
+        own = [vector.detach(), *adam_state(self.learner.optimizer, vector)]
+        for x, kept in zip(own, policy, strict=True):
+            x.copy_(kept)
