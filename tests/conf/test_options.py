@@ -51,8 +51,8 @@ def convert(cfg):
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "atari", "cartpole", "circuit", "cloud", "gym", "lunarlander", "mountaincar_continuous", "mujoco",
-        "pendulum", "remote", "synthetic",
+        "acrobot", "atari", "cage2", "cartpole", "circuit", "cloud", "gym", "lunarlander", "mountaincar_continuous",
+        "mujoco", "pendulum", "remote", "synthetic",
     }  # fmt: skip
 
 

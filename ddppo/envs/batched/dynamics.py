@@ -15,7 +15,7 @@ class Dynamics(abc.ABC):
     max_episode_steps: int | None = None
 
     def __init__(self, state_size: int, num_envs: int) -> None:
-        self.state = np.zeros((state_size, num_envs))
+        self.state: np.ndarray = np.zeros((state_size, num_envs))
         self.generators: list[np.random.Generator] = []
 
     @abc.abstractmethod

@@ -1,6 +1,7 @@
 """Which tasks are stepped as one batch, and who steps them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 
@@ -13,6 +14,13 @@ from ddppo.envs.faults import EnvNames
 from ddppo.envs.scalar import make_task
 from ddppo.envs.vec_env import EnvSpec
 
+
+def _cage2(num_envs: int, **kwargs: Any) -> Dynamics:
+    from ddppo.envs.tasks.cage2.batch import Cage2  # whose tables are made when it is imported
+
+    return Cage2(num_envs, **kwargs)
+
+
 _CLASSIC = "gymnasium.envs.classic_control"
 # By what Gymnasium makes of an id: a user may register an id of Gymnasium's anew.
 DYNAMICS: dict[str, Callable[..., Dynamics]] = {
@@ -22,6 +30,7 @@ DYNAMICS: dict[str, Callable[..., Dynamics]] = {
     f"{_CLASSIC}.mountain_car:MountainCarEnv": classic.MountainCar,
     f"{_CLASSIC}.continuous_mountain_car:Continuous_MountainCarEnv": classic.ContinuousMountainCar,
     "ddppo.envs.synthetic:SyntheticEnv": synthetic.Synthetic,
+    "ddppo.envs.tasks.cage2.env:CageEnv": _cage2,
 }
 BATCHED_IDS = (
     "CartPole-v0",
@@ -31,6 +40,7 @@ BATCHED_IDS = (
     "MountainCar-v0",
     "MountainCarContinuous-v0",
     "ddppo/Synthetic-v0",
+    "ddppo/CAGE2-v0",
 )
 _COSTS = ("step_time_s", "reset_time_s")
 

@@ -15,3 +15,10 @@ gym.register(
     order_enforce=False,
     disable_env_checker=True,
 )
+
+gym.register(
+    "ddppo/CAGE2-v0",
+    entry_point="ddppo.envs.tasks.cage2.env:CageEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)
