@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from ddppo.envs.tasks.cage2 import agents
+from ddppo.envs.tasks.cage2 import agents, native
 from ddppo.envs.tasks.cage2.rules import HOST, NUM_ACTIONS
+from ddppo.native import why_not
 from tests.unit.cage2_play import act, exploit, hold, play, tell
 
 
@@ -139,6 +140,26 @@ def test_a_batch_of_games_is_as_many_games_by_themselves():
                 assert game.step(actions[i : i + 1])[0] == rewards[i]
                 np.testing.assert_array_equal(game.obs[0], batch.obs[i])
                 np.testing.assert_array_equal(game.compromised[0], batch.compromised[i])
+
+
+@pytest.mark.parametrize("red", agents.AGENTS)
+@pytest.mark.parametrize("green", ["sleep", "active"])
+def test_games_in_cpp_are_those_in_numpy_to_the_bit(red, green, monkeypatch):
+    if reason := why_not():
+        pytest.skip(reason)
+    games, other = (play(64, red, green=green, faithful_ot_quirk=green == "active") for _ in range(2))
+    act(games)
+    monkeypatch.setattr(native, "function", lambda: None)
+    act(other)
+    assert games._native is not None
+    assert other._native is None
+    rng = np.random.default_rng(2)
+    for _ in range(150):
+        repaired = rng.integers(28, NUM_ACTIONS, size=64)  # and decoys
+        actions = np.where(rng.random(64) < 0.3, repaired, rng.integers(NUM_ACTIONS, size=64))
+        assert games.step(actions).tobytes() == other.step(actions).tobytes()
+        assert games.obs.tobytes() == other.obs.tobytes()
+        assert games.state_of.records.tobytes() == other.state_of.records.tobytes()
 
 
 def test_games_go_on_exactly_from_their_state():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from ddppo.envs.tasks.cage2 import agents
+from ddppo.envs.tasks.cage2 import agents, native
 from ddppo.envs.tasks.cage2.rules import ACTIONS, HOST, HOSTS, OP_SERVER, ports_as_bits
+from ddppo.native import why_not
 from tests.unit.cage2_play import (
     EXPLOIT,
     NO,
@@ -54,6 +55,14 @@ DECOYS = {  # decoy -> the exploit that it catches, and the hosts that it works 
     "Tomcat": ("HTTPSRFI", [*LINUX_SERVERS, "User0", "User1", "User2"]),
     "Vsftpd": (None, [*LINUX_SERVERS, "User3", "User4"]),
 }
+
+
+@pytest.fixture(params=["C++", "NumPy"], autouse=True)
+def _stepped_by(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setattr(native, "function", lambda: None)
+    elif reason := why_not():
+        pytest.skip(reason)
 
 
 def game(num_games=1, **settings):

@@ -1,16 +1,20 @@
-"""CAGE 2 for n games at once: arrays in, arrays out, no Gymnasium."""
+"""CAGE 2 for n games at once: arrays in, arrays out, no Gymnasium.
 
+What is here is stepped in C++ where there is a compiler (ddppo/native/src/cage2.cpp), to the same bits.
+"""
+
+import functools
 from typing import Any
 
 import numpy as np
 
-from ddppo.envs.tasks.cage2 import agents, draws
+from ddppo.envs.tasks.cage2 import agents, draws, native
+from ddppo.envs.tasks.cage2.native import NativeStep
 from ddppo.envs.tasks.cage2.rules import (
     ACTION,
     DETECTED,
     DOWN_TENTHS,
     FAILS,
-    GREEN_HOSTS,
     LASTS,
     NOBODY,
     NUM_ACTIONS,
@@ -31,6 +35,7 @@ from ddppo.envs.tasks.cage2.tables import (
     EXPLOIT_PORT,
     FIRST,
     FREED,
+    GREEN_HOST,
     HOST_OF,
     NTH_EXPLOIT,
     NUM_EXPLOITS,
@@ -56,8 +61,6 @@ _RESTORE_SERVER = ACTION["Restore Op_Server0"]
 _SERVER = BIT[OP_SERVER]
 _NONE = np.uint16(0)
 _GREEN_AGENTS = ("sleep", "active")
-# By sixteenths of a random number: half of the time a host, half of the time none.
-_GREEN = np.array([*GREEN_HOSTS, *[NOBODY] * len(GREEN_HOSTS)])
 
 
 class Games:
@@ -80,12 +83,21 @@ class Games:
         self.num_games = num_games
         self.state_of = State(num_games)
         self.obs = np.zeros((num_games, OBS_SIZE), np.float32)
-        self._agent = agents.AGENTS[red]
+        self._red = red
         self._has_green = green == "active"
         self._has_quirk = faithful_ot_quirk
         self._every = np.arange(num_games)
         self._host_obs = self.obs.reshape(num_games, NUM_HOSTS, 4)
         self.reset(self._every, np.zeros(num_games, np.uint64))
+
+    @functools.cached_property  # at the first step, which a task that is probed does not do
+    def _native(self) -> NativeStep | None:
+        function = native.function()
+        if function is None:
+            return None
+        return NativeStep(
+            function, self.state_of.records, self.obs, self._red, self._has_green, self._has_quirk
+        )
 
     @property
     def compromised(self) -> np.ndarray:
@@ -106,11 +118,14 @@ class Games:
             raise IndexError(
                 f"game {i}, counted from 0, has no action {actions[i]}: they are 0 to {NUM_ACTIONS - 1}"
             )
+        return self._step(actions) if self._native is None else self._native(actions)
+
+    def _step(self, actions: np.ndarray) -> np.ndarray:
         state = self.state_of
         found = self._blue(actions)
         numbers = draws.draws(state.key, state.time)
-        noisy = _GREEN[(numbers[draws.GREEN] * 16).astype(np.int64)] if self._has_green else None
-        self._agent(state, numbers)
+        noisy = GREEN_HOST[(numbers[draws.GREEN] * 16).astype(np.int64)] if self._has_green else None
+        agents.AGENTS[self._red](state, numbers)
         trace = self._operate(numbers)
         self._monitor(actions, found, noisy, trace)
         state.time += np.uint64(1)

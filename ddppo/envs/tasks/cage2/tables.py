@@ -9,6 +9,7 @@ from ddppo.envs.tasks.cage2.rules import (
     ACTIONS,
     DECOYS,
     EXPLOITS,
+    GREEN_HOSTS,
     HOST,
     HOSTS,
     NOBODY,
@@ -81,3 +82,5 @@ _ALLOWED = [
 NUM_EXPLOITS = np.array([len(allowed) for allowed in _ALLOWED])  # [4096] by ports seen
 NTH_EXPLOIT = np.array([allowed + [0] * (len(EXPLOITS) - len(allowed)) for allowed in _ALLOWED], np.uint8)
 NUM_PORTS = np.array([ports.bit_count() for ports in range(1 << len(PORTS))], np.uint8)  # [4096]
+# [16] whom Green scans, by sixteenths of a random number: half of the time nobody.
+GREEN_HOST = np.array([*GREEN_HOSTS, *[NOBODY] * len(GREEN_HOSTS)])
