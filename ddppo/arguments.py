@@ -50,6 +50,7 @@ _INTEGERS = {name for name, annotation in _TYPES.items() if is_integer(annotatio
 # Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
 _NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
 _IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
+_IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # brackets are lists to Hydra
 _SHELLS = ("bash", "fish", "zsh")
 
 
@@ -133,6 +134,8 @@ def _prepared(argument: str) -> str:
     bare = _bare(key)
     if equals and bare in (*_FOLDERS, "resume"):
         return f"{key}={_quoted(_unquoted(value))}"
+    if equals and bare == "env.urls":
+        return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
     if equals and bare.removeprefix("hydra.sweeper.params.") in _INTEGERS:
         return f"{key}={written_out(value)}"
     return f"++{argument}" if argument.startswith(_MAPPINGS) else argument

@@ -6,7 +6,7 @@ from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 
 SERVED = "served"  # env.id where it is the servers' to say: env=remote
-_ADDRESS = re.compile(r"wss?://[^/\s:@]+(:\d{1,5})?/?", re.IGNORECASE)
+_ADDRESS = re.compile(r"wss?://(\[[\da-f:.]+\]|[^/\s:@[\]]+)(:\d{1,5})?/?", re.IGNORECASE)
 
 
 def check_served(config: Config) -> None:
@@ -22,7 +22,9 @@ def check_served(config: Config) -> None:
         return
     for url in env.urls:
         if not _ADDRESS.fullmatch(url):
-            raise ConfigError(f"env.urls={env.urls}: {url} is no address such as ws://127.0.0.1:8000")
+            raise ConfigError(
+                f"env.urls={env.urls}: {url} is no address such as ws://127.0.0.1:8000, or ws://[::1]:8000"
+            )
     if not env.urls:
         if env.id == SERVED:
             raise ConfigError(

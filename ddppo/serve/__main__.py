@@ -70,7 +70,7 @@ def main() -> None:
     token = None if options.token_file is None else token_in(Path(options.token_file), "token_file")
     env = composed(overrides).env
     serve(ServeSettings(
-        env, options.pool, options.host, options.port, token, limits,
+        env, options.pool, options.host.strip("[]"), options.port, token, limits,
         confinement=confinement, keep_env=tuple(options.keep_env), prints=options.prints,
     ))  # fmt: skip
 

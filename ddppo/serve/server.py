@@ -118,7 +118,8 @@ def listening(
 
 def _listener(settings: ServeSettings) -> socket.socket:
     try:
-        return socket.create_server((settings.host, settings.port), backlog=1024)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
     except OSError as e:
         raise ConfigError(
             f"host={settings.host} port={settings.port} cannot be listened on: {e.strerror}: choose another port"
@@ -127,7 +128,7 @@ def _listener(settings: ServeSettings) -> socket.socket:
 
 def address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"ws://{host}:{port}"
+    return f"ws://[{host}]:{port}" if ":" in host else f"ws://{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

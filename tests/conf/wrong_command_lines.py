@@ -321,6 +321,8 @@ _TOGETHER = (
     "env=remote",
     "env=remote env.urls=[http://127.0.0.1:9]",
     "env=remote env.urls=[ws://127.0.0.1:9]",
+    "env=remote env.urls=[ws://::1:9]",
+    "env=remote env.urls=[ws://[::1]:9]",
     "env=remote env.urls=[ws://127.0.0.1:9] env.max_episode_steps=5",
     "env=remote env.urls=[ws://127.0.0.1:9] env.kwargs={a:1}",
     "env=remote env.urls=[ws://127.0.0.1:9] env.token_file=nowhere",

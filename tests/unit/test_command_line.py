@@ -55,6 +55,14 @@ def test_an_interpolation_in_a_folder_s_name_is_resolved():
     assert prepared_arguments(["hydra.run.dir=out/${seed}"]) == ["hydra.run.dir='out/${seed}'"]
 
 
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+def test_addresses_are_what_was_written_after_hydra_has_read_them(quote):
+    urls = ["ws://[::1]:8000", "ws://127.0.0.1:8000", "wss://[fd00::a1]"]
+    written = ",".join(f"{quote}{url}{quote}" for url in urls)
+    (override,) = OverridesParser.create().parse_overrides(prepared_arguments([f"env.urls=[{written}]"]))
+    assert override.value() == urls
+
+
 def test_whole_numbers_are_written_out_where_an_integer_is_meant():
     for given, prepared in {
         "ppo.total_steps=1e5,2e5": "ppo.total_steps=100000,200000",

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,7 +26,8 @@ from test_serve_slots import SPEC, WORLD, runs, until  # noqa: E402
 from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
-from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.config import Config, EnvConfig  # noqa: E402
+from ddppo.config.served import check_served  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env, probe  # noqa: E402
 from ddppo.envs.remote.connection import (  # noqa: E402
     Connection,
@@ -189,6 +191,23 @@ def test_a_server_that_other_machines_reach_needs_a_token():
         served(ServeSettings(WORLD, host="0.0.0.0")),
     ):
         pass
+
+
+def has_ipv6():
+    with suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_a_server_at_an_address_of_ipv6_is_found_there():
+    with served(ServeSettings(WORLD, pool=1, host="::1", port=0)) as url:
+        assert url.startswith("ws://[::1]:")
+        env = replace(WORLD, backend="remote", urls=[url])
+        check_served(Config(env=env))
+        assert probe(env) == SPEC
+        with SyncEnvPool([url], num_envs=1):
+            assert health(url)["held"] == 1
 
 
 def test_garbage_is_refused_and_harms_neither_its_session_nor_another():
