@@ -61,20 +61,23 @@ def _best(search: Search) -> str:
     """Say what is best of what was tried, by the posterior, and how sure that is."""
     mean, deviation = search.mean, search.deviation
     ranked, tried = by_mean(search), search.tried
-    first, *others = [order for order in ranked if order in tried]
-    trial = [each for each in search.ended if each.order_id == first][-1]
+    passed = [trial for trial in search.ended if trial.passed]
+    counts = {trial.order_id for trial in passed or search.ended}
+    first, *others = [order for order in ranked if order in counts]
+    trial = [each for each in passed or search.ended if each.order_id == first][-1]
     kept = "" if math.isnan(trial.compliance) else f" at {percent(trial.compliance)} compliance"
-    kept += "" if trial.passed else ", and did not pass the gate"
+    of_which = "what passed the gate" if passed else "what was tried (nothing passed the gate)"
     said = (
-        f"Best of what was tried, by the posterior, is {named(first)} (order {first}): mean {mean[first]:.4g}, "
+        f"Best of {of_which}, by the posterior, is {named(first)} (order {first}): mean {mean[first]:.4g}, "
         f"deviation {deviation[first]:.2g}; trial {trial.number} scored {score(trial)}{kept}."
     )
     if others:
         apart, common = mean[first] - mean[others[0]], math.hypot(deviation[first], deviation[others[0]])
         sure = "clearly lower" if apart > 2 * common else "so which of the two is better is not sure"
         said += f" The next, order {others[0]}, is {apart:.2g} lower with a common deviation of {common:.2g}: {sure}."
-    if better := [order for order in ranked if order not in tried and mean[order] > mean[first]]:
-        said += f" Not tried, but expected to be higher: {named(better[0])} (order {better[0]}), {mean[better[0]]:.4g}."
+    if ranked[0] != first:
+        why = "did not pass the gate" if ranked[0] in tried else "was not tried"
+        said += f" Expected to be higher, but {why}: {named(ranked[0])} (order {ranked[0]}), {mean[ranked[0]]:.4g}."
     could = np.flatnonzero(mean + search.beta * deviation > mean[first])
     untried = len(set(could.tolist()) - set(tried))
     ahead = "a longer search would look there" if untried else "the search has looked where it could gain"
