@@ -22,3 +22,10 @@ gym.register(
     order_enforce=False,
     disable_env_checker=True,
 )
+
+gym.register(
+    "ddppo/CybORG-v0",
+    entry_point="ddppo.envs.tasks.cage2.cyborg:CyborgEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)

@@ -1,0 +1,210 @@
+"""`ddppo/CybORG-v0`: CAGE challenge 2 as an installed CybORG plays it; actions, observations and orders are ours.
+
+To compare ours with, and a task whose steps take 2 ms, for which a pool is.
+"""
+
+import importlib
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from ddppo.envs.tasks.cage2.compliance import KIND_REPAIRED, Compliance
+from ddppo.envs.tasks.cage2.env import check_episode_steps
+from ddppo.envs.tasks.cage2.games import OBS_SIZE
+from ddppo.envs.tasks.cage2.rules import ACTIONS, HOST, NUM_HOSTS
+from ddppo.errors import ConfigError
+
+_RED = {  # where CybORG has its agents
+    "b_line": "CybORG.Agents:B_lineAgent",
+    "meander": "CybORG.Agents.SimpleAgents.Meander:RedMeanderAgent",
+    "sleep": "CybORG.Agents:SleepAgent",
+}
+_SCENARIO = "Shared/Scenarios/Scenario2.yaml"
+_GET = (
+    "git clone https://github.com/cage-challenge/cage-challenge-2, then pip install -e cage-challenge-2/CybORG "
+    "(the package cyborg of the index is another thing)"
+)
+_ANOTHER = "the CybORG that is installed is not that of CAGE challenge 2"
+_ROOTS = {"root", "SYSTEM"}
+_ONE = np.zeros(1, np.int64)
+
+
+class CyborgEnv(gym.Env):
+    """One game of CybORG; green is asleep, as in the challenge. Never terminated, truncated after episode_steps.
+
+    An episode that begins with the options {"context": code of an order} is judged by it, and its rewards have the
+    alignment besides; code: `[25]`, position x kind, one-hot. An episode that begins without has the last one's order.
+    true_state_every: how many steps old `compromised` may be.
+
+    CybORG draws from the one generator of `random` and the one of NumPy that a process has. Each environment keeps
+    their states between its calls, so that several in one process, as in an evaluation, do not disturb each other.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
+    one_a_process = True
+
+    def __init__(
+        self,
+        red: str = "b_line",
+        episode_steps: int = 100,
+        true_state_every: int = 10,
+        compliance: str = "state",
+        alignment_weight: float = 30.0,
+    ) -> None:
+        check_episode_steps(episode_steps)
+        if red not in _RED:
+            raise ConfigError(f"red={red}: must be one of {', '.join(_RED)}")
+        if type(true_state_every) is not int or true_state_every < 1:
+            raise ConfigError(
+                f"true_state_every={true_state_every} must be a whole number of steps, at least 1"
+            )
+        self.observation_space = Box(0.0, 1.0, (OBS_SIZE,), np.float32)
+        self.action_space = Discrete(len(ACTIONS))
+        self._episode_steps = episode_steps
+        self._num_steps = 0
+        self._compliance = Compliance(1, compliance, alignment_weight)
+        self._order: np.ndarray | None = None  # [1, 5]
+        self._generators = _seeded(0)
+        with self._own_generators():
+            self.game = _make_game(red)
+            self._number = _numbers(self.game)
+        self._true_state = TrueState(self._read_true_state, true_state_every)
+
+    @property
+    def compromised(self) -> np.ndarray:
+        """What Red had on each host `[13]` less than true_state_every steps ago: 0 nothing, 1 a user's, 2 root."""
+        return self._true_state.lately()
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._generators = _seeded(int(self.np_random.integers(2**32)))
+        with self._own_generators():
+            obs = self.game.reset()
+        self._num_steps = 0
+        self._true_state.forget()
+        if options and "context" in options:
+            self._order = np.reshape(options["context"], (1, 5, 5)).argmax(axis=2)
+        if self._order is not None:
+            self._compliance.begin(_ONE, self._order)
+        return np.asarray(obs, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        alignment = 0.0 if self._order is None else self._judged(action)
+        with self._own_generators():
+            obs, reward, _, _ = self.game.step(self._number[action])
+        self._num_steps += 1
+        self._true_state.grow_older()
+        is_over = self._num_steps >= self._episode_steps
+        if is_over and self._order is not None:
+            alignment += float(self._compliance.conclude(_ONE)[0])
+        return np.asarray(obs, np.float32), float(reward) + alignment, False, is_over, {}
+
+    def _judged(self, action: int) -> float:
+        """Return what alignment pays for an action. A repair is judged by the true state as it is, however dear."""
+        needs_state = KIND_REPAIRED[action] >= 0 and self._compliance.rule == "state"
+        state = self._true_state.now() if needs_state else np.zeros(NUM_HOSTS, np.uint8)
+        return float(self._compliance.judge(np.array([action]), state[None])[0])
+
+    def _read_true_state(self) -> np.ndarray:
+        return _compromised(self.game.get_agent_state("True"))
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        outer = random.getstate(), np.random.get_state()
+        _set_generators(self._generators)
+        try:
+            yield
+        finally:
+            self._generators = random.getstate(), np.random.get_state()
+            _set_generators(outer)
+
+
+class TrueState:
+    """What Red has on each host `[13]`; reading it takes as long as a step, so a reading may serve `every` steps."""
+
+    def __init__(self, read: Callable[[], np.ndarray], every: int) -> None:
+        self._read = read
+        self._every = every
+        self._age: int | None = None  # in steps; None before the first reading
+        self._last = np.zeros(NUM_HOSTS, np.uint8)
+
+    def forget(self) -> None:
+        self._age = None
+
+    def grow_older(self) -> None:
+        """Note that a step was done."""
+        if self._age is not None:
+            self._age += 1
+
+    def lately(self) -> np.ndarray:
+        """Return it as it was less than `every` steps ago."""
+        return self.now() if self._age is None or self._age >= self._every else self._last
+
+    def now(self) -> np.ndarray:
+        """Return it as it is."""
+        if self._age != 0:
+            self._last, self._age = self._read(), 0
+        return self._last
+
+
+# -- CybORG ----------------------------------------------------------------------------------------------------------
+
+
+def _make_game(red: str) -> Any:
+    """Make the game as the challenge evaluates it. Raises ConfigError where CybORG is not there, or is another."""
+    try:
+        cyborg = importlib.import_module("CybORG").CybORG
+        module, _, name = _RED[red].partition(":")
+        agent = getattr(importlib.import_module(module), name)
+        wrapper = importlib.import_module("CybORG.Agents.Wrappers").ChallengeWrapper
+    except ModuleNotFoundError as e:
+        if e.name == "CybORG":
+            raise ConfigError(f"CybORG is not installed: {_GET}") from e
+        raise ConfigError(
+            f"CybORG is installed, but not the module {e.name}, or it is another CybORG: {_GET}"
+        ) from e
+    except (ImportError, AttributeError) as e:
+        raise ConfigError(f"{_ANOTHER} ({e}): {_GET}") from e
+    scenario = Path(inspect.getfile(cyborg)).parent / _SCENARIO
+    if not scenario.exists():
+        raise ConfigError(f"{_ANOTHER} (it has no {_SCENARIO}): {_GET}")
+    return wrapper(env=cyborg(str(scenario), "sim", agents={"Red": agent}), agent_name="Blue")
+
+
+def _numbers(game: Any) -> list[int]:
+    """Return CybORG's number of each of our actions, by their names. Raises ConfigError where it has others."""
+    names = [
+        " ".join(filter(None, (type(action).__name__, getattr(action, "hostname", None))))
+        for action in game.get_attr("possible_actions")
+    ]
+    if sorted(names) != sorted(ACTIONS):
+        raise ConfigError(f"{_ANOTHER} (it has not those {len(ACTIONS)} actions): {_GET}")
+    return [names.index(name) for name in ACTIONS]
+
+
+def _compromised(true_state: Any) -> np.ndarray:
+    """Return what Red has on each host `[13]`, by its sessions: 0 nothing, 1 a user's, 2 root's or SYSTEM's."""
+    found = np.zeros(NUM_HOSTS, np.uint8)
+    for name, h in HOST.items():
+        users = {s["Username"] for s in true_state.get(name, {}).get("Sessions", ()) if s["Agent"] == "Red"}
+        found[h] = 2 if users & _ROOTS else min(len(users), 1)
+    return found
+
+
+def _seeded(key: int) -> tuple[Any, Any]:
+    """Return the states of both generators of a process after a seed."""
+    return random.Random(key).getstate(), np.random.RandomState(key).get_state()
+
+
+def _set_generators(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
