@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,15 +11,42 @@ import pytest
 import torch
 
 from tests.golden.recipe import FOLDER, SETTINGS, measure
-from tests.support import TINY, run, started, summary
+from tests.support import TINY, started, summary, wait_until
 
 pytestmark = pytest.mark.slow  # a minute of a core for each task
 
 
+def compilers(cache):
+    """Processes that work for this cache, by their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if str(cache / "ddppo" / "step-").encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+    return found
+
+
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """An empty cache for all tests of this module."""
-    return tmp_path_factory.mktemp("cache")
+def killed(tmp_path_factory):
+    """Where a rank was killed while it had its step compiled: its cache, and the folder for its temporary files."""
+    folder = tmp_path_factory.mktemp("killed")
+    cache, elsewhere = folder / "cache", folder / "tmp"
+    elsewhere.mkdir()
+    command = [
+        sys.executable, "-m", "ddppo.train", *TINY, "env=cartpole", *SETTINGS, "compile=torch",
+        f"hydra.run.dir={folder / 'run'}",
+    ]  # fmt: skip
+    with started(command, XDG_CACHE_HOME=str(cache), TMPDIR=str(elsewhere)) as process:
+        wait_until(lambda: len(compilers(cache)) > 1, "C++ compiler", timeout_s=300)  # beside what starts it
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not compilers(cache), "end of what compiles", timeout_s=300)
+    return cache, elsewhere
+
+
+@pytest.fixture
+def cache(killed):
+    """The cache of all tests of this module, the first of which compiles anew what was not finished there."""
+    return killed[0]
 
 
 @pytest.mark.parametrize("task", ["cartpole", "pendulum"])
@@ -48,36 +74,8 @@ def test_any_number_of_ranks_loads_what_one_compiled_and_learns_the_same(tmp_pat
         assert (parameters[world_size] - parameters[1]).abs().max() <= 1e-9
 
 
-def test_what_compiles_ends_with_its_rank_however_that_ends_and_leaves_nothing_elsewhere(tmp_path):
-    cache, elsewhere = tmp_path / "cache", tmp_path / "tmp"
-    elsewhere.mkdir()
-    command = [
-        sys.executable, "-m", "ddppo.train", *TINY, "env=cartpole", *SETTINGS, "compile=torch",
-        "model.hidden_sizes=[5]",
-    ]  # fmt: skip
-    killed, again = (f"hydra.run.dir={tmp_path / name}" for name in ("killed", "again"))
-
-    def compilers():
-        """Processes that work for this cache, by their environment."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            with suppress(OSError):
-                if str(cache / "ddppo" / "step-").encode() in (entry / "environ").read_bytes():
-                    found.append(entry.name)
-        return found
-
-    def wait_until(condition):
-        end = time.monotonic() + 300
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.05)
-
-    with started([*command, killed], XDG_CACHE_HOME=str(cache), TMPDIR=str(elsewhere)) as process:
-        wait_until(lambda: len(compilers()) > 1)  # it and a C++ compiler
-        os.kill(process.pid, signal.SIGKILL)
-        wait_until(lambda: not compilers())
+def test_what_compiles_ends_with_its_rank_however_that_ends_and_leaves_nothing_elsewhere(killed, tmp_path):
+    cache, elsewhere = killed
     assert list(elsewhere.iterdir()) == []
-    environ = {"XDG_CACHE_HOME": str(cache), "TMPDIR": str(elsewhere)}
-    result = run([*command, again], tmp_path / "again", timeout_s=600, **environ)
-    assert result.code == 0, result.stderr
+    measure("cartpole", tmp_path / "again", "compile=torch", XDG_CACHE_HOME=str(cache))
     assert not list(cache.rglob("*.unfinished"))
