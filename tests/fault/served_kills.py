@@ -17,7 +17,7 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from tests.support import CHECKOUT, processes, wait_until
+from tests.support import CHECKOUT, process_of, processes, wait_until
 
 NUM_ENVS, WORLD_SIZE = 4, 2
 _WAIT_S = 120.0
@@ -106,7 +106,7 @@ class Kills:
 
     def _started(self, command: tuple[str, ...], name: str) -> subprocess.Popen:
         with (self.folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(
+            return process_of(
                 [sys.executable, "-m", *command], cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip

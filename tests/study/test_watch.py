@@ -1,7 +1,6 @@
 import fcntl
 import json
 import shutil
-import subprocess
 import sys
 import time
 
@@ -14,6 +13,7 @@ from ddppo.study.report import ReportOptions
 from ddppo.watch import live, sweep
 from ddppo.watch.live import watch
 from ddppo.watch.sweep import Job, Progress, expected, progress
+from tests.support import run
 
 NAMES = [f"dist.world_size-{w}_seed-{seed}" for w in (1, 2) for seed in (0, 1)]
 COMMAND = """
@@ -213,9 +213,8 @@ def test_the_planned_runs_of_a_real_sweep_are_those_that_it_makes(tmp_path):
         "ppo.rollout_steps=2",
         "eval.final_episodes=0",
     ]
-    subprocess.run(
-        [*command, *small, "env.num_envs=4", "env.kwargs.step_time_s=0"], check=True, capture_output=True
-    )
+    done = run([*command, *small, "env.num_envs=4", "env.kwargs.step_time_s=0"], tmp_path)
+    assert done.code == 0, done.stderr
     sweep._planned.cache_clear()
     now = progress(tmp_path)
     assert now.num_planned == 4

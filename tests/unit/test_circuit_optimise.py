@@ -34,7 +34,7 @@ from ddppo.optimise.workers import Workers
 from ddppo.options import parse as parse_door
 from ddppo.run.checkpoint import save_iteration
 from ddppo.signals import StopRequest
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, door
 from tests.unit.circuit_play import qasm
 
 FOREVER = float("inf")
@@ -146,13 +146,13 @@ def test_a_signal_ends_the_search_and_what_was_found_is_verified_and_written(tmp
         "minutes=60",
         "workers=2",
     ]
-    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as door:
-        for line in door.stdout:
+    with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
             if "Ctrl-C ends it early" in line:
                 break
-        door.send_signal(number)
-        said = door.stdout.read()
-        assert door.wait(60) == 0
+        process.send_signal(number)
+        said = process.stdout.read()
+        assert process.wait(60) == 0
     assert "equal up to a phase" in said
     assert len(read(out).circuit) <= 39
 
@@ -369,12 +369,9 @@ def test_a_run_s_policy_rewrites_a_circuit_of_another_size_and_never_does_nothin
 
 def test_the_door_rewrites_by_a_run_s_policy(run_folder, tmp_path):
     out = tmp_path / "out.qasm"
-    command = ["optimise", "tof_3", f"out={out}", f"run={run_folder}", "steps=200", "workers=2"]
-    done = subprocess.run(
-        [sys.executable, "-m", "ddppo.circuit", *command],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    arguments = ["optimise", "tof_3", f"out={out}", f"run={run_folder}", "steps=200", "workers=2"]
+    done = door(*arguments, module="ddppo.circuit", run_dir=tmp_path, timeout_s=300)
+    assert done.code == 0, done.stderr
     assert "2 workers rewrite by the run's policy for 200 steps each" in done.stdout
     assert "equal up to a phase" in done.stdout
     assert len(read(out).circuit) <= 39

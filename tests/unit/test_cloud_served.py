@@ -1,9 +1,5 @@
 """The cloud behind a socket: a world for each session, and nothing of it for the next."""
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 pytest.importorskip("moto")
@@ -13,7 +9,7 @@ pytest.importorskip("fastapi")
 from ddppo.config import EnvConfig
 from ddppo.envs.turns import make_turns
 from ddppo.serve.server import ServeSettings, served
-from tests.support import CHECKOUT
+from tests.support import TINY, door, summary
 
 CLOUD = EnvConfig(id="ddppo/Cloud-v0")
 
@@ -71,25 +67,10 @@ def test_a_session_hears_of_its_task_and_of_success(url):
 
 @pytest.mark.slow
 def test_one_command_trains_on_the_cloud_on_two_ranks_with_pools_of_their_own(tmp_path):
-    run = subprocess.run(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "ddppo.train",
-                "env=cloud",
-                "ppo=grpo",
-                "model=token_policy",
-                "dist.world_size=2",
-            ),
-            *("env.tasks=[warm-up]", "env.num_envs=16", "ppo.total_steps=200", "eval.final_episodes=0"),
-            *("log.progress=none", "log.tensorboard=false", f"hydra.run.dir={tmp_path / 'run'}"),
-        ],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert run.returncode == 0, run.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "completed"
+    settings = (
+        "env=cloud", "env.tasks=[warm-up]", "env.num_envs=16", "ppo=grpo", "model=token_policy", "dist.world_size=2",
+        "ppo.total_steps=200",
+    )  # fmt: skip
+    done = door(*TINY, *settings, run_dir=tmp_path / "run", timeout_s=600)
+    assert done.code == 0, done.stderr
+    assert summary(tmp_path / "run")["status"] == "completed"
