@@ -74,12 +74,14 @@ class World(gym.Env):
 def started_as_a_daemon():
     """Start a process in a session of its own, whose parents have ended; return its number."""
     read, write = os.pipe()
-    if os.fork() == 0:
+    parent = os.fork()
+    if parent == 0:
         os.setsid()
         if os.fork() == 0:
             os.write(write, str(os.getpid()).encode())
             threading.Event().wait()
         os._exit(0)
+    os.waitpid(parent, 0)
     return int(os.read(read, 20))
 
 
