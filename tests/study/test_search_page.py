@@ -13,7 +13,7 @@ from test_page import NUMBERS, text_of
 from ddppo import report as door
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.explain.orders import named
-from ddppo.study.measure.orders import best_so_far, by_inheritance, by_place, lineage
+from ddppo.study.measure.orders import best_so_far, by_inheritance, by_place, curve, lineage
 from ddppo.study.page.order_figures import charts
 from ddppo.study.page.orders import make_report, page
 from ddppo.study.read.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, Trial, read_search
@@ -242,10 +242,21 @@ def test_trials_that_did_not_pass_count_as_longer_than_all_that_did(made_up, tmp
     assert (nothing.name, nothing.num_passed, nothing.until_gate) == ("nothing", 3, math.inf)
 
 
-def test_the_best_so_far_never_falls(made_up, tmp_path):
-    best = best_so_far(read_search(made_up.write(tmp_path)))
-    assert best == sorted(best)
-    assert best[-1] == max(each["score"] for each in made_up.trials)
+def test_the_best_so_far_is_worth_what_the_posterior_says_of_it_today(made_up, tmp_path):
+    search = read_search(made_up.write(tmp_path))
+    means = [search.mean[each["order_id"]] for each in made_up.trials]
+    assert best_so_far(search) == [max(means[: n + 1]) for n in range(len(means))]
+    scores = [each["score"] for each in made_up.trials]
+    change(tmp_path, "posterior", None)
+    assert best_so_far(read_search(tmp_path)) == [max(scores[: n + 1]) for n in range(len(scores))]
+
+
+def test_a_curve_has_a_gap_between_trials_unless_they_are_many(made_up, tmp_path):
+    for search, gaps in ((made_up, 12), (searched(60), 1)):
+        told = read_search(search.write(tmp_path))
+        xs, ys = curve(told, told.episodes.compliance)
+        assert sum(map(math.isnan, ys)) == gaps
+        assert (xs[0], xs[-1]) == (0, len(told.episodes.trial))
 
 
 def test_the_mean_by_place_is_over_the_orders_that_have_the_kind_there():

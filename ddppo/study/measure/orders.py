@@ -12,6 +12,7 @@ from ddppo.study.read.search_files import Search, Trial
 
 NOTHING = "nothing"
 _BINS = 200  # of a curve: more could not be told apart
+_GAPS = 50  # in it, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,13 @@ class Inherited:
 
 
 def best_so_far(search: Search) -> list[float]:
-    """Return the highest score after each trial that has ended."""
-    return np.maximum.accumulate([trial.score for trial in search.ended]).tolist() if search.ended else []
+    """Return what the best order tried was worth after each trial that has ended.
+
+    That is the highest posterior mean of today, which noise of single scores does not raise; else the highest score.
+    """
+    known = search.mean.size
+    worth = [float(search.mean[trial.order_id]) if known else trial.score for trial in search.ended]
+    return np.maximum.accumulate(worth).tolist() if worth else []
 
 
 def by_mean(search: Search) -> list[int]:
@@ -50,14 +56,13 @@ def distance(search: Search, trial: Trial) -> int | None:
 
 
 def by_inheritance(search: Search) -> list[Inherited]:
-    """Return the trials that have ended, by what they began from: nothing, the same order, one at distance 1, 2, ..."""
+    """Return the trials that have ended, by what they began from: nothing, or an order at distance 0, 1, 2, ..."""
     groups: dict[int, list[Trial]] = {}
     for trial in search.trials:
         far = distance(search, trial)
         if trial.ended_by:
             groups.setdefault(-1 if far is None else far, []).append(trial)
-    names = {-1: NOTHING, 0: "the same order"}
-    return [Inherited(names.get(far, f"distance {far}"), groups[far]) for far in sorted(groups)]
+    return [Inherited(NOTHING if far < 0 else f"distance {far}", groups[far]) for far in sorted(groups)]
 
 
 def lineage(trials: Sequence[Trial]) -> list[tuple[str, Trial]]:
@@ -83,15 +88,20 @@ def lineage(trials: Sequence[Trial]) -> list[tuple[str, Trial]]:
 
 
 def curve(search: Search, values: np.ndarray) -> tuple[list[float], list[float]]:
-    """Return episodes and the means of `values` over stretches of them, with a gap (NaN) where a trial ends."""
+    """Return episodes and the means of `values` over stretches of them.
+
+    Where trials are few there is a gap (NaN) between them.
+    """
     every = max(1, math.ceil(len(values) / _BINS))
+    ends = (np.flatnonzero(np.diff(search.episodes.trial)) + 1).tolist()
+    ends = ends if len(ends) < _GAPS else []
     xs: list[float] = []
     ys: list[float] = []
-    ends = np.flatnonzero(np.diff(search.episodes.trial)) + 1
     for start, end in zip([0, *ends], [*ends, len(values)], strict=True):
         for at in range(start, end, every):
-            xs.append(min(at + every, end))
-            ys.append(float(values[at : min(at + every, end)].mean()))
+            mean = float(values[at : min(at + every, end)].mean())
+            xs += [start, min(at + every, end)] if at == start else [min(at + every, end)]
+            ys += [mean, mean] if at == start else [mean]
         xs.append(end)
         ys.append(math.nan)
     return xs, ys

@@ -114,9 +114,9 @@ class Chart:
         """Draw points that tell a pointer what is `said` of each."""
         self._points("dot", 4, (xs, ys, said), colour, label)
 
-    def seeds(self, xs: Values, ys: Values, colour: str, said: Sequence[str]) -> None:
+    def seeds(self, xs: Values, ys: Values, colour: str, said: Sequence[str], label: str = "") -> None:
         """Draw the small points of one out of many: seeds, ranks."""
-        self._points("seed", 2.6, (xs, ys, said), colour)
+        self._points("seed", 2.6, (xs, ys, said), colour, label)
 
     def _points(
         self, kind: str, radius: float, of: tuple[Values, Values, Sequence[str]], colour: str, label: str = ""

@@ -1,6 +1,7 @@
 """The charts of a search over orders: posterior, what was tried when, compliance and training."""
 
 import math
+from collections.abc import Sequence
 
 from ddppo.search.orders import ORDERS, PRESETS, order_id
 from ddppo.study.columns import percent
@@ -10,6 +11,7 @@ from ddppo.study.page.chart import Axis, Chart
 from ddppo.study.page.chart import named as places
 from ddppo.study.read.search_files import Search, Trial
 
+_MANY = 60  # trials: more are drawn as small points
 _RANKS = {3: "sky", 2: "green", 1: "blue"}  # of the best by UCB; the first drawn last, above the others
 
 
@@ -46,13 +48,9 @@ def _posterior(search: Search) -> Chart:
         f"place {i}: {named(o)} (order {o}), {_expected(search, o)}" for i, o in zip(xs, ranked, strict=True)
     ]
     chart.seeds(xs, mean.tolist(), "blue", said)
-    tried = search.ended
-    chart.dots(
-        [place[t.order_id] for t in tried],
-        [t.score for t in tried],
-        "orange",
-        [_told(t) for t in tried],
-        "scores of trials",
+    scores = [t.score for t in search.ended]
+    _trials(
+        chart, search.ended, [place[t.order_id] for t in search.ended], scores, "orange", "scores of trials"
     )
     presets = {name: order_id(order) for name, order in PRESETS.items()}
     chart.dots(
@@ -86,7 +84,8 @@ def _best_by_ucb(search: Search) -> Chart:
             f"{s.mean:.4g}, deviation {s.deviation:.2g}"
             for s in of_rank
         ]
-        chart.dots(xs, ys, colour, said, f"rank {rank}")
+        draw = chart.dots if len(search.trials) <= _MANY else chart.seeds
+        draw(xs, ys, colour, said, f"rank {rank}")
     return chart
 
 
@@ -106,7 +105,7 @@ def _by_episodes(search: Search) -> Chart:
 
 
 def _regret(chart: Chart, search: Search, xs: list[int]) -> Chart:
-    """Draw scores and the best of them so far, in steps, under the highest mean of the posterior."""
+    """Draw scores, and what the best order so far is worth, in steps, under the highest mean of the posterior."""
     best, ended = best_so_far(search), search.ended
     if search.mean.size:
         chart.line(
@@ -117,8 +116,9 @@ def _regret(chart: Chart, search: Search, xs: list[int]) -> Chart:
     chart.line(corners, [y for y in best for _ in range(2)][:-1], "blue", "best so far")
     for x, trial in zip(xs, ended, strict=True):
         error = math.sqrt(trial.noise_variance)
-        chart.whisker(x, trial.score - error, trial.score + error, "orange")
-    chart.dots(xs, [t.score for t in ended], "orange", [_told(t) for t in ended], "trials")
+        if error and len(ended) <= _MANY:
+            chart.whisker(x, trial.score - error, trial.score + error, "orange")
+    _trials(chart, ended, xs, [t.score for t in ended], "orange", "scores of trials")
     return chart
 
 
@@ -165,9 +165,15 @@ def _passed_or_not(chart: Chart, trials: list[Trial], xs: list[int], ys: list[fl
     states = ["passed" if t.passed else "did not pass" if t.ended_by else "under way" for t in trials]
     for kind, colour in (("passed", "green"), ("did not pass", "red"), ("under way", "ink")):
         chosen = [i for i, state in enumerate(states) if state == kind]
-        chart.dots(
-            [xs[i] for i in chosen], [ys[i] for i in chosen], colour, [_told(trials[i]) for i in chosen], kind
-        )
+        at, heights = [xs[i] for i in chosen], [ys[i] for i in chosen]
+        _trials(chart, [trials[i] for i in chosen], at, heights, colour, kind)
+
+
+def _trials(
+    chart: Chart, trials: Sequence[Trial], xs: Sequence[float], ys: Sequence[float], colour: str, label: str
+) -> None:
+    draw = chart.dots if len(trials) <= _MANY else chart.seeds
+    draw(xs, ys, colour, [_told(trial) for trial in trials], label)
 
 
 def _told(trial: Trial) -> str:
@@ -190,7 +196,7 @@ def _training(search: Search) -> list[Chart]:
         "Compliance while training",
         Axis("episodes"),
         Axis("repairs that comply (%)", shows=(100,)),
-        "Means over stretches of episodes; the line is broken where a trial ends.",
+        "Means over stretches of episodes; where trials are few the line is broken between them.",
     )
     rewards = Chart(
         "training_reward",
