@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 from ddppo.command_line import unknown_option
-from ddppo.config import SCHEMAS, SECTIONS, Config, SlurmLauncherConfig
+from ddppo.config import SCHEMAS, SECTIONS, Config, GpUcbSweeperConfig, SlurmLauncherConfig
 from ddppo.config.help import setting_names
 from ddppo.config.integers import is_integer, is_truth, setting_types, written_out
 from ddppo.config.keywords import in_full
@@ -45,7 +45,11 @@ _OF_SWEEPS = (
     "objective",
 )
 _DEFAULTS_OF_SWEEPS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
-_TYPES = setting_types(Config) | setting_types(SlurmLauncherConfig, "hydra.launcher.")
+_TYPES = (
+    setting_types(Config)
+    | setting_types(SlurmLauncherConfig, "hydra.launcher.")
+    | setting_types(GpUcbSweeperConfig, "hydra.sweeper.")
+)
 _INTEGERS = {name for name, annotation in _TYPES.items() if is_integer(annotation)}
 # Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
 _NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)

@@ -12,9 +12,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from ddppo.config.help import help_text
-from ddppo.config.settings import SECTIONS, Config, SlurmLauncherConfig
+from ddppo.config.settings import SECTIONS, Config, GpUcbSweeperConfig, SlurmLauncherConfig
 
-SCHEMAS = ("schema", "slurm_schema")  # entries of Hydra's that presets stand on, and no options of a group
+# Entries of Hydra's that presets stand on, and no options of a group.
+SCHEMAS = ("schema", "slurm_schema", "gp_ucb_schema")
 
 
 def register() -> None:
@@ -26,7 +27,8 @@ def register() -> None:
     for group, section in SECTIONS.items():
         store.store(group=group, name="schema", node=section)
     store.store(group="hydra/launcher", name="slurm_schema", node=SlurmLauncherConfig)
-    text = help_text(conf_dir(), Config, list(SECTIONS), SlurmLauncherConfig)
+    store.store(group="hydra/sweeper", name="gp_ucb_schema", node=GpUcbSweeperConfig)
+    text = help_text(conf_dir(), Config, list(SECTIONS), SlurmLauncherConfig, GpUcbSweeperConfig)
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)

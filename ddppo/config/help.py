@@ -41,8 +41,8 @@ def description(path: Path) -> str:
     return ""
 
 
-def help_text(conf: Path, root: type, groups: list[str], launcher: type) -> str:
-    """Return what `--help` prints for the presets under `conf` and the settings of `root` and of a launcher."""
+def help_text(conf: Path, root: type, groups: list[str], launcher: type, sweeper: type) -> str:
+    """Return what `--help` prints for the presets under `conf` and the settings of `root`, a launcher and a sweeper."""
     lines = [_USAGE, "Groups and their options (group=option):"]
     for group in [*groups, "experiment", *_OF_HYDRA]:
         options = dict(_OF_HYDRA.get(group, {}))
@@ -54,6 +54,8 @@ def help_text(conf: Path, root: type, groups: list[str], launcher: type) -> str:
     lines += _settings(root, "")
     lines += ["", "Settings of hydra/launcher=slurm and slurm_local:"]
     lines += _settings(launcher, "hydra.launcher.")
+    lines += ["", "Settings of hydra/sweeper=gp_ucb:"]
+    lines += _settings(sweeper, "hydra.sweeper.")
     return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
 
 

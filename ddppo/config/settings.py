@@ -483,6 +483,30 @@ class SlurmLauncherConfig:
 
 
 @dataclass(slots=True)
+class GpUcbSweeperConfig:
+    """Settings of hydra/sweeper=gp_ucb, named as Optuna's where these mean the same."""
+
+    _target_: str = setting("hydra_plugins.ddppo_gp_ucb.GpUcbSweeper", "")
+    direction: str = setting(
+        "maximize",
+        "of the objective; minimize for objective=time_to_target",
+        choices=("maximize", "minimize"),
+    )
+    n_trials: int = setting(20, "runs in all; fewer where no other values are left", low=1)
+    n_jobs: int = setting(
+        1, "runs at once, where the launcher can; the search learns from all of them together", low=1
+    )
+    beta: float = setting(
+        2.0, "deviations above the mean by which a point is judged: more explores more", low=0
+    )
+    num_random: int = setting(4, "runs with values drawn by seed, before the first that are chosen", low=1)
+    seed: int = setting(0, "of these draws and of ties; not the seed of the runs", low=0)
+    params: dict[str, Any] | None = setting(
+        None, "what is searched, {key: interval(...), ...}, beside what the command says"
+    )
+
+
+@dataclass(slots=True)
 class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -514,7 +538,7 @@ class Config:
     )
     objective: str = setting(
         "eval_return",
-        "what a sweeper such as Optuna is told: the final evaluation's mean return, or seconds to target_return",
+        "what a sweeper such as gp_ucb is told: the final evaluation's mean return, or seconds to target_return",
         choices=("eval_return", "time_to_target"),
     )
 

@@ -39,7 +39,7 @@ _OF_NO_ACCOUNT = frozenset(
 )
 _EARLIER = ".earlier"
 _JOURNAL = "sweep.jsonl"
-_RESULTS = "optimization_results.yaml"  # hydra-optuna-sweeper's
+_RESULTS = "optimization_results.yaml"  # a sweeper's
 
 
 @dataclass(frozen=True, slots=True)

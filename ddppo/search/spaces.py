@@ -90,9 +90,10 @@ class Finite:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Numbers from low to high; log: uniform in the logarithm; step: low, low + step, ... only (whole: of integers).
+    """Numbers from low to high; log: uniform in the logarithm; step: low, low + step, ... only (integers, if both are).
 
-    The code is the place in the interval, 0 to 1.
+    The code is the place in the interval, 0 to 1. Values without steps are rounded, so that they are short to write: to
+    millionths of the interval, or of the value where it is logarithmic.
     """
 
     low: float
@@ -132,9 +133,10 @@ class Interval:
     def decode(self, code: float) -> float:
         value = float(self._values(np.array([code]))[0])
         if self.step is None:
-            return value
+            of = value if self.log else self.high - self.low
+            return min(max(round(value, 6 - math.floor(math.log10(of))), self.low), self.high)
         stepped = self.low + round((value - self.low) / self.step) * self.step
-        return int(stepped) if all(isinstance(x, int) for x in (self.low, self.step)) else stepped
+        return stepped if isinstance(stepped, int) else float(f"{stepped:.12g}")
 
     def _codes(self, values: Array) -> Array:
         low, high = self.low, self.high

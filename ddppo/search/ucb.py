@@ -119,6 +119,10 @@ class UCB:
         codes = np.array([told.code for told in self._told])
         return self._estimate(codes[np.argmax(self._fitted().predict(codes)[0])])
 
+    def estimate(self, point: Any) -> Estimate:
+        """Return what is thought of any point. Raises ValueError where it is none of the space."""
+        return self._estimate(self.space.encode(point))
+
     def _estimate(self, code: Array) -> Estimate:
         mean, deviation = (float(row[0]) for row in self._fitted().predict(code[None]))
         return Estimate(self.space.decode(code), mean + self.beta * deviation, mean, deviation)

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from ddppo import config as configuration
-from ddppo.config import Config, SlurmLauncherConfig
+from ddppo.config import Config, GpUcbSweeperConfig, SlurmLauncherConfig
 from ddppo.config.help import description, setting_names
 from tests.support import run
 
@@ -208,15 +208,17 @@ def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
     for group, option in OPTIONS:
         expected = description(CONF / group / f"{option}.yaml")
         assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
-    settings = setting_names(Config) + [
-        f"hydra.launcher.{name}" for name in setting_names(SlurmLauncherConfig)
+    settings = [
+        *setting_names(Config),
+        *setting_names(SlurmLauncherConfig, "hydra.launcher."),
+        *setting_names(GpUcbSweeperConfig, "hydra.sweeper."),
     ]
     for name in settings:
         if name.endswith("._target_"):
             assert name not in text
             continue
         assert re.search(rf"^  {re.escape(name)}=\S* +\S", text, re.MULTILINE), name
-    for option in ("basic", "joblib", "optuna", "slurm", "slurm_local"):
+    for option in ("basic", "joblib", "optuna", "gp_ucb", "slurm", "slurm_local"):
         assert re.search(rf"^    {option} +\S", text, re.MULTILINE), option
     assert "sweep=<folder>" in text
     assert "  ppo.learning_rate=0.0003 " in text

@@ -5,6 +5,7 @@ import pytest
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_searches import LINES as OF_SEARCHES
+from tests.conf.wrong_sweeps import LINES as OF_SWEEPS
 from tests.conf.wrong_texts import LINES as OF_TEXT
 from tests.conf.wrong_topologies import LINES
 
@@ -48,6 +49,14 @@ def test_searches_that_cannot_be_are_a_sentence_with_its_remedy(playground, line
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_SEARCHES[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_SWEEPS)
+def test_a_sweep_that_cannot_be_chosen_is_a_sentence_with_its_remedy(playground, line):
+    arguments = ("-m", "hydra/sweeper=gp_ucb", *line.split(), "sweep=new")
+    faults, answer = playground.faults(Case("train", arguments, ""))
+    assert not faults, answer
+    assert OF_SWEEPS[line] in answer
 
 
 @pytest.mark.parametrize("line", list(LINES)[::7])

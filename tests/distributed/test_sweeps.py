@@ -265,3 +265,46 @@ def test_ctrl_c_ends_what_joblib_runs(tmp_path):
     for path in run_dirs(tmp_path):
         with held(path, patience_s=10):  # by nobody any more: its process has ended
             pass
+
+
+TUNED = [
+    *SMALL, "hydra/sweeper=gp_ucb", "ppo.learning_rate=interval(1e-4,1e-2)", "eval.final_episodes=1",
+    "hydra.sweeper.num_random=2", "hydra.sweeper.n_trials=4",
+]  # fmt: skip
+
+
+def test_gp_ucb_is_told_the_objective_and_goes_on_from_its_folder(sweep, tmp_path):
+    code, stdout, stderr = sweep(*TUNED)
+    assert code == 0, stderr
+    found = {path.name: summary(path) for path in run_dirs(tmp_path)}
+    assert len(found) == 4
+    best = max(s["eval"]["final"]["return_mean"] for s in found.values())
+    assert f"  best: {best} by ppo.learning_rate=" in stdout
+    before = (tmp_path / "trials.csv").read_text()
+
+    code, stdout, stderr = sweep(*TUNED, "hydra.sweeper.n_trials=5")
+    assert code == 0, stderr
+    assert "5 runs, 1 completed, 4 skipped" in stdout
+    assert found.keys() < {path.name for path in run_dirs(tmp_path)}
+    assert (tmp_path / "trials.csv").read_text().startswith(before)
+
+
+def test_a_run_that_fails_costs_gp_ucb_no_other(sweep, tmp_path):
+    # 4096 minibatches of 64 samples fail a run, not the search.
+    code, _, stderr = sweep(*TUNED, "ppo.num_minibatches=1,4096", "hydra.sweeper.n_trials=6")
+    assert code == 1
+    assert "ppo.num_minibatches=4096 exceeds the batch" in stderr
+    assert "Traceback" not in stderr
+    rows = (tmp_path / "trials.csv").read_text().splitlines()[1:]
+    assert [",4096,," in row for row in rows] == [",4096," in row for row in rows]
+    assert 0 < sum(",4096," in row for row in rows) < 6
+
+
+@NEEDS_TUNE
+def test_gp_ucb_runs_several_at_once_by_joblib(tmp_path):
+    arguments = [*TUNED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=2"]
+    result = run([*TRAIN, *arguments, f"sweep={tmp_path}"], tmp_path)
+    assert result.code == 0, result.stderr
+    assert "4 runs, 4 completed" in result.stdout
+    best = max(summary(path)["eval"]["final"]["return_mean"] for path in run_dirs(tmp_path))
+    assert f"  best: {best} by " in result.stdout
