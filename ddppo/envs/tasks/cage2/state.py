@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.envs.tasks.cage2.rules import NUM_HOSTS, USER0, hosts_as_bits
+from ddppo.envs.tasks.cage2.rules import NUM_HOSTS, hosts_as_bits
 from ddppo.envs.tasks.cage2.tables import OPEN
 
 # Fields are in the order of `Game` in ddppo/native/src/cage2.hpp; sets of hosts are bits.
@@ -37,6 +37,11 @@ GAME = np.dtype(
     ],
     align=True,
 )
+
+
+_FRESH = np.zeros((), GAME)  # Red has SYSTEM on User0, and knows it and its subnet
+for _name in ("root", "known", "subnets"):
+    _FRESH[_name] = hosts_as_bits("User0")
 
 
 class State:
@@ -73,13 +78,8 @@ class State:
             setattr(self, name, self.records[name])
 
     def begin(self, which: np.ndarray, keys: np.ndarray) -> None:
-        """Put games at the beginning of the episodes `keys`: Red has SYSTEM on User0 and knows its subnet."""
-        fresh = np.zeros((), GAME)
-        user0 = hosts_as_bits("User0")
-        for name in ("root", "known", "subnets"):
-            fresh[name] = user0
-        fresh["target"] = USER0
-        self.records[which] = fresh
+        """Put the games `which` at the beginning of the episodes `keys`."""
+        self.records[which] = _FRESH
         self.key[which] = keys
 
     def open_ports(self, games: np.ndarray, hosts: np.ndarray) -> np.ndarray:
