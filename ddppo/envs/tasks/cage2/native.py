@@ -10,6 +10,7 @@ import numpy as np
 from ddppo.envs.tasks.cage2 import agents, tables
 from ddppo.envs.tasks.cage2.rules import DETECTED, PREFERRED
 from ddppo.envs.tasks.cage2.state import GAME
+from ddppo.native.library import NotCompiled, library
 
 _logger = logging.getLogger(__name__)
 
@@ -86,8 +87,6 @@ class NativeStep:
 @functools.cache
 def function() -> Any | None:
     """Return cage2_step, or None where it cannot be compiled."""
-    from ddppo.native.library import NotCompiled, library  # which brings torch: probing a task does without
-
     try:
         compiled = library()
     except NotCompiled as e:
