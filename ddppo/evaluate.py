@@ -92,7 +92,7 @@ def evaluate(options: EvaluateConfig) -> str:
     if options.json:
         of_text = {"achieved": scores.achieved, "tiers": scores.tiers} if policy.spec.is_text else {}
         return json.dumps({**result, "returns": scores.returns, "lengths": scores.lengths, **of_text})
-    return _text(result)
+    return _text(result, "tokens" if policy.spec.is_text else "steps")
 
 
 def _played(
@@ -131,13 +131,13 @@ def _free_path(folder: Path, stem: str, suffix: str) -> Path:
     return path
 
 
-def _text(r: dict[str, Any]) -> str:
+def _text(r: dict[str, Any], unit: str) -> str:
     lines = [
         f"{r['env']}, {r['checkpoint']} at {r['env_steps']:,} steps, {r['episodes']:.0f} episodes, seed {r['seed']}",
         f"mean    {r['return_mean']:.2f} (std {r['return_std']:.2f}, {r['return_min']:.2f} to {r['return_max']:.2f})",
         f"median  {r['return_median']:.2f}",
         f"IQR     {r['return_p25']:.2f} to {r['return_p75']:.2f}, mean inside {r['return_iqm']:.2f}",
-        f"length  {r['length_mean']:.1f} steps",
+        f"length  {r['length_mean']:.1f} {unit}",
     ]
     if "success_rate" in r:
         of_tiers = {k.removeprefix("success_rate_"): v for k, v in r.items() if k.startswith("success_rate_")}

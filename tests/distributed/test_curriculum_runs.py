@@ -68,6 +68,7 @@ def test_evaluation_plays_every_task_and_says_which_tiers_are_achieved(finished,
     assert len(scores["achieved"]) == len(scores["tiers"]) == len(scores["returns"]) == 12
     said = door(*arguments, run_dir=tmp_path, module="ddppo.evaluate").stdout
     assert f"success {final['success_rate']:.2f} (warm-up " in said
+    assert f"length  {final['length_mean']:.1f} tokens" in said
 
 
 def test_a_run_whose_environment_has_other_tasks_by_now_is_not_resumed(finished, tmp_path):
