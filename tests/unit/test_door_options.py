@@ -1,5 +1,7 @@
 """The command line of the doors that are not Hydra's."""
 
+import importlib
+import tomllib
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -11,6 +13,7 @@ import ddppo
 from ddppo.config import setting
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import door, parse, parse_all
+from tests.support import CHECKOUT
 
 USAGE = "python -m ddppo.door <folder> [key=value ...]"
 
@@ -152,3 +155,13 @@ def test_a_door_says_in_a_sentence_what_ended_it(capsys, error, code, said):
         raise error
     assert ended.value.code == code
     assert capsys.readouterr().err == said
+
+
+def test_commands_of_the_wheel_are_doors_that_the_readme_lists():
+    scripts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]
+    readme = (CHECKOUT / "README.md").read_text()
+    assert "ddppo-serve" in scripts
+    for name, where in scripts.items():
+        module, _, function = where.partition(":")
+        assert f"`{name}`" in readme
+        assert callable(getattr(importlib.import_module(module), function))
