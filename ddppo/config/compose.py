@@ -32,6 +32,7 @@ def register() -> None:
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+    OmegaConf.register_new_resolver("product", lambda a, b: int(a) * int(b), replace=True)
     # Drawn here, once: one command means one name wherever it is asked for, in a launcher's processes too.
     OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
 

@@ -89,7 +89,7 @@ class Exchange(NoExchange):
         mine: list[bytes] = []
         if self._envs is not None:
             with suppress(EnvStateError):  # of the task, or of a process that was lost
-                states = self._envs.state()["envs"]
+                states = self._envs.state().get("envs", [])  # a batch knows no state of each by itself
                 mine = [zlib.compress(json.dumps(each).encode(), 1) for each in states]
         parts, _ = gather_bytes(self._group, _packed([self._under_way(), *mine]), at_root=True)
         if not parts:

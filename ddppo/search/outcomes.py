@@ -9,7 +9,7 @@ from ddppo.errors import EnvOutputError
 from ddppo.search.orders import Order, order_id
 
 UNKNOWN = 0.5  # the compliance of an episode without a repair
-_NUMBERS = ("reward", "alignment", "repairs", "compliant", "steps")
+_NUMBERS = ("reward", "alignment", "repairs", "compliant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,6 @@ class Outcome:
     alignment: float
     repairs: int
     compliant: int
-    steps: int
 
     @property
     def compliance(self) -> float:
@@ -44,12 +43,10 @@ def _read(environment: int, line: bytes) -> Outcome:
         told = json.loads(line)
         order = tuple(told["order"])
         order_id(order)
-        reward, alignment, repairs, compliant, steps = (told[name] for name in _NUMBERS)
+        reward, alignment, repairs, compliant = (told[name] for name in _NUMBERS)
         if not (0 <= compliant <= repairs):
             raise ValueError(f"{compliant} compliant of {repairs} repairs")
-        return Outcome(
-            environment, order, float(reward), float(alignment), int(repairs), int(compliant), int(steps)
-        )
+        return Outcome(environment, order, float(reward), float(alignment), int(repairs), int(compliant))
     except (ValueError, KeyError, TypeError) as e:
         raise EnvOutputError(
             f"environment {environment} published {line!r:.80}, no episode under an order ({type(e).__name__}: {e}): a "

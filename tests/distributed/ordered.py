@@ -30,7 +30,8 @@ class Ordered(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        code = (options or {}).get("context")
+        options = options or {}
+        self._weight, code = options.get("alignment_weight", WEIGHT), options.get("context")
         if code is not None:
             self._order = tuple(int(i) for i in np.reshape(code, (5, 5)).argmax(axis=1))
         self._step = self._repairs = self._compliant = 0
@@ -48,7 +49,7 @@ class Ordered(gym.Env):
             self._repairs += 1
             self._compliant += not self._broken[higher].any()
             self._broken[kind] = False
-        alignment = WEIGHT * self._compliant / max(self._repairs, 1) - self._paid
+        alignment = self._weight * self._compliant / max(self._repairs, 1) - self._paid
         self._paid += alignment
         self._reward += reward
         self._broken |= self.np_random.random(5) < 0.15

@@ -35,7 +35,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "curriculum": set(),
     "search": set(),
     "text": set(),
-    "envs": {"circuits", "text"},  # its tasks alone
+    "envs": {"circuits", "search", "text"},  # its tasks alone
     "models": {"text"},
     "ppo": {"envs", "models", "text"},
     "distributed": {"envs", "models", "ppo", "curriculum", "search"},
@@ -80,7 +80,10 @@ MODULES = {
 
 def layer(module):
     wing = module.split(".")[0]
-    if module == "serve.__main__":  # the door `python -m ddppo.serve`, in the folder of what it opens
+    if module in (
+        "serve.__main__",
+        "search.__main__",
+    ):  # doors `python -m ddppo.<wing>`, in the folders of what they open
         return "doors"
     if module in GROUND or wing in GROUND:
         return "ground"

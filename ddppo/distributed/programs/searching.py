@@ -25,6 +25,7 @@ from ddppo.topologies import imported
 from ddppo.tracebacks import in_one_line
 
 _CODE_SIZE = len(KINDS) ** 2
+_WEIGHT = "alignment_weight"  # in a reset's options, of what keeping to the order brings
 
 
 def check(config: Config, spec: EnvSpec) -> None:
@@ -81,7 +82,9 @@ class SearchWorker(Worker):
             self._begin_trial()
 
     def collect(self, iteration: int) -> Collected:
-        options = [self.options()] * len(self._kit.env_indices)
+        trial = self.campaign.under_way
+        assert trial is not None
+        options = [{CONTEXT: code(trial.order).tolist()}] * len(self._kit.env_indices)
         self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration), options)
         return super().collect(iteration)
 
@@ -96,13 +99,15 @@ class SearchWorker(Worker):
             self._take(self._kept[best["order_id"]])
 
     def options(self) -> dict[str, Any]:
-        """Return what episodes begin with: the order that is tried, or the best at the end of all."""
+        """Return what evaluations begin with: the order that is tried, or the best at the end; returns without more."""
         trial = self.campaign.under_way
         if trial is None:
             best = self.campaign.best()
             assert best is not None
-            return {CONTEXT: code(ORDERS[best["order_id"]]).tolist()}
-        return {CONTEXT: code(trial.order).tolist()}
+            order = ORDERS[best["order_id"]]
+        else:
+            order = trial.order
+        return {CONTEXT: code(order).tolist(), _WEIGHT: 0.0}
 
     def state(self) -> dict[str, Any]:
         return {"campaign": self.campaign.state(), "kept": self._kept}

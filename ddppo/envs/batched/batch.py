@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.utils.seeding import np_random
 
-from ddppo.envs.batched.dynamics import Dynamics
-from ddppo.envs.faults import EnvNames, explained, no_options, when_stepped
-from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
+from ddppo.envs.batched.dynamics import Dynamics, NoOptions
+from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
+from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options
 
 
 class BatchedEnvs:
@@ -38,19 +38,29 @@ class BatchedEnvs:
         self._last_steps = np.zeros(self.num_envs, np.int64)  # in which the time limit ends the episode
         self._obs = np.zeros((self.num_envs, spec.obs_size), np.float32)
         self._valid = np.ones(self.num_envs, bool)
-        self._no_final_obs = self._obs[:0]
+        self._told = self._split(self._obs)
+        self._no_final_obs = self._split(self._obs[:0])
+        self._next: dict[str, Any] | None = None
 
     def reset(
         self, seeds: Sequence[int], options: Options | None = None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        if options is not None:
-            raise no_options(self.names)
+    ) -> tuple[ObsArrays, np.ndarray | None]:
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._num_steps = 0
+        for i, each in enumerate(options or ()):
+            try:
+                self._dynamics.take_options(i, each)
+            except NoOptions:
+                raise no_options(self.names) from None
+            except Exception as e:
+                raise explained(self.names(i), when_reset(0), e) from e
         self._take_generators([np_random(int(seed))[0] for seed in seeds])
         for i in range(self.num_envs):
             self._reset(i)
-        return self._obs, None
+        if self._next is not None:
+            state, self._next = self._next, None
+            return self.restore(state)
+        return self._told, None
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape
@@ -68,10 +78,10 @@ class BatchedEnvs:
         (ended,) = (terminated | truncated).nonzero()
         final_obs = self._no_final_obs
         if ended.size:
-            final_obs = self._obs[ended]
+            final_obs = self._split(self._obs[ended])
             for i in ended.tolist():
                 self._reset(i)
-        return EnvStep(self._obs, rewards, terminated, truncated, self._valid, ended, final_obs, None)
+        return EnvStep(self._told, rewards, terminated, truncated, self._valid, ended, final_obs, None)
 
     def close(self) -> None:
         pass
@@ -82,11 +92,13 @@ class BatchedEnvs:
             "obs": self._obs.tolist(),
             "steps_left": (self._last_steps - self._num_steps).tolist(),
             "num_steps": self._num_steps,
+            "remembered": self._dynamics.remembered(),
             "generators": [generator.bit_generator.state for generator in self._dynamics.generators],
         }
 
-    def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         self._dynamics.state[:] = np.reshape(state["dynamics"], self._dynamics.state.shape)
+        self._dynamics.remember(state["remembered"])
         self._obs[:] = state["obs"]
         self._num_steps = state["num_steps"]
         self._last_steps[:] = np.array(state["steps_left"], np.int64) + self._num_steps
@@ -96,7 +108,29 @@ class BatchedEnvs:
             generator.bit_generator.state = generator_state
             generators.append(generator)
         self._take_generators(generators)
-        return self._obs, None
+        return self._told, None
+
+    def publish(self) -> list[bytes]:
+        return self._dynamics.publish()
+
+    def receive(self, news: Sequence[bytes], envs: Sequence[int] | None = None) -> None:
+        """Nothing that others tell changes a batch."""
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        self._next = state
+
+    def made_anew(self) -> list[int]:
+        return []
+
+    def _split(self, rows: np.ndarray) -> ObsArrays:
+        """Return views of the arrays of observations in rows `[n, obs_size]`, one after another."""
+        if not isinstance(self.spec.obs, dict):
+            return rows
+        parts, start = {}, 0
+        for name, leaf in self.spec.obs.items():
+            parts[name] = rows[:, start : start + leaf.size].reshape(len(rows), *leaf.shape)
+            start += leaf.size
+        return parts
 
     def _take_generators(self, generators: list[np.random.Generator]) -> None:
         self._dynamics.generators = generators

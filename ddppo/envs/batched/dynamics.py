@@ -1,8 +1,14 @@
 """What a task is to a batch that steps all its environments at once."""
 
 import abc
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+
+
+class NoOptions(Exception):
+    """A task begins its episodes without options."""
 
 
 class Dynamics(abc.ABC):
@@ -21,6 +27,21 @@ class Dynamics(abc.ABC):
     @abc.abstractmethod
     def reset(self, i: int) -> np.ndarray:
         """Put environment i into a state drawn from its generator; return its observation `[obs_size]`."""
+
+    def take_options(self, i: int, options: Mapping[str, Any]) -> None:
+        """Have environment i begin every episode to come with a reset's options. Raises NoOptions where none are."""
+        raise NoOptions
+
+    def publish(self) -> list[bytes]:
+        """Return what each has to tell (ddppo.envs.publishing)."""
+        return [b""] * len(self.generators)
+
+    def remembered(self) -> dict[str, Any]:
+        """Return, in plain values, what is remembered besides `state`."""
+        return {}
+
+    def remember(self, state: dict[str, Any]) -> None:  # noqa: B027 (most remember nothing more)
+        """Go on from what `remembered` returned."""
 
     @abc.abstractmethod
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

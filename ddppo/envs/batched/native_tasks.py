@@ -177,7 +177,9 @@ def _agrees(
 def _step_alike(native: NativeEnvs, numpy: BatchedEnvs) -> bool:
     rng, both, action = np.random.default_rng(0), (native, numpy), native.spec.action
     seeds, shape = range(native.num_envs), (native.num_envs, *action.shape)
-    is_equal = np.array_equal(native.reset(seeds)[0], numpy.reset(seeds)[0])
+    for envs in both:
+        envs.reset(seeds)
+    is_equal = np.array_equal(native._obs, numpy._obs)
     for scale in _CHECKED_SCALES:
         state = rng.uniform(-scale, scale, native._dynamics.state.shape)
         drawn = rng.integers(0, action.sizes[0], shape) if action.kind == "discrete" else None

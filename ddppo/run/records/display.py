@@ -255,7 +255,6 @@ class _Progress:
             ("eval/return_mean", "eval", ".2f"),
             ("eval/success_rate", "eval success", ".2f"),
             ("search/trial", "trial", ".0f"),
-            ("search/compliance", "compliance", ".2f"),
             ("train/approx_kl", "KL", ".4f"),
         ):
             if name in self._latest:

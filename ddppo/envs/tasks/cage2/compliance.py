@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.envs.tasks.cage2.rules import ACTION, HOSTS, NUM_ACTIONS, USER0
 from ddppo.errors import ConfigError
+from ddppo.search.orders import KINDS
+from ddppo.search.outcomes import UNKNOWN
 
-NUM_KINDS, NUM_ACTIONS, USER0 = 5, 145, 8
-NO_REPAIR, UNKNOWN = 0.2, 0.5  # of an episode without a repair: its penalty over the weight, its compliance
-# Kinds: 0 defender, 1 enterprise, 2 op_server, 3 op_host, 4 user.
-KIND_OF_HOST = np.array([0, 1, 1, 1, 3, 3, 3, 2, 4, 4, 4, 4, 4])
-_REMOVE, _RESTORE, _NO_KIND = 15, 132, -1
+NO_REPAIR = 0.2  # of an episode without a repair: its penalty over the weight
+KIND_OF_HOST = np.array([KINDS.index(host.name.rstrip("0123456789").lower()) for host in HOSTS])
+_NO_KIND = -1
 KIND_REPAIRED = np.full(NUM_ACTIONS, _NO_KIND)  # by action
-KIND_REPAIRED[_REMOVE : _REMOVE + len(KIND_OF_HOST)] = KIND_OF_HOST
-KIND_REPAIRED[_RESTORE : _RESTORE + len(KIND_OF_HOST)] = KIND_OF_HOST
-_COUNTED = np.eye(NUM_KINDS, dtype=bool)[KIND_OF_HOST]  # [host, kind]
+for _host, _kind in zip(HOSTS, KIND_OF_HOST, strict=True):
+    KIND_REPAIRED[[ACTION[f"Remove {_host.name}"], ACTION[f"Restore {_host.name}"]]] = _kind
+_COUNTED = np.eye(len(KINDS), dtype=bool)[KIND_OF_HOST]  # [host, kind]
 _COUNTED[USER0] = False
 RULES = ("state", "history")
 
@@ -28,7 +29,7 @@ RULES = ("state", "history")
 class Compliance:
     """That of n games, each with an order of its own. Raises ConfigError for a rule that is none of RULES.
 
-    num_repairs, num_compliant: `[n]` int64, of the episodes under way.
+    num_repairs, num_compliant: `[n]` int64, of the episodes under way. weights: `[n]`, `weight` of all at first.
     """
 
     def __init__(self, num_games: int, rule: str, weight: float) -> None:
@@ -37,10 +38,10 @@ class Compliance:
         if not 0 <= weight < np.inf:
             raise ConfigError(f"alignment_weight={weight}: must be a number of at least 0")
         self.rule = rule
-        self.weight = weight
+        self.weights = np.full(num_games, float(weight))
         self.num_repairs, self.num_compliant = np.zeros((2, num_games), np.int64)
-        self._place = np.zeros((num_games, NUM_KINDS), np.int64)  # of each kind in the order, 0 the highest
-        self._is_repaired = np.zeros((num_games, NUM_KINDS), bool)
+        self._place = np.zeros((num_games, len(KINDS)), np.int64)  # of each kind in the order, 0 the highest
+        self._is_repaired = np.zeros((num_games, len(KINDS)), bool)
 
     def begin(self, which: np.ndarray, orders: np.ndarray) -> None:
         """Begin episodes of the games `which` (indices `[k]`), with orders `[k, 5]` of kinds, the highest first."""
@@ -69,7 +70,7 @@ class Compliance:
 
     def conclude(self, which: np.ndarray) -> np.ndarray:
         """Return the rewards `[k]` that the ends of the episodes `which` (indices) bring."""
-        return np.where(self.num_repairs[which] == 0, -NO_REPAIR * self.weight, 0.0)
+        return np.where(self.num_repairs[which] == 0, -NO_REPAIR * self.weights[which], 0.0)
 
     def rates(self) -> np.ndarray:
         """Return the compliance `[n]` of the episodes under way: of repairs, the share that kept to the order."""
@@ -79,6 +80,7 @@ class Compliance:
     def state(self) -> dict[str, Any]:
         """Return all that decides what follows, in plain values."""
         return {
+            "weights": self.weights.tolist(),
             "place": self._place.tolist(),
             "is_repaired": self._is_repaired.tolist(),
             "num_repairs": self.num_repairs.tolist(),
@@ -86,9 +88,10 @@ class Compliance:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        self.weights[:] = state["weights"]
         self._place[:] = state["place"]
         self._is_repaired[:] = state["is_repaired"]
         self.num_repairs[:], self.num_compliant[:] = state["num_repairs"], state["num_compliant"]
 
     def _alignment(self, games: np.ndarray) -> np.ndarray:
-        return self.weight * self.num_compliant[games] / np.maximum(self.num_repairs[games], 1)
+        return self.weights[games] * self.num_compliant[games] / np.maximum(self.num_repairs[games], 1)
