@@ -36,13 +36,10 @@ def play_tasks(collector: TextCollector, episodes: Sequence[int], seed: int) -> 
         numbers = [wave[i % len(wave)] for i in range(num_envs)]  # a short last wave repeats episodes, unread
         options = [{"task": tasks[j % len(tasks)]} if tasks else {} for j in numbers]
         collector.begin([derived_seed(seed, "eval", j) for j in numbers], options)
-        rollout, ended = collector.collect(None)
-        assert rollout.achieved is not None
-        for episode in ended:
+        for episode in collector.play(None):
             i = episode.env_index - collector.first_env
             if i < len(wave):
-                achieved = rollout.achieved[i].item()
-                numbers_of_one = (episode.episode_return, episode.length, achieved)
+                numbers_of_one = (episode.episode_return, episode.length, collector.achieved[i])
                 rows[first + i] = torch.tensor(numbers_of_one, dtype=torch.float64)
     return rows
 

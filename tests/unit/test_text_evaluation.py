@@ -10,6 +10,7 @@ from ddppo.config import Config, DistConfig, EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
+from ddppo.models.tokens import TokenPolicy
 from ddppo.ppo.rollout import Episode
 from ddppo.run.evaluation import Policy
 from ddppo.run.text_evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
@@ -30,17 +31,15 @@ class Played:
         self.now = list(zip(seeds, options, strict=True))
         self.begun += self.now
 
-    def collect(self, noise):
+    def play(self, noise):
         assert noise is None
-        achieved = [
-            math.nan if seed in self.lost else options.get("task") != "b" for seed, options in self.now
-        ]
+        self.achieved = [options.get("task") != "b" for _, options in self.now]
         ended = [
             Episode(0, self.first_env + i, float(seed), 10 + i)
             for i, (seed, _) in enumerate(self.now)
             if seed not in self.lost
         ]
-        return SimpleNamespace(achieved=torch.tensor(achieved, dtype=torch.float64)), ended[::-1]
+        return ended[::-1]
 
 
 def seeds(*episodes):
@@ -129,6 +128,11 @@ def test_the_likeliest_tokens_score_the_same_however_many_play_side_by_side():
     assert scores[0] == scores[1] == scores[2]
     assert len(scores[0].returns) == 12
     assert scores[0].tiers == ("warm-up",) * 4 + ("beginner",) * 2 + ("warm-up",) * 4 + ("beginner",) * 2
+
+
+def test_evaluation_computes_nothing_that_only_learning_needs(monkeypatch):
+    monkeypatch.setattr(TokenPolicy, "at_own", None)
+    assert len(evaluated().returns) == 12
 
 
 def test_a_world_that_is_lost_costs_its_episode_where_the_run_says_so():

@@ -50,15 +50,20 @@ class TextCollector:
         self._forget()
 
     def begin(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]]) -> None:
-        """Have every environment begin the episode of the next `collect`, from its own seed."""
+        """Have every environment begin the episode of the next `play`, from its own seed."""
         self._forget()
         for i, (seed, option) in enumerate(zip(seeds, options, strict=True)):
             self.turns.begin(i, seed, option)
 
     def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[Episode]]:
-        """Play all episodes with noise `[L, E, num_noise]`, or without by the likeliest tokens; return them.
+        """Play all episodes as `play` does; return them with what learning needs of every token."""
+        episodes = self.play(noise)
+        return self._record.rollout(self.model, self.device, self.dtype), episodes
 
-        Raises EnvError as `Turns.ready` does.
+    def play(self, noise: np.ndarray | None) -> list[Episode]:
+        """Play all episodes with noise `[L, E, num_noise]`, or without by the likeliest tokens.
+
+        Returns those that did not fail. Raises EnvError as `Turns.ready` does.
         """
         drawn = None if noise is None else torch.from_numpy(noise).to(self.dtype)
         self._cache = self.model.cache(self.turns.num_envs, self.num_tokens)
@@ -70,12 +75,15 @@ class TextCollector:
                 self._type(np.array(sorted(waiting)), drawn)
             began = time.perf_counter()
         del self._cache
-        return self._record.rollout(self.model, self.device, self.dtype), self._record.episodes(
-            self.first_env
-        )
+        return self._record.episodes(self.first_env)
+
+    @property
+    def achieved(self) -> np.ndarray:
+        """Whether the episodes just played achieved their tasks `[E]`, 1 or 0; NaN where nobody told."""
+        return self._record.achieved
 
     def measured(self) -> dict[str, float]:
-        """Return what the last `collect` took, by names of OF_TOPOLOGIES."""
+        """Return what the last `play` took, by names of OF_TOPOLOGIES."""
         num_tokens, seconds = int(self._record.own.sum()), self._t_typed
         return {
             "rollout/inference_batch": num_tokens / max(self._num_forwards, 1),
