@@ -1,4 +1,4 @@
-"""The simulated cloud behind an address: what is typed into a world cannot leave it. (Between: test_cloud_served.py.)"""
+"""The simulated cloud behind an address: nothing that is typed leaves its world. (Whose: test_cloud_served.py.)"""
 
 import asyncio
 import hashlib
