@@ -71,20 +71,26 @@ def log_likelihood(data: Data, hyperparameters: Hyperparameters) -> float:
 # one distance; k of them share it, so that many settings do not make all points strangers (Hvarfner et al., 2024).
 _THETA, _SIGNAL, _NOISE = (np.log(3.0), 1.0), (0.0, 0.7), (np.log(1e-3), 2.5)
 _STARTS = ((0.0, 0.0, 0.0), (1.5, 0.0, 2.0), (-1.5, 0.5, -1.0), (0.5, 0.0, 5.5))  # from the priors' means
-_ITERATIONS = 15
+_TRIED, _ITERATIONS = 5, 15  # iterations of all starts, and in all, of the best
 
 
 def fit(data: Data) -> Hyperparameters:
     """Return the hyperparameters of the highest marginal likelihood times prior that several starts reach.
 
-    Fisher scoring with Levenberg's damping, all starts side by side; a pure function of the data.
+    Fisher scoring with Levenberg's damping, of all starts side by side and then of the best; a pure function of the
+    data.
     """
     k = len(data.distances)
     mean, precision = _priors(k)
     logs = mean + np.array([[theta] * k + [signal, noise] for theta, signal, noise in _STARTS])
     damping = np.full(len(logs), 1e-2)
     heights, slopes, curvatures = _posteriors(data, logs, mean, precision)
-    for _ in range(_ITERATIONS):
+    for iteration in range(_ITERATIONS):
+        if iteration == _TRIED:
+            best = [int(np.argmax(heights))]
+            logs, damping, heights, slopes, curvatures = (
+                rows[best] for rows in (logs, damping, heights, slopes, curvatures)
+            )
         damped = (
             curvatures
             + damping[:, None, None] * np.eye(k + 2) * np.trace(curvatures, axis1=1, axis2=2)[:, None, None]
@@ -97,8 +103,8 @@ def fit(data: Data) -> Hyperparameters:
         for old, new in zip((heights, slopes, curvatures), results, strict=True):
             old[better] = new[better]
         damping = np.where(better, damping / 5.0, damping * 5.0)
-    best = np.exp(logs[np.argmax(heights)])
-    return Hyperparameters(tuple(map(float, best[:k])), float(best[k]), float(best[k + 1]))
+    found = np.exp(logs[0])
+    return Hyperparameters(tuple(map(float, found[:k])), float(found[k]), float(found[k + 1]))
 
 
 def _priors(k: int) -> tuple[Array, Array]:
@@ -137,11 +143,14 @@ def _likelihoods(data: Data, logs: Array) -> tuple[Array, Array, Array]:
         - np.log(np.diagonal(factors, axis1=1, axis2=2)).sum(axis=1)
         - 0.5 * n * np.log(2.0 * np.pi)
     )
-    by_theta = -thetas[:, :, None, None] * data.distances * signals[:, None]
-    by_noise = noise[:, None, None] * np.diag(unknown.astype(np.float64))
-    changes = np.concatenate([by_theta, signals[:, None], by_noise[:, None]], axis=1)  # dK/dp [s, p, n, n]
-    scaled = precisions[:, None] @ changes
-    slopes = 0.5 * (
-        np.einsum("si,spij,sj->sp", weights, changes, weights) - np.trace(scaled, axis1=2, axis2=3)
-    )
+    by_theta = -thetas[:, :, None, None] * data.distances * signals[:, None]  # dK/dp [s, k, n, n]
+    # K^-1 dK/dp. That of the signal, K less its diagonal, and that of the noise need no product: K^-1 K = 1.
+    by_signal = np.eye(n) - precisions * diagonal[:, None, :]
+    by_noise = precisions * np.where(unknown, noise[:, None], 0.0)[:, None, :]
+    scaled = np.concatenate(
+        [precisions[:, None] @ by_theta, by_signal[:, None], by_noise[:, None]], axis=1
+    )  # [s, p, n, n]
+    # a^T dK/dp a = y^T K^-1 dK/dp a.
+    quadratics = np.einsum("spj,sj->sp", data.values @ scaled, weights)
+    slopes = 0.5 * (quadratics - np.trace(scaled, axis1=2, axis2=3))
     return heights, slopes, 0.5 * np.einsum("spij,sqji->spq", scaled, scaled)
