@@ -55,6 +55,7 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
         "time",
         "dist",
         "curriculum",
+        "search",
         "eval",
         "eval_final",
         "eval_by_wall_ms",
