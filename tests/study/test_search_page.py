@@ -13,7 +13,15 @@ from test_page import NUMBERS, text_of
 from ddppo import report as door
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.explain.orders import named
-from ddppo.study.measure.orders import best_so_far, by_inheritance, by_place, curve, lineage
+from ddppo.study.measure.orders import (
+    best_so_far,
+    by_inheritance,
+    by_place,
+    curve,
+    learned_from,
+    lineage,
+    rank_correlation,
+)
 from ddppo.study.page.order_figures import charts
 from ddppo.study.page.orders import make_report, page
 from ddppo.study.read.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, Trial, read_search
@@ -264,3 +272,31 @@ def test_the_mean_by_place_is_over_the_orders_that_have_the_kind_there():
     mean[96:] = 24.0  # the orders that begin with the last kind
     assert by_place(mean)[4].tolist() == [24.0, 0.0, 0.0, 0.0, 0.0]
     assert by_place(mean)[0].tolist() == [0.0, 6.0, 6.0, 6.0, 6.0]
+
+
+def test_a_policy_has_learned_from_its_own_episodes_and_from_those_that_it_inherited(made_up, tmp_path):
+    parents, episodes = [None, 0, 0, 1], [10, 20, 30, 40]
+    trials = [
+        {"trial": n, "order_id": n, "inherited_from": p, "episodes": e, "episodes_total": 0, "score": 1.0}
+        for n, (p, e) in enumerate(zip(parents, episodes, strict=True))
+    ]
+    change(made_up.write(tmp_path), "trials", trials)
+    assert learned_from(read_search(tmp_path)) == [10, 30, 40, 70]
+
+
+def test_ranks_alone_correlate_and_equals_share_theirs():
+    assert rank_correlation([1, 2, 3, 100], [1, 8, 9, 10]) == pytest.approx(1)
+    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert rank_correlation([1, 1, 2, 2], [1, 2, 1, 2]) == pytest.approx(0)
+    assert math.isnan(rank_correlation([1, 1, 1], [1, 2, 3]))
+
+
+def test_it_is_said_where_scores_rise_with_the_age_of_policies(made_up, tmp_path):
+    told = [dict(each) for each in made_up.trials]
+    for number, each in enumerate(told):
+        each["inherited_from"] = number - 1 if number else None
+    for sign, is_said in ((1, True), (-1, False)):
+        for number, each in enumerate(told):
+            each["score"] = sign * float(number)
+        change(made_up.write(tmp_path), "trials", told)
+        assert ("Scores rise with the episodes" in page(read_search(tmp_path))) == is_said

@@ -7,10 +7,22 @@ import numpy as np
 
 from ddppo.search.orders import KINDS, ORDERS, PRESETS, order_id
 from ddppo.study.columns import percent
-from ddppo.study.measure.orders import NOTHING, Inherited, by_inheritance, by_mean, by_place
+from ddppo.study.measure.orders import (
+    NOTHING,
+    Inherited,
+    by_inheritance,
+    by_mean,
+    by_place,
+    learned_from,
+    rank_correlation,
+)
 from ddppo.study.read.search_files import Search, Trial
 
 _ENDED = {"completed": "The search has ended", "failed": "The run failed", "stopped": "The run was stopped"}
+_LEAST_TRIALS, _TOGETHER = (
+    8,
+    0.5,
+)  # from where on a rank correlation is told: one by chance is as high in 10 %
 _BY = {
     "gate": "the gate",
     "plateau": "a plateau",
@@ -35,7 +47,7 @@ def said(search: Search) -> list[str]:
     if not search.ended:
         return [_progress(search), "No trial has a score yet, so there is nothing to compare."]
     paragraphs = [_progress(search), _best(search) if search.mean.size else _highest(search), _gate(search)]
-    paragraphs += [_inheritance(search)] if search.inherit != NOTHING else []
+    paragraphs += [_inheritance(search), *_ages(search)] if search.inherit != NOTHING else []
     tells = search.mean.size and np.ptp(search.mean) > 0  # one score alone ranks nothing
     return paragraphs + ([_presets(search), _places(search)] if tells else [])
 
@@ -110,6 +122,19 @@ def _inheritance(search: Search) -> str:
     if math.isfinite(before) and math.isfinite(after) and after:
         said += f": {before / after:.2g} times as many from nothing"
     return f"{said}. What that is worth only a search with search.inherit=nothing tells: all its trials begin anew."
+
+
+def _ages(search: Search) -> list[str]:
+    """Say so where scores rise with the age of policies: the posterior takes all that differs for the orders'."""
+    scores = [trial.score for trial in search.ended]
+    together = rank_correlation(learned_from(search), scores)
+    if len(scores) < _LEAST_TRIALS or not together > _TOGETHER:
+        return []
+    return [
+        "Scores rise with the episodes that a policy had learned from, inherited ones included (rank correlation "
+        f"{together:.2f}), and the posterior takes that for the orders': what was tried early may be better than it "
+        "says."
+    ]
 
 
 def _episodes(group: Inherited) -> str:

@@ -65,6 +65,27 @@ def by_inheritance(search: Search) -> list[Inherited]:
     return [Inherited(NOTHING if far < 0 else f"distance {far}", groups[far]) for far in sorted(groups)]
 
 
+def learned_from(search: Search) -> list[int]:
+    """Return of each trial that has ended the episodes that its policy had learned from, those inherited included."""
+    behind: dict[int, int] = {}
+    for trial in search.trials:
+        inherited = 0 if trial.inherited_from is None else behind[trial.inherited_from]
+        behind[trial.number] = inherited + trial.episodes
+    return [behind[trial.number] for trial in search.ended]
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return Spearman's: that of the ranks, of equals their mean; NaN where either does not vary."""
+
+    def ranks(values: Sequence[float]) -> np.ndarray:
+        _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+    if len(set(xs)) < 2 or len(set(ys)) < 2:
+        return math.nan
+    return float(np.corrcoef(ranks(xs), ranks(ys))[0, 1])
+
+
 def lineage(trials: Sequence[Trial]) -> list[tuple[str, Trial]]:
     """Return the trials as a tree, each below the one that it inherited from, with the lines that are drawn before it.
 

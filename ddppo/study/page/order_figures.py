@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ddppo.search.orders import ORDERS, PRESETS, order_id
 from ddppo.study.columns import percent
 from ddppo.study.explain.orders import named, score
-from ddppo.study.measure.orders import NOTHING, best_so_far, by_inheritance, by_mean, curve
+from ddppo.study.measure.orders import NOTHING, best_so_far, by_inheritance, by_mean, curve, learned_from
 from ddppo.study.page.chart import Axis, Chart
 from ddppo.study.page.chart import named as places
 from ddppo.study.read.search_files import Search, Trial
@@ -24,6 +24,7 @@ def charts(search: Search) -> list[Chart]:
         *ended,
         *([_compliance(search)] if any(math.isfinite(t.compliance) for t in search.trials) else []),
         *([_until_gate(search)] if by_inheritance(search) else []),
+        *([_by_age(search)] if search.ended and search.inherit != NOTHING else []),
     ]
     return drawn + (_training(search) if len(search.episodes.trial) else [])
 
@@ -158,6 +159,18 @@ def _until_gate(search: Search) -> Chart:
             chart.bar(i, 0, middle, "sky", said)
     every = [(i, trial) for i, group in enumerate(groups) for trial in group.trials]
     _passed_or_not(chart, [t for _, t in every], [i for i, _ in every], [t.episodes for _, t in every])
+    return chart
+
+
+def _by_age(search: Search) -> Chart:
+    chart = Chart(
+        "age",
+        "Scores, by what the policy had learned from",
+        Axis("episodes, those inherited included"),
+        Axis("score"),
+        "Were policies alike old, what differs would be the orders'.",
+    )
+    _passed_or_not(chart, search.ended, learned_from(search), [trial.score for trial in search.ended])
     return chart
 
 

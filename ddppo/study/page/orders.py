@@ -107,7 +107,7 @@ def _trials(search: Search) -> Shown:
             "episodes": [f"{t.episodes:,}" for t in search.trials],
             "total": [f"{t.total:,}" for t in search.trials],
             "ended by": [t.ended_by or "under way" for t in search.trials],
-            "compliance": [percent(t.compliance) for t in search.trials],
+            "compliance": [tables.number(100 * t.compliance, "{:.1f} %") for t in search.trials],
             "repairs": [tables.number(t.repairs, "{:.4g}") for t in search.trials],
             "score": [score(t) for t in search.trials],
         }
