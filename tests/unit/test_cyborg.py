@@ -1,6 +1,7 @@
 """The adapter to CybORG, on a stand-in for it: what reaches it, what comes back, and whose dice are thrown."""
 
 import importlib
+import json
 import random
 import sys
 
@@ -14,11 +15,12 @@ from ddppo.envs.make import settled
 from ddppo.envs.tasks.cage2.compliance import KIND_REPAIRED
 from ddppo.envs.tasks.cage2.rules import ACTION, ACTIONS, HOST
 from ddppo.errors import ConfigError
-from ddppo.search.orders import PRESETS, code
-from tests.support import CHECKOUT
+from ddppo.search.orders import KINDS, ORDERS, PRESETS, code
+from ddppo.search.outcomes import read
+from tests.support import CHECKOUT, TINY, door
 
 STAND_IN = str(CHECKOUT / "tests" / "fake_cyborg")
-ORDER = {"context": code(PRESETS["critical_first"])}
+ORDER = "critical_first"
 
 
 def forget_cyborg():
@@ -41,6 +43,10 @@ def make(cyborg):
         return gym.make("ddppo/CybORG-v0", disable_env_checker=True, **kwargs).unwrapped
 
     return made
+
+
+def host_of(kind):
+    return next(host for host in HOST if host.lower().startswith(KINDS[kind]))
 
 
 def episode(env, seed, steps=30):
@@ -152,8 +158,8 @@ def test_sessions_of_red_alone_compromise_a_host_and_root_is_more_than_a_user(ma
 def test_a_repair_is_judged_by_the_true_state_before_it_and_never_by_one_read_earlier(
     sessions, complies, make
 ):
-    env = make(true_state_every=1000, alignment_weight=30.0)
-    env.reset(seed=0, options=ORDER)
+    env = make(true_state_every=1000, order=ORDER)
+    env.reset(seed=0)
     inner = env.game.env
     earlier = {} if sessions else {"Op_Server0": ["user"]}  # what is wrong by now
     inner.sessions |= earlier
@@ -167,8 +173,8 @@ def test_a_repair_is_judged_by_the_true_state_before_it_and_never_by_one_read_ea
 
 @pytest.mark.parametrize(("rule", "reads"), [("state", 26), ("history", 0)])
 def test_the_true_state_is_read_for_repairs_alone_and_for_none_where_their_history_decides(rule, reads, make):
-    env = make(compliance=rule, episode_steps=200)
-    env.reset(seed=0, options=ORDER)
+    env = make(compliance=rule, episode_steps=200, order=ORDER)
+    env.reset(seed=0)
     for action in range(len(ACTIONS)):
         env.step(action)
     assert (KIND_REPAIRED >= 0).sum() == 26
@@ -176,12 +182,42 @@ def test_the_true_state_is_read_for_repairs_alone_and_for_none_where_their_histo
 
 
 def test_an_episode_without_a_repair_is_paid_less_and_one_without_an_order_what_cyborg_says(make):
-    plain, ordered = make(episode_steps=4), make(episode_steps=4)
     paid = []
-    for env, options in ((plain, None), (ordered, ORDER)):
-        env.reset(seed=5, options=options)
+    for order in (None, ORDER):
+        env = make(episode_steps=4, order=order)
+        env.reset(seed=5)
         paid.append([env.step(0)[1] for _ in range(4)])
     assert np.subtract(paid[1], paid[0]).tolist() == pytest.approx([0, 0, 0, -0.2 * 30])
+
+
+def test_an_order_is_observed_taken_from_a_resets_options_and_told_of_with_what_came_of_it(make):
+    env = make(episode_steps=2, order=ORDER)
+    obs, _ = env.reset(seed=0)
+    assert obs["context"].tolist() == code(PRESETS[ORDER]).tolist()
+    obs, _ = env.reset(seed=0, options={"context": code(ORDERS[77])})
+    assert env.observation_space.contains(obs)
+    assert obs["context"].tolist() == code(ORDERS[77]).tolist()
+    rewards = [env.step(ACTION[name])[1] for name in ("Sleep", f"Restore {host_of(ORDERS[77][0])}")]
+    (outcome,) = read([env.publish()])
+    assert (outcome.order, outcome.repairs, outcome.compliant) == (
+        ORDERS[77],
+        1,
+        1,
+    )  # nothing is before the first
+    assert outcome.reward + outcome.alignment == pytest.approx(sum(rewards))
+    assert env.publish() == b""
+
+
+def test_a_search_over_orders_runs_on_cyborg(cyborg, tmp_path):
+    result = door(
+        *TINY, "env=gym", "env.id=ddppo/CybORG-v0", "+env.kwargs={order: reverse, episode_steps: 8}", "env.num_envs=4",
+        "model=order_conditioned", "ppo.rollout_steps=8", "ppo.num_minibatches=1", "search.name=orders",
+        "search.budget_episodes=24", "search.max_episodes_per_order=2", "ppo.total_steps=192",
+        run_dir=tmp_path / "run",
+    )  # fmt: skip
+    assert result.code == 0, result.stderr
+    trials = json.loads((tmp_path / "run" / "search.json").read_text())["trials"]
+    assert sum(trial["episodes"] for trial in trials) == 24
 
 
 # -- what cannot be --------------------------------------------------------------------------------------------------
@@ -213,7 +249,7 @@ def test_a_cyborg_with_other_actions_is_refused(cyborg, monkeypatch):
         ({"red": "bline"}, "red=bline: must be one of b_line, meander, sleep"),
         ({"true_state_every": 0}, "true_state_every=0 must be a whole number of steps, at least 1"),
         ({"episode_steps": 0}, "episode_steps=0 must be a whole number"),
-        ({"compliance": "both"}, "compliance=both: must be one of state, history"),
+        ({"order": ORDER, "compliance": "both"}, "compliance=both: must be one of state, history"),
     ],
 )
 def test_settings_that_cannot_be_are_named(kwargs, said, cyborg):

@@ -6,18 +6,20 @@ To compare ours with, and a task whose steps take 2 ms, for which a pool is.
 import importlib
 import inspect
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.envs.tasks.cage2.compliance import KIND_REPAIRED, Compliance
+from ddppo.envs.context import CONTEXT
+from ddppo.envs.tasks.cage2.compliance import KIND_REPAIRED
 from ddppo.envs.tasks.cage2.env import check_episode_steps
 from ddppo.envs.tasks.cage2.games import OBS_SIZE
+from ddppo.envs.tasks.cage2.orders import CODE_SIZE, JOURNAL, orders_of
 from ddppo.envs.tasks.cage2.rules import ACTIONS, HOST, NUM_HOSTS
 from ddppo.errors import ConfigError
 
@@ -39,9 +41,8 @@ _ONE = np.zeros(1, np.int64)
 class CyborgEnv(gym.Env):
     """One game of CybORG; green is asleep, as in the challenge. Never terminated, truncated after episode_steps.
 
-    An episode that begins with the options {"context": code of an order} is judged by it, and its rewards have the
-    alignment besides; code: `[25]`, position x kind, one-hot. An episode that begins without has the last one's order.
-    true_state_every: how many steps old `compromised` may be.
+    With an order it observes, pays and publishes as CageEnv does. true_state_every: how old `compromised` may be in
+    steps; a repair is judged by the state that it finds, never by an older one.
 
     CybORG draws from the one generator of `random` and the one of NumPy that a process has. Each environment keeps
     their states between its calls, so that several in one process, as in an evaluation, do not disturb each other.
@@ -49,12 +50,14 @@ class CyborgEnv(gym.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
     one_a_process = True
+    journal: str | None = None
 
     def __init__(
         self,
         red: str = "b_line",
         episode_steps: int = 100,
         true_state_every: int = 10,
+        order: str | Sequence[int] | None = None,
         compliance: str = "state",
         alignment_weight: float = 30.0,
     ) -> None:
@@ -65,12 +68,16 @@ class CyborgEnv(gym.Env):
             raise ConfigError(
                 f"true_state_every={true_state_every} must be a whole number of steps, at least 1"
             )
-        self.observation_space = Box(0.0, 1.0, (OBS_SIZE,), np.float32)
+        self.observation_space: gym.Space = Box(0.0, 1.0, (OBS_SIZE,), np.float32)
+        self.orders = orders_of(1, order, compliance, alignment_weight)
+        if self.orders is not None:
+            self.journal = JOURNAL
+            codes: gym.Space = Box(0.0, 1.0, (CODE_SIZE,), np.float32)
+            self.observation_space = Dict({"obs": self.observation_space, CONTEXT: codes})
+        self._needs_state = compliance == "state"
         self.action_space = Discrete(len(ACTIONS))
         self._episode_steps = episode_steps
         self._num_steps = 0
-        self._compliance = Compliance(1, compliance, alignment_weight)
-        self._order: np.ndarray | None = None  # [1, 5]
         self._generators = _seeded(0)
         with self._own_generators():
             self.game = _make_game(red)
@@ -84,35 +91,46 @@ class CyborgEnv(gym.Env):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self._generators = _seeded(int(self.np_random.integers(2**32)))
         with self._own_generators():
             obs = self.game.reset()
         self._num_steps = 0
         self._true_state.forget()
-        if options and "context" in options:
-            self._order = np.reshape(options["context"], (1, 5, 5)).argmax(axis=2)
-        if self._order is not None:
-            self._compliance.begin(_ONE, self._order)
-        return np.asarray(obs, np.float32), {}
+        if self.orders is not None:
+            self.orders.take_options(0, options or {})
+            self.orders.begin(_ONE)
+        return self._observed(obs), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        alignment = 0.0 if self._order is None else self._judged(action)
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        alignment = np.zeros(1)
+        if self.orders is not None:
+            alignment = self.orders.judge(np.array([action]), self._found(action)[None])
         with self._own_generators():
             obs, reward, _, _ = self.game.step(self._number[action])
         self._num_steps += 1
         self._true_state.grow_older()
         is_over = self._num_steps >= self._episode_steps
-        if is_over and self._order is not None:
-            alignment += float(self._compliance.conclude(_ONE)[0])
-        return np.asarray(obs, np.float32), float(reward) + alignment, False, is_over, {}
+        if self.orders is not None:
+            (reward,) = self.orders.conclude(np.array([reward], float), alignment, np.array([is_over]))
+        return self._observed(obs), float(reward), False, is_over, {}
 
-    def _judged(self, action: int) -> float:
-        """Return what alignment pays for an action. A repair is judged by the true state as it is, however dear."""
-        needs_state = KIND_REPAIRED[action] >= 0 and self._compliance.rule == "state"
-        state = self._true_state.now() if needs_state else np.zeros(NUM_HOSTS, np.uint8)
-        return float(self._compliance.judge(np.array([action]), state[None])[0])
+    def publish(self) -> bytes:
+        """Return what came of the episodes that ended, where there is an order."""
+        return b"" if self.orders is None else self.orders.publish()[0]
+
+    def receive(self, news: Sequence[bytes]) -> None:
+        """Nothing that others tell changes a game."""
+
+    def _found(self, action: int) -> np.ndarray:
+        """Return the true state `[13]` that an action is judged by; zeros for one that is not."""
+        is_judged = self._needs_state and KIND_REPAIRED[action] >= 0
+        return self._true_state.now() if is_judged else np.zeros(NUM_HOSTS, np.uint8)
+
+    def _observed(self, bits: Any) -> Any:
+        obs = np.asarray(bits, np.float32)
+        return obs if self.orders is None else {"obs": obs, CONTEXT: self.orders.codes[0].copy()}
 
     def _read_true_state(self) -> np.ndarray:
         return _compromised(self.game.get_agent_state("True"))
