@@ -20,6 +20,7 @@ from ddppo.study.predict import outlook
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
 from ddppo.study.read.run_folders import Known, read_runs
+from ddppo.study.read.search_files import FILE as SEARCH_FILE
 from ddppo.study.read.selection import Found, differing, named, studies, with_target
 from ddppo.study.runs import LeftOut, Reading, Run
 
@@ -116,6 +117,8 @@ def read(
     elif path.is_file():
         if path.name == "summary.json":
             raise RunFolderError(f"{path} is a file of a run: give the sweep folder, {path.parent.parent}")
+        if path.name == SEARCH_FILE:
+            raise RunFolderError(f"{path} is a file of a search: give its run folder, {path.parent}")
         reading = read_table(
             ForeignTable(path, options.columns, options.env or path.stem, options.rule or "strong")
         )

@@ -25,7 +25,7 @@ from ddppo.study.measure.orders import (
 from ddppo.study.page.order_figures import charts
 from ddppo.study.page.orders import make_report, page
 from ddppo.study.read.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, Trial, read_search
-from ddppo.study.report import ReportOptions
+from ddppo.study.report import ReportOptions, read
 from tests.study.test_scaling_garbage import FOREIGN
 from tests.study.test_scaling_garbage import NUMBERS as ODD_NUMBERS
 
@@ -197,6 +197,14 @@ def test_a_search_before_its_first_trial_is_told_to_wait(tmp_path):
     (tmp_path / TRAINING_LOG).write_text("")
     with pytest.raises(RunFolderError, match=r"has no search\.json yet"):
         make_report(ReportOptions(path=str(tmp_path)))
+
+
+def test_who_gives_a_file_of_a_search_is_told_to_give_its_folder(made_up, tmp_path):
+    path = made_up.write(tmp_path) / FILE
+    with pytest.raises(
+        RunFolderError, match=re.escape(f"is a file of a search: give its run folder, {tmp_path}")
+    ):
+        read(ReportOptions(path=str(path)))
 
 
 # -- what it computes ------------------------------------------------------------------------------------------------
