@@ -1,5 +1,7 @@
 """The rules of a search over orders: what has no effect without one, and what one needs of the rest."""
 
+from dataclasses import fields
+
 from ddppo.config.settings import Config, SearchConfig
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
@@ -9,10 +11,11 @@ def check_search(config: Config, shape: BatchShape) -> None:
     """Raise ConfigError for settings of a search that make no sense with the others."""
     search, defaults = config.search, SearchConfig()
     if search.name is None:
-        for name in SearchConfig.__slots__:
-            if (value := getattr(search, name)) != getattr(defaults, name):
+        for item in fields(search):
+            if (value := getattr(search, item.name)) != getattr(defaults, item.name):
                 raise ConfigError(
-                    f"search.{name}={value} has no effect without a search: use experiment=workflows, or leave it out"
+                    f"search.{item.name}={value} has no effect without a search: use experiment=workflows, or leave "
+                    "it out"
                 )
         return
     said = f"search.name={search.name}"

@@ -34,8 +34,8 @@ def check(config: Config, spec: EnvSpec) -> None:
     context = spec.obs.get(CONTEXT) if isinstance(spec.obs, dict) else None
     if not (isinstance(context, ArraySpec) and context.shape == (_CODE_SIZE,)):
         raise ConfigError(
-            f"{said} observes no context of {_CODE_SIZE} numbers, the code of an order: use experiment=workflows, or "
-            f"env.context={_CODE_SIZE}"
+            f"{said} observes no context of {_CODE_SIZE} numbers, the code of an order: use experiment=workflows, "
+            f"env=cage2 with an env.order, or env.context={_CODE_SIZE}"
         )
     if spec.journal is None:
         raise ConfigError(
