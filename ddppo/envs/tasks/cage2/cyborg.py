@@ -81,6 +81,7 @@ class CyborgEnv(gym.Env):
         self._generators = _seeded(0)
         with self._own_generators():
             self.game = _make_game(red)
+            self.game.reset()  # which lists Blue's actions; before, CybORG's wrapper may have those of Red
             self._number = _numbers(self.game)
         self._true_state = TrueState(self._read_true_state, true_state_every)
 

@@ -15,16 +15,20 @@ class ChallengeWrapper:
         assert agent_name == "Blue"
         self.env = env
         self.played = []
+        self.actions = []  # before a reset CybORG's has those of Red
+
+    def reset(self):
+        self.list_actions()
+        self.env.reset()
+        return self.observation()
+
+    def list_actions(self):
         kinds = {name: type(name, (), {}) for name in ("Sleep", "Monitor", *ON_HOSTS)}
         self.actions = [kinds["Monitor"](), kinds["Sleep"]()]
         for name in ON_HOSTS:
             for host in reversed(HOSTS):
                 self.actions.append(kinds[name]())
                 self.actions[-1].hostname = host
-
-    def reset(self):
-        self.env.reset()
-        return self.observation()
 
     def step(self, action=None):
         action = self.actions[action]
