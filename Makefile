@@ -1,6 +1,8 @@
 # Every target works on a fresh machine with Python 3.11 or newer: it makes .venv from requirements.lock first.
 PYTHON ?= python3
 PY := .venv/bin/python
+# Two processes, each a file at a time in the order of the folders (tests/conftest.py): many tests mostly wait.
+PYTEST := $(PY) -m pytest -n 2 --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
 .PHONY: help train test test-all bench-check lint format slurm-up slurm-down clean
@@ -19,10 +21,10 @@ train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print wher
 	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
 
 test: .venv/.installed  ## run the tests, all but the slow: minutes
-	$(PY) -m pytest -m "not slow"
+	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed  ## run every test, as CI does: learning, SLURM sweeps, a fault at every file operation
-	$(PY) -m pytest
+	$(PYTEST)
 
 bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was, relative to this machine
 	$(PY) -m ddppo.bench compare=experiments/speed/floor.json tolerance=0.3 workloads=W1 world_sizes=1 rounds=5 seconds=2
