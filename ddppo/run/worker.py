@@ -209,6 +209,8 @@ class Worker:
             with self.profiler.iteration():
                 report, news, stopping = self._iterate(stop)
             is_last = self.env_steps >= config.ppo.total_steps
+            if is_last:
+                self.parts.program.conclude()
             if is_last and config.eval.final_episodes:
                 if (
                     config.env.urls

@@ -164,6 +164,19 @@ class Campaign:
         self._score(trial)
         return trial
 
+    def conclude(self) -> Trial | None:
+        """End the run: a trial that is under way, as where episodes were lost, ends with the budget; return it."""
+        trial = self.under_way
+        if trial is None:
+            return None
+        if not trial.episodes:
+            self.trials.pop()
+            self.noted.pop()
+            return None
+        trial.ended_by = "budget"
+        self._score(trial)
+        return trial
+
     def metrics(self) -> dict[str, float]:
         """Return numbers of the iteration heard last, by names of search/* in the table of metrics."""
         number, outcomes = self.heard

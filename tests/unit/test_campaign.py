@@ -125,6 +125,20 @@ def test_the_budget_counts_the_episodes_of_all_environments_and_ends_the_last_tr
     assert len(search.proposer.told) == 4
 
 
+def test_a_run_that_ends_before_its_budget_as_where_episodes_were_lost_ends_its_trial_too():
+    search = campaign()
+    iterate(search)
+    assert search.conclude() is None
+    iterate(search, 0, reward=-7.0)
+    ended = search.conclude()
+    assert (ended.ended_by, ended.passed, search.under_way) == ("budget", False, None)
+    assert len(search.proposer.told) == 2
+    search.begin(5)  # of which nobody played an episode
+    assert search.conclude() is None
+    assert [trial.order_id for trial in search.trials] == [0, 1]
+    assert len(search.noted) == 2
+
+
 def test_the_score_is_the_mean_return_of_the_last_iterations_and_failed_gates_are_told_too():
     search = campaign(shortfall_weight=30.0, max_episodes_per_order=3)
     iterate(search, 5, reward=-100.0)

@@ -115,6 +115,9 @@ class Program(ABC):
     def hear(self, news: Sequence[bytes]) -> None:  # noqa: B027 (environments' own, for most)
         """Hear what all environments published in the iteration just done."""
 
+    def conclude(self) -> None:  # noqa: B027 (most end with what they learned last)
+        """Choose what the run ends with, after its last iteration."""
+
     def options(self) -> dict[str, Any] | None:
         """Return what episodes of an evaluation are to begin with, as a reset's options."""
         return None

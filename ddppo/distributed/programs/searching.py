@@ -95,8 +95,15 @@ class SearchWorker(Worker):
         self._kept[ended.order_id] = self._policy()
         if not self.campaign.is_over:
             self._begin_trial()
-        elif (best := self.campaign.best()) is not None:
-            self._take(self._kept[best["order_id"]])
+
+    def conclude(self) -> None:
+        """Put the policy of the best order in place."""
+        ended = self.campaign.conclude()
+        if ended is not None:
+            self._kept[ended.order_id] = self._policy()
+        best = self.campaign.best()
+        assert best is not None, "a run that ended has had an iteration"
+        self._take(self._kept[best["order_id"]])
 
     def options(self) -> dict[str, Any]:
         """Return what evaluations begin with: the order that is tried, or the best at the end; returns without more."""
