@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Does a search over the 120 orders find one that beats the six presets, and what does inheriting policies save? Runs
+# what outputs/sweeps/workflows lacks, then writes searches.csv, presets.csv and the tables.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+episodes=${EPISODES:-20000}
+train=(python -m ddppo.train -m experiment=workflows "seed=${SEEDS:-0,1,2}" sweep=outputs/sweeps/workflows
+  eval.final_episodes=1000 checkpoint.every_steps=0 log.tensorboard=false "$@")
+"${train[@]}" "search.budget_episodes=$episodes" search.inherit=nearest,nothing
+"${train[@]}" search.name=null "ppo.total_steps=$((episodes * 100))" \
+  env.order=critical_first,enterprise_focus,user_priority,operational_focus,balanced,reverse
+python -m experiments.workflows.table outputs/sweeps/workflows
