@@ -28,6 +28,11 @@ def check_search(config: Config, shape: BatchShape) -> None:
             f"ppo.algorithm={config.ppo.algorithm} with {said}: only the returns of all environments are those of one "
             "order: use ppo.algorithm=ppo"
         )
+    if config.ppo.normalize_obs:
+        raise ConfigError(
+            f"ppo.normalize_obs=true with {said}: the running moments are of all trials, so that no policy kept "
+            "would see again what it learned from: use ppo.normalize_obs=false"
+        )
     if config.env.backend in ("native", "remote"):
         raise ConfigError(
             f"env.backend={config.env.backend} with {said}: it begins episodes without a reset's options, which name "

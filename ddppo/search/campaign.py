@@ -131,7 +131,7 @@ class Campaign:
     def hear(self, news: Sequence[bytes]) -> Trial | None:
         """Hear of an iteration's episodes; return the trial if it ended with it. Raises TrainingError.
 
-        So it does where no episode ended: iterations are whole episodes, of one order.
+        So it does where no episode ended, or several of an environment: iterations are whole episodes, of one order.
         """
         trial, outcomes = self.trials[-1], read(news)
         if not outcomes:
@@ -145,6 +145,13 @@ class Campaign:
                     f"environment {outcome.environment} played an episode by the order {words(outcome.order)} in trial "
                     f"{trial.trial} of {words(trial.order)}"
                 )
+        played = [outcome.environment for outcome in outcomes]
+        if len(set(played)) < len(played):
+            twice = next(i for i in played if played.count(i) > 1)
+            raise TrainingError(
+                f"environment {twice} ended {played.count(twice)} episodes of trial {trial.trial} in an iteration: "
+                "ppo.rollout_steps must be the steps of an episode, of which all have as many"
+            )
         self.heard = trial.trial, outcomes
         trial.episodes += len(outcomes)
         trial.episodes_total += len(outcomes)
@@ -163,6 +170,13 @@ class Campaign:
             return None
         self._score(trial)
         return trial
+
+    def to_keep(self) -> list[int]:
+        """Return the trials whose policies may be asked for: of each order the last, and the last that passed."""
+        ended = [trial for trial in self.trials if trial.ended_by is not None]
+        last = {trial.order_id: trial.trial for trial in ended}
+        passed = {trial.order_id: trial.trial for trial in ended if trial.passed}
+        return sorted({*last.values(), *passed.values()})
 
     def conclude(self) -> Trial | None:
         """End the run: a trial that is under way, as where episodes were lost, ends with the budget; return it."""

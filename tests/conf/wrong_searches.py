@@ -18,6 +18,7 @@ LINES = {
     f"{_RUN} search.beta=-1": "search.beta=-1.0: must be at least 0",
     f"{_RUN} distributed=sync_actors dist.world_size=3": "only ddp gives environments orders: use it",
     f"{_RUN} ppo.algorithm=grpo": "use ppo.algorithm=ppo",
+    f"{_RUN} ppo.normalize_obs=true": "of all trials, so that no policy kept would see again",
     f"{_RUN} env.backend=remote": "use env.backend=auto",
     f"{_RUN} search.name=order": "must be one of orders (did you mean orders?), or null",
     f"{_RUN} search.name=no_such_pkg.searches:make": "cannot be made: ModuleNotFoundError",

@@ -182,6 +182,17 @@ def test_the_best_is_among_those_that_passed_if_any_did_whatever_the_others_retu
     assert best["order"] == words(ORDERS[2])
 
 
+def test_the_best_trial_and_the_last_of_each_order_are_to_be_kept():
+    search = campaign(ids=[7, 8, 7, 7], max_episodes_per_order=1)
+    assert search.to_keep() == []
+    iterate(search)
+    iterate(search, 0, reward=-9.0)
+    iterate(search)
+    assert (search.best()["trial"], search.to_keep()) == (2, [1, 2])
+    iterate(search, 0)  # fails where two passed: the best is still one of these
+    assert (search.best()["trial"], search.to_keep()) == (2, [1, 2, 3])
+
+
 def test_an_episode_of_another_order_and_an_iteration_without_one_are_errors():
     search = campaign()
     search.begin(0)
@@ -193,6 +204,11 @@ def test_an_episode_of_another_order_and_an_iteration_without_one_are_errors():
         TrainingError, match=r"no episode of trial 0 ended in an iteration: ppo\.rollout_steps must be"
     ):
         search.hear([b""] * NUM_ENVS)
+    once = news(ORDERS[0])
+    with pytest.raises(
+        TrainingError, match=r"environment 1 ended 2 episodes of trial 0 in an iteration: ppo\.roll"
+    ):
+        search.hear([once[0], once[1] + b"\n" + once[1], *once[2:]])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """A search over orders while a run trains: ddp whose iterations are whole episodes of the order that is tried.
 
-One policy learns. When a trial ends, its parameters and Adam's moments are kept for its order, and the next trial
-begins with those of the trial that it inherits from. Ranks swap alike, and rank 0 says which order comes next.
+One policy learns. When a trial ends, its parameters and Adam's moments are kept, and the next begins
+with those of the trial that it inherits from. Ranks swap alike, and rank 0 says which order comes next.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class SearchWorker(Worker):
         super().__init__(kit)
         self.campaign = Campaign(kit.config.search, kit.shape.num_envs, proposer(kit.config))
         self._beginning = self._policy()
-        self._kept: dict[int, list[torch.Tensor]] = {}  # by the order of the trial that they are of, its last
+        self._kept: dict[int, list[torch.Tensor]] = {}  # by trial, of Campaign.to_keep
 
     def reset(self, iteration: int) -> None:
         """Try an order where a run begins, or goes on after its end; nothing goes on from one iteration to the next."""
@@ -92,7 +92,7 @@ class SearchWorker(Worker):
         ended = self.campaign.hear(news)
         if ended is None:
             return
-        self._kept[ended.order_id] = self._policy()
+        self._keep(ended)
         if not self.campaign.is_over:
             self._begin_trial()
 
@@ -100,10 +100,10 @@ class SearchWorker(Worker):
         """Put the policy of the best order in place."""
         ended = self.campaign.conclude()
         if ended is not None:
-            self._kept[ended.order_id] = self._policy()
+            self._keep(ended)
         best = self.campaign.best()
         assert best is not None, "a run that ended has had an iteration"
-        self._take(self._kept[best["order_id"]])
+        self._take(self._kept[best["trial"]])
 
     def options(self) -> dict[str, Any]:
         """Return what evaluations begin with: the order that is tried, or the best at the end; returns without more."""
@@ -133,7 +133,11 @@ class SearchWorker(Worker):
         if source is None:
             self._take(self._beginning)
         else:
-            self._take(self._kept[self.campaign.trials[source].order_id])
+            self._take(self._kept[source])
+
+    def _keep(self, ended: Trial) -> None:
+        self._kept[ended.trial] = self._policy()
+        self._kept = {trial: self._kept[trial] for trial in self.campaign.to_keep()}
 
     def _policy(self) -> list[torch.Tensor]:
         """Return copies of the parameters, and of Adam's steps and moments."""
