@@ -374,6 +374,12 @@ class SearchConfig:
         "iterations without compliance rising by 0.01 after which a trial ends; null is none",
         low=1,
     )
+    settle_iterations: int = setting(
+        0,
+        "iterations for which the mean return of the last search.score_iterations must not have risen by 1 % before a "
+        "trial ends at its gate; 0: it ends there at once",
+        low=0,
+    )
     inherit: str = setting(
         "nearest",
         "whose policy a trial begins with: nothing (parameters as at the start), shared (the trial's before), same "

@@ -21,7 +21,7 @@ from ddppo.search.orders import ORDERS, Order, nearest, words
 from ddppo.search.outcomes import Outcome, read
 from ddppo.search.ucb import UCB, Estimate
 
-_RISE = 0.01  # of compliance, that ends a plateau
+_RISE = 0.01  # of compliance, and in returns the share, that ends a plateau
 _NUM_BEST = 3  # that are noted when an order is chosen
 
 
@@ -77,11 +77,26 @@ class Trial:
 
 @dataclass(slots=True)
 class _Course:
-    """The trial under way, iteration by iteration: returns of the last ones, and how compliance rose."""
+    """The trial under way, iteration by iteration: returns of the last ones, and how compliance and they rose."""
 
     returns: list[list[float]] = field(default_factory=list)
     best_compliance: float = -math.inf
     since_best: int = 0
+    best_return: float | None = None
+    since_best_return: int = 0
+
+    def hear(self, compliance: float, returns: list[float], num_kept: int) -> None:
+        """Note an iteration, and keep the returns of the last `num_kept`."""
+        self.returns = [*self.returns, returns][-num_kept:]
+        if compliance > self.best_compliance + _RISE:
+            self.best_compliance, self.since_best = compliance, 0
+        else:
+            self.since_best += 1
+        mean = float(np.mean(list(chain(*self.returns))))
+        if self.best_return is None or mean > self.best_return + _RISE * abs(self.best_return):
+            self.best_return, self.since_best_return = mean, 0
+        else:
+            self.since_best_return += 1
 
 
 class Campaign:
@@ -157,14 +172,8 @@ class Campaign:
         trial.episodes_total += len(outcomes)
         trial.compliance = float(np.mean([outcome.compliance for outcome in outcomes]))
         trial.repairs = sum(outcome.repairs for outcome in outcomes)
-        course = self._course
-        course.returns = [*course.returns, [outcome.reward for outcome in outcomes]][
-            -self.settings.score_iterations :
-        ]
-        if trial.compliance > course.best_compliance + _RISE:
-            course.best_compliance, course.since_best = trial.compliance, 0
-        else:
-            course.since_best += 1
+        returns = [outcome.reward for outcome in outcomes]
+        self._course.hear(trial.compliance, returns, self.settings.score_iterations)
         trial.ended_by = self._why_ended(trial)
         if trial.ended_by is None:
             return None
@@ -273,7 +282,7 @@ class Campaign:
         assert trial.compliance is not None
         assert trial.repairs is not None
         trial.passed = trial.compliance >= settings.gate_compliance and trial.repairs >= settings.gate_repairs
-        if trial.passed:
+        if trial.passed and self._course.since_best_return >= settings.settle_iterations:
             return "gate"
         if trial.episodes >= self._limit:
             return "limit"

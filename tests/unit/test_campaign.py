@@ -113,6 +113,15 @@ def test_a_plateau_ends_a_trial_whose_compliance_does_not_rise():
         assert iterate(campaign(max_episodes_per_order=100), 5) is None
 
 
+def test_a_trial_that_is_to_settle_stays_at_its_gate_while_returns_rise():
+    search = campaign(settle_iterations=2, score_iterations=1, max_episodes_per_order=100)
+    for reward in (-50.0, -40.0, -30.0, -29.9):  # the last is no rise of 1 %
+        assert iterate(search, reward=reward) is None
+    assert iterate(search, 5, reward=-29.9) is None  # settled, but not at the gate
+    ended = iterate(search, reward=-29.9)
+    assert (ended.ended_by, ended.passed, ended.episodes, ended.score) == ("gate", True, 6 * NUM_ENVS, -29.9)
+
+
 def test_the_budget_counts_the_episodes_of_all_environments_and_ends_the_last_trial():
     search = campaign(budget_episodes=5 * NUM_ENVS)
     for _ in range(3):
