@@ -23,6 +23,7 @@ def searched(summary: dict[str, Any], folder: Path) -> dict[str, Any]:
     later = [trial["episodes"] for trial in ended[1:] if trial["passed"]]
     return {
         "inherit": found["inherit"],
+        "settle": summary["config"]["search"].get("settle_iterations", 0),
         "seed": summary["config"]["seed"],
         "episodes": ended[-1]["episodes_total"],
         "trials": len(ended),
@@ -60,26 +61,30 @@ def write(name: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def table(searches: Sequence[dict[str, Any]], presets: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| inherit, seed | best order | return | compliance | trials, passed | episodes to first gate | later ones |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = ["inherit, settle, seed", "episodes", "best order", "return", "compliance", "trials, passed"]
+    columns += ["to first gate", "later ones"]
+    lines = [_line(columns), _line(["---"] * len(columns))]
     for row in searches:
+        how = f"{row['inherit']}, {row['settle']}, {row['seed']}"
         gates = [
             "never" if row[name] is None else f"{row[name]:,.0f}" for name in ("first_gate", "later_gates")
         ]
-        lines.append(
-            f"| {row['inherit']}, {row['seed']} | {row['best_order']} | {row['score']} | {row['compliance']} "
-            f"| {row['trials']}, {row['passed']} | {gates[0]} | {gates[1]} |"
-        )
-    lines += ["", "| preset alone | return by seed | mean | compliance by seed |", "|---|---|---|---|"]
-    of_presets: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        found = [row["best_order"], row["score"], row["compliance"], f"{row['trials']}, {row['passed']}"]
+        lines.append(_line([how, f"{row['episodes']:,}", *found, *gates]))
+    columns = ["preset alone", "episodes", "return by seed", "mean", "compliance by seed"]
+    lines += ["", _line(columns), _line(["---"] * len(columns))]
+    of_presets: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
     for row in presets:
-        of_presets[row["preset"]].append(row)
-    for preset, rows in of_presets.items():
+        of_presets[row["preset"], row["episodes"]].append(row)
+    for (preset, episodes), rows in of_presets.items():
         returns, kept = (", ".join(str(row[name]) for row in rows) for name in ("score", "compliance"))
-        lines.append(f"| {preset} | {returns} | {mean(row['score'] for row in rows):.2f} | {kept} |")
+        average = f"{mean(row['score'] for row in rows):.2f}"
+        lines.append(_line([preset, f"{episodes:,}", returns, average, kept]))
     return "\n".join(lines)
+
+
+def _line(cells: Sequence[Any]) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def main(sweep: str) -> None:
@@ -94,8 +99,8 @@ def main(sweep: str) -> None:
             presets.append(alone(summary, path.parent))
     if not searches and not presets:
         sys.exit(f"no completed run in {sweep}; nothing was written")
-    searches.sort(key=lambda row: (row["inherit"], row["seed"]))
-    presets.sort(key=lambda row: (row["preset"], row["seed"]))
+    searches.sort(key=lambda row: (row["settle"], row["inherit"], row["seed"]))
+    presets.sort(key=lambda row: (row["episodes"], row["preset"], row["seed"]))
     write("searches.csv", searches)
     write("presets.csv", presets)
     text = table(searches, presets)
