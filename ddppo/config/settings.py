@@ -375,7 +375,7 @@ class SearchConfig:
         low=1,
     )
     settle_iterations: int = setting(
-        0,
+        10,
         "iterations for which the mean return of the last search.score_iterations must not have risen by 1 % before a "
         "trial ends at its gate; 0: it ends there at once",
         low=0,

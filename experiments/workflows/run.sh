@@ -8,6 +8,6 @@ train=(python -m ddppo.train -m experiment=workflows "seed=${SEEDS:-0,1,2}" swee
   eval.final_episodes=1000 checkpoint.every_steps=0 log.tensorboard=false "$@")
 "${train[@]}" "search.budget_episodes=$episodes" search.settle_iterations=0 search.inherit=nearest,nothing
 "${train[@]}" "search.budget_episodes=$((3 * episodes))"
-"${train[@]}" search.name=null search.settle_iterations=0 "ppo.total_steps=$((episodes * 100))" \
+"${train[@]}" search.name=null "ppo.total_steps=$((episodes * 100))" \
   env.order=critical_first,enterprise_focus,user_priority,operational_focus,balanced,reverse
 python -m experiments.workflows.table outputs/sweeps/workflows

@@ -24,7 +24,7 @@ BUDGET = 240
 TWO_RANKS = ["dist.world_size=2", "env.backend=pool"]
 SEARCH = [
     "search.name=orders", f"search.budget_episodes={BUDGET}", f"ppo.total_steps={10 * BUDGET}",
-    "search.max_episodes_per_order=4", "search.gate_compliance=0.8",
+    "search.max_episodes_per_order=4", "search.gate_compliance=0.8", "search.settle_iterations=0",
 ]  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def test_a_task_that_plays_another_order_ends_the_run_and_is_named(tmp_path):
 def test_the_workflows_of_cage_2_are_searched_alike_by_two_ranks(tmp_path):
     small = [
         *TINY, "env.num_envs=8", "ppo.rollout_steps=20", "search.budget_episodes=80", "search.gate_compliance=0.5",
-        "search.max_episodes_per_order=3", "dtype=float64", "dist.check_every=1",
+        "search.max_episodes_per_order=3", "search.settle_iterations=0", "dtype=float64", "dist.check_every=1",
     ]  # fmt: skip
     folders = [tmp_path / "one", tmp_path / "two"]
     for world_size, folder in enumerate(folders, start=1):

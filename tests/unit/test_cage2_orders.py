@@ -178,6 +178,10 @@ def test_the_order_may_be_written_in_three_ways(batch):
         ({"order": [0, 1, 2, 3, 3]}, r"order=\[0, 1, 2, 3, 3\]: must be one of"),
         ({"order": "reverse", "compliance": "states"}, "compliance=states: must be one of state, history"),
         ({"order": "reverse", "alignment_weight": -1}, "alignment_weight=-1: must be a number of at least 0"),
+        (
+            {"order": "reverse", "alignment_weight": "much"},
+            "alignment_weight=much: must be a number of at least 0",
+        ),
         ({"compliance": "history"}, "compliance=history has no effect without an order"),
         ({"alignment_weight": 3.0}, "alignment_weight=3.0 has no effect without an order"),
     ],

@@ -51,6 +51,7 @@ class Listed:
 
 def campaign(ids=range(120), **settings):
     defaults = {"name": "orders", "budget_episodes": 1000, "max_episodes_per_order": 5, "score_iterations": 2}
+    defaults |= {"settle_iterations": 0}
     return Campaign(SearchConfig(**defaults | settings), NUM_ENVS, Listed(ids))
 
 
@@ -246,7 +247,9 @@ def test_a_restored_campaign_goes_on_to_the_same_trials_and_asks_for_the_same_or
             search.hear(news(trial.order, int(rng.integers(7, 11)), 10, reward))
 
     def fresh():
-        settings = SearchConfig(name="orders", max_episodes_per_order=2, inherit="same", plateau=4)
+        settings = SearchConfig(
+            name="orders", max_episodes_per_order=2, inherit="same", plateau=4, settle_iterations=1
+        )
         return Campaign(settings, NUM_ENVS, ucb_over_orders(beta=2.0, seed=3))
 
     whole = fresh()

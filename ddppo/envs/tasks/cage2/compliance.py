@@ -35,7 +35,7 @@ class Compliance:
     def __init__(self, num_games: int, rule: str, weight: float) -> None:
         if rule not in RULES:
             raise ConfigError(f"compliance={rule}: must be one of {', '.join(RULES)}")
-        if not 0 <= weight < np.inf:
+        if not isinstance(weight, int | float) or not 0 <= weight < np.inf:
             raise ConfigError(f"alignment_weight={weight}: must be a number of at least 0")
         self.rule = rule
         self.weights = np.full(num_games, float(weight))
