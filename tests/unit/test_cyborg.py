@@ -17,7 +17,7 @@ from ddppo.envs.tasks.cage2.rules import ACTION, ACTIONS, HOST
 from ddppo.errors import ConfigError
 from ddppo.search.orders import KINDS, ORDERS, PRESETS, code
 from ddppo.search.outcomes import read
-from tests.support import CHECKOUT, TINY, door
+from tests.support import CHECKOUT, TINY, Program, run
 
 STAND_IN = str(CHECKOUT / "tests" / "fake_cyborg")
 ORDER = "critical_first"
@@ -209,14 +209,16 @@ def test_an_order_is_observed_taken_from_a_resets_options_and_told_of_with_what_
 
 
 def test_a_search_over_orders_runs_on_cyborg(cyborg, tmp_path):
-    result = door(
+    run_dir = tmp_path / "run"
+    train = [sys.executable, "-m", "ddppo.train", f"hydra.run.dir={run_dir}"]
+    search = [
         *TINY, "env=gym", "env.id=ddppo/CybORG-v0", "+env.kwargs={order: reverse, episode_steps: 8}", "env.num_envs=4",
         "model=order_conditioned", "ppo.rollout_steps=8", "ppo.num_minibatches=1", "search.name=orders",
         "search.budget_episodes=24", "search.max_episodes_per_order=2", "ppo.total_steps=192",
-        run_dir=tmp_path / "run",
-    )  # fmt: skip
+    ]  # fmt: skip
+    result = run(Program([*train, *search]), run_dir)  # one that reads PYTHONPATH as it starts
     assert result.code == 0, result.stderr
-    trials = json.loads((tmp_path / "run" / "search.json").read_text())["trials"]
+    trials = json.loads((run_dir / "search.json").read_text())["trials"]
     assert sum(trial["episodes"] for trial in trials) == 24
 
 
