@@ -10,4 +10,6 @@ train=(python -m ddppo.train -m experiment=workflows "seed=${SEEDS:-0,1,2}" swee
 "${train[@]}" "search.budget_episodes=$((3 * episodes))"
 "${train[@]}" search.name=null "ppo.total_steps=$((episodes * 100))" \
   env.order=critical_first,enterprise_focus,user_priority,operational_focus,balanced,reverse
+"${train[@]}" search.name=null "ppo.total_steps=$((3 * episodes * 100))" seed=0 \
+  env.order=critical_first,enterprise_focus,user_priority,operational_focus,balanced,reverse
 python -m experiments.workflows.table outputs/sweeps/workflows
