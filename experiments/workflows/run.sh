@@ -4,12 +4,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 episodes=${EPISODES:-20000}
-train=(python -m ddppo.train -m experiment=workflows "seed=${SEEDS:-0,1,2}" sweep=outputs/sweeps/workflows
+train=(python -m ddppo.train -m experiment=workflows sweep=outputs/sweeps/workflows
   eval.final_episodes=1000 checkpoint.every_steps=0 log.tensorboard=false "$@")
-"${train[@]}" "search.budget_episodes=$episodes" search.settle_iterations=0 search.inherit=nearest,nothing
-"${train[@]}" "search.budget_episodes=$((3 * episodes))"
-"${train[@]}" search.name=null "ppo.total_steps=$((episodes * 100))" \
+seeds="seed=${SEEDS:-0,1,2}"
+"${train[@]}" "$seeds" "search.budget_episodes=$episodes" search.settle_iterations=0 search.inherit=nearest,nothing
+"${train[@]}" "$seeds" "search.budget_episodes=$((3 * episodes))"
+"${train[@]}" "$seeds" search.name=null "ppo.total_steps=$((episodes * 100))" \
   env.order=critical_first,enterprise_focus,user_priority,operational_focus,balanced,reverse
-"${train[@]}" search.name=null "ppo.total_steps=$((3 * episodes * 100))" seed=0 \
+"${train[@]}" seed=0 search.name=null "ppo.total_steps=$((3 * episodes * 100))" \
   env.order=critical_first,enterprise_focus,user_priority,operational_focus,balanced,reverse
 python -m experiments.workflows.table outputs/sweeps/workflows
