@@ -46,6 +46,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "optimise": {"circuits", "envs", "models", "ppo", "distributed", "run"},
     "study": set(),  # reads run folders, never the trainer
     "watch": {"study"},
+    "history": {"study"},
     "advice": {"envs", "models", "ppo", "distributed", "run", "benchmark", "study"},
     "doors": {
         "circuits",
@@ -59,6 +60,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
         "study",
         "advice",
         "watch",
+        "history",
         "optimise",
         "serve",
         "search",

@@ -1,0 +1,66 @@
+"""The curves of compared runs as a picture, or as a page with the tables: one file, no script, nothing to fetch."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ddppo.files import write_text
+from ddppo.history.comparison import Comparison
+from ddppo.history.curves import NOTHING
+from ddppo.study.page.chart import Axis, Chart, stylesheet
+from ddppo.study.page.html import TEMPLATES
+from ddppo.study.page.tables import Shown
+
+_COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of runs in turn
+_FURTHER = {
+    "rollout/return_mean": "training return",
+    "train/entropy": "entropy (nats)",
+    "train/approx_kl": "approx. KL (nats)",
+    "train/clip_fraction": "clip fraction",
+    "train/value_loss": "value loss (reward²)",
+    "train/explained_variance": "explained variance",
+    "rollout/fps": "steps/s",
+}
+_MOST_POINTS = 400  # of a line; more cannot be seen
+
+
+def write(found: Comparison, path: Path) -> None:
+    """Write an SVG with the curve that was compared, or a page. Raises StorageError."""
+    if path.suffix == ".svg":
+        write_text(path, chart(found, found.metric, "env_steps").svg(standalone=True))
+        return
+    names = [name for name in _FURTHER if name != found.metric]
+    drawn = [chart(found, found.metric, against) for against in ("env_steps", "wall_s")]
+    drawn += [
+        chart(found, name, "env_steps") for name in names if any(name in run.curves for run in found.runs)
+    ]
+    letters = [run.letter for run in found.runs]
+    text = TEMPLATES.get_template("runs.html.j2").render(
+        title=f"{len(letters)} runs compared",
+        runs=[(run.letter, str(run.record.path)) for run in found.runs],
+        charts_drawn=drawn,
+        tables=[(t.title, Shown(["", *letters], t.rows), t.notes) for t in found.tables],
+        style=stylesheet("chart.css") + stylesheet("style.css"),
+    )
+    write_text(path, text)
+
+
+def chart(found: Comparison, metric: str, against: str) -> Chart:
+    """Return a line for every run that has the metric, against env_steps or wall_s."""
+    steps = against == "env_steps"
+    drawn = Chart(
+        f"{metric.replace('/', '_')}_{against}",
+        f"{metric} against {'environment steps' if steps else 'time'}",
+        Axis("environment steps of all workers" if steps else "training time (s)"),
+        Axis(_FURTHER.get(metric, metric)),
+    )
+    for run, colour in zip(found.runs, _COLOURS, strict=False):
+        curve = run.curves.get(metric, NOTHING)
+        if not len(curve):
+            continue
+        kept = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), _MOST_POINTS)).round().astype(int))
+        xs, ys = getattr(curve, against)[kept].tolist(), curve.values[kept].tolist()
+        drawn.line(xs, ys, colour, run.letter)
+        if len(xs) < 30:
+            drawn.dots(xs, ys, colour, [f"{run.letter}: {y:.4g}" for y in ys])
+    return drawn

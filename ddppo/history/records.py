@@ -1,0 +1,224 @@
+"""What each run folder below a folder says of its run, complete or not, as one line of a table needs it.
+
+Whatever lies there is read: runs under way or cut off have no summary.json, a kill may have cut the last line of
+metrics.jsonl, and folders of others are passed over.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddppo.study.read.fields import FieldError, Fields, flat, one_line, parsed
+
+STATUSES = ("completed", "stopped", "failed", "running", "unfinished", "damaged")
+_TAIL = 1 << 18  # bytes at the end of metrics.jsonl in which a run's last iterations are looked for
+_FRESH_S = 60.0  # since the last line of a run that goes on on another machine
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run. Numbers that are not known are NaN, texts empty; settings are flat ("ppo.gamma").
+
+    final_return: of the final evaluation, else of the last one, else of the last training episodes. best_return: of
+    the best evaluation. when: of the last start. why: what is wrong with a damaged one.
+    """
+
+    path: Path
+    name: str
+    status: str
+    task: str = ""
+    world_size: float = math.nan
+    topology: str = ""
+    seed: float = math.nan
+    env_steps: float = math.nan
+    total_steps: float = math.nan
+    final_return: float = math.nan
+    best_return: float = math.nan
+    fps: float = math.nan
+    wall_s: float = math.nan
+    when: datetime | None = None
+    commit: str = ""
+    settings: Mapping[str, Any] | None = None
+    why: str = ""
+
+
+def read_records(folder: Path) -> list[Record]:
+    """Return all runs at or below `folder`, in the order of their paths."""
+    locks = _locks()
+    found = (_read(path, folder, locks) for path in _run_folders(folder))
+    return [record for record in found if record is not None]
+
+
+def read_record(folder: Path) -> Record | None:
+    """Return the run of one run folder; None where it is none."""
+    return _read(folder, folder, _locks())
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder has files of a run, whole or not."""
+    return any((folder / name).is_file() for name in ("config.yaml", "summary.json", "metrics.jsonl"))
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    for here, subfolders, files in os.walk(folder):
+        if {"config.yaml", "summary.json", "metrics.jsonl"} & set(files):
+            subfolders.clear()
+            yield Path(here)
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+
+
+def _read(path: Path, below: Path, locks: frozenset[int]) -> Record | None:
+    name = _name(path.relative_to(below) if path != below else Path(path.name or path))
+    try:
+        if (path / "summary.json").is_file():
+            summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
+            if "schema_version" not in summary.values:
+                return None  # a report's, or somebody else's
+            return _of_summary(path, name, summary)
+        config = _config(path)
+        return None if config is None else _of_metrics(path, name, config, locks)
+    except (OSError, ValueError, FieldError) as e:
+        said = e.strerror if isinstance(e, OSError) and e.strerror else e
+        return Record(path, name, "damaged", why=one_line(said), when=_written(path))
+
+
+def _of_summary(path: Path, name: str, summary: Fields) -> Record:
+    config = summary.section("config", default={})
+    status = summary.text("status", default="")
+    evaluation = summary.section("eval", default={})
+    final = evaluation.section("final", default={}).number("return_mean", default=math.nan)
+    best = evaluation.section("best", default={}).number("return_mean", default=math.nan)
+    if math.isnan(final) and summary.values.get("env_steps"):
+        final = _last_return(_tail(path / "metrics.jsonl"))
+    return Record(
+        path,
+        name,
+        status if status in STATUSES else "damaged",
+        **_of_config(config),
+        env_steps=summary.number("env_steps", default=math.nan),
+        final_return=final,
+        best_return=best,
+        fps=summary.number("fps", default=math.nan),
+        wall_s=summary.number("wall_s", default=math.nan),
+        when=_time(summary.text("started_at", default="")) or _written(path),
+        commit=summary.text("git_commit", default=""),
+        why="" if status in STATUSES else f"status={one_line(status)} in summary.json",
+    )
+
+
+def _of_metrics(path: Path, name: str, config: Fields, locks: frozenset[int]) -> Record:
+    """Return the record of a run without summary.json: one that goes on, or was cut off."""
+    lines = _tail(path / "metrics.jsonl")
+    last = Fields(lines[-1] if lines else {})
+    scores = [x for line in lines if isinstance(x := line.get("eval/return_mean"), float)]
+    return Record(
+        path,
+        name,
+        "running" if _is_under_way(path, locks) else "unfinished",
+        **_of_config(config),
+        env_steps=last.number("env_steps", default=math.nan if lines else 0.0),
+        final_return=_last_return(lines),
+        best_return=max(scores, default=math.nan),
+        fps=last.number("rollout/fps", default=math.nan),
+        wall_s=last.number("wall_s", default=math.nan),
+        when=_written(path),
+    )
+
+
+def _of_config(config: Fields) -> dict[str, Any]:
+    env, dist = config.section("env", default={}), config.section("dist", default={})
+    return {
+        "task": env.text("id", default=""),
+        "world_size": dist.number("world_size", default=math.nan),
+        "topology": dist.text("topology", default=""),
+        "seed": config.number("seed", default=math.nan),
+        "total_steps": config.section("ppo", default={}).number("total_steps", default=math.nan),
+        "settings": flat(config.tree()),
+    }
+
+
+def _config(path: Path) -> Fields | None:
+    """Return config.yaml; None where it is not a run's. Raises OSError, ValueError for one that is cut off."""
+    try:
+        loaded = yaml.load((path / "config.yaml").read_text(encoding="utf-8"), Loader=_LOADER)
+    except yaml.YAMLError as e:
+        raise ValueError(f"config.yaml is not readable: {one_line(e)}") from e
+    if not isinstance(loaded, dict) or not {"env", "ppo", "dist"} <= loaded.keys():
+        if (path / "metrics.jsonl").is_file():
+            raise ValueError("config.yaml is not the configuration of a run")
+        return None
+    return Fields(loaded)
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """Return the last whole lines of rank 0, as far as they are in the last _TAIL bytes and not damaged."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            text = file.read()
+    except OSError:
+        return []
+    pieces = text.split(b"\n")[:-1]  # what follows the last newline is a line being written
+    lines = []
+    for piece in pieces[1:] if size > _TAIL else pieces:
+        with suppress(ValueError, RecursionError):
+            line = json.loads(piece)
+            if isinstance(line, dict) and line.get("rank") == 0:
+                lines.append(line)
+    return lines
+
+
+def _last_return(lines: list[dict[str, Any]]) -> float:
+    for name in ("eval/return_mean", "rollout/return_mean"):
+        for line in reversed(lines):
+            if isinstance(value := line.get(name), (int, float)):
+                return float(value)
+    return math.nan
+
+
+def _is_under_way(path: Path, locks: frozenset[int]) -> bool:
+    with suppress(OSError):
+        if (path / ".lock").stat().st_ino in locks:
+            return True
+    with suppress(OSError):
+        return time.time() - (path / "metrics.jsonl").stat().st_mtime < _FRESH_S
+    return False
+
+
+def _locks() -> frozenset[int]:
+    """Return the inodes of files that processes of this machine have locked; trying to lock one could refuse a run."""
+    with suppress(OSError, ValueError, IndexError):
+        lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+        return frozenset(int(words[5].split(":")[2]) for words in lines if "FLOCK" in words)
+    return frozenset()
+
+
+def _written(path: Path) -> datetime | None:
+    for name in ("config.yaml", "summary.json", "metrics.jsonl"):
+        with suppress(OSError):
+            return datetime.fromtimestamp((path / name).stat().st_mtime, UTC)
+    return None
+
+
+def _time(text: str) -> datetime | None:
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return None
+
+
+def _name(path: Path) -> str:
+    """Return a path in printable characters, whatever bytes the file system holds."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

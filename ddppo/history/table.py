@@ -1,0 +1,258 @@
+"""The table of runs: which of them, in what order, in columns that fit the terminal."""
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import yaml
+
+from ddppo.config import setting
+from ddppo.errors import ConfigError, near
+from ddppo.history.records import STATUSES, Record
+from ddppo.options import whole_numbers
+from ddppo.study.columns import duration
+
+_UNITS = {"d": "days", "h": "hours", "m": "minutes", "w": "weeks"}
+_SOONEST_LEFT_OUT = (
+    "best",
+    "topology",
+    "time",
+    "seed",
+    "when",
+    "FPS",
+    "steps",
+)  # where the terminal is narrow
+_LEAST_NAME = 12
+_TO_THE_LEFT = ("run", "task", "topology", "status", "when")
+# What a table is sorted by: its value, and whether the largest comes first.
+_ORDERS: dict[str, tuple[Callable[[Record], Any], bool]] = {
+    "when": (lambda r: math.nan if r.when is None else r.when.timestamp(), True),
+    "run": (lambda r: r.name, False),
+    "task": (lambda r: r.task, False),
+    "status": (lambda r: r.status, False),
+    "W": (lambda r: r.world_size, False),
+    "seed": (lambda r: r.seed, False),
+    "steps": (lambda r: r.env_steps, True),
+    "return": (lambda r: r.final_return, True),
+    "best": (lambda r: r.best_return, True),
+    "fps": (lambda r: r.fps, True),
+    "time": (lambda r: r.wall_s, True),
+}
+
+
+@dataclass(slots=True)
+class TableOptions:
+    folder: str = setting("outputs", "the folder whose runs are listed, at any depth; also as the first word")
+    env: str | None = setting(
+        None, "only tasks with this in their id, or like this pattern: cartpole, 'Cart*'"
+    )
+    status: str | None = setting(None, f"only runs that are so, or one of several: {', '.join(STATUSES)}")
+    world_size: str | None = setting(None, "only these numbers of workers, e.g. 1,4")
+    topology: str | None = setting(None, "only this topology, e.g. ddp")
+    seed: int | None = setting(None, "only this seed", low=0)
+    since: str | None = setting(None, "only runs begun since a day, 2026-01-31, or within 12h, 3d, 2w")
+    sort: str = setting(
+        "when",
+        "column to sort by: of when, steps, return, best, fps and time the largest first",
+        choices=tuple(_ORDERS),
+    )
+    reverse: bool = setting(False, "the other way round")
+    limit: int = setting(0, "at most so many; 0 is all", low=0)
+    show: list[str] = setting(
+        meaning="settings as further columns, e.g. [ppo.gamma,ppo.epochs]", factory=list
+    )
+    json: bool = setting(False, "print a JSON object per run and line instead of a table")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run must be to stand in the table. settings: flat names and the values asked for, as text."""
+
+    options: TableOptions
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what no run can be."""
+        for status in self._statuses:
+            if status not in STATUSES:
+                raise ConfigError(
+                    f"status={status}: must be one of {', '.join(STATUSES)}{near(status, STATUSES)}"
+                )
+        whole_numbers("world_size", self.options.world_size)
+        self._since()
+
+    @property
+    def _statuses(self) -> list[str]:
+        return [word.strip() for word in self.options.status.split(",")] if self.options.status else []
+
+    def _since(self) -> datetime | None:
+        text = self.options.since
+        if text is None:
+            return None
+        try:
+            if text[-1] in _UNITS:
+                return datetime.now(UTC) - timedelta(**{_UNITS[text[-1]]: float(text[:-1])})
+            return datetime.fromisoformat(text).astimezone(UTC)
+        except (ValueError, OverflowError) as e:
+            raise ConfigError(f"since={text}: a day, e.g. since=2026-01-31, or a time, e.g. 12h or 3d") from e
+
+    def chosen(self, records: Iterable[Record]) -> list[Record]:
+        """Return those that are wanted, in the order asked for; what is not known comes last."""
+        options, sizes, since = (
+            self.options,
+            whole_numbers("world_size", self.options.world_size),
+            self._since(),
+        )
+        found = [
+            record
+            for record in records
+            if (options.env is None or _is_like(record.task, options.env))
+            and (not self._statuses or record.status in self._statuses)
+            and (not sizes or record.world_size in sizes)
+            and options.topology in (None, record.topology)
+            and options.seed in (None, record.seed)
+            and (since is None or (record.when is not None and record.when >= since))
+            and all(_is_set(record, name, value) for name, value in self.settings.items())
+        ]
+        key, largest_first = _ORDERS[options.sort]
+        known = [record for record in found if not _is_unknown(key(record))]
+        unknown = [record for record in found if _is_unknown(key(record))]
+        known.sort(key=key, reverse=largest_first != options.reverse)
+        return (known + unknown)[: options.limit or None]
+
+
+def _is_like(task: str, wanted: str) -> bool:
+    task, wanted = task.lower(), wanted.lower()
+    return fnmatch.fnmatchcase(task, wanted) if any(c in wanted for c in "*?[") else wanted in task
+
+
+def _is_set(record: Record, name: str, value: str) -> bool:
+    """Return whether a run has a setting of this value: 1e-3 is .001, and true is no 1."""
+    settings = record.settings or {}
+    if name not in settings:
+        return False
+    has, number = settings[name], _number(value)
+    if number is not None and type(has) in (int, float):
+        return bool(has == number)
+    return shown(has) == value or shown(has) == shown(_yaml(value))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _is_unknown(value: Any) -> bool:
+    return value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+# -- shown -----------------------------------------------------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """Return a setting as it is typed."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(shown, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def setting_of(record: Record, name: str) -> str:
+    """Return a run's setting as it is typed; a dash where it has no such setting."""
+    settings = record.settings or {}
+    return shown(settings[name]) if name in settings else "–"
+
+
+def number(value: float, form: str = ",.0f") -> str:
+    return "–" if math.isnan(value) else format(value, form)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    """Return a record in JSON's types, with its settings."""
+    return {
+        "run": str(record.path),
+        "task": record.task,
+        "world_size": record.world_size,
+        "topology": record.topology,
+        "seed": record.seed,
+        "status": record.status,
+        "env_steps": record.env_steps,
+        "total_steps": record.total_steps,
+        "final_return": record.final_return,
+        "best_return": record.best_return,
+        "fps": record.fps,
+        "wall_s": record.wall_s,
+        "when": record.when.isoformat() if record.when else None,
+        "git_commit": record.commit,
+        "settings": dict(record.settings or {}),
+    }
+
+
+def columns(records: Sequence[Record], show: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Return the cells of the table by column; columns in which all are alike and as usual are left out."""
+    cells = {
+        "run": [record.name for record in records],
+        "task": [record.task or "–" for record in records],
+        "W": [number(record.world_size) for record in records],
+        "topology": [record.topology for record in records],
+        "seed": [number(record.seed) for record in records],
+        "status": [record.status for record in records],
+        "steps": [_steps(record) for record in records],
+        "return": [number(record.final_return, ".2f") for record in records],
+        "best": [number(record.best_return, ".2f") for record in records],
+        "FPS": [number(record.fps) for record in records],
+        "time": [duration(record.wall_s) for record in records],
+        "when": [f"{r.when.astimezone():%Y-%m-%d %H:%M}" if r.when else "–" for r in records],
+    }
+    if {record.topology for record in records} <= {"", "ddp"}:
+        del cells["topology"]
+    for name in show:
+        cells[name] = [setting_of(record, name) for record in records]
+    return cells
+
+
+def _steps(record: Record) -> str:
+    steps = number(record.env_steps)
+    if record.env_steps < record.total_steps:
+        return f"{steps} ({100 * record.env_steps / record.total_steps:.0f} %)"
+    return steps
+
+
+def lines(cells: dict[str, list[str]], width: int | None) -> list[str]:
+    """Return the table in lines of at most `width` characters: columns are left out, then names cut at the front."""
+    cells = dict(cells)
+    for name in _SOONEST_LEFT_OUT:
+        if width is None or _wide(cells) <= width:
+            break
+        cells.pop(name, None)
+    if width is not None and (over := _wide(cells) - width) > 0:
+        longest = max(map(len, cells["run"]), default=0)
+        room = max(_LEAST_NAME, longest - over)
+        cells["run"] = [text if len(text) <= room else f"…{text[1 - room :]}" for text in cells["run"]]
+    widths = {name: max(len(name), *map(len, column)) for name, column in cells.items()}
+    rows = [list(cells), *zip(*cells.values(), strict=True)]
+    padded = (
+        [
+            text.ljust(widths[name]) if name in _TO_THE_LEFT else text.rjust(widths[name])
+            for name, text in zip(cells, row, strict=True)
+        ]
+        for row in rows
+    )
+    return ["  ".join(row).rstrip()[:width] for row in padded]
+
+
+def _wide(cells: dict[str, list[str]]) -> int:
+    return sum(max(len(name), *map(len, column)) + 2 for name, column in cells.items()) - 2
