@@ -6,6 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from ddppo.config.algorithms import check_algorithm
+from ddppo.config.faults import check_nonfinite
 from ddppo.config.fields import check_fields
 from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
@@ -126,6 +127,7 @@ def validate(config: Config) -> BatchShape:
     _check_own_pace(config)
     check_served(config)
     _check_restarts(config)
+    check_nonfinite(config, layout(config))
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
         raise ConfigError(
             f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "

@@ -534,6 +534,18 @@ class Config:
         "iteration), torch (as on, always by torch's compiler), off",
         choices=("auto", "on", "torch", "off"),
     )
+    on_nonfinite: str = setting(
+        "stop",
+        "where a loss, a gradient or what was learned is not finite: stop (all ranks end), skip_batch (all take back "
+        "what the iteration's batch taught them), or restore (all go back to the last checkpoint, with smaller steps)",
+        choices=("stop", "skip_batch", "restore"),
+    )
+    on_nonfinite_max: int = setting(
+        10, "of skip_batch, batches skipped in a row, of restore, ways back, after which all ranks end", low=1
+    )
+    on_nonfinite_factor: float = setting(
+        0.5, "of restore, what step sizes are multiplied by with every way back", above=0, high=0.99
+    )
     target_return: float | None = setting(
         None, "evaluation return whose first reaching gives time-to-target and steps-to-target"
     )

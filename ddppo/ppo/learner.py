@@ -15,6 +15,7 @@ from ddppo.models import ActionDistribution
 from ddppo.ppo.advantages import Estimates, Estimator, Gae
 from ddppo.ppo.minibatches import Batch, Sequences, local_minibatches, only
 from ddppo.ppo.native.step import NativeStep
+from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
 from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Rollout
@@ -59,7 +60,7 @@ class Learner:
     gather: values `[n]` of every rank as `[W, n]`. backward_: leaves the gradient over all ranks in
     `parameters.grad`. at, distribution: the model's; takes_sequences: it reads whole sequences, so minibatches are of
     these. scale: of the step size of each parameter, all 1 if None. estimator: of advantages, Gae if None. reference:
-    the policy that ppo.kl_coef holds this one to.
+    the policy that ppo.kl_coef holds this one to. tolerance: of what is not finite; none if None.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Learner:
         estimator: Estimator | None = None,
         takes_sequences: bool = False,
         reference: Reference | None = None,
+        tolerance: Tolerance | None = None,
     ) -> None:
         self.config = config
         self.shape = shape
@@ -93,6 +95,7 @@ class Learner:
         self.estimator = estimator or Gae(config)
         self.takes_sequences = takes_sequences
         self.reference = reference
+        self.tolerance = tolerance or Tolerance()
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
         self.optimizer = torch.optim.Adam(
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
@@ -104,18 +107,39 @@ class Learner:
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.
 
-        Raises NonFiniteError on all ranks alike, before the optimizer moves, if a loss or gradient is not finite.
+        Raises NonFiniteError on all ranks alike, before the optimizer moves, if a loss or gradient is not finite,
+        unless the batch may be skipped: then all is as it was before.
         """
+        put_back = remembered(self) if self.tolerance.mode == "skip_batch" else None
         try:
-            return self._update(rollout, iteration, progress)
+            update = self._update(rollout, iteration, progress)
         except NotFinite as e:
-            self._stop(e.loss, iteration)
+            if put_back is None or not self.tolerance.may_skip():
+                self._stop(e, iteration)
+            put_back()
+            return self._nothing_learned(rollout)
+        self.tolerance.in_row = 0
+        return update
+
+    def _nothing_learned(self, rollout: Rollout) -> Update:
+        values = None if self.config.algorithm == "grpo" else math.nan
+        return Update(
+            local_sums=torch.zeros_like(self.step.sums, device="cpu"),
+            num_samples=0,
+            steps=0,
+            epochs=0,
+            grad_norm=math.nan,
+            learning_rate=self.learning_rate * self.tolerance.step_factor,
+            explained_variance=values,
+            metrics=self.tolerance.metrics,
+        )
 
     def _update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         config, step = self.config, self.step
         if config.lr_schedule == "linear":
             self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
         warmth = self._warmth(progress)
+        learning_rate = self.learning_rate * warmth * self.tolerance.step_factor
         estimates = self._estimates(rollout)
         shape = replace(self.shape, rollout_steps=1) if self.takes_sequences else self.shape
         plan = [
@@ -126,7 +150,7 @@ class Learner:
         batch = (Sequences if self.takes_sequences else Batch)(rollout, estimates)
         if self.reference is not None:
             batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
-        step.begin(self.learning_rate * warmth)
+        step.begin(learning_rate)
         sums, num_steps, num_epochs = step.sums, 0, 0
         epoch_kl = math.nan
         for (order, bounds), epoch_counts in zip(plan, agreed.counts, strict=True):
@@ -140,15 +164,17 @@ class Learner:
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
         norms = step.end()
+        if not all_finite(self):
+            raise NotFinite(0.0, "what was learned, though no gradient,")
         update = Update(
             local_sums=sums.cpu().clone(),
             num_samples=num_epochs * agreed.weight,
             steps=num_steps,
             epochs=num_epochs,
             grad_norm=norms / num_steps if num_steps else math.nan,
-            learning_rate=self.learning_rate * warmth,
+            learning_rate=learning_rate,
             explained_variance=agreed.explained_variance,
-            metrics=estimates.metrics,
+            metrics={**estimates.metrics, **self.tolerance.metrics},
         )
         if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(epoch_kl)
@@ -222,15 +248,18 @@ class Learner:
         """Return x `[T, E]` of what minibatches are made of: samples `[T * E]`, or sequences, summed, `[E]`."""
         return (x.sum(dim=0) if self.takes_sequences else x.flatten()).cpu().numpy()
 
-    def _stop(self, local_loss: float, iteration: int) -> NoReturn:
-        local = torch.tensor([local_loss], dtype=torch.float64)
+    def _stop(self, error: NotFinite, iteration: int) -> NoReturn:
+        local = torch.tensor([error.loss], dtype=torch.float64)
         losses_by_rank = self.gather(local).flatten().tolist()
         bad = [rank for rank, value in enumerate(losses_by_rank) if not math.isfinite(value)]
-        where = f"the loss of rank {', '.join(map(str, bad))}" if bad else "the gradient, though no loss,"
+        where = f"the loss of rank {', '.join(map(str, bad))}" if bad else error.what
+        before = (
+            "; all ranks stopped before the optimizer moved" if error.moves_nothing else "; all ranks stopped"
+        )
         raise NonFiniteError(
-            f"{where} is not finite in iteration {iteration}; all ranks stopped before the optimizer moved. "
-            f"Losses by rank: {losses_by_rank}. A smaller ppo.learning_rate, ppo.normalize_rewards=true or "
-            "ppo.normalize_obs=true often helps"
+            f"{where} is not finite in iteration {iteration}{before}. Losses by rank: {losses_by_rank}. A smaller "
+            "ppo.learning_rate, ppo.normalize_rewards=true or ppo.normalize_obs=true often helps"
+            f"{self.tolerance.exhausted()}"
         )
 
     def _adapt_learning_rate(self, kl: float) -> None:

@@ -81,11 +81,13 @@ class ObsNormalizer:
 
     def load(self, state: torch.Tensor) -> None:
         self.state = state
-        if state[0, 0] > 0:
-            parts = state.split([leaf.size for leaf in self._floats], dim=1)
-            for part, (mean, scale) in zip(parts, filter(None, leaves(self.mean_and_scale)), strict=True):
-                mean.copy_(part[1].reshape(mean.shape))
+        parts = state.split([leaf.size for leaf in self._floats], dim=1)
+        for part, (mean, scale) in zip(parts, filter(None, leaves(self.mean_and_scale)), strict=True):
+            mean.copy_(part[1].reshape(mean.shape))
+            if state[0, 0] > 0:
                 scale.copy_((variance(part) + 1e-8).rsqrt().reshape(mean.shape))
+            else:
+                scale.fill_(1.0)
 
 
 def _normalized(

@@ -24,11 +24,16 @@ NORM_EPS = 1e-6  # below which a gradient is not scaled up (torch.nn.utils.clip_
 
 
 class NotFinite(Exception):
-    """The gradient over all ranks is not finite, which all ranks see; `loss` is this rank's."""
+    """The gradient over all ranks is not finite, which all ranks see; `loss` is this rank's.
 
-    def __init__(self, loss: float) -> None:
+    Or `what` else is named, after the optimizer has moved.
+    """
+
+    def __init__(self, loss: float, what: str | None = None) -> None:
         super().__init__(loss)
         self.loss = loss
+        self.what = what or "the gradient, though no loss,"
+        self.moves_nothing = what is None
 
 
 class Coefficients(NamedTuple):

@@ -53,6 +53,7 @@ class Parts:
             "model": self.model.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
             "learning_rate": self.learner.learning_rate,
+            "nonfinite": self.learner.tolerance.state(),
         }
         if self.obs_normalizer is not None:
             state["obs_moments"] = self.obs_normalizer.state
@@ -67,6 +68,7 @@ class Parts:
         self.model.load_state_dict(state["model"])
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.learning_rate = state["learning_rate"]
+        self.learner.tolerance.load(state.get("nonfinite", [0, 0, 0]))
         if self.obs_normalizer is not None:
             self.obs_normalizer.load(state["obs_moments"])
         if self.learner.reward_normalizer is not None:

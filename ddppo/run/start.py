@@ -39,6 +39,7 @@ _MAY_CHANGE = (
     "eval.",
     "checkpoint.",
     "log.",
+    "on_nonfinite",
     "device",
     "compile",
     "target_return",

@@ -41,6 +41,7 @@ from ddppo.run import checkpoint
 from ddppo.run.compilation import Compilation
 from ddppo.run.evaluation import Policy
 from ddppo.run.exchange import NoExchange, make_exchange
+from ddppo.run.folder import RunFolder
 from ddppo.run.parts import build
 from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import OF_CURRICULUM, IterationReport
@@ -49,7 +50,7 @@ from ddppo.run.reporting import LocalIteration, Reporter
 from ddppo.run.scoring import Scoring
 from ddppo.run.timing import IterationClock
 from ddppo.signals import StopRequest, stop_signals_kill
-from ddppo.terminal import unbroken_streams
+from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
 
 
@@ -362,6 +363,22 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
     """
     config = configuration.load(run_dir / "config.yaml")
     group, device = join(config, store)
+    restored: int | None = None
+    while True:
+        worker = _made(config, run_dir, group, device)
+        if restored is not None:
+            worker.parts.learner.tolerance.restored = restored
+        try:
+            stop_signal = worker.run()
+        except NonFiniteError as e:
+            config, restored = go_back(worker, e)
+        else:
+            group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
+            return stop_signal
+
+
+def _made(config: Config, run_dir: Path, group: Group, device: torch.device) -> Worker:
+    """Return a rank's worker, as its last checkpoint has it where the run goes on."""
     worker = Worker(config, run_dir, group, device)
     if (
         config.resume is not None and not worker.serves
@@ -369,9 +386,26 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
         path = checkpoint.last(run_dir / "checkpoints")
         assert path is not None, f"the door checked that {run_dir} holds a checkpoint"
         worker.restore(checkpoint.load(path))
-    stop_signal = worker.run()
-    group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
-    return stop_signal
+    return worker
+
+
+def go_back(worker: Worker, error: NonFiniteError) -> tuple[Config, int]:
+    """Make the run folder ready to go on from its last checkpoint; return the configuration, and the ways back so far.
+
+    All ranks come here alike. Raises `error` where on_nonfinite does not want that, or not once more.
+    """
+    tolerance, folder = worker.parts.learner.tolerance, RunFolder(worker.run_dir)
+    if tolerance.mode != "restore" or tolerance.restored == tolerance.most:
+        raise error
+    restored = tolerance.restored + 1
+    if worker.group.rank == 0:
+        folder.begin(worker.config)
+        where = f"to iteration {folder.last_iteration}" if folder.has_checkpoint else "to the beginning"
+        said = str(error).partition(";")[0]
+        steps = f"step sizes times {tolerance.factor**restored:g}"
+        warn(f"{said}; going back {where}, {steps} (way back {restored} of {tolerance.most})")
+    worker.group.barrier()
+    return folder.config(), restored
 
 
 @unbroken_streams()

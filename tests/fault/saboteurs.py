@@ -21,6 +21,7 @@ class Raises(gym.Env):
     observation_space = Box(-1, 1, (3,), np.float32)
     action_space = Discrete(2)
     num_steps = 0
+    raises = True
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -28,7 +29,7 @@ class Raises(gym.Env):
 
     def step(self, action):
         self.num_steps += 1
-        if IS_FAULTY and self.num_steps > FAULT_AFTER:
+        if IS_FAULTY and self.raises and self.num_steps > FAULT_AFTER:
             raise ZeroDivisionError("the task of the test broke")
         return np.zeros(3, np.float32), 1.0, False, self.num_steps % 10 == 0, {}
 
@@ -45,6 +46,19 @@ class Hangs(Raises):
         return super().step(action)
 
 
+class Spikes(Raises):
+    """A task with one reward in the faulty rank that no float32 can hold the square of; again in every later start."""
+
+    raises = False
+    num_rewards = 0  # of all environments of the process
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        Spikes.num_rewards += 1
+        is_spike = IS_FAULTY and Spikes.num_rewards == FAULT_AFTER + 1
+        return obs, 1e30 if is_spike else reward, terminated, truncated, info
+
+
 class TextObs(Raises):
     observation_space = Tuple([Discrete(2), Text(3)])
 
@@ -55,6 +69,7 @@ class DictActions(Raises):
 
 gym.register("Raises-v0", Raises)
 gym.register("Hangs-v0", Hangs)
+gym.register("Spikes-v0", Spikes)
 gym.register("TextObs-v0", TextObs)
 gym.register("DictActions-v0", DictActions)
 

@@ -21,6 +21,7 @@ from ddppo.models import ActorCritic, At
 from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Learner, Update
+from ddppo.ppo.nonfinite import Tolerance
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Episode, Rollout
@@ -271,6 +272,9 @@ class Kit:
             estimator=estimator,
             takes_sequences=model.takes_sequences,
             reference=reference,
+            tolerance=Tolerance(
+                self.config.on_nonfinite, self.config.on_nonfinite_max, self.config.on_nonfinite_factor
+            ),
         )
 
     def seeds(self, env_indices: range, iteration: int) -> list[int]:

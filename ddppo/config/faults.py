@@ -1,0 +1,30 @@
+"""The rules of what becomes of a run in which something goes wrong."""
+
+from ddppo.config.settings import Config
+from ddppo.errors import ConfigError
+from ddppo.topologies import Layout
+
+
+def check_nonfinite(config: Config, roles: Layout) -> None:
+    """Check what happens where a number is not finite. Raises ConfigError."""
+    mode, defaults = config.on_nonfinite, Config()
+    users = {"on_nonfinite_max": ("skip_batch", "restore"), "on_nonfinite_factor": ("restore",)}
+    for name, modes in users.items():
+        value = getattr(config, name)
+        if mode not in modes and value != getattr(defaults, name):
+            raise ConfigError(
+                f"{name}={value} has no effect with on_nonfinite={mode}: use on_nonfinite={' or '.join(modes)}, or "
+                "leave it out"
+            )
+    if mode != "restore":
+        return
+    if len(roles.learning) < config.dist.world_size:
+        raise ConfigError(
+            f"on_nonfinite=restore with distributed={config.dist.topology}, where some ranks do not learn and would "
+            "not go back: use on_nonfinite=skip_batch, or distributed=ddp"
+        )
+    if not config.checkpoint.every_steps:
+        raise ConfigError(
+            "on_nonfinite=restore with checkpoint.every_steps=0, which saves at the end only: set "
+            "checkpoint.every_steps, or use on_nonfinite=skip_batch"
+        )
