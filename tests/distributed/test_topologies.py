@@ -1,6 +1,5 @@
 """Topologies learn what one process learns: the same run spread in other ways, with real processes."""
 
-import re
 import sys
 
 import pytest
@@ -10,7 +9,7 @@ from ddppo.benchmark.workloads import composed
 from ddppo.fragments import fragments
 from ddppo.topologies import TOPOLOGIES, Sizes
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
-from tests.support import CHECKOUT, TINY, Program, door, lines, run, summary
+from tests.support import TINY, door, lines, run, summary
 
 SPREAD = {"sync_actors": 3, "env_workers": 3, "central_inference": 2}  # and of how many ranks
 PACES = (
@@ -163,18 +162,6 @@ def test_a_run_of_actors_resumes(learned, tmp_path):
     again = run([sys.executable, "-m", "ddppo.train", f"resume={folder}", "ppo.total_steps=1280"], folder)
     assert again.code == 0, again.stderr
     assert summary(folder)["env_steps"] == 1280
-
-
-def test_the_one_of_your_own_in_the_docs_runs_and_is_drawn(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (CHECKOUT / "docs" / "topologies.md").read_text(), re.DOTALL)
-    (tmp_path / "averaging.py").write_text(code)
-    where = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}"}
-    how = [*TINY, *SIZES, "env=cartpole", "distributed=averaging:Averaging", "dist.world_size=2"]
-    command = Program([sys.executable, "-m", "ddppo.train", *how, f"hydra.run.dir={tmp_path / 'run'}"])
-    result = run(command, tmp_path / "run", **where)
-    assert result.code == 0, result.stderr  # and replicas were compared in every iteration
-    command = Program([sys.executable, "-m", "ddppo.fragments", *how[-3:]])
-    assert "parameters: worker -> worker, sum, once an iteration" in run(command, tmp_path, **where).stdout
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES.values(), ids=TOPOLOGIES)

@@ -1,0 +1,1 @@
+"""A task and a network of my own."""

@@ -1,0 +1,36 @@
+"""The task: a point on a line is pushed until it rests on a target."""
+
+import gymnasium as gym
+import numpy as np
+
+
+class Reach(gym.Env):
+    """Observed: position, velocity and target, `[3]`. Actions: push left, not at all, right.
+
+    The reward of a step is minus the distance to the target, so that 0 is the best return there is. Episodes end by the
+    time limit that `gym.register` below sets, which is a truncation: the last state is not a failure.
+    """
+
+    def __init__(self, max_push: float = 0.05, render_mode: str | None = None) -> None:
+        self.max_push = max_push
+        self.render_mode = render_mode
+        self.observation_space = gym.spaces.Box(-2.0, 2.0, (3,), np.float32)
+        self.action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)  # self.np_random is the only source of chance, so that a seed says all
+        self.position, self.target = self.np_random.uniform(-1.0, 1.0, 2)
+        self.velocity = 0.0
+        return self._observation(), {}
+
+    def step(self, action):
+        self.velocity = 0.9 * self.velocity + self.max_push * (int(action) - 1)
+        self.position = float(np.clip(self.position + self.velocity, -2.0, 2.0))
+        reward = -abs(self.position - self.target)
+        return self._observation(), reward, False, False, {}
+
+    def _observation(self):
+        return np.array([self.position, self.velocity, self.target], np.float32)
+
+
+gym.register("Reach-v0", entry_point=Reach, max_episode_steps=50)

@@ -1,0 +1,35 @@
+"""The network: one trunk that policy and values share."""
+
+import itertools
+
+from torch import nn
+
+from ddppo.models import ActorCritic, num_action_params
+
+
+class Network(ActorCritic):
+    """Layers of the sizes in `model.hidden_sizes`; ddppo.models.ActorCritic says what a model must have."""
+
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        sizes = [spec.obs.shape[0], *config.hidden_sizes]
+        layers = []
+        for size, next_size in itertools.pairwise(sizes):
+            layers += [nn.Linear(size, next_size), nn.Tanh()]
+        self.trunk = nn.Sequential(*layers)
+        self.policy = nn.Linear(sizes[-1], num_action_params(spec.action))
+        self.critic = nn.Linear(sizes[-1], 1)
+        nn.init.orthogonal_(self.policy.weight, 0.01)  # begins with all actions alike
+
+    def forward(self, obs):
+        """Return action parameters [n, P] and values [n] of observations [n, 3]: what learning asks for."""
+        features = self.trunk(obs)
+        return self.policy(features), self.critic(features).squeeze(-1)
+
+    def action_params(self, obs):
+        """Return action parameters alone: what acting asks for."""
+        return self.policy(self.trunk(obs))
+
+    def value(self, obs):
+        """Return values alone."""
+        return self.critic(self.trunk(obs)).squeeze(-1)
