@@ -80,12 +80,27 @@ class ClusterError(TrainingError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the run to stop; `remedy` says how to go on. Like Ctrl-C, no handler of errors catches it."""
+    """A signal asked the run to stop, or its time was over; `remedy` says how to go on.
 
-    def __init__(self, number: int = signal.SIGINT, remedy: str = "") -> None:
-        super().__init__(number, remedy)
+    number: of the signal; 0 where run.max_minutes were over. requeue: the exit code that says to start the command
+    again; None where it is to say which signal it was. Like Ctrl-C, no handler of errors catches it.
+    """
+
+    def __init__(self, number: int = signal.SIGINT, remedy: str = "", requeue: int | None = None) -> None:
+        super().__init__(number, remedy, requeue)
         self.number = number
         self.remedy = remedy
+        self.requeue = requeue
+
+    @property
+    def what(self) -> str:
+        if self.number == signal.SIGINT:
+            return "interrupted"
+        return f"stopped by {signal.Signals(self.number).name}" if self.number else "run.max_minutes are over"
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number if self.requeue is None else self.requeue
 
 
 def near(word: str, words: "list[str] | tuple[str, ...]") -> str:

@@ -1,20 +1,49 @@
 """What asks a run to stop, and what ends a process with the one that started it. Imports nothing heavy.
 
-SIGINT is Ctrl-C; SIGTERM comes from docker, kubernetes, timeout and SLURM, SIGHUP from a terminal that goes away,
-SIGUSR2 from our own launchers. All ask for the same: to finish the iteration, save it and end.
+SIGINT is Ctrl-C; SIGTERM comes from docker, kubernetes, timeout and SLURM, SIGUSR1 and SIGUSR2 from schedulers, the
+latter from our own launchers too, SIGHUP from a terminal that goes away. All ask for the same: to finish the iteration,
+save it and end. So does the end of the time that a command has.
 """
 
 import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from ddppo.errors import Stopped
 
-_OF_OTHERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)  # Python itself makes SIGINT an exception
+_REQUEUE = (
+    signal.SIGTERM,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # of schedulers, which would start the command again
+_OF_OTHERS = (*_REQUEUE, signal.SIGHUP)  # Python itself makes SIGINT an exception
+_BEGAN = "DDPPO_BEGAN"  # in the environment of a command's processes: seconds since the epoch
+
+
+def note_beginning() -> None:
+    """Note that a command begins now, from which its processes count its time."""
+    os.environ[_BEGAN] = str(time.time())
+
+
+def end_of_time(max_minutes: float | None) -> float | None:
+    """Return when the command's time is over, in seconds since the epoch; None for never."""
+    if max_minutes is None:
+        return None
+    return float(os.environ.get(_BEGAN) or time.time()) + 60 * max_minutes
+
+
+def is_over(end: float | None) -> bool:
+    return end is not None and time.time() >= end
+
+
+def asks_for_requeue(number: int) -> bool:
+    """Return whether a signal, or 0 for the end of the time, is a scheduler's that would start the command again."""
+    return number in (0, *_REQUEUE)
 
 
 class StopRequest:
@@ -22,16 +51,17 @@ class StopRequest:
 
     The handlers are in force from `listen` to the end of `with`. SIGHUP stays ignored where it was (nohup). SIGTERM
     does not: ranks under SLURM ignore it until they can save. The flag is this process's alone: ranks act on it only
-    when all agree.
+    when all agree. ends_at: when it asks by itself, in seconds since the epoch; None for never.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends_at: float | None = None) -> None:
         self.signal: int | None = None  # the first that came
+        self._ends_at = ends_at
         self._previous: dict[int, Callable | int | None] = {}
 
     @property
     def requested(self) -> bool:
-        return self.signal is not None
+        return self.signal is not None or is_over(self._ends_at)
 
     def __enter__(self) -> "StopRequest":
         return self
@@ -53,7 +83,7 @@ class StopRequest:
 
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
-    """Have SIGTERM, SIGHUP and SIGUSR2 raise Stopped, once, unless they are ignored (nohup)."""
+    """Have SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 raise Stopped, once, unless they are ignored (nohup)."""
     before = {number: signal.getsignal(number) for number in _OF_OTHERS}
 
     def stop(number: int, frame: object) -> NoReturn:
@@ -72,7 +102,7 @@ def stop_signals_raise() -> Iterator[None]:
 
 
 def stop_signals_kill(*also: int) -> None:
-    """Have SIGTERM, SIGHUP, SIGUSR2 and `also` end this process at once and silently, unless they are ignored.
+    """Have SIGTERM, SIGHUP, SIGUSR1, SIGUSR2 and `also` end this process at once and silently, unless they are ignored.
 
     For a process that has nothing to save yet and may wait inside torch, where no handler of Python's runs.
     """

@@ -29,17 +29,27 @@ from ddppo.config import Config
 from ddppo.errors import ConfigError, EnvRaised, Stopped, StorageError, TrainingError
 from ddppo.package import versions
 from ddppo.run.lock import held
-from ddppo.signals import die_with_parent, stop_signals_kill, stop_signals_raise
+from ddppo.signals import (
+    asks_for_requeue,
+    die_with_parent,
+    end_of_time,
+    is_over,
+    note_beginning,
+    stop_signals_kill,
+    stop_signals_raise,
+)
 from ddppo.terminal import unbroken_streams
 
 
 @unbroken_streams()
 @stop_signals_raise()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 128 + a signal.
+    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 75 or 128 + a signal.
 
-    The last says what stopped it: 130 is Ctrl-C, 143 SIGTERM.
+    75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended it, and it can go on. 128 + a signal:
+    what else stopped it, as 130 is Ctrl-C.
     """
+    note_beginning()
     if under_torchrun():
         die_with_parent()
     # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
@@ -75,7 +85,7 @@ def _command() -> None:
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
     except KeyboardInterrupt as e:
         print(_interrupted(e), file=sys.stderr)
-        _leave(128 + (e.number if isinstance(e, Stopped) else signal.SIGINT))
+        _leave(e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT)
     except (ConfigError, TrainingError) as e:
         error = e
     except (HydraException, OmegaConfBaseException) as e:
@@ -138,7 +148,10 @@ def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
         except KeyboardInterrupt as e:
             remedy = f"go on with: python -m ddppo.train resume={run_dir}"
             number = e.number if isinstance(e, Stopped) else signal.SIGINT
-            raise Stopped(number, remedy if folder.has_checkpoint else "there is no checkpoint") from None
+            if not folder.has_checkpoint:
+                raise Stopped(number, "there is no checkpoint") from None
+            requeue = config.run.requeue_exit_code if asks_for_requeue(number) else None
+            raise Stopped(number, remedy, requeue) from None
 
 
 def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
@@ -161,11 +174,17 @@ def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
             stop_signal = None
             if not entry.completed:
+                if is_over(end_of_time(config.run.max_minutes)):
+                    raise Stopped(0)
                 stop_signal = _run(RunFolder(run_dir).begin(config), run_dir)
         sweep.note(sweep_dir, run_dir, "skipped" if entry.completed else "completed", entry.remark)
         if stop_signal is not None:  # too late for this run, but no other is to begin
             raise Stopped(stop_signal)
         return sweep.objective(json.loads((run_dir / "summary.json").read_text()), config.objective)
+    except Stopped as e:
+        raise Stopped(
+            e.number, requeue=cfg.run.requeue_exit_code if asks_for_requeue(e.number) else None
+        ) from None
     except Exception as e:
         _remove_if_empty(run_dir)
         if not isinstance(e, (ConfigError, TrainingError)):
@@ -238,6 +257,8 @@ def _run(config: Config, run_dir: Path) -> int | None:
         note = partial(folder.note_restart, goes_on_from=None)
         stop_signal = with_restarts(folder, config, partial(start_ranks, run_dir, config, note))
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
+        if stop_signal is None and is_over(end_of_time(config.run.max_minutes)):
+            raise Stopped(0)
         raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
     return stop_signal
 
@@ -245,11 +266,9 @@ def _run(config: Config, run_dir: Path) -> int | None:
 def _interrupted(interrupt: KeyboardInterrupt) -> str:
     """Return what Ctrl-C or another signal leaves behind, in one sentence."""
     stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
-    name = signal.Signals(stopped.number).name
-    what = "interrupted" if stopped.number == signal.SIGINT else f"stopped by {name}"
     if SweepFolder.path is not None:
-        return f"{what}; the same command with sweep={SweepFolder.path} goes on with the sweep"
-    return f"{what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
+        return f"{stopped.what}; the same command with sweep={SweepFolder.path} goes on with the sweep"
+    return f"{stopped.what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
 
 
 def _tell_sweep(began: float, error: Exception | None) -> list[str]:

@@ -28,12 +28,13 @@ from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, RankLost, Traini
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from ddppo.run.restarts import with_restarts
+from ddppo.signals import note_beginning
 
 _FORWARD_EVERY_S = 2.0
 _START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
 _PATIENCE_S = 10.0  # what this job was before it was queued again may still be ending
 # Between the exec of a rank and its first line a signal would kill it; what a shell ignores its exec ignores.
-_DEAF = ("sh", "-c", 'trap "" USR2 TERM; exec "$@"', "sh")
+_DEAF = ("sh", "-c", 'trap "" USR1 USR2 TERM; exec "$@"', "sh")
 _ENDED_TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(\w[\w ]*))")
 _SIGNALLED = 128
 
@@ -119,6 +120,7 @@ class Driver:
         Raises TrainingError if a rank failed, RunFolderError if another process trains into the folder. Told to stop by
         SIGUSR2, it does not return but queues the job again.
         """
+        note_beginning()  # of the job's time, each time that it is queued
         with held(self.run_dir, patience_s=_PATIENCE_S):
             if not RunFolder(self.run_dir).is_complete:
                 self._train()
@@ -185,7 +187,7 @@ class Failure:
 
 
 class _Signals:
-    """What SLURM tells the batch script: SIGUSR2 to save and stop, SIGTERM to end now. In force inside `with`."""
+    """What SLURM tells the batch script: SIGUSR1, 2 to save and stop, SIGTERM to end now. In force inside `with`."""
 
     def __init__(self) -> None:
         self.stop_requested = False
@@ -193,7 +195,7 @@ class _Signals:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "_Signals":
-        for number in (signal.SIGUSR2, signal.SIGTERM):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._on_signal)
         return self
 

@@ -16,7 +16,7 @@ def main() -> None:
     # SLURM's signal to stop may come at any time, and to processes that environments run in too: until the loop over
     # iterations listens to it, and in what a rank starts, it must not kill. The driver sends SIGUSR2; SIGTERM comes
     # from SLURM itself, where it takes a job's nodes and does not tell the job's script.
-    for number in (signal.SIGUSR2, signal.SIGTERM):
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(torchrun_variables(os.environ))
     from ddppo.run.worker import run_rank

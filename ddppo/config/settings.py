@@ -422,6 +422,24 @@ class CheckpointConfig:
 
 
 @dataclass(slots=True)
+class RunConfig:
+    max_minutes: float | None = setting(
+        None,
+        "minutes since the command began after which all ranks finish the iteration, save it and end, to be started "
+        "again; null is no limit",
+        above=0,
+        high=10_000_000,
+    )
+    requeue_exit_code: int = setting(
+        75,
+        "exit code of a command that SIGTERM, SIGUSR1, SIGUSR2 or run.max_minutes ended and that saved what to go on "
+        "from: start it again (docs/faults.md)",
+        low=0,
+        high=255,
+    )
+
+
+@dataclass(slots=True)
 class LogConfig:
     tensorboard: bool = setting(True, "write TensorBoard event files")
     progress: str = setting(
@@ -524,6 +542,7 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
+    run: RunConfig = field(default_factory=RunConfig)
     seed: int = setting(0, "root of every random stream", low=0)
     device: str = setting("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))

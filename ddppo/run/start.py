@@ -39,6 +39,7 @@ _MAY_CHANGE = (
     "eval.",
     "checkpoint.",
     "log.",
+    "run.",
     "on_nonfinite",
     "device",
     "compile",

@@ -35,6 +35,8 @@ _OF_NO_ACCOUNT = frozenset(
         "dist.oversubscribe",
         "dist.on_lost",
         "dist.max_restarts",
+        "run.max_minutes",
+        "run.requeue_exit_code",
     ]
 )
 _EARLIER = ".earlier"

@@ -49,7 +49,7 @@ from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.run.reporting import LocalIteration, Reporter
 from ddppo.run.scoring import Scoring
 from ddppo.run.timing import IterationClock
-from ddppo.signals import StopRequest, stop_signals_kill
+from ddppo.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
 
@@ -91,7 +91,7 @@ class Worker:
 
         Returns the signal that asked this rank to stop, if one did, be it too late to cut the run short.
         """
-        with StopRequest() as stop:
+        with StopRequest(end_of_time(self.config.run.max_minutes)) as stop:
             self._serve(stop) if self.serves else self._run(stop)
         return stop.signal
 

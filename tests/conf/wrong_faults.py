@@ -11,4 +11,8 @@ LINES = {
     "on_nonfinite=restore distributed=sync_actors dist.world_size=3": "where some ranks do not learn",
     "on_nonfinite=restore distributed=async_actors dist.world_size=3": "where some ranks do not learn",
     "on_nonfinite=restore checkpoint.every_steps=0": "set checkpoint.every_steps, or use on_nonfinite=skip_batch",
+    "run.max_minutes=0": "must be greater than 0",
+    "run.max_minutes=nan": "must be a finite number",
+    "run.max_minutes=1h": "run.max_minutes",
+    "run.requeue_exit_code=256": "must be at most 255",
 }

@@ -12,7 +12,7 @@ import pytest
 
 from ddppo import train
 from tests.fault.test_bad_endings import LONG, iterations, running, wait_for_end_of_ranks, wait_for_iteration
-from tests.support import CHECKOUT, TINY, descendants, rank_of, summary, wait_until
+from tests.support import CHECKOUT, TINY, descendants, door, rank_of, summary, wait_until
 
 SMALL = [
     *TINY,
@@ -22,7 +22,8 @@ SMALL = [
     "ppo.num_minibatches=2",
     "ppo.num_epochs=1",
 ]
-STOPPING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2]
+REQUEUEING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+STOPPING = [signal.SIGINT, signal.SIGHUP, *REQUEUEING]
 NEEDS_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
 
 
@@ -69,7 +70,7 @@ def test_a_signal_in_an_iteration_has_it_finished_and_saved_and_says_how_to_go_o
 ):
     signal_before(monkeypatch, COLLECT, number, nth=2)
     code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
-    assert code == 128 + number
+    assert code == (75 if number in REQUEUEING else 128 + number)
     what = "interrupted" if number == signal.SIGINT else f"stopped by {number.name}"
     assert stderr == f"{what}; go on with: python -m ddppo.train resume={tmp_path}\n"
     assert summary(tmp_path)["status"] == "stopped"
@@ -80,7 +81,7 @@ def test_a_signal_in_an_iteration_has_it_finished_and_saved_and_says_how_to_go_o
 def test_a_second_sigterm_while_the_summary_is_written_loses_nothing(call, monkeypatch, tmp_path):
     signal_before(monkeypatch, COLLECT, signal.SIGTERM, nth=2)
     signal_before(monkeypatch, "ddppo.run.records.recorder.Recorder.close", signal.SIGTERM)
-    assert call(*SMALL, f"hydra.run.dir={tmp_path}")[0] == 143
+    assert call(*SMALL, f"hydra.run.dir={tmp_path}")[0] == 75
     assert summary(tmp_path)["status"] == "stopped"
 
 
@@ -113,11 +114,42 @@ def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
     code, stderr = call(
         "-m", *SMALL, "eval.final_episodes=2", "ppo.total_steps=64", "seed=0,1", f"sweep={tmp_path}"
     )
-    assert code == 143
+    assert code == 75
     assert stderr == f"stopped by SIGTERM; the same command with sweep={tmp_path} goes on with the sweep\n"
     (run_dir,) = (path.parent for path in tmp_path.glob("[!.]*/config.yaml"))
     assert run_dir.name.endswith("seed-0")
     assert summary(run_dir)["status"] == outcome
+
+
+def test_the_exit_code_that_asks_to_be_started_again_is_the_users(call, monkeypatch, tmp_path):
+    signal_before(monkeypatch, COLLECT, signal.SIGUSR1, nth=2)
+    assert call(*SMALL, "run.requeue_exit_code=99", f"hydra.run.dir={tmp_path}")[0] == 99
+
+
+LIMITED = (*LONG, "run.max_minutes=0.02")
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_whose_minutes_are_over_is_saved_and_asks_to_be_started_again(tmp_path, world_size):
+    run_dir = tmp_path / "run"
+    result = door(*TINY, *LIMITED, "env.num_envs=4", f"dist.world_size={world_size}", run_dir=run_dir)
+    assert result.code == 75
+    assert result.stderr == f"run.max_minutes are over; go on with: python -m ddppo.train resume={run_dir}\n"
+    assert summary(run_dir)["status"] == "stopped"
+    done = iterations(run_dir)[-1]
+    assert (run_dir / "checkpoints" / f"iteration_{done:08d}.pt").exists()
+    again = door(f"resume={run_dir}", run_dir=run_dir)
+    assert again.code == 75
+    assert iterations(run_dir)[-1] > done
+
+
+def test_a_sweep_whose_minutes_are_over_begins_no_other_run(call, tmp_path):
+    code, stderr = call("-m", *SMALL, *LIMITED, "env.num_envs=4", "seed=0,1", f"sweep={tmp_path}")
+    assert code == 75
+    assert (
+        stderr == f"run.max_minutes are over; the same command with sweep={tmp_path} goes on with the sweep\n"
+    )
+    assert len(list(tmp_path.glob("[!.]*/config.yaml"))) <= 1
 
 
 @pytest.mark.parametrize(
@@ -135,7 +167,7 @@ def test_a_stopped_run_is_saved_and_leaves_nothing_behind(tmp_path, arguments, n
         wait_for_iteration(run_dir, 2, process)
         (os.killpg if to_group else os.kill)(process.pid, number)
         _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 128 + number
+    assert process.returncode == (75 if number in REQUEUEING else 128 + number)
     assert stderr == f"stopped by {number.name}; go on with: python -m ddppo.train resume={run_dir}\n"
     assert not descendants(str(run_dir))
     assert summary(run_dir)["status"] == "stopped"

@@ -117,7 +117,9 @@ def test_an_environment_that_hangs_is_named_and_killed(pool, monkeypatch):
     assert workers[1].process.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+)
 def test_processes_of_environments_leave_signals_to_the_rank(pool, number):
     envs = pool(of_workers(2), range(2))
     envs.reset([0, 1])

@@ -193,7 +193,9 @@ def importing(tmp_path, monkeypatch):
     server.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+)
 def test_a_server_that_imports_ends_at_once_and_silently(importing, number, capfd):
     os.kill(importing.pid, number)
     with pytest.raises(ForkServerLost) as lost:

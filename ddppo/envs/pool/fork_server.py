@@ -12,7 +12,7 @@ def leave_signals_to_the_rank() -> None:
     A handler that does nothing, unlike ignoring, is not handed on to programs that a task starts and may want to
     terminate.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _do_nothing)
 
