@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
@@ -111,6 +112,8 @@ def _command() -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exit; as a rank under torchrun that met its peers (no mistake, code 2) without waiting for them."""
+    if under_torchrun():
+        _dismiss(code)
     if under_torchrun() and code != 2:
         from ddppo.distributed.launch import leave
 
@@ -141,7 +144,7 @@ def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
         _remove_if_empty(run_dir)
         raise
     folder = RunFolder(run_dir)
-    with held(run_dir):
+    with held(run_dir, patience_s=_patience_s(config)):
         folder.begin(config)
         try:
             _run(config, run_dir)
@@ -152,6 +155,14 @@ def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
                 raise Stopped(number, "there is no checkpoint") from None
             requeue = config.run.requeue_exit_code if asks_for_requeue(number) else None
             raise Stopped(number, remedy, requeue) from None
+
+
+def _patience_s(config: Config) -> float:
+    """Return how long who held the folder may still be ending: under torchrun rank 0 of the start before this one.
+
+    It may be on another host, and notices that it lost the others only after dist.timeout_s.
+    """
+    return config.dist.timeout_s + 5.0 if under_torchrun() else 0.0
 
 
 def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
@@ -298,23 +309,40 @@ def _remove_if_empty(folder: Path) -> None:
 # -- under an outer torchrun: rank 0 composes, the others follow it -------------------------------------------------
 
 
+_leads = False  # whether this process, as rank 0, has told the others of their run
+
+
 def _lead(run_dir: Path) -> int | None:
+    global _leads
+    from ddppo.distributed.formation import lead
     from ddppo.distributed.launch import rendezvous_store
     from ddppo.run.worker import train_rank
 
     stop_signals_kill()  # until the loop can stop in good order: it may wait inside torch for the others
-    store = rendezvous_store()
-    store.set("ddppo/run_dir", str(run_dir.resolve()))
+    store = lead(rendezvous_store(), int(os.environ["WORLD_SIZE"]), run_dir.resolve())
+    _leads = True
     return train_rank(run_dir, store)
 
 
 def _follow() -> None:
+    from ddppo.distributed.formation import follow
     from ddppo.distributed.launch import rendezvous_store
     from ddppo.run.worker import run_rank
 
     stop_signals_kill()
-    store = rendezvous_store()
-    run_rank(Path(store.get("ddppo/run_dir").decode()), lambda: store)
+    store, run_dir = follow(rendezvous_store(), int(os.environ["RANK"]))
+    run_rank(run_dir, lambda: store)
+
+
+def _dismiss(exit_code: int) -> None:
+    """Tell the ranks of other hosts, which would wait, that rank 0 ends without a run. Its own host's end anyway."""
+    if _leads or os.environ.get("GROUP_WORLD_SIZE", "1") == "1" or os.environ["RANK"] != "0":
+        return
+    from ddppo.distributed.formation import dismiss
+    from ddppo.distributed.launch import rendezvous_store
+
+    with suppress(Exception):  # what comes on top of a fault would hide it
+        dismiss(rendezvous_store(), int(os.environ["WORLD_SIZE"]), exit_code)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Watch:
         self.timeout_s = timeout_s
         self.iteration = 0
         self.at_loss: list[Callable[[], None]] = []  # tells those who wait for this rank in other ways
-        self._store = shared_by_all(store)
+        self._store = store
         self._heard_at = time.perf_counter()
         self._heard_in = 0
 
