@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddppo.collectives.board import Board
+
 if TYPE_CHECKING:  # what is compiled and imports no torch is in this package too
     import torch
 
@@ -70,6 +72,10 @@ class Group:
         """
         assert tuple(ranks) == self.members, f"ranks {ranks} of a run of one"
         return self
+
+    def board(self) -> Board:
+        """Return a new board of all ranks, each of which calls it, in the same order as all others."""
+        return Board()
 
     def sum_(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Replace `tensor` by its sum over ranks and return it."""

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ddppo.collectives.board import Board, MemoryBoard, StoreBoard, board_bytes
 from ddppo.collectives.compiled import NotCompiled
 from ddppo.collectives.contract import Group
 from ddppo.collectives.hierarchy import Hierarchy
@@ -68,7 +69,7 @@ def meet(store: dist.Store, rank: int, world_size: int, wanted: Wanted) -> Group
     words = _say(store, "hello", rank, world_size, _hello(wanted))
     meeting = _Meeting(store, words, wanted)
     group = meeting.all(Watch(rank, world_size, store, wanted.timeout_s))
-    group.meet = meeting.some
+    group.meet, group.make_board = meeting.some, meeting.board
     return group
 
 
@@ -141,6 +142,29 @@ class _Meeting:
             group = self._hierarchy(watch, group, across)
         group.process_group = process_group
         return group
+
+    def board(self, watch: Watch, number: int) -> Board:
+        """Return the `number`-th board of all ranks: memory that they share, or their store."""
+        store, size = dist.PrefixStore(f"board{number}", self._store), watch.world_size
+        if len(self._memories(watch.members)) > 1:
+            return StoreBoard(store)
+        file, offer = None, {}
+        if watch.rank == 0:
+            file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
+            os.posix_fallocate(file, 0, board_bytes(size))
+            offer = {"pid": os.getpid(), "file": file}
+        offer = _say(store, "offer", watch.rank, size, offer)[0]
+        board, error = None, ""
+        try:
+            own = open_segment(**offer)
+            board = MemoryBoard(own, size, watch.rank)
+            os.close(own)
+        except OSError as e:
+            error = _reason(e)
+        errors = [word["error"] for word in _say(store, "mapped", watch.rank, size, {"error": error})]
+        if file is not None:
+            os.close(file)  # all have mapped it
+        return StoreBoard(store) if board is None or any(errors) else board
 
     def _is_one_machine(self, ranks: Sequence[int]) -> bool:
         return len({self._words[rank]["machine"] for rank in ranks}) == 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ddppo.collectives.board import Board
 from ddppo.collectives.contract import Group, Record
 
 if TYPE_CHECKING:  # what is compiled and imports no torch is in this package too
@@ -74,7 +75,8 @@ class Watch:
 class Peers(Group):
     """A rank among others; `watch` knows its place among all, also where this group holds only some of them.
 
-    meet: makes the group of some of the ranks, for the n-th time; of a group of all of them.
+    meet: makes the group of some of the ranks, for the n-th time; of a group of all of them. make_board: makes their
+    n-th board.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -83,7 +85,8 @@ class Peers(Group):
         self.members = watch.members
         self.watch = watch
         self.meet: Callable[[Watch, tuple[int, ...], int], Group | None] | None = None
-        self._num_met = 0
+        self.make_board: Callable[[Watch, int], Board] | None = None
+        self._num_met = self._num_boards = 0
         self._subgroups: list[Group] = []
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
@@ -100,6 +103,11 @@ class Peers(Group):
         if found is not None:
             self._subgroups.append(found)
         return found
+
+    def board(self) -> Board:
+        assert self.make_board is not None, "a group of some ranks has no board"
+        self._num_boards += 1
+        return self.make_board(self.watch, self._num_boards)
 
     def begin(self, iteration: int) -> None:
         self.watch.iteration = iteration

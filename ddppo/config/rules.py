@@ -8,6 +8,7 @@ from operator import attrgetter
 from ddppo.config.algorithms import check_algorithm
 from ddppo.config.faults import check_nonfinite
 from ddppo.config.fields import check_fields
+from ddppo.config.preempting import check_preempting
 from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
 from ddppo.config.settings import Config, DistConfig, ModelConfig
@@ -126,6 +127,7 @@ def validate(config: Config) -> BatchShape:
     _check_topology(config)
     _check_own_pace(config)
     check_served(config)
+    check_preempting(config)
     _check_restarts(config)
     check_nonfinite(config, layout(config))
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":

@@ -237,9 +237,9 @@ class DistConfig:
     world_size: int = setting(1, "ranks W", low=1, high=1_000_000)
     topology: str = setting(
         "ddp",
-        "who steps environments, acts and learns: ddp, sync_actors, async_actors, multi_learner, env_workers, "
-        "env_workers_hetero, central_inference, device, or the import path of your own, my_pkg.topologies:Ring "
-        "(docs/topologies.md)",
+        "who steps environments, acts and learns: ddp, ddp_preempt, sync_actors, async_actors, multi_learner, "
+        "env_workers, env_workers_hetero, central_inference, device, or the import path of your own, "
+        "my_pkg.topologies:Ring (docs/topologies.md)",
     )
     num_learners: int | None = setting(
         None,
@@ -275,6 +275,32 @@ class DistConfig:
         "topology=async_actors: of what other parameters acted: clip (advantages by truncated importance ratios), "
         "vtrace (also the values' targets), none (what PPO's own clipping does)",
         choices=("clip", "vtrace", "none"),
+    )
+    preempt_rule: str = setting(
+        "fraction",
+        "topology=ddp_preempt: for how many ranks' rollouts to wait before others end theirs early: fraction "
+        "(sync_frac of them), throughput (so many that steps / (rollout + learn time) is highest by the speeds of the "
+        "last iterations)",
+        choices=("fraction", "throughput"),
+    )
+    sync_frac: float = setting(
+        0.6,
+        "topology=ddp_preempt: once this share of the ranks have ended their rollouts the others end theirs",
+        above=0,
+        high=1,
+    )
+    min_frac: float = setting(
+        0.25,
+        "topology=ddp_preempt: share of its steps that a rank does in any case before it ends a rollout early",
+        low=0,
+        high=1,
+    )
+    rollout_time_cap_s: float | None = setting(
+        None,
+        "topology=ddp_preempt: seconds after which a rank that has min_frac of its steps ends its rollout, whatever "
+        "others do; null is no limit",
+        above=0,
+        high=2_000_000,
     )
     max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
     grad_sync: str = setting(

@@ -9,6 +9,7 @@ from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
 from ddppo.models import ActorCritic, Obs, flat_obs, tensor_dtype
+from ddppo.ppo.cut import Cut
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
@@ -31,6 +32,8 @@ class Collector:
     raw_obs `[T + 1, E, *shape]` is what was observed and obs what the model is given: one tensor, or a dict of them.
     They share memory where the two are the same. A state of a model with memory would be kept as they are: that before
     row 0 for the rollout, that after row T for the next.
+
+    cut: what may end the next rollout after fewer steps; it has as many rows then. None: nothing.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Collector:
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
         self._acted_values = buffer() if model.values_are_beside else None
+        self.cut: Cut | None = None
         self._going_on: set[tuple[int, int]] = set()  # (row, environment) of ends for learning alone
         self._actor: NativeActor | None = None
 
@@ -115,7 +119,7 @@ class Collector:
         self.lengths[:] = 0
 
     def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
-        """Step T times with action noise `[T, E, num_noise]`; return the rollout and the episodes that ended.
+        """Step T times with action noise `[T, E, num_noise]`, or until cut; return the rollout and episodes that ended.
 
         Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
         """
@@ -133,12 +137,21 @@ class Collector:
             for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
                 self._step(t, step_noise, ends)
                 self._num_acted = t + 1
+                if self.cut is not None and self.cut(t + 1):
+                    self._end_after(t + 1)
+                    break
         except Exception:  # of a model or task that met what another step should not have returned
             self._check(ends)
             raise
         self._check(ends)
-        self._num_steps += self.rollout_steps
+        self._num_steps += self._num_acted
         return self._finish(ends), self._count(ends)
+
+    def _end_after(self, num_steps: int) -> None:
+        """Have what was observed after so many steps where the next rollout looks for it."""
+        each(lambda x: x[-1].copy_(x[num_steps]), self.raw_obs)
+        if self.masks is not None:
+            self.masks[-1] = self.masks[num_steps]
 
     def _begin(self) -> None:
         """Take over the row after the last as the first.
@@ -204,8 +217,9 @@ class Collector:
 
     def _count(self, ends: list[End]) -> list[Episode]:
         """Return the episodes that ended in this rollout, and keep count of those under way."""
-        valid = self.flags[2]
-        rewards = np.where(valid, self.rewards, 0.0)
+        taken = self._num_acted
+        valid = self.flags[2, :taken]
+        rewards = np.where(valid, self.rewards[:taken], 0.0)
         first_rows = np.zeros(self.env.num_envs, dtype=np.int64)  # of the episodes under way
         episodes: list[Episode] = []
         for t, ended, _ in ends:
@@ -217,38 +231,40 @@ class Collector:
                 length = int(self.lengths[i] + valid[rows, i].sum())
                 episodes.append(Episode(t, self.first_env + i, episode_return, length))
                 self.returns[i], self.lengths[i], first_rows[i] = 0.0, 0, t + 1
-        is_under_way = np.arange(self.rollout_steps)[:, None] >= first_rows
+        is_under_way = np.arange(taken)[:, None] >= first_rows
         self.returns += (rewards * is_under_way).sum(axis=0)
         self.lengths += (valid & is_under_way).sum(axis=0)
         return episodes
 
-    def _compute_logprobs(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Compute log-probabilities from the parameters acted with; return masks, and values if of actions."""
+    def _compute_logprobs(self, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Compute log-probabilities of rows from the parameters acted with; return masks, and values if of actions."""
         values = None
         if self.actions is not self._acted:
             self.actions.copy_(self._acted)
-        masks = self.masks[:-1].to(self.device) if self.masks is not None else None
-        params = self.params
+        masks = self.masks[:rows].to(self.device) if self.masks is not None else None
+        params, actions = self.params[:rows], self.actions[:rows]
         if self.model.values_are_of_actions:
-            params, values = self._at_actions()
+            params, values = self._at_actions(rows)
         if self._actor is None:
-            self.logprobs.copy_(self.model.distribution(params, masks).log_prob(self.actions))
+            self.logprobs[:rows] = self.model.distribution(params, masks).log_prob(actions)
         return masks, values
 
     def _finish(self, ends: list[End]) -> Rollout:
         """Compute log-probabilities and values; freeze the rollout."""
-        masks, values = self._compute_logprobs()
+        taken = self._num_acted
+        masks, values = self._compute_logprobs(taken)
         # An episode's first row is the one after its end, or after the pseudo-step that reset it.
-        terminated, truncated, valid, episode_start = self.flags
+        terminated, truncated, valid, episode_start = self.flags[:, :taken]
         starts = terminated | truncated | ~valid
         episode_start[0] = self.starts
         episode_start[1:] = starts[:-1]
         episode_start &= valid
         self.starts[:] = starts[-1]
-        num_rows = self.rollout_steps + 1 if self._acted_values is None else 1
-        of_states = self._values(each(lambda x: x[-num_rows:], self.obs), (num_rows, self.env.num_envs))
+        first = 0 if self._acted_values is None else taken
+        observed = each(lambda x: x[first : taken + 1], self.obs)
+        of_states = self._values(observed, (taken + 1 - first, self.env.num_envs))
         if self._acted_values is not None:
-            of_states = torch.cat([self._acted_values, of_states])
+            of_states = torch.cat([self._acted_values[:taken], of_states])
         next_values = of_states[1:].clone()
         if ends:
             steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
@@ -261,20 +277,20 @@ class Collector:
             if self.normalizer is not None:
                 final_obs = self.normalizer(final_obs)
             next_values[steps.to(self.device), envs.to(self.device)] = self._values(final_obs, (len(envs),))
-        flags = torch.from_numpy(self.flags).to(self.device)
+        flags = torch.from_numpy(self.flags[:, :taken]).to(self.device)
         return Rollout(
-            obs=each(lambda x: x[:-1], self.obs),
-            actions=self.actions,
-            logprobs=self.logprobs,
+            obs=each(lambda x: x[:taken], self.obs),
+            actions=self.actions[:taken],
+            logprobs=self.logprobs[:taken],
             values=of_states[:-1] if values is None else values,
             next_values=next_values,
-            rewards=torch.from_numpy(self.rewards).to(self.logprobs),
+            rewards=torch.from_numpy(self.rewards[:taken]).to(self.logprobs),
             terminated=flags[0],
             truncated=flags[1],
             valid=flags[2],
             episode_start=flags[3],
             action_mask=masks,
-            raw_obs=each(lambda x: x[:-1], self.raw_obs),
+            raw_obs=each(lambda x: x[:taken], self.raw_obs),
         )
 
     def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
@@ -283,13 +299,11 @@ class Collector:
             return self._actor.network.values(flat_obs(obs, self.env.spec, self.logprobs.dtype))
         return torch.cat([self.model.value(rows) for rows in self._chunks(obs, len(batch))]).reshape(batch)
 
-    def _at_actions(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[T, E, P]` and values `[T, E]` where the actions of the rollout were taken."""
-        obs = self._chunks(each(lambda x: x[:-1], self.obs), 2)
-        parts = map(self.model.at, obs, self._chunks(self.actions, 2))
-        params, values = (
-            torch.cat(part).unflatten(0, self.rewards.shape) for part in zip(*parts, strict=True)
-        )
+    def _at_actions(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[rows, E, P]` and values `[rows, E]` where the actions of rows were taken."""
+        obs = self._chunks(each(lambda x: x[:rows], self.obs), 2)
+        parts = map(self.model.at, obs, self._chunks(self.actions[:rows], 2))
+        params, values = (torch.cat(x).unflatten(0, (rows, -1)) for x in zip(*parts, strict=True))
         return params, values
 
     def _chunks(self, x: Obs, num_dims: int) -> list[Any]:

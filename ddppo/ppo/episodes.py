@@ -62,7 +62,7 @@ class EpisodeCollector(Collector):
             Episode(int(last[i]), self.first_env + i, float(rewards[:, i].sum()), int(valid[:, i].sum()))
             for i in np.flatnonzero(~is_lost).tolist()
         ]
-        masks, _ = self._compute_logprobs()
+        masks, _ = self._compute_logprobs(self.rollout_steps)
         nothing = torch.zeros_like(self.logprobs)
         flags = torch.from_numpy(self.flags).to(self.device)
         rollout = Rollout(

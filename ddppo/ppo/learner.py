@@ -13,7 +13,7 @@ from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.advantages import Estimates, Estimator, Gae
-from ddppo.ppo.minibatches import Batch, Sequences, local_minibatches, only
+from ddppo.ppo.minibatches import Batch, Sequences, local_minibatches, of_first, only
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
@@ -107,6 +107,8 @@ class Learner:
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.
 
+        A rollout may have fewer rows than others, by rank: minibatches are those of whole ones without what is missing.
+
         Raises NonFiniteError on all ranks alike, before the optimizer moves, if a loss or gradient is not finite,
         unless the batch may be skipped: then all is as it was before.
         """
@@ -146,6 +148,8 @@ class Learner:
             local_minibatches(self.seed, iteration, epoch, shape, self.rank)
             for epoch in range(config.num_epochs)
         ]
+        if len(rollout.rewards) < shape.rollout_steps:
+            plan = [of_first(rollout.rewards.numel(), *of_epoch) for of_epoch in plan]
         estimates, agreed, plan = self._agree(rollout, estimates, plan)
         batch = (Sequences if self.takes_sequences else Batch)(rollout, estimates)
         if self.reference is not None:

@@ -52,6 +52,11 @@ def local_minibatches(
     return local, [int(num_local_before[b]) for b in bounds]
 
 
+def of_first(num_samples: int, order: np.ndarray, bounds: list[int]) -> tuple[np.ndarray, list[int]]:
+    """Return minibatches without samples from number `num_samples` on: of a rollout that ended early."""
+    return only(np.arange(order.max(initial=-1) + 1) < num_samples, order, bounds)
+
+
 def only(is_used: np.ndarray, order: np.ndarray, bounds: list[int]) -> tuple[np.ndarray, list[int]]:
     """Return minibatches without the samples that `is_used` `[n]` does not name."""
     keeps = is_used[order]

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo import config as configuration
 from ddppo.collectives import compiled
 from ddppo.config import Config
+from ddppo.config.preempting import warning_of
 from ddppo.cores import available_cores
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
@@ -103,7 +104,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         known = resolve_device("auto") if device == "auto" else torch.device(device)
         imported(topology.check)(config, spec, known)
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
-    return "\nwarning: ".join(filter(None, (of_model, of_machine))) or None
+    return "\nwarning: ".join(filter(None, (of_model, warning_of(config), of_machine))) or None
 
 
 def _check_text(config: Config, spec: EnvSpec) -> None:

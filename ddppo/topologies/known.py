@@ -12,6 +12,10 @@ from ddppo.topologies.env_workers import env_workers, env_workers_hetero
 from ddppo.tracebacks import in_one_line
 
 _OF_WORKERS = ("step environments and act", "learn from the own share, gradients summed over all")
+_OF_PREEMPTED = (
+    "step environments and act, until done or until enough others are",
+    "learn from the own share, gradients summed over all, whatever its length",
+)
 _OF_DEVICES = (
     "step environments and act, T steps in one call of C++",
     "learn from the own share, an epoch in one call, gradients summed over all",
@@ -55,6 +59,14 @@ TOPOLOGIES = {
     for topology in (
         Topology(
             "ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.programs.episodes:worker"
+        ),
+        Topology(
+            "ddp_preempt",
+            "W equal workers as of ddp, whose slow ones end their rollouts early",
+            functools.partial(_ddp, does=_OF_PREEMPTED),
+            "ddppo.distributed.programs.preempt:PreemptiveWorker",
+            check="ddppo.distributed.programs.preempt:check",
+            settings=("dist.sync_frac", "dist.min_frac", "dist.rollout_time_cap_s", "dist.preempt_rule"),
         ),
         Topology(
             "sync_actors",

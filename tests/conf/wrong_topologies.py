@@ -62,6 +62,16 @@ LINES = {
     "distributed=central_inference dist.observers=0": "must be at least 1",
     "distributed=central_inference dist.observers=4 env.num_workers=2": "leave one of them out",
     "checkpoint.environments=false": "has no effect with CartPole-v1, whose environments publish nothing",
+    "distributed=ddp_preempt dist.sync_frac=0": "dist.sync_frac=0.0: must be greater than 0",
+    "distributed=ddp_preempt dist.sync_frac=1.1": "must be at most 1",
+    "distributed=ddp_preempt dist.min_frac=-0.1": "must be at least 0",
+    "distributed=ddp_preempt dist.min_frac=2": "must be at most 1",
+    "distributed=ddp_preempt dist.rollout_time_cap_s=0": "must be greater than 0",
+    "distributed=ddp_preempt dist.preempt_rule=throughputs": "did you mean throughput?",
+    "distributed=ddp_preempt dist.preempt_rule=throughput dist.sync_frac=.5": "chooses for how many ranks to wait",
+    "distributed=ddp_preempt ppo=grpo": "only ddp collects groups of whole episodes: use distributed=ddp",
+    "dist.sync_frac=.5": "has no effect with distributed=ddp: use distributed=ddp_preempt, or leave it out",
+    "dist.rollout_time_cap_s=1": "has no effect with distributed=ddp: use distributed=ddp_preempt",
     "dist.observers=4": "has no effect with distributed=ddp: use distributed=central_inference",
     "distributed=async_actors dist.world_size=3 env=gym env.id=tests.distributed.telling:tests/Telling-v0": (
         "its environments tell one another after every iteration what they found"

@@ -1,5 +1,7 @@
 // Acting in one row, for environments stepped elsewhere; and a rollout in one call: T steps of a batch of tasks, acted in by a network, into the buffers of
 // ddppo/ppo/collector.py; then the values of all that was observed.
+#include <chrono>
+
 #include "acting.hpp"
 #include "tasks.hpp"
 
@@ -11,6 +13,11 @@ extern "C" void network_values(void* network, const void* obs, int64_t n, void* 
 struct RolloutBuffers : ActingBuffers {
   TaskBatch* tasks;
   int64_t num_steps, num_ends, is_finite;  // is_finite: observations and rewards
+  int64_t num_taken;                       // steps of this rollout
+  // Cut of ddppo/ppo/cut.py: others write cells meanwhile. deadline: of std::chrono::steady_clock, in seconds.
+  int64_t least_steps, number, awaited, num_cells;
+  double deadline;
+  const int64_t* cells;
   void* raw_obs;                                 // [T + 1, E, obs_size]; obs itself where that is not normalised
   const void *mean, *scale;                      // of the normaliser, or null
   void *values, *next_values;                    // [T + 1, E] and [T, E]
@@ -41,12 +48,16 @@ class Recorder {
     std::copy_n(b_.starts, envs_, b_.episode_start);
     b_.num_ends = 0;
     b_.is_finite = true;
-    for (long t = 0; t < b_.num_steps; t++) {
+    bool is_over = false;
+    for (long t = 0; !is_over; t++) {
       actor_.act(t);
       command(t);
       tasks_.num_steps++;
-      receive(t, tasks_step(&tasks_));
+      b_.num_taken = t + 1;
+      is_over = b_.num_taken == b_.num_steps || is_cut();
+      receive(t, tasks_step(&tasks_), is_over);
     }
+    std::copy_n(of(b_.raw_obs) + b_.num_taken * envs_ * size_, envs_ * size_, of(b_.raw_obs) + b_.num_steps * envs_ * size_);
     value();
   }
 
@@ -62,15 +73,25 @@ class Recorder {
       std::copy_n(static_cast<const int64_t*>(b_.actions) + at, n, static_cast<int64_t*>(tasks_.actions));
   }
 
-  // What the tasks answered to the actions of row t.
-  void receive(long t, long num_ended) {
+  // Whether to end after the steps taken.
+  bool is_cut() const {
+    if (b_.num_taken < b_.least_steps) return false;
+    int64_t num = 0;
+    for (long k = 0; k < b_.num_cells; k++) num += __atomic_load_n(b_.cells + k, __ATOMIC_RELAXED) >= b_.number;
+    if (num >= b_.awaited) return true;
+    const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
+    return now.count() >= b_.deadline;
+  }
+
+  // What the tasks answered to the actions of row t; is_last: no row follows.
+  void receive(long t, long num_ended, bool is_last) {
     const long row = t * envs_;
     Real* raw_obs = of(b_.raw_obs) + (row + envs_) * size_;
     std::copy_n(tasks_.obs, envs_ * size_, raw_obs);
     check(raw_obs, envs_ * size_);
     check(tasks_.rewards, envs_);
     normalize(raw_obs, envs_, of(b_.obs) + (row + envs_) * size_);
-    bool* starts = t + 1 < b_.num_steps ? b_.episode_start + row + envs_ : b_.starts;
+    bool* starts = is_last ? b_.starts : b_.episode_start + row + envs_;
     for (long i = 0; i < envs_; i++) {
       b_.rewards[row + i] = tasks_.rewards[i];
       b_.terminated[row + i] = tasks_.terminated[i];
@@ -100,7 +121,7 @@ class Recorder {
   }
 
   void value() {
-    const long n = b_.num_steps * envs_;
+    const long n = b_.num_taken * envs_;
     network_values(b_.network, b_.obs, n + envs_, b_.values);
     std::copy_n(of(b_.values) + envs_, n, of(b_.next_values));
     normalized_.resize(b_.mean ? b_.num_ends * size_ : 0);

@@ -1,7 +1,9 @@
 """A rollout in one call of C++ (ddppo/native/src/rollout.cpp), where tasks and network are both computed there."""
 
 import ctypes
+import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import torch
 
 from ddppo.envs.batched.native_tasks import NativeEnvs, TaskBatch
 from ddppo.envs.faults import check_finite
+from ddppo.ppo.cut import Cut
 from ddppo.ppo.native.acting import ActingBuffers, NativeActor
 from ddppo.ppo.native.network import NativeNetwork, library
 from ddppo.ppo.rollout import Episode, Rollout
@@ -42,6 +45,10 @@ class RolloutBuffers(ActingBuffers):
         ("num_steps", ctypes.c_int64),
         ("num_ends", ctypes.c_int64),
         ("is_finite", ctypes.c_int64),
+        ("num_taken", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("least_steps", "number", "awaited", "num_cells")),
+        ("deadline", ctypes.c_double),
+        ("cells", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in _POINTERS),
     ]
 
@@ -73,6 +80,7 @@ class NativeRollout(NativeActor):
             action_mask=None,
             raw_obs=raw_obs[:-1],
         )
+        self._collector = collector
         self._envs = envs
         self._first_env = collector.first_env
         self._obs_after = raw_obs[1:].numpy()
@@ -108,20 +116,37 @@ class NativeRollout(NativeActor):
         return RolloutBuffers()
 
     def record(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
-        """Step T times with action noise `[T, E, num_noise]`, as `Collector.collect`."""
+        """Step T times with action noise `[T, E, num_noise]`, or until cut, as `Collector.collect`."""
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
+        self._take(self._collector.cut)
         _record()(ctypes.byref(self.buffers))
         if not self.buffers.is_finite:
             self._check(first_step)
         self._rollout.rewards.copy_(self._rewards)
-        return self._rollout, self._episodes()
+        if (taken := self.buffers.num_taken) == self.buffers.num_steps:
+            return self._rollout, self._episodes()
+        rows = {f.name: getattr(self._rollout, f.name) for f in dataclasses.fields(Rollout)}
+        cut: dict[str, Any] = {name: None if x is None else x[:taken] for name, x in rows.items()}
+        return Rollout(**cut), self._episodes()
+
+    def _take(self, cut: Cut | None) -> None:
+        buffers = self.buffers
+        if cut is None:
+            buffers.least_steps = sys.maxsize
+            return
+        buffers.least_steps, buffers.number, buffers.awaited = cut.least_steps, cut.number, cut.awaited
+        buffers.num_cells, buffers.deadline = len(cut.cells), cut.deadline
+        self.point(cells=cut.cells)
 
     def _check(self, first_step: int) -> None:
         """Raise EnvOutputError as the collector does, for the first NaN or infinity that tasks returned."""
         steps, envs, final_obs = self._end_steps.tolist(), self._end_envs, self._final_obs
         ends = [(steps[k], envs[k : k + 1], final_obs[k : k + 1]) for k in range(self.buffers.num_ends)]
-        check_finite(self._envs.names, first_step, self._obs_after, self._rewards.numpy(), ends)
+        taken = self.buffers.num_taken
+        check_finite(
+            self._envs.names, first_step, self._obs_after[:taken], self._rewards[:taken].numpy(), ends
+        )
 
     def _episodes(self) -> list[Episode]:
         num_ends, first_env = self.buffers.num_ends, self._first_env

@@ -70,6 +70,20 @@ OF_TOPOLOGIES: tuple[Metric, ...] = (
     ),
     Metric("dist/refused", "rollouts", PER_RANK, "older than dist.max_lag, not learned from", _TOPOLOGY),
     Metric(
+        "dist/preempted_fraction",
+        "fraction",
+        PER_RANK,
+        "of ddp_preempt: steps of the rollout that were left out, 1 - steps / ppo.rollout_steps",
+        _DDPPO,
+    ),
+    Metric(
+        "dist/awaited_ranks",
+        "ranks",
+        PER_RANK,
+        "of ddp_preempt: after whose rollouts' end the others end theirs",
+        _TOPOLOGY,
+    ),
+    Metric(
         "dist/restarts",
         "processes",
         PER_RANK,

@@ -1,0 +1,65 @@
+"""One process that learns from what ranks of ddp_preempt had: their environments, cut where theirs were."""
+
+import dataclasses
+import json
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ddppo.distributed.programs.kit import Collected
+from ddppo.distributed.programs.workers import Worker
+from ddppo.envs import make_vec_env
+from ddppo.ppo.cut import Cut
+from ddppo.ppo.rollout import Rollout
+from ddppo.topologies import Layout, Role, Topology
+
+
+def layout(world_size, sizes):
+    return Layout((Role("worker", (0,), steps=True, acts=True, learns=True, does=()),), ())
+
+
+class PooledWorker(Worker):
+    """CUTS names a JSON file: steps `[iterations][ranks]` of each environment."""
+
+    def __init__(self, kit):
+        super().__init__(kit)
+        self._cuts = json.loads(Path(os.environ["CUTS"]).read_text())
+        num_ranks = len(self._cuts[0])
+        size = kit.shape.num_envs // num_ranks
+        self._shares = [range(rank * size, (rank + 1) * size) for rank in range(num_ranks)]
+        self._collectors = [
+            kit.collector(make_vec_env(kit.config.env, share, rank=0, cores=1), share.start)
+            for share in self._shares
+        ]
+
+    def reset(self, iteration):
+        for collector, share in zip(self._collectors, self._shares, strict=True):
+            collector.reset(self._kit.seeds(share, iteration))
+
+    def collect(self, iteration):
+        parts = []
+        for collector, share, steps in zip(
+            self._collectors, self._shares, self._cuts[iteration - 1], strict=True
+        ):
+            collector.cut = Cut(np.zeros(1, np.int64), 0, 1, steps, math.inf)
+            parts.append(self._kit.act(collector, share, iteration))
+        rollouts = [part.rollout for part in parts]
+        episodes = sorted((e for part in parts for e in part.episodes), key=lambda e: (e.step, e.env_index))
+        pooled = {
+            field.name: torch.cat([self._whole(getattr(rollout, field.name)) for rollout in rollouts], 1)
+            for field in dataclasses.fields(Rollout)
+            if getattr(rollouts[0], field.name) is not None
+        }
+        return Collected(
+            sum(part.num_steps for part in parts), episodes, Rollout(**({"action_mask": None} | pooled))
+        )
+
+    def _whole(self, x):
+        """Return x `[rows, E, ...]` with rows of zeros up to T, which are not valid."""
+        return torch.cat([x, x.new_zeros(self._kit.shape.rollout_steps - len(x), *x.shape[1:])])
+
+
+Pooled = Topology("pooled", "one process", layout, "tests.distributed.pooled:PooledWorker")
