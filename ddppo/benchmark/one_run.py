@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.benchmark.code import Code
-from ddppo.benchmark.memory import memory_of
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.memory import memory_of
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.signals import die_with_parent
 

@@ -11,10 +11,10 @@ from ddppo import bench
 from ddppo.benchmark.code import Code, other_code, this_code
 from ddppo.benchmark.command import BenchConfig
 from ddppo.benchmark.command import bench as run_bench
-from ddppo.benchmark.memory import descendants, memory_of
 from ddppo.benchmark.one_run import Clock, measure
 from ddppo.benchmark.workloads import composed, configurations, fixed, fixed_names
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.memory import descendants, memory_of
 from ddppo.options import parted
 from tests.support import CHECKOUT, process_of
 

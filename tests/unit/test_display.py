@@ -1,19 +1,35 @@
 import io
+import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from ddppo.config import Config, validate
-from ddppo.run.records.display import NullDisplay, PlainDisplay, RichDisplay, closing, header, make_display
+from ddppo.run.records.display import (
+    FrameDisplay,
+    NullDisplay,
+    PlainDisplay,
+    RichDisplay,
+    closing,
+    header,
+    make_display,
+)
+from ddppo.run.records.display.progress import Progress, in_lines, sparkline
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS, IterationReport
 from ddppo.run.records.summary import SummaryBuilder
 
 
-def console(terminal=False):
+def console(terminal=False, width=120, color_system=None):
     return Console(
-        file=io.StringIO(), force_terminal=terminal, width=100, color_system=None, legacy_windows=False
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=width,
+        color_system=color_system,
+        legacy_windows=False,
     )
 
 
@@ -293,3 +309,128 @@ def test_what_a_task_tells_first_is_on_the_line_and_what_it_says_at_the_end():
     assert "best 1" not in shown(out)
     said = {**summary(), "task": {"said": {"a": "9 -> 7 gates: best/a.qasm"}, "circuits": {}}}
     assert "9 -> 7 gates: best/a.qasm" in closing(said, Path("x"))
+
+
+# -- evaluations, ranks, memory, and where there is little room or no colour -----------------------------------------
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest():
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5.0, 5.0]) == "▄▄"
+    assert sparkline([0.0, math.nan, 7.0]) == "▁ █"
+    assert sparkline([]) == ""
+
+
+def test_of_many_evaluations_a_sparkline_shows_some_the_first_and_the_last_among_them():
+    drawn = sparkline([1.0, *[0.5] * 98, 2.0], most=10)
+    assert len(drawn) == 10
+    assert drawn[-1] == "█"
+    assert drawn[0] > drawn[1]
+
+
+def test_words_are_never_broken_over_lines():
+    assert in_lines(["FPS 2,000", "return 12.50", "KL 0.01"], 24) == ["FPS 2,000  return 12.50", "KL 0.01"]
+    assert in_lines(["a word longer than the line", "b"], 10) == ["a word longer than the line", "b"]
+
+
+def test_evaluations_so_far_are_drawn_in_place_and_a_line_has_the_last():
+    clock, out, plain = Clock(), console(terminal=True), console()
+    for display in (RichDisplay(4000, out, clock=clock), PlainDisplay(4000, plain, clock=clock)):
+        display.start()
+        for iteration in range(1, 5):
+            clock.now += 10
+            display.update(report(iteration, **{"eval/return_mean": 100.0 * iteration}))
+        display.close()
+    assert "eval ▁▃▆█ 400.00" in shown(out)
+    assert "eval 400.00" in shown(plain)
+
+
+def test_the_slowest_rank_is_who_acts_and_learns_longest():
+    progress = Progress(4000, Clock(), memory=lambda world_size: 1536.0)
+    ranks = [{"time/t_iter": 0.5, "time/t_rollout": t, "time/t_learn": 0.1} for t in (0.1, 0.3, 0.1, 0.1)]
+    for iteration in (1, 2):
+        progress.add(IterationReport(iteration, 1000 * iteration, 0.5 * iteration, tuple(ranks), {}))
+    assert progress.machine() == ["slowest rank 1 (+60%)", "memory 1.5 GB"]
+
+
+def test_one_rank_is_no_slowest_and_memory_that_nobody_tells_is_not_shown():
+    progress = Progress(4000, Clock(), memory=lambda world_size: None)
+    progress.add(report(1))
+    assert progress.machine() == []
+
+
+def test_memory_is_measured_every_few_seconds_only():
+    clock, asked = Clock(), []
+
+    def memory(world_size):
+        asked.append(world_size)
+        return 300.0
+
+    progress = Progress(4000, clock, memory=memory)
+    for iteration in range(1, 101):
+        clock.now += 0.25
+        progress.add(report(iteration))
+        assert progress.machine() == ["memory 300 MB"]
+    assert asked == [1, 1, 1]
+
+
+def test_the_memory_of_a_run_is_shown():
+    clock, out = Clock(), console()
+    play(PlainDisplay(4000, out, clock=clock), clock, [1])
+    assert "memory" in shown(out)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_a_narrow_terminal_gets_more_lines_none_of_them_too_long(width):
+    clock, out = Clock(), console(terminal=True, width=width)
+    display = RichDisplay(4000, out, clock=clock)
+    ranks = tuple({"time/t_iter": 0.5, **PARTS} for _ in range(4))
+    display.start()
+    for iteration in range(1, 5):
+        clock.now += 1
+        metrics = {"rollout/return_mean": 12.5, "eval/return_mean": 10.0 * iteration, "train/approx_kl": 0.01}
+        display.update(IterationReport(iteration, 1000 * iteration, 0.5 * iteration, ranks, metrics))
+    display.close()
+    text = Text.from_ansi(shown(out)).plain
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for words in ("100 %", "4,000 / 4,000 steps", "eval ▁▃▆█ 40.00", "KL 0.0100", "slowest rank 0"):
+        assert any(words in line for line in text.splitlines()), words
+
+
+def test_no_color_is_respected(monkeypatch):
+    def drawn():
+        clock, out = Clock(), console(terminal=True, color_system="standard")
+        play(RichDisplay(4000, out, clock=clock), clock, [1, 2])
+        return re.findall(r"\x1b\[([\d;]+)m", shown(out))
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert any(set(each.split(";")) & {"31", "32", "35", "90", "91", "37"} for each in drawn())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert all(set(each.split(";")) <= {"0", "1", "2"} for each in drawn())
+
+
+def test_frames_are_lines_of_json_for_whoever_started_the_run(monkeypatch, capsys):
+    monkeypatch.setenv("DDPPO_FRAMES", "60")
+    clock, display = Clock(), make_display("auto", 4000)
+    assert isinstance(display, FrameDisplay)
+    display._progress._clock = clock
+    display.start()
+    display.update(report(1))
+    display.say("a table")
+    display.close()
+    frame, table, _ = capsys.readouterr().out.split("\n")
+    assert table == "a table"
+    lines = json.loads(frame.removeprefix("\x1e"))
+    assert "1,000 / 4,000 steps" in " ".join(lines)
+    assert max(map(len, lines)) <= 60
+    assert isinstance(make_display("none", 4000), NullDisplay)
+    assert isinstance(make_display("plain", 4000), PlainDisplay)
+
+
+def test_the_header_keeps_to_the_width_of_the_terminal_and_commands_stay_whole():
+    derived = {"machines": [{"hostname": f"node{n}", "cores": 4} for n in range(5)]}
+    lines = header(config(), validate(config()), derived, 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert any(line.startswith(" " * 10) for line in lines)
+    text = closing(summary(), Path("outputs/a/folder/with/a/long/path"), 40)
+    assert "python -m ddppo.evaluate run=outputs/a/folder/with/a/long/path" in text

@@ -15,6 +15,7 @@ GROUND = {
     "files",
     "fork_server",
     "forking",
+    "memory",
     "native",
     "terminal",
     "seeding",

@@ -4,6 +4,8 @@ The first two are the run's results, and a disk that refuses them ends it. The o
 switched off with a warning.
 """
 
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +98,7 @@ class Recorder:
         if config.log.tensorboard:
             self._view("TensorBoard", self._open_tensorboard, env_steps if resumed else None, wall_s)
         if not self.quiet:
-            print(header(config, shape, {**derived, "run_dir": run_dir}), flush=True)
+            print(header(config, shape, {**derived, "run_dir": run_dir}, _columns()), flush=True)
         self._view("the progress display", self.display.start)
 
     def _open_tensorboard(self, resumed_at_steps: int | None, resumed_at_wall_s: float) -> None:
@@ -194,4 +196,9 @@ class Recorder:
                 "TensorBoard", self.tensorboard.close, self.final_eval, completed=status == "completed"
             )
         if not self.quiet:
-            print(closing(summary, self.run_dir), flush=True)
+            print(closing(summary, self.run_dir, _columns()), flush=True)
+
+
+def _columns() -> int | None:
+    """Return the width of the terminal; None where the output goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
