@@ -5,7 +5,7 @@ PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -n 2 --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train test test-all bench-check lint format slurm-up slurm-down clean
+.PHONY: help train test test-all bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
@@ -29,6 +29,11 @@ test-all: .venv/.installed  ## run every test, as CI does: learning, SLURM sweep
 bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was, relative to this machine
 	$(PY) -m ddppo.bench compare=experiments/speed/floor.json tolerance=0.3 workloads=W1 world_sizes=1 rounds=5 seconds=2
 
+docs: .venv/.installed  ## make the pages a site, build/site, and fail at a link to nowhere
+	rm -rf build/pages && mkdir -p build/pages
+	git ls-files -z README.md docs ddppo conf experiments tests | xargs -0 cp --parents -t build/pages
+	.venv/bin/properdocs build --strict --quiet -f docs/site.yml
+
 lint: .venv/.installed  ## check style and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -45,4 +50,4 @@ slurm-down: .venv/.installed  ## end it and its jobs
 	$(PY) -m ddppo.cluster.local down
 
 clean:  ## remove the virtual environment and caches
-	rm -rf .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf build .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis
