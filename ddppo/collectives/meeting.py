@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -148,23 +149,21 @@ class _Meeting:
         store, size = dist.PrefixStore(f"board{number}", self._store), watch.world_size
         if len(self._memories(watch.members)) > 1:
             return StoreBoard(store)
-        file, offer = None, {}
-        if watch.rank == 0:
-            file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
-            os.posix_fallocate(file, 0, board_bytes(size))
-            offer = {"pid": os.getpid(), "file": file}
-        offer = _say(store, "offer", watch.rank, size, offer)[0]
-        board, error = None, ""
-        try:
-            own = open_segment(**offer)
-            board = MemoryBoard(own, size, watch.rank)
-            os.close(own)
-        except OSError as e:
-            error = _reason(e)
-        errors = [word["error"] for word in _say(store, "mapped", watch.rank, size, {"error": error})]
+        board, file = None, None
+        with suppress(OSError):
+            if watch.rank == 0:
+                file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
+                os.posix_fallocate(file, 0, board_bytes(size))
+        offer = _say(store, "offer", watch.rank, size, {"pid": os.getpid(), "file": file})[0]
+        with suppress(OSError, ValueError):  # ValueError: it has no bytes
+            if offer["file"] is not None:
+                own = open_segment(**offer)
+                board = MemoryBoard(own, size, watch.rank)
+                os.close(own)
+        words = _say(store, "mapped", watch.rank, size, {"is_mapped": board is not None})
         if file is not None:
             os.close(file)  # all have mapped it
-        return StoreBoard(store) if board is None or any(errors) else board
+        return board if board is not None and all(word["is_mapped"] for word in words) else StoreBoard(store)
 
     def _is_one_machine(self, ranks: Sequence[int]) -> bool:
         return len({self._words[rank]["machine"] for rank in ranks}) == 1

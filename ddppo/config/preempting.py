@@ -12,8 +12,13 @@ def awaited_ranks(dist: DistConfig) -> int:
 
 
 def check_preempting(config: Config) -> None:
-    """Raise ConfigError for dist.sync_frac where nobody asks for it."""
+    """Raise ConfigError for dist.sync_frac where nobody asks for it, and where a rollout must have all of its steps."""
     dist = config.dist
+    if dist.min_frac == 1:
+        raise ConfigError(
+            "dist.min_frac=1 asks for all steps of every rollout, so that none could end early: use less than 1, or "
+            "distributed=ddp"
+        )
     if dist.preempt_rule == "throughput" and dist.sync_frac != DistConfig().sync_frac:
         raise ConfigError(
             f"dist.sync_frac={dist.sync_frac} has no effect with dist.preempt_rule=throughput, which chooses for how "

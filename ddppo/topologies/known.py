@@ -65,7 +65,6 @@ TOPOLOGIES = {
             "W equal workers as of ddp, whose slow ones end their rollouts early",
             functools.partial(_ddp, does=_OF_PREEMPTED),
             "ddppo.distributed.programs.preempt:PreemptiveWorker",
-            check="ddppo.distributed.programs.preempt:check",
             settings=("dist.sync_frac", "dist.min_frac", "dist.rollout_time_cap_s", "dist.preempt_rule"),
         ),
         Topology(

@@ -66,6 +66,8 @@ LINES = {
     "distributed=ddp_preempt dist.sync_frac=1.1": "must be at most 1",
     "distributed=ddp_preempt dist.min_frac=-0.1": "must be at least 0",
     "distributed=ddp_preempt dist.min_frac=2": "must be at most 1",
+    "distributed=ddp_preempt dist.min_frac=1": "so that none could end early",
+    "distributed=ddp_preempt experiment=workflows": "only ddp gives environments orders",
     "distributed=ddp_preempt dist.rollout_time_cap_s=0": "must be greater than 0",
     "distributed=ddp_preempt dist.preempt_rule=throughputs": "did you mean throughput?",
     "distributed=ddp_preempt dist.preempt_rule=throughput dist.sync_frac=.5": "chooses for how many ranks to wait",

@@ -37,3 +37,22 @@ def test_groups_lift_cartpole_from_20_to_more_than_400(tmp_path):
     assert result.code == 0, result.stderr
     assert lines(tmp_path / "run")[0]["rollout/group_return_mean"] < 30
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 400
+
+
+@pytest.mark.slow
+def test_cartpole_reaches_475_where_a_rank_of_four_is_10_times_slower_and_nobody_waits_for_it(tmp_path):
+    """distributed=ddp_preempt, seed 0, the tuned preset, 80,000 steps, 20 deterministic episodes."""
+    arguments = [
+        "env=cartpole",
+        "distributed=ddp_preempt",
+        "env.slow_ranks={0: 0.0005, 1: 0.0005, 2: 0.0005, 3: 0.005}",
+        "ppo.total_steps=80000",
+        "eval.final_episodes=20",
+    ]
+    result = door(
+        *arguments, "log.tensorboard=false", "log.progress=none", run_dir=tmp_path / "run", timeout_s=400
+    )
+    assert result.code == 0, result.stderr
+    assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 475
+    slow = [line["dist/preempted_fraction"] for line in lines(tmp_path / "run") if line["rank"] == 3]
+    assert sum(slow) / len(slow) > 0.5

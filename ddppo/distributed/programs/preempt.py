@@ -17,28 +17,14 @@ from collections import deque
 import numpy as np
 import torch
 
-from ddppo.config import Config
 from ddppo.config.preempting import awaited_ranks
-from ddppo.distributed.programs.episodes import plays_whole_episodes
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
-from ddppo.errors import ConfigError
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.cut import Cut
 from ddppo.ppo.learner import Update
-from ddppo.spaces import EnvSpec
 
 _WINDOW = 8  # iterations whose speeds are thought to come again
-
-
-def check(config: Config, spec: EnvSpec, device: torch.device) -> None:
-    """Raise ConfigError for what plays whole episodes, which cannot end early."""
-    if config.search.name is not None or plays_whole_episodes(config, spec):
-        what = f"search.name={config.search.name}" if config.search.name is not None else config.env.id
-        raise ConfigError(
-            f"distributed={config.dist.topology} with {what}: its iterations are whole episodes, which cannot end "
-            "early: use distributed=ddp"
-        )
 
 
 def best_awaited(
@@ -51,9 +37,8 @@ def best_awaited(
     """
     ended = np.sort(step_s * steps, axis=1).clip(max=cap_s)  # [J, W]: seconds after which 1, 2, ... W have
     ended = np.maximum(ended, (step_s * least_steps).max(axis=1, keepdims=True))
-    done = (
-        (ended[:, :, None] / step_s[:, None, :]).clip(max=steps).sum(axis=2)
-    )  # [J, W]: steps of all by then
+    # [J, W]: steps of all by then
+    done = (ended[:, :, None] / step_s[:, None, :]).clip(max=steps).sum(axis=2)
     rates = done.sum(axis=0) / (ended + learn_s[:, None]).sum(axis=0)
     return int(np.flatnonzero(rates >= rates.max() * (1 - 1e-9))[-1]) + 1
 
@@ -72,9 +57,8 @@ class PreemptiveWorker(Worker):
         self._awaited = kit.group.world_size
         if dist.preempt_rule == "fraction":
             self._awaited = awaited_ranks(dist)
-        self._speeds: deque[np.ndarray] = deque(
-            maxlen=_WINDOW
-        )  # of ranks, `[W, 2]`: seconds a step, and of learning
+        # Of ranks, `[W, 2]` an iteration: seconds a step, and of learning.
+        self._speeds: deque[np.ndarray] = deque(maxlen=_WINDOW)
         self._number = 0  # of rollouts so far, for iterations may be done again
         self._asked = self._taken = 0  # in the iteration under way: ranks that are waited for, own steps
         self._rollout_s = self._learn_s = 0.0
