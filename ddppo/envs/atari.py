@@ -188,5 +188,8 @@ class AtariEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
         raise no_state(self.names)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        raise no_state(self.names)
+
     def close(self) -> None:
         self._ale.close()

@@ -6,6 +6,7 @@ Steps are counted per environment since the batch was reset from seeds: step 0 i
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,15 @@ def when_asked(method: str, step: int) -> str:
 def no_state(names: EnvNames) -> EnvStateError:
     """Return what to raise where a backend does not know all that its task remembers."""
     return EnvStateError(
-        f"{names(0)} cannot hand over its state: only a task that is stepped by env.backend=batched can"
+        f"{names(0)} cannot hand over its state: who steps it does not know it; use env.backend=batched, sync or pool"
+    )
+
+
+def other_state(name: str, found: Any, wanted: str) -> EnvStateError:
+    """Return what to raise where environment `name`, saved as `wanted`, is to go on from a state saved as `found`."""
+    return EnvStateError(
+        f"{name} cannot go on from the state of an environment that was saved as {found}, and is saved as {wanted} "
+        "here: resume with the env.id, env.kwargs, env.backend and packages that it was saved with"
     )
 
 

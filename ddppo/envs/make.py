@@ -143,7 +143,7 @@ class SlowEnvs:
         cast(PublishingEnvs, self._envs).receive(news, envs)
 
     def go_on_from(self, state: dict[str, Any]) -> None:
-        cast(PublishingEnvs, self._envs).go_on_from(state)
+        self._envs.go_on_from(state)
 
     def made_anew(self) -> list[int]:
         return cast(PublishingEnvs, self._envs).made_anew()
@@ -197,6 +197,9 @@ class CheckedEnvs:
 
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.restore(state)
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        self._envs.go_on_from(state)
 
     def close(self) -> None:
         self._envs.close()

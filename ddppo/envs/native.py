@@ -168,6 +168,9 @@ class NativeEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         raise no_state(self.names)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        raise no_state(self.names)
+
     def close(self) -> None:
         self._envs.close()
 

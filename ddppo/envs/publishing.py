@@ -33,10 +33,6 @@ class PublishingEnvs(VecEnv, Protocol):
         """Hand news to all, or to those of the batch at `envs`."""
         ...
 
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        """Have the next reset lead to a state that `state` returned, instead of to new episodes."""
-        ...
-
     def made_anew(self) -> list[int]:
         """Return which were lost with their process and made anew since this was last asked: they know nothing."""
         ...

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import decode_actions
-from ddppo.envs.faults import EnvNames, no_state
+from ddppo.envs.faults import EnvNames
 from ddppo.envs.rows import ObsArrays, RowLayout
 from ddppo.envs.scalar import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
@@ -198,8 +198,6 @@ class SteppedEnvs:
         return {"envs": self._of_all(self._call_all("state"))}
 
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        if "envs" not in state:
-            raise no_state(self.names)
         states = state["envs"]
         assert len(states) == self.num_envs, (len(states), self.num_envs)
         answers = self._stepper.call("restore", {i: (each,) for i, each in enumerate(states)})

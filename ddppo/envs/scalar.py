@@ -7,17 +7,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict
-from gymnasium.wrappers import OrderEnforcing
 
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import MASK, decode_actions
 from ddppo.envs.context import ContextEnv
-from ddppo.envs.faults import explained, when_asked, when_reset, when_stepped
+from ddppo.envs.faults import explained, other_state, when_asked, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
+from ddppo.envs.saving.savers import ByReplay, Saver, as_kept, saver_of
 from ddppo.envs.text import TextEnv, scalars
 from ddppo.errors import EnvStateError
-from ddppo.files import is_plain
-from ddppo.spaces import EnvSpec, each
+from ddppo.spaces import EnvSpec, each, leaves
 
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
 
@@ -66,6 +65,10 @@ class RowEnv(gym.Wrapper):
         self._num_steps = 0
         self._options: dict[str, Any] | None = None
         self.info: dict[str, Any] = {}  # what the task told last
+        self.row = np.zeros((), self.layout.dtype)  # handed over last
+        self._saver: Saver = ByReplay(task)  # until the first reset shows what suits the task
+        self._is_fresh = True
+        self._actions = self._saver.actions
 
     def reset(self, *, seed: int | None = None, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
@@ -73,20 +76,37 @@ class RowEnv(gym.Wrapper):
         if self._options is not None:
             options.setdefault("options", self._options)
         try:
+            if self._actions is not None:
+                self._saver.begins(seed, options)
             obs, self.info = self.env.reset(seed=seed, **options)
-            return self._encode(obs, self.info), {}
+            if self._is_fresh:
+                self._settle()
+            if self._actions is not None:
+                self._actions = self._saver.actions
+            self.row = self._encode(obs, self.info)
+            return self.row, {}
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_reset(self._num_steps), e) from e
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
+        if self._actions is not None:
+            self._actions.append(as_kept(action))
         try:
             obs, reward, terminated, truncated, self.info = self.env.step(action)
             if type(reward) is not float:
                 reward = as_number(reward)
-            return self._encode(obs, self.info), reward, terminated, truncated, {}
+            self.row = self._encode(obs, self.info)
+            return self.row, reward, terminated, truncated, {}
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_stepped(self._num_steps), e) from e
+
+    def _settle(self) -> None:
+        """Decide how the task is saved, which what its first reset has made of it shows."""
+        self._is_fresh = False
+        saver = saver_of(self.env)
+        if saver.actions is None:
+            self._saver, self._actions = saver, None
 
     def take_options(self, options: Mapping[str, Any]) -> None:
         """Begin every episode to come with these options."""
@@ -103,29 +123,55 @@ class RowEnv(gym.Wrapper):
         self._ask("receive", news)
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, as JSON holds it. Raises EnvStateError where nobody knows it."""
-        lacking = [name for name in ("state", "restore") if not hasattr(self.unwrapped, name)]
-        around: gym.Env = self.env
-        while isinstance(around, OrderEnforcing):
-            around = around.env
-        if lacking or isinstance(around, gym.Wrapper):
-            why = (
-                f"its task has no {lacking[0]}()" if lacking else f"{around} may remember more than the task"
-            )
-            raise EnvStateError(f"{self._name} cannot hand over its state: {why}")
-        state = self._ask("state")
-        if not is_plain(state):
-            raise self._wrong("state", state, "it must be what JSON can hold")
+        """Return all that decides what follows, in values that saving.packed takes.
+
+        Raises EnvStateError where nobody knows it all.
+        """
+        said = self._saving("state")
         options = {} if self._options is None else {"options": self._options}
-        return {"num_steps": self._num_steps, "task": state, **options}
+        return {
+            "how": self._saver.name,
+            "num_steps": self._num_steps,
+            "row": self.row.tobytes(),
+            "saved": said,
+            **options,
+        }
 
     def restore(self, state: dict[str, Any]) -> bytes:
-        """Go on from what `state` returned; return the row last handed over, as its bytes."""
+        """Go on from what `state` returned; return the row last handed over, as its bytes.
+
+        Raises EnvStateError for the state of another task, and where the task does not come to it.
+        """
+        if self._is_fresh:
+            self.reset(seed=0)  # a task, and who enforces the order of calls, has to have seen one
+        if state.get("how") != self._saver.name:
+            raise other_state(self._name, state.get("how"), self._saver.name)
         self._options = state.get("options")
-        self.reset(seed=0)  # who enforces the order of calls has to have seen one
         self._num_steps = state["num_steps"]
-        obs, info = self._ask("restore", state["task"])
-        return self._encode(obs, info).tobytes()
+        played = self._saving("restore", state["saved"])
+        self._actions = self._saver.actions
+        self.row = np.frombuffer(state["row"], self.row.dtype).reshape(self.row.shape)
+        if played is not None and not self._equals(self._encode(*played)):
+            raise EnvStateError(
+                f"{self._name} cannot go on from its state: its episode, played again, came to another observation "
+                f"after step {self._num_steps}; it follows from more than its generators and actions, or its packages "
+                "have changed since"
+            )
+        return state["row"]
+
+    def _saving(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._saver, method)(*arguments)
+        except EnvStateError as e:
+            raise EnvStateError(f"{self._name} cannot hand over its state: {e}") from e
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_asked(method, self._num_steps), e) from e
+
+    def _equals(self, row: np.ndarray) -> bool:
+        parts = [[*leaves(self.layout.obs(of)), self.layout.mask(of)] for of in (row, self.row)]
+        return all(
+            x is y or x.tobytes() == y.tobytes() for x, y in zip(*parts, strict=True)
+        )  # no mask is None
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         try:

@@ -73,14 +73,22 @@ class VecEnv(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in plain Python values.
+        """Return all that decides what follows: {"envs": [of environment i, in order]}, so that it can be dealt anew.
 
-        Raises EnvStateError, which names the environment, where that cannot be had exactly.
+        In values that `saving.packed` takes: None, numbers, str, bytes, arrays, lists, and dicts by str. Raises
+        EnvStateError, which names the environment, where that cannot be had exactly.
         """
         ...
 
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        """Go on exactly where a batch of this task and size was when it gave `state`; return obs and mask as reset."""
+        """Go on exactly where environments were when they gave `state`; return obs and mask as reset.
+
+        They may come from several batches of this task and backend. Raises EnvStateError for those of others.
+        """
+        ...
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Have the next reset lead to what `state` returned, instead of to new episodes."""
         ...
 
     def close(self) -> None: ...

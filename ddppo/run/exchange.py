@@ -12,6 +12,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.envs.publishing import PublishingEnvs
+from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError, TrainingError
 from ddppo.ppo.collector import Collector
 from ddppo.run.parts import Parts
@@ -65,7 +66,7 @@ class Exchange(NoExchange):
         if self._envs is not None:
             first = self._envs.names.indices.start
             of_all = _unpacked(state["envs"].numpy().tobytes())[first : first + self._envs.num_envs]
-            self._envs.go_on_from({"envs": [json.loads(zlib.decompress(each)) for each in of_all]})
+            self._envs.go_on_from({"envs": [unpacked(zlib.decompress(each)) for each in of_all]})
         reset()
         collector = self._collector
         if collector is not None:
@@ -89,8 +90,7 @@ class Exchange(NoExchange):
         mine: list[bytes] = []
         if self._envs is not None:
             with suppress(EnvStateError):  # of the task, or of a process that was lost
-                states = self._envs.state().get("envs", [])  # a batch knows no state of each by itself
-                mine = [zlib.compress(json.dumps(each).encode(), 1) for each in states]
+                mine = [zlib.compress(packed(each), 1) for each in self._envs.state()["envs"]]
         parts, _ = gather_bytes(self._group, _packed([self._under_way(), *mine]), at_root=True)
         if not parts:
             return None

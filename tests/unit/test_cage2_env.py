@@ -1,13 +1,12 @@
 """CAGE 2 as an environment: the same games by themselves and in a batch, and their states."""
 
-import json
-
 import numpy as np
 import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.batched.batch import BatchedEnvs
+from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError
 
 NUM_ENVS = 3
@@ -40,7 +39,7 @@ def test_environments_go_on_exactly_from_their_state(backend):
     envs, others = envs_of(backend), envs_of(backend)
     for _ in range(30):
         envs.step(np.full(NUM_ENVS, 140))
-    obs, _ = others.restore(json.loads(json.dumps(envs.state())))
+    obs, _ = others.restore(unpacked(packed(envs.state())))
     assert obs.any()
     assert_step_alike(envs, others, 40)
 

@@ -1,13 +1,12 @@
 """CAGE 2 with an order of priority: the same game, repairs judged by the state before them, alone and in a batch."""
 
-import json
-
 import gymnasium as gym
 import numpy as np
 import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
+from ddppo.envs.saving import packed, unpacked
 from ddppo.envs.tasks.cage2.games import Games
 from ddppo.envs.tasks.cage2.journal import OrdersJournal
 from ddppo.envs.tasks.cage2.orders import Orders, ordered_step
@@ -158,7 +157,7 @@ def test_a_batch_goes_on_exactly_from_its_state(batch, backend):
     whole, other = batch(backend=backend), batch(backend=backend)
     whole.reset([1, 2, 3], options(3, 77, 119))
     played(whole, actions_of(STEPS + 11, 3))
-    state = whole.state() if backend == "sync" else json.loads(json.dumps(whole.state()))
+    state = unpacked(packed(whole.state()))
     other.reset([4, 5, 6])
     other.restore(state)
     actions = actions_of(STEPS, 3, seed=1)

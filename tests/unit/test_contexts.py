@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
 from ddppo.envs.context import ContextEnv
-from ddppo.errors import ConfigError, EnvError, EnvStateError
+from ddppo.errors import ConfigError, EnvError
 from ddppo.spaces import ArraySpec
 
 LENGTH = 3
@@ -117,9 +117,13 @@ def test_what_a_task_hands_over_as_its_state_holds_the_options(batch):
     other.restore(envs.state())
     assert played(other, 2 * LENGTH) == [[1, 2, 3]] * 2 * LENGTH
     wrapped = batch(backend="sync", context=2)
-    wrapped.reset([0, 1, 2])
-    with pytest.raises(EnvStateError, match="may remember more than the task"):
-        wrapped.state()
+    wrapped.reset([0, 1, 2], OPTIONS)
+    wrapped.step(np.zeros(3, np.int64))
+    again = batch(backend="sync", context=2)
+    again.reset([0, 1, 2])
+    obs, _ = again.restore(wrapped.state())
+    assert obs["context"].tolist() == [[1, -1], [2, -2], [3, -3]]
+    assert played(again, 2 * LENGTH) == [[1, 2, 3]] * 2 * LENGTH
 
 
 def test_a_dict_of_observations_has_one_key_more():

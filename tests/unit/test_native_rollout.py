@@ -127,7 +127,7 @@ def test_environments_go_on_by_single_steps_where_the_rollout_left_them():
     made = collector(TASKS["cartpole"])
     assert isinstance(made.env, NativeEnvs)
     made.collect(noise(made, 0))
-    assert made.env.state()["num_steps"] == STEPS
+    assert made.env.state()["envs"][0]["num_steps"] == STEPS
     step = made.env.step(np.zeros(ENVS, np.int64))
     assert step.obs.shape == (ENVS, 4)
 

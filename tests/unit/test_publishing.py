@@ -12,7 +12,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
-from ddppo.errors import ConfigError, EnvOutputError, EnvStateError, EnvWorkerLost
+from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
 from ddppo.run.exchange import Exchange, gather_bytes
 from tests.distributed.telling import LENGTH, number
 
@@ -109,18 +109,6 @@ def test_a_batch_goes_on_from_its_state_as_if_it_had_not_been_interrupted(batch)
     assert np.array_equal(expected[0], found[0])
     assert np.array_equal(expected[1], found[1])
     assert expected[2] == found[2]
-
-
-def test_a_task_without_a_state_of_its_own_and_one_with_a_limit_around_it_refuse():
-    envs = make_vec_env(EnvConfig(id="tests.distributed.counted:Counted-v0", backend="sync"), range(1), 0, 1)
-    envs.reset([0])
-    with pytest.raises(EnvStateError, match=r"environment 0 of rank 0 cannot .* its task has no state\(\)"):
-        envs.state()
-    limited = EnvConfig(id=TELLING, backend="sync", max_episode_steps=5)
-    envs = make_vec_env(limited, range(1), 0, 1)
-    envs.reset([0])
-    with pytest.raises(EnvStateError, match=r"TimeLimit.* may remember more than the task"):
-        envs.state()
 
 
 def test_what_is_no_bytes_is_refused_before_it_travels(batch):

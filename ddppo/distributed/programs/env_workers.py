@@ -182,5 +182,8 @@ class FarEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         raise no_state(self.names)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        raise no_state(self.names)
+
     def close(self) -> None:
         """Nothing is rank 0's own."""

@@ -13,7 +13,7 @@ from gymnasium.spaces import Box
 from gymnasium.utils.seeding import np_random
 
 from ddppo.envs.batched.dynamics import Dynamics, NoOptions
-from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
+from ddppo.envs.faults import EnvNames, explained, no_options, other_state, when_reset, when_stepped
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options
 
 
@@ -87,25 +87,45 @@ class BatchedEnvs:
         pass
 
     def state(self) -> dict[str, Any]:
+        rows = zip(
+            np.moveaxis(self._dynamics.state, self._dynamics.env_axis, 0).tolist(),
+            self._obs.tolist(),
+            (self._last_steps - self._num_steps).tolist(),
+            self._dynamics.remembered(),
+            self._dynamics.generators,
+            strict=True,
+        )
         return {
-            "dynamics": self._dynamics.state.tolist(),
-            "obs": self._obs.tolist(),
-            "steps_left": (self._last_steps - self._num_steps).tolist(),
-            "num_steps": self._num_steps,
-            "remembered": self._dynamics.remembered(),
-            "generators": [generator.bit_generator.state for generator in self._dynamics.generators],
+            "envs": [
+                {
+                    "how": "batched",
+                    "dynamics": dynamics,
+                    "obs": obs,
+                    "steps_left": steps_left,
+                    "num_steps": self._num_steps,
+                    "remembered": remembered,
+                    "generator": generator.bit_generator.state,
+                }
+                for dynamics, obs, steps_left, remembered, generator in rows
+            ]
         }
 
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        self._dynamics.state[:] = np.reshape(state["dynamics"], self._dynamics.state.shape)
-        self._dynamics.remember(state["remembered"])
-        self._obs[:] = state["obs"]
-        self._num_steps = state["num_steps"]
-        self._last_steps[:] = np.array(state["steps_left"], np.int64) + self._num_steps
+        envs = state["envs"]
+        assert len(envs) == self.num_envs, (len(envs), self.num_envs)
+        for i, env in enumerate(envs):
+            if env.get("how") != "batched":
+                raise other_state(self.names(i), env.get("how"), "batched")
+        dynamics = np.moveaxis(self._dynamics.state, self._dynamics.env_axis, 0)
+        dynamics[:] = np.reshape([env["dynamics"] for env in envs], dynamics.shape)
+        self._dynamics.remember([env["remembered"] for env in envs])
+        self._obs[:] = [env["obs"] for env in envs]
+        self._num_steps = max(env["num_steps"] for env in envs)
+        self._last_steps[:] = np.array([env["steps_left"] for env in envs], np.int64) + self._num_steps
         generators = []
-        for generator_state in state["generators"]:
+        for env in envs:
             generator = np.random.Generator(np.random.PCG64())
-            generator.bit_generator.state = generator_state
+            generator.bit_generator.state = env["generator"]
             generators.append(generator)
         self._take_generators(generators)
         return self._told, None

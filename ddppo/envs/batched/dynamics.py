@@ -14,11 +14,12 @@ class NoOptions(Exception):
 class Dynamics(abc.ABC):
     """E copies of one task, made as `Dynamics(E, **env.kwargs)`.
 
-    state: `[S, E]`, all that they remember beside their last observations. generators: one for each, which the batch
-    seeds. max_episode_steps: where the task by itself truncates an episode.
+    state: `[S, E]`, all that they remember beside their last observations; `env_axis` is where E is. generators: one
+    for each, which the batch seeds. max_episode_steps: where the task by itself truncates an episode.
     """
 
     max_episode_steps: int | None = None
+    env_axis = 1
 
     def __init__(self, state_size: int, num_envs: int) -> None:
         self.state: np.ndarray = np.zeros((state_size, num_envs))
@@ -36,12 +37,12 @@ class Dynamics(abc.ABC):
         """Return what each has to tell (ddppo.envs.publishing)."""
         return [b""] * len(self.generators)
 
-    def remembered(self) -> dict[str, Any]:
-        """Return, in plain values, what is remembered besides `state`."""
-        return {}
+    def remembered(self) -> list[dict[str, Any]]:
+        """Return of each, in plain values, what is remembered besides `state`."""
+        return [{} for _ in self.generators]
 
-    def remember(self, state: dict[str, Any]) -> None:  # noqa: B027 (most remember nothing more)
-        """Go on from what `remembered` returned."""
+    def remember(self, states: list[dict[str, Any]]) -> None:  # noqa: B027 (most remember nothing more)
+        """Go on from what `remembered` returned, of the same environments in these or other batches."""
 
     @abc.abstractmethod
     def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -95,6 +95,9 @@ class RemoteEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         raise no_state(self.names)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        raise no_state(self.names)
+
     def close(self) -> None:
         """Give the slots back; a second time does nothing."""
         self._pool.close()

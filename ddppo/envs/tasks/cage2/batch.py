@@ -14,6 +14,8 @@ from ddppo.envs.tasks.cage2.orders import ordered_step, orders_of
 class Cage2(Dynamics):
     """The games of E environments; its state is their records, as bytes. Codes of orders stand before what is seen."""
 
+    env_axis = 0
+
     def __init__(
         self,
         num_envs: int,
@@ -54,9 +56,27 @@ class Cage2(Dynamics):
     def publish(self) -> list[bytes]:
         return super().publish() if self.orders is None else self.orders.publish()
 
-    def remembered(self) -> dict[str, Any]:
-        return {} if self.orders is None else self.orders.state()
+    def remembered(self) -> list[dict[str, Any]]:
+        if self.orders is None:
+            return super().remembered()
+        state = self.orders.state()
+        return [_of_one(state, i) for i in range(len(self.generators))]
 
-    def remember(self, state: dict[str, Any]) -> None:
+    def remember(self, states: list[dict[str, Any]]) -> None:
         if self.orders is not None:
-            self.orders.restore(state)
+            self.orders.restore(_of_all(states))
+
+
+def _of_one(state: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return, of lists with an entry for each game, the entry of game i, as the lists of a batch of one."""
+    return {key: _of_one(each, i) if isinstance(each, dict) else [each[i]] for key, each in state.items()}
+
+
+def _of_all(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the lists of a batch of what `_of_one` returned of each."""
+    return {
+        key: _of_all([state[key] for state in states])
+        if isinstance(first, dict)
+        else [state[key][0] for state in states]
+        for key, first in states[0].items()
+    }

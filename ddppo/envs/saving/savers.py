@@ -1,0 +1,196 @@
+"""How one environment is saved exactly: by its own word, by its attributes, by its emulator, or by being played again.
+
+Which it is follows from the task, the same in every process:
+
+- A task with state() and restore() says itself what it remembers, in plain values.
+- A task whose attributes are all data (`attributes.py`), as most in Python are, is what they are.
+- An Atari game is its emulator's state with the emulator's generator.
+- Any other, such as a simulator in C, plays the episode under way again: it is reset with the generators that it had
+  before, and does the same actions. That is exact where an episode follows from these alone.
+
+Wrappers are saved by their attributes beside the first three, and play along in the last.
+"""
+
+import abc
+from typing import Any, cast
+
+import gymnasium as gym
+import numpy as np
+
+from ddppo.envs.rows import WrongOutput
+from ddppo.envs.saving.attributes import NotData, attributes_of, generators_in, take_attributes
+from ddppo.errors import EnvStateError
+from ddppo.files import is_plain
+
+_BIPEDAL = ("gymnasium.envs.box2d.bipedal_walker", "BipedalWalker")
+_ATARI = ("ale_py.env", "AtariEnv")
+
+
+class Saver(abc.ABC):
+    """Saves one task and the wrappers around it.
+
+    actions: where the actions of the episode under way are to be kept, copies; None where nobody needs them.
+    """
+
+    name: str
+    actions: list[Any] | None = None
+
+    def __init__(self, task: gym.Env) -> None:
+        self.task = task
+        self.chain = _chain(task)
+
+    def begins(self, seed: int | None, options: dict[str, Any]) -> None:  # noqa: B027 (most need not know)
+        """Hear of a reset before it is done."""
+
+    @abc.abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return all that decides what follows. Raises EnvStateError without the environment's name."""
+
+    @abc.abstractmethod
+    def restore(self, state: dict[str, Any]) -> Any:
+        """Go on from what `state` returned; return the observation and the info if they were made anew, else None."""
+
+
+class _OfAttributes(Saver):
+    """Wrappers by their attributes, and the task in some way."""
+
+    def state(self) -> dict[str, Any]:
+        *around, task = self.chain
+        return {"around": [_attributes_of(each) for each in around], "task": self._of_task(task)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        *around, task = self.chain
+        for each, attributes in zip(around, state["around"], strict=True):
+            take_attributes(each, attributes)
+        self._take(task, state["task"])
+
+    @abc.abstractmethod
+    def _of_task(self, task: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def _take(self, task: Any, state: Any) -> None: ...
+
+
+class ByItself(_OfAttributes):
+    """The task has a state() and a restore(state) of its own."""
+
+    name = "own"
+
+    def _of_task(self, task: Any) -> Any:
+        state = task.state()
+        if not is_plain(state):
+            raise WrongOutput(type(state).__name__, "it must be what JSON can hold")
+        return state
+
+    def _take(self, task: Any, state: Any) -> None:
+        task.restore(state)
+
+
+class ByAttributes(_OfAttributes):
+    name = "attributes"
+
+    def _of_task(self, task: Any) -> Any:
+        return _attributes_of(task)
+
+    def _take(self, task: Any, state: Any) -> None:
+        take_attributes(task, state)
+
+
+class ByEmulator(_OfAttributes):
+    """An Atari game in Gymnasium's form."""
+
+    name = "emulator"
+
+    def _of_task(self, task: Any) -> Any:
+        content = task.ale.cloneState(include_rng=True).serialize()
+        return {"emulator": bytes(content), "attributes": attributes_of(task, lenient=True)}
+
+    def _take(self, task: Any, state: Any) -> None:
+        import ale_py
+
+        task.ale.restoreState(ale_py.ALEState(state["emulator"]))
+        take_attributes(task, state["attributes"])
+
+
+class ByReplay(Saver):
+    """The episode is played again.
+
+    Box2D's worlds remember earlier episodes in the order of their contacts, and with it in last bits. LunarLander
+    begins its episodes in new ones (Gymnasium's issue 728), BipedalWalker does so here.
+    """
+
+    name = "replay"
+
+    def __init__(self, task: gym.Env) -> None:
+        super().__init__(task)
+        self.actions = []
+        self._begun: dict[str, Any] = {}
+        self._keeps_world = _is_a(task.unwrapped, _BIPEDAL)
+
+    def begins(self, seed: int | None, options: dict[str, Any]) -> None:
+        self._begun = {
+            "seed": seed,
+            "options": options,
+            "generators": [generators_in(each) for each in self.chain],
+        }
+        self.actions = []
+        if self._keeps_world:
+            _give_new_world(self.task.unwrapped)
+
+    def state(self) -> dict[str, Any]:
+        if not is_plain(self._begun["options"]):
+            raise EnvStateError("the options of its reset are not what JSON can hold")
+        return {**self._begun, "actions": np.array(self.actions)}
+
+    def restore(self, state: dict[str, Any]) -> Any:
+        for each, generators in zip(self.chain, state["generators"], strict=True):
+            take_attributes(each, generators)
+        self.begins(state["seed"], state["options"])
+        obs, info = self.task.reset(seed=state["seed"], **state["options"])
+        for action in state["actions"]:
+            cast(list, self.actions).append(as_kept(action))
+            obs, _, _, _, info = self.task.step(action)
+        return obs, info
+
+
+def saver_of(task: gym.Env) -> Saver:
+    """Return how a task is saved that has been reset."""
+    unwrapped = task.unwrapped
+    if all(callable(getattr(unwrapped, name, None)) for name in ("state", "restore")):
+        return ByItself(task)
+    if _is_a(unwrapped, _ATARI):
+        return ByEmulator(task)
+    try:
+        for each in _chain(task):
+            attributes_of(each)
+    except NotData:
+        return ByReplay(task)
+    return ByAttributes(task)
+
+
+def as_kept(action: Any) -> Any:
+    """Return a copy of an action, which a task may change."""
+    return action.copy() if type(action) is np.ndarray else action
+
+
+def _chain(task: gym.Env) -> list[Any]:
+    chain: list[Any] = [task]
+    while isinstance(chain[-1], gym.Wrapper):
+        chain.append(chain[-1].env)
+    return chain
+
+
+def _attributes_of(thing: Any) -> dict[str, Any]:
+    try:
+        return attributes_of(thing)
+    except NotData as e:
+        raise EnvStateError(f"{e}, which may remember more than it shows") from None
+
+
+def _is_a(task: Any, which: tuple[str, str]) -> bool:
+    return any((kind.__module__, kind.__qualname__) == which for kind in type(task).__mro__)
+
+
+def _give_new_world(task: Any) -> None:
+    task._destroy()
+    task.world = type(task.world)()
