@@ -9,23 +9,35 @@ of whole games, as the game counts.
 
 import dataclasses
 import importlib
+import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Discrete
 
 from ddppo.config import EnvConfig
+from ddppo.envs.atari_journal import RESEED_AFTER, Journal
 from ddppo.envs.codec import action_spec, decode_actions
-from ddppo.envs.faults import EnvNames, explained, no_options, no_state, when_reset, when_stepped
+from ddppo.envs.faults import (
+    EnvNames,
+    explained,
+    no_options,
+    other_state,
+    when_asked,
+    when_reset,
+    when_stepped,
+)
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ArraySpec
 
 if TYPE_CHECKING:
     from ale_py.vector_env import AtariVectorEnv
 
 _NAMESPACE = "ALE/"
+_HOW = "games"  # in states
 _FIRE = 1  # the second action of every game that has it
 ATARI_OURS = {  # keywords of ale-py's batch that other settings decide
     "reward_clipping": "set ppo.reward_clip: learning alone sees what it cuts",
@@ -123,6 +135,11 @@ class AtariEnvs:
         self._lives = np.zeros(self.num_envs, np.int32)
         self._to_fire = np.zeros(self.num_envs, bool)
         self._num_steps = 0
+        self._obs = np.zeros(0, np.uint8)
+        self._next: dict[str, Any] | None = None
+        space = ale.single_action_space
+        dtype = np.uint8 if isinstance(space, Discrete) else space.dtype
+        self._journal = Journal(self.num_envs, space.shape or (), np.dtype(dtype))
 
     def reset(
         self, seeds: Sequence[int], options: Options | None = None
@@ -130,14 +147,17 @@ class AtariEnvs:
         if options is not None:
             raise no_options(self.names)
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
-        seeds_31_bits = [np.random.SeedSequence(int(seed)).generate_state(1)[0] >> 1 for seed in seeds]
+        if self._next is not None:
+            state, self._next = self._next, None
+            return self.restore(state)
         self._num_steps = 0
         self._to_fire = np.zeros(self.num_envs, bool)
+        self._journal.begin([int(seed) for seed in seeds])
         try:
-            obs, infos = self._ale.reset(seed=np.array(seeds_31_bits, np.int64))
+            obs, infos = self._ale.reset(seed=self._journal.seeds())
         except (Exception, SystemExit) as e:
             raise explained(self.names.all(), when_reset(0), e) from e
-        self._lives = infos["lives"]
+        self._lives, self._obs = infos["lives"], obs
         return obs, None
 
     def step(self, actions: np.ndarray) -> EnvStep:
@@ -152,12 +172,12 @@ class AtariEnvs:
         fired = self._to_fire
         if self._fires:
             actions[fired] = _FIRE
+        self._journal.append(actions)
         obs, rewards, terminated, truncated, infos = self._ale.step(actions)
         rewards = rewards.astype(np.float64)
         over, lives = terminated | truncated, infos["lives"]  # of the next game, where one is over
         # Some games go on for a while with no life left (baselines' EpisodicLifeEnv): that end is the game's.
         lost = ~over & (lives > 0) & (lives < self._lives)
-        self._lives = lives
         valid = ~fired | over | (rewards != 0)
         if self._fires:
             self._to_fire = lost
@@ -170,6 +190,11 @@ class AtariEnvs:
         final_obs = obs[ended]
         if is_over.any():
             final_obs[is_over] = infos["final_obs"][ended[is_over]]
+            due = over & (self._journal.lengths() >= RESEED_AFTER)
+            if due.any():
+                obs, infos = self._ale.reset(seed=self._journal.seed(due), options={"reset_mask": due})
+                lives = infos["lives"]
+        self._lives, self._obs = lives, obs
         return EnvStep(
             obs=obs,
             rewards=rewards,
@@ -183,13 +208,54 @@ class AtariEnvs:
         )
 
     def state(self) -> dict[str, Any]:
-        raise no_state(self.names)
+        envs = [
+            {
+                "how": _HOW,
+                **played,
+                "lives": int(self._lives[i]),
+                "to_fire": bool(self._to_fire[i]),
+                "num_steps": self._num_steps,
+                "obs_crc": zlib.crc32(self._obs[i].tobytes()),
+            }
+            for i, played in enumerate(self._journal.state())
+        ]
+        return {"envs": envs}
 
     def restore(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
-        raise no_state(self.names)
+        envs = state["envs"]
+        assert len(envs) == self.num_envs, (len(envs), self.num_envs)
+        for i, env in enumerate(envs):
+            if env.get("how") != _HOW:
+                raise other_state(self.names(i), env.get("how"), _HOW)
+        self._journal.restore(envs)
+        self._num_steps = max(env["num_steps"] for env in envs)
+        self._to_fire = np.array([env["to_fire"] for env in envs])
+        try:
+            obs, infos = self._play_again()
+        except (Exception, SystemExit) as e:
+            raise explained(self.names.all(), when_asked("restore", self._num_steps), e) from e
+        self._lives, self._obs = infos["lives"], obs
+        for i, env in enumerate(envs):
+            if (zlib.crc32(obs[i].tobytes()), self._lives[i]) != (env["obs_crc"], env["lives"]):
+                raise EnvStateError(
+                    f"{self.names(i)} cannot go on from its state: its games, played again, came to other pixels: "
+                    "resume with the env.kwargs and the version of ale-py that it was saved with"
+                )
+        return obs, None
+
+    def _play_again(self) -> tuple[np.ndarray, dict[str, Any]]:
+        """Come to where the journal ends, which takes as long as its longest part took."""
+        journal, seeds = self._journal, self._journal.seeds()
+        obs, infos = self._ale.reset()  # it starts some games only after all
+        for begins, actions in journal.replay():
+            if begins.any():
+                obs, infos = self._ale.reset(seed=seeds[begins], options={"reset_mask": begins})
+            if len(actions):
+                obs, _, _, _, infos = self._ale.step(actions.astype(self._ale.single_action_space.dtype))
+        return obs, infos
 
     def go_on_from(self, state: dict[str, Any]) -> None:
-        raise no_state(self.names)
+        self._next = state
 
     def close(self) -> None:
         self._ale.close()

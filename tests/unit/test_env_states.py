@@ -1,7 +1,7 @@
 """Environments that go on from their states do what those did that gave them: every backend, every kind of task."""
 
 import dataclasses
-import importlib
+import importlib.util
 import random
 import warnings
 
@@ -250,6 +250,14 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
     assert (
         "cannot hand over its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
+def test_a_game_that_gymnasium_steps_is_its_emulator_s_state_unless_actions_stick():
+    env = EnvConfig(id="ALE/Pong-v5", backend="sync", max_episode_steps=30)
+    assert reason_why_not(env).endswith("use env.backend=auto, or env.kwargs.repeat_action_probability=0")
+    kwargs = {"repeat_action_probability": 0.0}
+    assert reason_why_not(dataclasses.replace(env, kwargs=kwargs)) is None
 
 
 @pytest.mark.parametrize(

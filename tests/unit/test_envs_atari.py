@@ -1,12 +1,16 @@
 """Games through ale-py's batch; skipped where the extra atari is not installed."""
 
+import dataclasses
 import itertools
+import zlib
 
 import numpy as np
 import pytest
 
 from ddppo.config import Config, EnvConfig, to_yaml, validate
-from ddppo.envs import make_eval_env, make_vec_env, probe, settled
+from ddppo.envs import atari, make_eval_env, make_vec_env, probe, settled
+from ddppo.envs.atari_journal import Journal
+from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.spaces import ActionSpec, ArraySpec
@@ -102,13 +106,67 @@ def test_auto_is_ale_py_s_batch_and_other_backends_are_gymnasium_s_own_environme
     assert probe(EnvConfig(id="ALE/Pong-v5", backend="sync")).obs == ArraySpec((210, 160, 3), "uint8")
 
 
-def test_its_state_cannot_be_had():
-    envs = make_vec_env(game(), range(2), rank=0, cores=1)
+def test_games_go_on_from_their_states_to_the_bit_whoever_they_are_stepped_with(monkeypatch):
+    """Seeds come after 40 steps of a game, which has 150: some games had several, one had its last just now."""
+    monkeypatch.setattr(atari, "RESEED_AFTER", 40)
+    env = dataclasses.replace(game(repeat_action_probability=0.25), max_episode_steps=50)
+    envs = make_vec_env(env, range(3), rank=0, cores=2)
+    actions = np.random.default_rng(2).integers(0, 4, (190, 3))
+    made = [envs]
     try:
-        with pytest.raises(EnvStateError, match="environment 0 of rank 0"):
-            envs.state()
+        envs.reset([5, 6, 7])
+        for action in actions[:110]:
+            obs = envs.step(action).obs.copy()
+        states = unpacked(packed(envs.state()))["envs"]
+        assert max(state["num_seedings"] for state in states) > 0
+        steps = [kept(envs.step(action)) for action in actions[110:]]
+        for part in (slice(0, 1), slice(1, 3)):
+            made.append(make_vec_env(env, range(3)[part], rank=0, cores=1))
+            made[-1].go_on_from({"envs": states[part]})
+            again, _ = made[-1].reset(range(3)[part])
+            assert np.array_equal(again, obs[part])
+            for action, step in zip(actions[110:], steps, strict=True):
+                found = kept(made[-1].step(action[part]))
+                assert all(np.array_equal(x, y[part]) for x, y in zip(found, step, strict=True))
+        states[0]["actions"][-1] += 1
+        states[0]["obs_crc"] += 1
+        with pytest.raises(
+            EnvStateError, match="environment 0 of rank 0 cannot go on from its state: its games"
+        ):
+            made[1].restore({"envs": states[:1]})
     finally:
-        envs.close()
+        for each in made:
+            each.close()
+
+
+def kept(step):
+    """Return copies of what a step says of each environment."""
+    ends = np.zeros(len(step.rewards), np.uint64)
+    ends[step.ended] = [zlib.crc32(x.tobytes()) for x in step.final_obs]
+    parts = (step.obs, step.rewards, step.terminated, step.truncated, step.valid, ends)
+    return [np.copy(part) for part in parts]
+
+
+def test_a_journal_keeps_the_actions_since_each_game_s_seed_and_drops_the_others():
+    journal = Journal(2, (), np.dtype(np.uint8))
+    journal.begin([3, 4])
+    first = journal.seeds().tolist()
+    for k in range(5000):
+        journal.append(np.array([k % 18, (k + 1) % 18]))
+        if k % 300 == 299:
+            journal.seed(np.array([True, k % 600 == 599]))
+    assert journal.lengths().tolist() == [200, 200 + 300 * (5000 // 300 % 2)]
+    assert len(journal._rows) < 1300
+    one, other = journal.state()
+    assert one["actions"].tolist() == [k % 18 for k in range(4800, 5000)]
+    assert other["actions"][-1] == 5000 % 18
+    assert not {*first} & {*journal.seeds().tolist()}
+    again = Journal(2, (), np.dtype(np.uint8))
+    again.restore([one, other])
+    assert [state["actions"].tolist() for state in again.state()] == [
+        state["actions"].tolist() for state in (one, other)
+    ]
+    assert again.seeds().tolist() == journal.seeds().tolist()
 
 
 def test_a_video_of_it_is_refused_before_an_episode_is_played(tmp_path):

@@ -97,11 +97,19 @@ class ByAttributes(_OfAttributes):
 
 
 class ByEmulator(_OfAttributes):
-    """An Atari game in Gymnasium's form."""
+    """An Atari game in Gymnasium's form.
+
+    Not with sticky actions: which one was done last, and may be done again, ale-py tells nobody.
+    """
 
     name = "emulator"
 
     def _of_task(self, task: Any) -> Any:
+        if (sticky := task.ale.getFloat("repeat_action_probability")) > 0:
+            raise EnvStateError(
+                f"with repeat_action_probability={sticky:g} its emulator keeps to itself which action it did last: "
+                "use env.backend=auto, or env.kwargs.repeat_action_probability=0"
+            )
         content = task.ale.cloneState(include_rng=True).serialize()
         return {"emulator": bytes(content), "attributes": attributes_of(task, lenient=True)}
 
