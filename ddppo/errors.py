@@ -4,6 +4,7 @@ import difflib
 import signal
 
 LOST_PEERS = 3  # exit code of a rank that ended only because another one had
+MAY_PASS = 4  # of one whose environment raised, or that had no memory: started again it may have better luck
 
 
 class ConfigError(ValueError):

@@ -266,7 +266,7 @@ def _run(config: Config, run_dir: Path) -> int | None:
 
         folder = RunFolder(run_dir)
         note = partial(folder.note_restart, goes_on_from=None)
-        stop_signal = with_restarts(folder, config, partial(start_ranks, run_dir, config, note))
+        stop_signal = with_restarts(folder, config, lambda config: start_ranks(run_dir, config, note))
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
         if stop_signal is None and is_over(end_of_time(config.run.max_minutes)):
             raise Stopped(0)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +23,7 @@ from submitit.helpers import DelayedSubmission
 from ddppo.cluster import slurm
 from ddppo.cluster.local_conf import is_free
 from ddppo.cluster.slurm import command
-from ddppo.errors import LOST_PEERS, ClusterError, ConfigError, RankLost, TrainingError
+from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, ConfigError, RankLost, TrainingError
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from ddppo.run.restarts import with_restarts
@@ -129,7 +128,7 @@ class Driver:
         folder = RunFolder(self.run_dir)
         config = folder.begin(folder.config())
         with _Signals() as signals:
-            with_restarts(folder, config, partial(self._run, signals))
+            with_restarts(folder, config, lambda _: self._run(signals))
         if not RunFolder(self.run_dir).is_complete:
             if not still_runs():  # cancelled, and the ranks knew first: to queue again would revive the job
                 sys.exit(_SIGNALLED + signal.SIGTERM)
@@ -170,7 +169,7 @@ class Driver:
             # srun counts the tasks of each component; that of the script is rank 0 alone.
             ranks = re.sub(r"\d+", lambda task: str(int(task[0]) + 1), ranks)
         who = f"rank {ranks} on {cause.node} {cause.what} and all {num_ranks} ranks were stopped"
-        return who, cause.exit_code is None
+        return who, cause.exit_code in (None, MAY_PASS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,3 +28,23 @@ def check_nonfinite(config: Config, roles: Layout) -> None:
             "on_nonfinite=restore with checkpoint.every_steps=0, which saves at the end only: set "
             "checkpoint.every_steps, or use on_nonfinite=skip_batch"
         )
+
+
+def check_min_workers(config: Config) -> None:
+    """Check with how few ranks a run may go on. Raises ConfigError."""
+    dist = config.dist
+    if dist.min_workers is None:
+        return
+    said = f"dist.min_workers={dist.min_workers}"
+    if dist.on_lost == "stop":
+        raise ConfigError(
+            f"{said} has no effect with dist.on_lost=stop, with which nobody goes on: set dist.on_lost=restart, or "
+            "leave it out"
+        )
+    if dist.min_workers > dist.world_size:
+        raise ConfigError(f"{said} exceeds dist.world_size={dist.world_size}: use at most that")
+    if config.scaling.rule == "weak":
+        raise ConfigError(
+            f"{said} with scaling=weak, whose batch is smaller on fewer ranks: another run would go on: use "
+            "scaling=strong, or leave it out"
+        )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from ddppo.config.algorithms import check_algorithm
-from ddppo.config.faults import check_nonfinite
+from ddppo.config.faults import check_min_workers, check_nonfinite
 from ddppo.config.fields import check_fields
 from ddppo.config.preempting import check_preempting
 from ddppo.config.searching import check_search
@@ -259,6 +259,7 @@ def _check_slow_ranks(config: Config) -> None:
 
 def _check_restarts(config: Config) -> None:
     dist, env = config.dist, config.env
+    check_min_workers(config)
     if dist.on_lost == "stop":
         if dist.max_restarts != (default := DistConfig().max_restarts):
             raise ConfigError(
@@ -273,7 +274,7 @@ def _check_restarts(config: Config) -> None:
 def check_restarts(config: Config) -> None:
     """Raise ConfigError where nothing could be started again, for environments are stepped in the rank."""
     dist, env = config.dist, config.env
-    if dist.on_lost == "restart" and dist.world_size == 1:
+    if dist.on_lost == "restart" and dist.world_size == 1 and dist.min_workers is None:
         raise ConfigError(
             f"dist.on_lost=restart has no effect with dist.world_size=1 and env.backend={env.backend}: the only rank "
             "is the process that you start, which cannot start itself again; use env.backend=pool or remote, or more "

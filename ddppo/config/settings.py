@@ -328,13 +328,19 @@ class DistConfig:
         "stop",
         "when a process is killed by a signal or does not answer for timeout_s: stop (all ranks end), or restart (a "
         "process of environments, a session with a server of them, and a killed rank that acts at its own pace, is "
-        "started again; for any other rank all end and go on from the last checkpoint). What raised an exception "
-        "always stops, but in an episode of text, which is lost then",
+        "started again; for any other rank all end and go on from the last checkpoint). So it is with a rank whose "
+        "environment raised or that ran out of memory; any other exception always stops",
         choices=("stop", "restart"),
     )
     max_restarts: int = setting(
         3,
         "with on_lost=restart, how often ranks, one rank's processes, or one environment's session are started again",
+        low=1,
+    )
+    min_workers: int | None = setting(
+        None,
+        "with on_lost=restart: where ranks were lost, or could not be started, twice without a checkpoint in between, "
+        "fewer go on: the most below world_size, but no fewer than these, that the batch can be dealt to; null: never",
         low=1,
     )
     oversubscribe: str = setting(

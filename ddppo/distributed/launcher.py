@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ddppo.collectives import have_met, in_words, last_words
 from ddppo.config import Config
 from ddppo.config.rules import layout
-from ddppo.errors import LOST_PEERS, RankLost, Stopped, TrainingError
+from ddppo.errors import LOST_PEERS, MAY_PASS, RankLost, Stopped, TrainingError
 from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.signals import StopRequest
 from ddppo.terminal import warn
@@ -110,7 +110,8 @@ def _start(server: ForkServer, run_dir: Path, world_size: int, port: int, rank: 
         return server.start("ddppo.run.rank", [str(run_dir)], environ, title=title)
     except OSError as e:
         server.close()
-        raise TrainingError(f"rank {rank} of {world_size} could not be started: {e.strerror}") from e
+        who = f"rank {rank} of {world_size} could not be started: {e.strerror}"
+        raise RankLost(who, f"Go on with resume={run_dir}") from e
 
 
 class _Replacements:
@@ -132,7 +133,7 @@ class _Replacements:
 
     def of(self, rank: int, code: int) -> ForkedProcess | None:
         """Return what takes the place of a rank that ended with `code`, None for nothing."""
-        if code >= 0 or rank not in self.replaceable or self._num_restarts == self._most:
+        if not _may_pass(code) or rank not in self.replaceable or self._num_restarts == self._most:
             return None
         self._num_restarts += 1
         who = f"rank {rank} ended with {_how(code)}"
@@ -212,7 +213,7 @@ def _patience_s(code: int, *, stopping: bool, all_met: bool) -> float:
 
 
 def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> tuple[str, bool]:
-    """Say which rank failed, and whether it was killed or does not answer, in which it may have better luck next time.
+    """Say which rank failed, and whether it may have better luck next time: it was killed, or does not answer.
 
     One that only lost its peers is not the cause, whenever it ended.
     """
@@ -221,7 +222,7 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
             above = "" if code < 0 else "; its message is above"  # who is killed says nothing
             return (
                 f"rank {rank} of {world_size} ended with {_how(code)} and the others were stopped{above}",
-                code < 0,
+                _may_pass(code),
             )
     if not any(ended.values()):  # all whom the others serve
         late = [rank for rank in range(world_size) if rank not in ended]
@@ -237,6 +238,11 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
         "ranks were stopped",
         True,
     )
+
+
+def _may_pass(code: int) -> bool:
+    """Return whether a rank that ended so may have better luck when it is started again: it was killed, for one."""
+    return code < 0 or code == MAY_PASS
 
 
 def _how(code: int) -> str:

@@ -53,12 +53,13 @@ class RunFolder:
         path = self.path / _RESTARTS
         return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
-    def note_restart(self, who: str, *, goes_on_from: int | None) -> None:
-        """Append to restarts.jsonl which rank was lost, and from which iteration all go on; None: only it, at once."""
+    def note_restart(self, who: str, *, goes_on_from: int | None, world_size: int | None = None) -> None:
+        """Append to restarts.jsonl which rank was lost, and from which iteration how many go on; None: it alone."""
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "lost": who,
             "goes_on_from": goes_on_from,
+            "world_size": world_size,
         }
         with stored(self.path / _RESTARTS), (self.path / _RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")

@@ -103,6 +103,11 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         device = "cpu" if is_far and config.device == "auto" else config.device
         known = resolve_device("auto") if device == "auto" else torch.device(device)
         imported(topology.check)(config, spec, known)
+    if local_world_size is None and config.dist.min_workers is not None:
+        raise ConfigError(
+            f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job, whose ranks SLURM starts on the "
+            "nodes that it gave: leave it out"
+        )
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
     return "\nwarning: ".join(filter(None, (of_model, warning_of(config), of_machine))) or None
 

@@ -35,6 +35,7 @@ _OF_NO_ACCOUNT = frozenset(
         "dist.oversubscribe",
         "dist.on_lost",
         "dist.max_restarts",
+        "dist.min_workers",
         "run.max_minutes",
         "run.requeue_exit_code",
     ]

@@ -28,8 +28,11 @@ from ddppo.distributed.launch import (
 )
 from ddppo.errors import (
     LOST_PEERS,
+    MAY_PASS,
     CollectiveError,
     ConfigError,
+    EnvRaised,
+    EnvWorkerLost,
     NonFiniteError,
     StorageError,
     TrainingError,
@@ -410,7 +413,7 @@ def go_back(worker: Worker, error: NonFiniteError) -> tuple[Config, int]:
 
 @unbroken_streams()
 def run_rank(run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: None) -> NoReturn:
-    """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, 1 if its own.
+    """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, else MAY_PASS or 1.
 
     `enter` returns the rendezvous, if it is not the one that torchrun's environment variables describe.
     """
@@ -421,7 +424,10 @@ def run_rank(run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: Non
     except (ConfigError, TrainingError) as e:
         print(f"rank {rank}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         exit_code = LOST_PEERS if isinstance(e, CollectiveError) else 1
-    except BaseException:
+        if isinstance(e, (EnvRaised, EnvWorkerLost)):
+            exit_code = MAY_PASS
+    except BaseException as e:
+        exit_code = MAY_PASS if isinstance(e, (MemoryError, torch.OutOfMemoryError)) else 1
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
     else:
         exit_code = 0

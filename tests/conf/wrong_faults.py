@@ -15,4 +15,8 @@ LINES = {
     "run.max_minutes=nan": "must be a finite number",
     "run.max_minutes=1h": "run.max_minutes",
     "run.requeue_exit_code=256": "must be at most 255",
+    "dist.min_workers=1 dist.world_size=2": "has no effect with dist.on_lost=stop",
+    "dist.min_workers=3 dist.world_size=2 dist.on_lost=restart": "exceeds dist.world_size=2: use at most that",
+    "dist.min_workers=0 dist.world_size=2 dist.on_lost=restart": "must be at least 1",
+    "dist.min_workers=1 dist.world_size=2 dist.on_lost=restart scaling=weak": "use scaling=strong, or leave it out",
 }

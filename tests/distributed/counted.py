@@ -3,7 +3,7 @@
 A transition is (stream, episode, step): the seed that started the environment, the episodes since, the steps in this
 one. Importing this module in a rank makes its learner leave every rollout in the folder COUNTED. VICTIM=<rank>:<steps>
 has a process that steps environments of this rank be killed in its so-manieth step, VICTIM=<rank>:<steps>:hangs has it
-hang there, and :parent that it was forked from be killed: once, whichever process comes there first.
+hang there, :raises raise, and :parent that it was forked from be killed: once, whichever process comes there first.
 """
 
 import os
@@ -66,6 +66,8 @@ def _maybe_die() -> None:
             return
         if how[1:] == ["hangs"]:
             time.sleep(3600)
+        if how[1:] == ["raises"]:
+            raise ConnectionResetError("the simulator of the test")
         os.kill(os.getppid() if how[1:] == ["parent"] else os.getpid(), signal.SIGKILL)
 
 

@@ -1,5 +1,6 @@
 """A run that lost a rank goes on from its last checkpoint, so often, no oftener; whoever failed otherwise ends it."""
 
+import json
 import sys
 
 import pytest
@@ -11,7 +12,7 @@ from ddppo.errors import NonFiniteError, RankLost, Stopped
 from ddppo.run import checkpoint
 from ddppo.run.folder import RunFolder
 from ddppo.run.restarts import with_restarts
-from tests.support import TINY, door, run, summary
+from tests.support import TINY, door, lines, run, summary
 
 LOST = RankLost("rank 1 of 2 ended with signal 9", "Go on with resume=run")
 TASK = (
@@ -30,7 +31,7 @@ def folder(tmp_path):
 
 def config(**dist):
     return Config(
-        env=EnvConfig(id="CartPole-v1"), dist=DistConfig(world_size=2, **{"on_lost": "restart"} | dist)
+        env=EnvConfig(id="CartPole-v1"), dist=DistConfig(**{"world_size": 2, "on_lost": "restart"} | dist)
     )
 
 
@@ -38,7 +39,7 @@ def starts(*ends):
     """Return what does as a run's ranks: ends so each time that it is started."""
     ends = list(ends)
 
-    def one():
+    def one(config):
         end = ends.pop(0)
         if isinstance(end, BaseException):
             raise end
@@ -79,6 +80,63 @@ def test_what_would_come_again_or_was_wanted_restarts_nothing(folder, end):
 def test_with_on_lost_stop_nothing_does(folder):
     with pytest.raises(RankLost):
         with_restarts(folder, config(on_lost="stop", max_restarts=3), starts(LOST, None))
+
+
+def test_ranks_that_are_lost_twice_at_once_are_fewer_then_and_no_fewer_than_wanted(folder, capsys):
+    wanted = config(world_size=4, min_workers=1, max_restarts=9)
+    seen = []
+
+    def lost(config):
+        seen.append(config.dist.world_size)
+        raise LOST
+
+    with pytest.raises(RankLost):
+        with_restarts(folder, wanted, lost)
+    assert seen == [4, 4, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert folder.config().dist.world_size == 1
+    said = [line for line in capsys.readouterr().err.splitlines() if "on 2 ranks (restart 2 of 9)" in line]
+    assert len(said) == 1
+
+
+def test_a_checkpoint_in_between_keeps_their_number(folder):
+    numbers = iter((3, 5, 8))
+
+    def lost(config):
+        assert config.dist.world_size == 2
+        if (number := next(numbers)) == 8:
+            return
+        checkpoint.save_iteration(folder.checkpoints, number, {"x": torch.zeros(9)}, keep=3)
+        raise LOST
+
+    with_restarts(folder, config(min_workers=1), lost)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_again_and_again_leaves_the_run_to_fewer(tmp_path):
+    result = door(
+        *TINY, *TASK, "env.id=tests.fault.saboteurs:Dies-v0", "dist.world_size=4", "dist.min_workers=2",
+        run_dir=tmp_path / "run", FAULTY_RANK="3", FAULT_AFTER="5",
+    )  # fmt: skip
+    assert result.code == 0, result.stderr
+    assert "rank 3 of 4 ended with signal 9" in result.stderr
+    assert "beginning anew, for there is no checkpoint, on 2 ranks (restart 2 of 3)" in result.stderr
+    found = summary(result.run_dir)
+    assert (found["world_size"], found["restarts"], found["status"]) == (2, 2, "completed")
+    assert [line["rank"] for line in lines(result.run_dir)] == [0, 1] * 5
+    noted = [json.loads(line) for line in (result.run_dir / "restarts.jsonl").read_text().splitlines()]
+    assert [line["world_size"] for line in noted] == [4, 2]
+
+
+def test_an_environment_that_raises_once_costs_no_more_than_time(tmp_path):
+    result = door(*TINY, *TASK, run_dir=tmp_path / "run", COUNTED=str(tmp_path), VICTIM="1:100:raises")
+    assert result.code == 0, result.stderr
+    assert "ConnectionResetError: the simulator of the test" in result.stderr
+    said = (
+        "rank 1 of 2 ended with exit code 4 and the others were stopped; its message is above; going on from"
+    )
+    assert said in result.stderr
+    found = summary(result.run_dir)
+    assert (found["env_steps"], found["restarts"]) == (320, 1)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Tasks and models that go wrong on purpose, on a rank and at a time that the tests choose."""
 
 import os
+import signal
 import time
 
 import gymnasium as gym
@@ -59,6 +60,17 @@ class Spikes(Raises):
         return obs, 1e30 if is_spike else reward, terminated, truncated, info
 
 
+class Dies(Raises):
+    """A task that kills the faulty rank, whenever it is started."""
+
+    raises = False
+
+    def step(self, action):
+        if IS_FAULTY and self.num_steps == FAULT_AFTER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
 class TextObs(Raises):
     observation_space = Tuple([Discrete(2), Text(3)])
 
@@ -70,6 +82,7 @@ class DictActions(Raises):
 gym.register("Raises-v0", Raises)
 gym.register("Hangs-v0", Hangs)
 gym.register("Spikes-v0", Spikes)
+gym.register("Dies-v0", Dies)
 gym.register("TextObs-v0", TextObs)
 gym.register("DictActions-v0", DictActions)
 

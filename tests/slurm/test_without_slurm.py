@@ -5,7 +5,6 @@ import shutil
 import sys
 import tempfile
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -147,7 +146,7 @@ def test_a_job_that_lost_a_rank_goes_on_with_its_run_unless_it_is_over(
         else pytest.raises(TrainingError, match="rank 1 on node2 was ended by a signal")
     )
     with how, driver._Signals() as signals:
-        with_restarts(RunFolder(tmp_path), config, partial(job._run, signals))
+        with_restarts(RunFolder(tmp_path), config, lambda _: job._run(signals))
     assert len(found) == 2 - starts
     assert RunFolder(tmp_path).num_restarts == starts - 1
 

@@ -9,7 +9,7 @@ from ddppo.study.runs import Machine, Run
 # Settings that may differ: they change neither what is learnt nor how fast; or name a run.
 OF_NO_EFFECT = (
     "dist.world_size", "dist.max_world_size", "dist.timeout_s", "dist.oversubscribe", "dist.on_lost",
-    "dist.max_restarts", "run.max_minutes", "run.requeue_exit_code",
+    "dist.max_restarts", "dist.min_workers", "run.max_minutes", "run.requeue_exit_code",
 )  # fmt: skip
 OF_A_RUN = ("seed", "resume", "sweep", "objective", "target_return")
 _MEANT = {*OF_NO_EFFECT, *OF_A_RUN, "log.progress"}
