@@ -1,124 +1,117 @@
-"""The door `python -m ddppo.evaluate`: play a trained policy deterministically and report its scores."""
+"""The door `python -m ddppo.evaluate`: play trained policies deterministically and report their scores."""
 
-import dataclasses
-import importlib.util
 import json
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from ddppo import config as configuration
-from ddppo.config import Config, setting
-from ddppo.errors import ConfigError, RunFolderError
-from ddppo.files import stored
+from ddppo.config import setting
+from ddppo.errors import ConfigError
+from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
-from ddppo.package import install_command
 
 if TYPE_CHECKING:
-    from ddppo.run.evaluation import Policy, Scores
+    from ddppo.policies.loading import Trained
 
-_USAGE = "python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ..."
+_USAGE = """python -m ddppo.evaluate outputs/cartpole/<stamp> [episodes=100] [video=true] [json=true] ...
+python -m ddppo.evaluate outputs/cartpole/* seeds=[0,1] out=scores.json"""
 
 
 @dataclass(slots=True)
 class EvaluateConfig:
     run: str = setting(MISSING, "the run folder")
+    others: list[str] = setting(
+        meaning="further run folders: words by themselves, or run=[a,b]", factory=list
+    )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     episodes: int = setting(
         100, "how many episodes to play; of text the next multiple of the number of tasks", low=1
     )
     seed: int | None = setting(None, "root of the episodes' seeds; the run's own if null", low=0)
+    seeds: list[int] = setting(
+        meaning="several such roots, e.g. [0,1,2]: so many episodes are played of each", factory=list
+    )
     video: bool = setting(False, "record one episode (needs the extra video)")
     video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
     json: bool = setting(False, "print one JSON object instead of text")
+    out: str | None = setting(None, "a file that the JSON object goes to as well")
     device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
 
 
 @door()
 def main() -> None:
     """Run the command line; exit code 0, 1 (the evaluation failed), or 2 (a mistake in the command)."""
-    print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", usage=_USAGE)))
+    print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", more="others", usage=_USAGE)))
 
 
 def evaluate(options: EvaluateConfig) -> str:
     """Play the episodes and return what to print. Raises ConfigError for a folder or checkpoint that is none."""
-    run_dir = Path(options.run)
+    folders = _check(options)
+
+    from ddppo.policies.loading import trained
+    from ddppo.policies.scores import by_task, evaluated
+
+    # All are read before any is played: a mistake in the last costs no minutes.
+    found = [trained(folder, options.checkpoint, options.device) for folder in folders]
+    if options.video:
+        for each in found:
+            _check_video(each, options)
+    results = []
+    for each in found:
+        seeds = options.seeds or [each.config.seed if options.seed is None else options.seed]
+        results.append(evaluated(each, options.episodes, seeds))
+        if options.video:
+            results[-1] |= _recorded(each, seeds[0], options.video_format)
+    tasks = by_task(results)
+    whole = results[0] if len(results) == 1 else {"runs": results, "tasks": tasks}
+    if options.out is not None:
+        write_json(Path(options.out), whole)
+    if options.json:
+        return json.dumps(jsonable(whole))
+    if len(results) == 1:
+        return _text(results[0], "tokens" if found[0].spec.is_text else "steps")
+    return _table(results, tasks)
+
+
+def _check(options: EvaluateConfig) -> list[Path]:
+    """Return the run folders that the options name. Raises ConfigError."""
     if options.video_format != "mp4" and not options.video:
         raise ConfigError(
             f"video_format={options.video_format} has no effect without a video: add video=true"
         )
-    if not (run_dir / "config.yaml").is_file():
-        raise RunFolderError(f"run={options.run}: not a run folder, it has no config.yaml")
-    config = configuration.load(run_dir / "config.yaml")
-    config = dataclasses.replace(config, device=options.device)
-
-    from ddppo.run import checkpoint
-    from ddppo.run.evaluation import load_policy
-    from ddppo.run.records.summary import evaluation_metrics
-    from ddppo.run.text_evaluation import success_rates
-
-    if options.video and importlib.util.find_spec("imageio") is None:
-        raise ConfigError(f"video=true needs packages that are not installed: {install_command('video')}")
-    if options.video and config.env.is_ale:
-        raise ConfigError(
-            f"video=true: {config.env.id} is stepped by ale-py's batch, which draws no pictures"
-        )
-    path = checkpoint.chosen(options.checkpoint, run_dir)
-    state = checkpoint.load(path)
-    policy = load_policy(config, state)
-    if options.video and policy.spec.is_text:
-        raise ConfigError(f"video=true: {config.env.id} is a task of text, which draws no pictures")
-    seed = config.seed if options.seed is None else options.seed
-    scores = _played(config, policy, options.episodes, seed, state.get("options"))
-    metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | success_rates(scores)
-    result: dict[str, Any] = {
-        "run": str(run_dir),
-        "checkpoint": path.name,
-        "env_steps": state["env_steps"],
-        "env": config.env.id,
-        "seed": seed,
-        **{k.removeprefix("eval/"): v for k, v in metrics.items() if k != "eval/t_eval"},
-        **_quartiles(scores.returns),
-    }
-    if options.video:
-        from ddppo.run.video import record_episode
-
-        video = _free_path(run_dir / "videos", f"steps_{state['env_steps']}", options.video_format)
-        result["video_return"] = record_episode(policy, config.env, seed, video)
-        result["video"] = str(video)
-    if options.json:
-        of_text = {"achieved": scores.achieved, "tiers": scores.tiers} if policy.spec.is_text else {}
-        return json.dumps({**result, "returns": scores.returns, "lengths": scores.lengths, **of_text})
-    return _text(result, "tokens" if policy.spec.is_text else "steps")
+    if options.seeds and options.seed is not None:
+        raise ConfigError(f"seed={options.seed} and seeds={options.seeds}: give one of them")
+    if any(seed < 0 for seed in options.seeds) or len(set(options.seeds)) < len(options.seeds):
+        raise ConfigError(f"seeds={options.seeds}: different numbers, each at least 0")
+    is_list = options.run.startswith("[") and options.run.endswith("]") and not Path(options.run).exists()
+    given = [word.strip() for word in options.run[1:-1].split(",")] if is_list else [options.run]
+    given += options.others
+    twice = [folder for i, folder in enumerate(given) if Path(folder) in map(Path, given[:i])]
+    if twice:
+        raise ConfigError(f"run={twice[0]} is given twice: name every run once")
+    return [Path(folder) for folder in given]
 
 
-def _played(
-    config: Config, policy: "Policy", num_episodes: int, seed: int, options: dict[str, Any] | None
-) -> "Scores":
-    """Play the episodes 0 to num_episodes - 1, begun with `options`; of text as many more as make it as many of every
-    task.
-    """
-    from ddppo.envs import make_eval_env
-    from ddppo.run.evaluation import play_episodes
-    from ddppo.run.text_evaluation import play_alone
+def _check_video(each: "Trained", options: EvaluateConfig) -> None:
+    from ddppo.policies.loading import no_text
+    from ddppo.policies.playing import check_pictures
 
-    if policy.spec.is_text:
-        return play_alone(policy, config, num_episodes, seed)
-    env = make_eval_env(config.env, min(num_episodes, 64))
-    try:
-        return play_episodes(policy, env, range(num_episodes), seed, options)
-    finally:
-        env.close()
+    no_text(each, "video=true")
+    check_pictures(Path(f"x.{options.video_format}"), "video=true")
 
 
-def _quartiles(returns: tuple[float, ...]) -> dict[str, float]:
-    import numpy as np
+def _recorded(each: "Trained", seed: int, suffix: str) -> dict[str, Any]:
+    from ddppo.policies.acting import LoadedPolicy
+    from ddppo.policies.playing import record
 
-    low, high = np.percentile(returns, (25, 75))
-    return {"return_p25": float(low), "return_p75": float(high)}
+    path = _free_path(each.run_dir / "videos", f"steps_{each.state['env_steps']}", suffix)
+    (episode,) = record(LoadedPolicy(each), range(1), seed, path, asked="video=true")
+    return {"video_return": episode.episode_return, "video": str(path)}
 
 
 def _free_path(folder: Path, stem: str, suffix: str) -> Path:
@@ -132,11 +125,13 @@ def _free_path(folder: Path, stem: str, suffix: str) -> Path:
 
 
 def _text(r: dict[str, Any], unit: str) -> str:
+    seeds = f"seed {r['seed']}" if "seed" in r else f"seeds {', '.join(map(str, r['seeds']))}"
     lines = [
-        f"{r['env']}, {r['checkpoint']} at {r['env_steps']:,} steps, {r['episodes']:.0f} episodes, seed {r['seed']}",
+        f"{r['env']}, {r['checkpoint']} at {r['env_steps']:,} steps, {r['episodes']:.0f} episodes, {seeds}",
         f"mean    {r['return_mean']:.2f} (std {r['return_std']:.2f}, {r['return_min']:.2f} to {r['return_max']:.2f})",
         f"median  {r['return_median']:.2f}",
         f"IQR     {r['return_p25']:.2f} to {r['return_p75']:.2f}, mean inside {r['return_iqm']:.2f}",
+        f"95 %    mean {_interval(r['return_mean_interval'])}, mean inside {_interval(r['return_iqm_interval'])}",
         f"length  {r['length_mean']:.1f} {unit}",
     ]
     if "success_rate" in r:
@@ -146,6 +141,31 @@ def _text(r: dict[str, Any], unit: str) -> str:
     if "video" in r:
         lines.append(f"video   {r['video']} (return {r['video_return']:.2f})")
     return "\n".join(lines)
+
+
+def _table(results: Sequence[dict[str, Any]], tasks: dict[str, dict[str, Any]]) -> str:
+    """Return a line for each run, its interval over episodes, and one for each task, its intervals over runs."""
+    rows = [("run", "task", "steps", "episodes", "mean", "95 %", "IQM")]
+    for r in results:
+        numbers = (f"{r['return_mean']:.2f}", _interval(r["return_mean_interval"]), f"{r['return_iqm']:.2f}")
+        rows.append((r["run"], r["env"], f"{r['env_steps']:,}", f"{r['episodes']:.0f}", *numbers))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(f"{x:<{w}}" for x, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    for env, of in tasks.items():
+        if of["runs"] == 1:
+            continue
+        mean, inside = (
+            f"{of[name]:.2f} (95 % {_interval(of[f'{name}_interval'])})"
+            for name in ("return_mean", "return_iqm")
+        )
+        lines.append(f"{env}, {of['runs']} runs: mean {mean}, IQM {inside}")
+    lines += [f"video   {r['video']} (return {r['video_return']:.2f})" for r in results if "video" in r]
+    return "\n".join(lines)
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    low, high = interval
+    return "unknown of so few" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
 
 
 if __name__ == "__main__":

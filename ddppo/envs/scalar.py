@@ -208,6 +208,11 @@ class ArrayEnv(gym.Wrapper):
         )
         self.observation_space = Dict(list(boxes.items())) if isinstance(boxes, dict) else boxes
 
+    @property
+    def task(self) -> gym.Env:
+        """The task itself, with its own observations and actions."""
+        return self._row_env.env
+
     def reset(self, **kwargs: Any) -> tuple[ObsArrays, dict[str, Any]]:
         row, _ = self.env.reset(**kwargs)
         return self._split(row)

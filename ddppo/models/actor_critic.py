@@ -73,6 +73,10 @@ class ActorCritic(nn.Module, abc.ABC):
     def action_params(self, obs: Obs) -> torch.Tensor:
         """Return action parameters `[n, P]` alone; used in acting."""
 
+    def portable_params(self, obs: Obs) -> torch.Tensor:
+        """Return what `action_params` does by operations that other programs know, whatever n is; used in export."""
+        return self.action_params(obs)
+
     @abc.abstractmethod
     def value(self, obs: Obs) -> torch.Tensor:
         """Return values `[n]` alone; used for bootstrapping."""

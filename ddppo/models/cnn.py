@@ -54,6 +54,10 @@ class CNN(ActorCritic):
     def action_params(self, obs: Obs) -> torch.Tensor:
         return self._policy(self._features(self.policy_trunk, obs))
 
+    def portable_params(self, obs: Obs) -> torch.Tensor:
+        assert isinstance(obs, torch.Tensor), "spec.obs is one array"
+        return self._policy(self.policy_trunk.plain(obs.movedim(-1, -3) if self.is_hwc else obs))
+
     def value(self, obs: Obs) -> torch.Tensor:
         return self._value(self._features(self.value_trunk, obs))
 
@@ -148,6 +152,13 @@ class Trunk(nn.Module):
         x = torch.cat([self._convolved(rows, weights) for rows in images.split(_ROWS_AT_ONCE)])
         for weight, bias in weights[len(self.strides) :]:
             x = self.activation(F.linear(x, weight, bias))
+        return x
+
+    def plain(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the features of `forward` in the type of the parameters: all rows at once, nothing folded."""
+        x = images.to(next(self.parameters()).dtype) * self.scale
+        for i, layer in enumerate(self.layers):
+            x = self.activation(layer(x.flatten(1) if i == len(self.strides) else x))
         return x
 
     def _convolved(self, images: torch.Tensor, weights: Weights) -> torch.Tensor:

@@ -47,24 +47,28 @@ class Policy:
     @torch.inference_mode()
     def act(self, obs: ObsArrays, mask: np.ndarray | None) -> np.ndarray:
         """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
-        return self._distribution(obs, mask).mode().cpu().numpy()
+        return self.distribution(self.params(obs), mask).mode().cpu().numpy()
 
     @torch.inference_mode()
     def sample(self, obs: ObsArrays, mask: np.ndarray | None, noise: np.ndarray) -> np.ndarray:
         """Return actions drawn by noise `[E, model.num_noise]`, of the law that `ActionDistribution.sample` names."""
-        return self._distribution(obs, mask).sample(torch.from_numpy(noise)).numpy()
+        return self.distribution(self.params(obs), mask).sample(torch.from_numpy(noise)).numpy()
 
-    def _distribution(self, obs: ObsArrays, mask: np.ndarray | None) -> ActionDistribution:
+    @torch.inference_mode()
+    def params(self, obs: ObsArrays) -> torch.Tensor:
+        """Return the action parameters `[E, P]` for obs `[E, *shape]`."""
         parameter = next(self.model.parameters())
 
         def tensor(leaf: ArraySpec, array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(parameter.device, tensor_dtype(leaf, parameter.dtype))
 
         x = each(tensor, self.spec.obs, obs)
-        if self.normalizer is not None:
-            x = self.normalizer(x)
-        allowed = None if mask is None else torch.from_numpy(mask).to(parameter.device)
-        return self.model.distribution(self.model.action_params(x), allowed)
+        return self.model.action_params(x if self.normalizer is None else self.normalizer(x))
+
+    def distribution(self, params: torch.Tensor, mask: np.ndarray | None) -> ActionDistribution:
+        """Return the distribution that action parameters `[E, P]` describe, of what `mask` `[E, mask_size]` allows."""
+        allowed = None if mask is None else torch.from_numpy(mask).to(params.device)
+        return self.model.distribution(params, allowed)
 
 
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:

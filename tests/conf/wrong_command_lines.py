@@ -550,6 +550,8 @@ def _train_sweep(draw: random.Random) -> list[str]:
 
 _PATHS = {
     "evaluate": "{run}",
+    "enjoy": "{run}",
+    "export": "{run}",
     "report": "{study}",
     "predict": "{study}",
     "jobs": "{jobs}",
@@ -617,6 +619,58 @@ _SMALL = {
             "run=null",
             "{run} checkpoint=null",
             "-m {run}",
+        ),
+        *(
+            "run=[{run},{run}]",
+            "run=[{run},{missing}]",
+            "{run} others=[{run}]",
+            "{run} seeds=[0,0]",
+            "{run} seeds=[-1]",
+            "{run} seeds=0 seed=1",
+            "{run} seeds=many",
+            "{run} seeds=[0] seed=1",
+            "{run} out=/no/such/x.json",
+        ),
+    ),
+    "enjoy": (
+        *(
+            "{empty}",
+            "{missing}",
+            "{foreign}",
+            "{uncheckpointed}",
+            "{run} {run}",
+            "",
+            "{run} out=x.png",
+            "{run} out=/no/such/x.gif",
+            "{run} out=",
+        ),
+        *(
+            "{run} checkpoint=nothing",
+            "{run} fps=0",
+            "{run} fps=fast",
+            "{run} episodes=0",
+            "{run} deterministic=perhaps",
+            "{run} video=true",
+        ),
+    ),
+    "export": (
+        *(
+            "{empty}",
+            "{missing}",
+            "{foreign}",
+            "{uncheckpointed}",
+            "{damaged}",
+            "{run} {run}",
+            "",
+            "{run} format=pickle",
+            "{run} format=torch out=x.onnx",
+        ),
+        *(
+            "{run} format=torch out=x",
+            "{run} format=torch checkpoint=nothing",
+            "{run} format=torch out=",
+            "{run} format=",
+            "--format=onnx {run}",
         ),
     ),
     "report": (
@@ -786,15 +840,19 @@ _SMALL = {
 
 def _options(door: str) -> list[Any]:
     from ddppo.advice.command import AdviseConfig
+    from ddppo.enjoy import EnjoyConfig
     from ddppo.evaluate import EvaluateConfig
     from ddppo.fragments import FragmentsConfig
     from ddppo.jobs import JobsConfig
+    from ddppo.policies.export.command import ExportConfig
     from ddppo.predict import PredictConfig
     from ddppo.study.predict.model import WhatIf
     from ddppo.study.report import ReportOptions
 
     sections = {
         "evaluate": (EvaluateConfig,),
+        "enjoy": (EnjoyConfig,),
+        "export": (ExportConfig,),
         "report": (ReportOptions,),
         "predict": (PredictConfig, WhatIf),
         "jobs": (JobsConfig,),
@@ -856,7 +914,7 @@ def cases(number: int, seed: int = 0) -> list[Case]:
     draw = random.Random(seed)
     found: dict[tuple[str, ...], Case] = {}
     while len(found) < number:
-        door = draw.choices(("train", *_PATHS), (10, 2, 2, 2, 2, 2, 2))[0]
+        door = draw.choices(("train", *_PATHS), (10, *(2 for _ in _PATHS)))[0]
         if door == "train":
             kind = draw.choices(list(_SHARE), list(_SHARE.values()))[0]
             wrong = _TRAIN[kind](draw)

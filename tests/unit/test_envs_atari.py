@@ -7,12 +7,12 @@ import zlib
 import numpy as np
 import pytest
 
-from ddppo.config import Config, EnvConfig, to_yaml, validate
+from ddppo.config import Config, EnvConfig, validate
 from ddppo.envs import atari, make_eval_env, make_vec_env, probe, settled
 from ddppo.envs.atari_journal import Journal
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvStateError
-from ddppo.evaluate import EvaluateConfig, evaluate
+from ddppo.policies.playing import task_of
 from ddppo.spaces import ActionSpec, ArraySpec
 
 pytest.importorskip("ale_py", reason="needs the extra atari")
@@ -169,10 +169,17 @@ def test_a_journal_keeps_the_actions_since_each_game_s_seed_and_drops_the_others
     assert again.seeds().tolist() == journal.seeds().tolist()
 
 
-def test_a_video_of_it_is_refused_before_an_episode_is_played(tmp_path):
-    (tmp_path / "config.yaml").write_text(to_yaml(Config(env=game())))
-    with pytest.raises(ConfigError, match="which draws no pictures"):
-        evaluate(EvaluateConfig(run=str(tmp_path), video=True))
+def test_a_picture_of_it_is_the_last_frame_that_the_policy_sees_enlarged():
+    task = task_of(game("Pong", max_episode_steps=3))
+    obs, _ = task.reset(seed=1)
+    steps, ended = 0, False
+    while not ended:
+        assert task.render().shape == (336, 336, 3)
+        assert np.array_equal(task.render()[::4, ::4, 1], obs[-1])
+        obs, _, _, ended, _ = task.step(0)
+        steps += 1
+    task.close()
+    assert steps == 3
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
     "run": {"envs", "models", "ppo", "curriculum", "search", "distributed"},
     "cluster": {"envs", "models", "ppo", "distributed", "run"},
     "serve": {"envs"},
+    "policies": {"envs", "models", "ppo", "distributed", "run"},
     "benchmark": {"envs", "models", "ppo", "distributed", "run", "study"},
     "optimise": {"circuits", "envs", "models", "ppo", "distributed", "run"},
     "study": set(),  # reads run folders, never the trainer
@@ -56,6 +57,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
         "ppo",
         "distributed",
         "run",
+        "policies",
         "cluster",
         "benchmark",
         "study",

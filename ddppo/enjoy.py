@@ -1,0 +1,77 @@
+"""The door `python -m ddppo.enjoy`: show a trained policy in a window, or in a file of pictures."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
+
+from ddppo.config import setting
+from ddppo.errors import ConfigError
+from ddppo.options import door, parse
+
+if TYPE_CHECKING:
+    from ddppo.policies.playing import Episode
+
+_USAGE = """python -m ddppo.enjoy outputs/cartpole/<stamp> [episodes=3] [deterministic=false] ...
+python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif"""
+
+
+@dataclass(slots=True)
+class EnjoyConfig:
+    run: str = setting(MISSING, "the run folder")
+    out: str | None = setting(
+        None, "a file of pictures, .gif or .mp4, instead of a window (needs the extra video)"
+    )
+    checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
+    episodes: int = setting(1, "how many episodes to show", low=1)
+    seed: int | None = setting(None, "root of the episodes' seeds; the run's own if null", low=0)
+    deterministic: bool = setting(True, "the likeliest actions, or sampled ones")
+    fps: float | None = setting(None, "pictures a second; the task's own if null", low=0.1, high=1000)
+
+
+@door()
+def main() -> None:
+    """Run the command line; exit code 0, 1 (the task failed), 2 (a mistake in the command) or 130 (Ctrl-C)."""
+    enjoy(parse(EnjoyConfig, sys.argv[1:], path="run", usage=_USAGE))
+
+
+def enjoy(options: EnjoyConfig) -> None:
+    """Show the episodes and print a line for each. Raises ConfigError where there is nothing to see."""
+    out = None if options.out is None else Path(options.out)
+    asked = f"out={out}"
+
+    from ddppo.policies.playing import check_pictures, record, show
+
+    if out is not None:
+        check_pictures(out, asked)
+        if not out.parent.is_dir():
+            raise ConfigError(f"{asked}: there is no folder {out.parent}")
+
+    from ddppo.policies.acting import load_policy
+
+    seed = 0 if options.seed is None else options.seed
+    policy = load_policy(options.run, options.checkpoint, seed=seed)
+    if options.seed is None:
+        seed = policy.trained.config.seed
+    episodes = range(options.episodes)
+    played: Iterable[Episode]
+    if out is None:
+        played = show(policy, episodes, seed, deterministic=options.deterministic, fps=options.fps)
+    else:
+        played = record(
+            policy, episodes, seed, out, asked=asked, deterministic=options.deterministic, fps=options.fps
+        )
+    for episode in played:
+        print(
+            f"episode {episode.number}: return {episode.episode_return:.2f}, {episode.length} steps",
+            flush=True,
+        )
+    if out is not None:
+        print(f"{out} ({out.stat().st_size:,} bytes)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""From a run folder to its policy and the spaces of its task."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from ddppo import config as configuration
+from ddppo.config import Config, EnvConfig
+from ddppo.envs import EnvSpec, make_env
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.run import checkpoint
+from ddppo.run.evaluation import Policy
+from ddppo.run.evaluation import load_policy as policy_of
+from ddppo.spaces import ArraySpec
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A checkpoint of a run and its policy. state: all that the checkpoint holds."""
+
+    run_dir: Path
+    config: Config
+    checkpoint: Path
+    state: dict[str, Any]
+    policy: Policy
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self.policy.spec
+
+
+def config_of(run: str | Path, device: str = "cpu") -> Config:
+    """Return the settings of a run, to be used on `device`. Raises RunFolderError where there is no run."""
+    path = Path(run) / "config.yaml"
+    if not path.is_file():
+        raise RunFolderError(f"run={run}: not a run folder, it has no config.yaml")
+    return dataclasses.replace(configuration.load(path), device=device)
+
+
+def trained(run: str | Path, which: str = "last", device: str = "cpu") -> Trained:
+    """Return the policy of a run's checkpoint: last, best, or the path of one. Raises ConfigError, RunFolderError."""
+    run_dir = Path(run)
+    config = config_of(run_dir, device)
+    path = checkpoint.chosen(which, run_dir)
+    state = checkpoint.load(path)
+    return Trained(run_dir, config, path, state, policy_of(config, state))
+
+
+def spaces(env: EnvConfig, spec: EnvSpec) -> tuple[gym.Space, gym.Space]:
+    """Return what the task itself observes and takes. Raises ConfigError where nobody here knows."""
+    if env.is_ale:
+        assert isinstance(spec.obs, ArraySpec)
+        return Box(0, 255, spec.obs.shape, np.uint8), Discrete(spec.action.sizes[0])
+    if env.urls:
+        raise ConfigError(
+            f"env.urls={','.join(env.urls)}: {env.id} is made by servers, which do not tell its spaces: use "
+            "ddppo.evaluate"
+        )
+    played = make_env(env)
+    try:
+        return played.task.observation_space, played.task.action_space
+    finally:
+        played.close()
+
+
+def no_text(trained: Trained, what: str) -> None:
+    """Raise ConfigError where the policy types text, for which there is no `what`."""
+    if trained.spec.is_text:
+        raise ConfigError(
+            f"{what}: {trained.config.env.id} is a task of text, whose policy types: only ddppo.evaluate plays it"
+        )

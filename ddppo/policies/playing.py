@@ -1,0 +1,189 @@
+"""Episodes of a trained policy in its task by itself: in a window, or as pictures in a file."""
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from ddppo.config import EnvConfig
+from ddppo.envs import make_env, make_eval_env
+from ddppo.envs.codec import MASK
+from ddppo.envs.rows import as_number
+from ddppo.errors import ConfigError, EnvError, TrainingError
+from ddppo.files import stored
+from ddppo.package import install_command
+from ddppo.policies.acting import LoadedPolicy
+from ddppo.seeding import derived_seed
+from ddppo.tracebacks import in_one_line
+
+FORMATS = (".gif", ".mp4")
+_ZOOM = 4  # of what a policy sees of a game, 84 x 84
+_FRAMES_A_SECOND = 60  # of a game
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The episode of a number, as evaluation plays it: undiscounted return, and length in steps."""
+
+    number: int
+    episode_return: float
+    length: int
+
+
+class Game(gym.Env):
+    """A game of ALE as evaluation steps it. Its picture is the last frame of what the policy sees, enlarged."""
+
+    def __init__(self, env: EnvConfig) -> None:
+        self._envs = make_eval_env(env, 1)
+        spec = self._envs.spec
+        assert not isinstance(spec.obs, dict), spec
+        self.observation_space = Box(0, 255, spec.obs.shape, np.uint8)
+        self.action_space = Discrete(spec.action.sizes[0])
+        self._obs = np.zeros(spec.obs.shape, np.uint8)
+        self.metadata = {"render_fps": _FRAMES_A_SECOND / env.kwargs.get("frameskip", 4)}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        assert seed is not None
+        self._obs = np.asarray(self._envs.reset([seed])[0])[0]
+        return self._obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        step = self._envs.step(np.array([action]))
+        self._obs = np.asarray(step.final_obs if len(step.ended) else step.obs)[0]
+        return self._obs, float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
+
+    def render(self) -> np.ndarray:
+        frame = self._obs[-1].repeat(_ZOOM, axis=0).repeat(_ZOOM, axis=1)
+        return frame if frame.ndim == 3 else np.stack([frame] * 3, axis=-1)
+
+    def close(self) -> None:
+        self._envs.close()
+
+
+def task_of(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
+    """Make the task with its own spaces. Raises ConfigError where it cannot be made."""
+    if env.is_ale:
+        return Game(env)
+    return make_env(env, render_mode).task
+
+
+def play(
+    policy: LoadedPolicy, task: gym.Env, episodes: Sequence[int], seed: int, *, deterministic: bool = True,
+    look: Callable[[], None] = lambda: None,
+) -> Iterator[Episode]:  # fmt: skip
+    """Play the episodes of these numbers, one after another; `look` is called for every state. Raises TrainingError."""
+    options = policy.trained.state.get("options")
+    for number in episodes:
+        with blamed_on(policy.trained.config.env.id):
+            obs, info = task.reset(seed=derived_seed(seed, "eval", number), options=options)
+            look()
+            episode_return, length, ended = 0.0, 0, False
+            while not ended:
+                action = policy(obs, info.get(MASK), deterministic)
+                obs, reward, terminated, truncated, info = task.step(action)
+                look()
+                episode_return += as_number(reward)
+                length += 1
+                ended = terminated or truncated
+        yield Episode(number, episode_return, length)
+
+
+@contextmanager
+def blamed_on(env_id: str) -> Iterator[None]:
+    """Turn what a task raises into a TrainingError in one line; packages that are not there, a ConfigError."""
+    try:
+        yield
+    except (ConfigError, TrainingError):
+        raise
+    except gym.error.DependencyNotInstalled as e:
+        raise ConfigError(
+            f"{env_id} draws with packages that are not installed: {install_command('video')}"
+        ) from e
+    except Exception as e:  # a task may raise anything
+        raise EnvError(f"{env_id} failed: {in_one_line(e)}") from e
+
+
+def show(
+    policy: LoadedPolicy,
+    episodes: Sequence[int],
+    seed: int,
+    *,
+    deterministic: bool = True,
+    fps: float | None = None,
+) -> Iterator[Episode]:
+    """Play the episodes in a window, paced by the task. Raises ConfigError where it opens none, TrainingError."""
+    env = policy.trained.config.env
+    if env.is_ale:
+        raise ConfigError(
+            f"{env.id} is stepped by ale-py's batch, which opens no window: write a file, out=policy.gif"
+        )
+    task = task_of(env, render_mode="human")
+    try:
+        if fps is not None:  # which tasks read when they draw
+            task.unwrapped.metadata = {**task.unwrapped.metadata, "render_fps": fps}
+        yield from play(policy, task, episodes, seed, deterministic=deterministic)
+    finally:
+        task.close()
+
+
+def check_pictures(path: Path, asked: str) -> None:
+    """Raise ConfigError where no file of pictures can be written to `path`, as `asked` wants it."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{asked}: a file of pictures ends in {' or '.join(FORMATS)}")
+    if importlib.util.find_spec("imageio") is None:
+        raise ConfigError(f"{asked} needs packages that are not installed: {install_command('video')}")
+
+
+def record(
+    policy: LoadedPolicy, episodes: Sequence[int], seed: int, path: Path, *, asked: str, deterministic: bool = True,
+    fps: float | None = None,
+) -> list[Episode]:  # fmt: skip
+    """Play the episodes and write their pictures to `path`, a gif or mp4, as a whole.
+
+    asked: the option that wants it, for messages. fps: pictures a second; the task's own if None. Needs the extra
+    video. Raises ConfigError where the task draws none, TrainingError, StorageError.
+    """
+    check_pictures(path, asked)
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
+    env = policy.trained.config.env
+    task = task_of(env, render_mode="rgb_array")
+    frames: list[np.ndarray] = []
+
+    def look() -> None:
+        picture = task.render()
+        if not isinstance(picture, np.ndarray):
+            raise ConfigError(f"{asked}: {env.id} draws no pictures (render_mode=rgb_array gave nothing)")
+        frames.append(picture)
+
+    try:
+        played = list(play(policy, task, episodes, seed, deterministic=deterministic, look=look))
+        _write(path, frames, fps or float(task.metadata.get("render_fps") or 30))
+    finally:
+        task.close()
+    return played
+
+
+def _write(path: Path, frames: list[np.ndarray], fps: float) -> None:
+    import imageio.v3 as imageio
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+    with stored(path):
+        try:
+            if path.suffix == ".gif":
+                imageio.imwrite(temporary, frames, duration=1000 / fps, loop=0)
+            else:
+                imageio.imwrite(temporary, frames, fps=fps, codec="libx264", macro_block_size=2)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

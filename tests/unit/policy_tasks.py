@@ -1,0 +1,104 @@
+"""Tasks of every kind of action, and run folders of theirs, as a run that learned nothing would leave them."""
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from ddppo.config import Config, EnvConfig, ModelConfig, to_yaml
+from ddppo.envs import probe
+from ddppo.models import build_model
+from ddppo.run import checkpoint
+from ddppo.spaces import leaves
+
+
+class AnyEnv(gym.Env):
+    """Observes and takes whatever its spaces say; the reward counts the steps. Ends after 5."""
+
+    observation_space = Box(-1, 1, (3,), np.float32)
+    action_space = Discrete(3)
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.num_steps = 0
+        return self.observation_space.sample(), self.info()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.num_steps += 1
+        return self.observation_space.sample(), float(self.num_steps), self.num_steps == 5, False, self.info()
+
+    def info(self):
+        return {}
+
+    def render(self):
+        return np.full((16, 16, 3), 40 * self.num_steps, np.uint8)
+
+
+class ChosenEnv(AnyEnv):
+    """Several choices with masks in its infos, by two numbers that begin elsewhere than at 0."""
+
+    observation_space = Tuple([Discrete(4, start=2), MultiDiscrete([2, 3], start=[1, -1])])
+    action_space = MultiDiscrete([2, 3], start=[0, 5])
+
+    def info(self):
+        return {"action_mask": np.array([1, self.num_steps % 2, 0, 1, 1], bool)}
+
+
+class MaskedEnv(AnyEnv):
+    """A choice that begins at -1, with the mask in its observations."""
+
+    observation_space = Dict({"state": Box(-9, 9, (2, 2), np.float64), "action_mask": MultiBinary(3)})
+    action_space = Discrete(3, start=-1)
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return obs | {"action_mask": np.array([0, 1, 1], np.int8)}, info
+
+    def step(self, action):
+        obs, *others = super().step(action)
+        return obs | {"action_mask": np.array([1, 0, 1], np.int8)}, *others
+
+
+class BitsEnv(AnyEnv):
+    action_space = MultiBinary((2, 2))
+
+
+class BoundedEnv(AnyEnv):
+    """A continuous action that is nearly always outside of its bounds."""
+
+    action_space = Box(np.array([[-0.001, 0.0]], np.float32), np.array([[0.001, np.inf]], np.float32))
+
+
+class WholeEnv(AnyEnv):
+    action_space = Box(-2, 5, (2,), np.int32)
+
+
+class PixelsEnv(AnyEnv):
+    observation_space = Box(0, 255, (2, 16, 16), np.uint8)
+
+
+for task in (AnyEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv):
+    gym.register(f"policies/{task.__name__}-v0", task)
+
+
+def run_folder(path, task, /, *, normalized=True, dtype="float32", **model):
+    """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. Returns `path`."""
+    env_id = task if "-v" in task else f"tests.unit.policy_tasks:policies/{task}-v0"
+    config = Config(env=EnvConfig(id=env_id), model=ModelConfig(**model), dtype=dtype)
+    spec = probe(config.env)
+    built = build_model(spec, config.model, 0, getattr(torch, dtype))
+    state = {"model": built.state_dict(), "iteration": 3, "env_steps": 300}
+    if normalized:
+        size = sum(leaf.size for leaf in leaves(spec.obs) if leaf.is_float)
+        moments = torch.rand(2, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        count = torch.full((1, size), 10.0, dtype=torch.float64)
+        state["obs_moments"] = torch.cat([count, moments])
+    checkpoint.save_iteration(path / "checkpoints", 3, state, keep=1)
+    (path / "config.yaml").write_text(to_yaml(config))
+    return path

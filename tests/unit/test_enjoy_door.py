@@ -1,0 +1,58 @@
+"""The door `ddppo.enjoy`: a policy in a window or in a file."""
+
+import pytest
+
+from ddppo.enjoy import EnjoyConfig, enjoy
+from ddppo.errors import ConfigError
+from tests.unit.policy_tasks import run_folder
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    return str(run_folder(tmp_path_factory.mktemp("run"), "CartPole-v1"))
+
+
+def test_a_window_shows_the_episodes_that_evaluation_plays(cartpole, monkeypatch, capsys):
+    pytest.importorskip("pygame", reason="needs the extra video")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    enjoy(EnjoyConfig(cartpole, episodes=2, fps=1000))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["episode 0", "episode 1"]
+
+
+@pytest.mark.parametrize("suffix", ["gif", "mp4"])
+def test_a_file_holds_a_picture_of_every_state(tmp_path, suffix, capsys):
+    imageio = pytest.importorskip("imageio.v3", reason="needs the extra video")
+    run = run_folder(tmp_path, "BitsEnv")
+    out = tmp_path / f"policy.{suffix}"
+    enjoy(EnjoyConfig(str(run), out=str(out), episodes=2, deterministic=False))
+    assert "episode 1: return 15.00, 5 steps" in capsys.readouterr().out
+    if suffix == "gif":  # of a film imageio's reader leaves its process to the garbage collector
+        pictures = imageio.imread(out)
+        assert pictures.shape[:1] == (12,)
+        assert pictures[5].mean() == pytest.approx(200, abs=10)
+    assert out.stat().st_size > 100
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"out": "policy.png"}, r"ends in \.gif or \.mp4"),
+        ({"out": "/no/such/folder/policy.gif"}, "there is no folder /no/such/folder"),
+        ({"run": "/no/such/run"}, "not a run folder"),
+        ({"checkpoint": "best"}, r"best\.pt does not exist"),
+    ],
+)
+def test_a_mistake_is_a_sentence(cartpole, options, said):
+    if "out" in options:
+        pytest.importorskip("imageio", reason="needs the extra video")
+    with pytest.raises(ConfigError, match=said):
+        enjoy(EnjoyConfig(**{"run": cartpole, **options}))
+
+
+def test_a_task_without_pictures_says_so(tmp_path):
+    pytest.importorskip("imageio", reason="needs the extra video")
+    run = run_folder(tmp_path, "tests.unit.seen_tasks:seen/Picture-v0", normalized=False)
+    with pytest.raises(ConfigError, match="render_mode"):
+        enjoy(EnjoyConfig(str(run), out=str(tmp_path / "x.gif")))

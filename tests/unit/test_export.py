@@ -1,0 +1,142 @@
+"""Policies as files that act the same without ddppo: `ddppo.export`."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ddppo import load_policy
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.policies.export import command
+from ddppo.policies.export.check import check, inputs_of, observed
+from ddppo.policies.export.command import ExportConfig, export
+from ddppo.policies.export.files import FORMATS, written
+from ddppo.policies.export.portable import Portable
+from tests.support import CHECKOUT
+from tests.unit.policy_tasks import run_folder
+
+EVERY = {
+    "ChosenEnv": {},
+    "MaskedEnv": {},
+    "BitsEnv": {},
+    "BoundedEnv": {"log_std_init": -3.0},
+    "WholeEnv": {"dtype": "float64"},
+    "PixelsEnv": {"name": "cnn", "conv_layers": [[4, 8, 4]], "activation": "relu", "normalized": False},
+    "tests.unit.seen_tasks:seen/Mixed-v0": {"name": "tests.unit.seen_tasks:Looking"},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder_of(name):
+        if name not in made:
+            made[name] = run_folder(tmp_path_factory.mktemp("run"), name, **EVERY[name])
+        return made[name]
+
+    return folder_of
+
+
+def onnx_needed():
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason="needs the extra export")
+
+
+def tried(folder, format):
+    """Write the file, check it, and return the policy, what runs it, and its inputs."""
+    policy = load_policy(folder)
+    portable = Portable(policy.trained.policy, policy.observation_space, policy.action_space)
+    inputs, rows = inputs_of(policy, portable, observed(policy, 0))
+    run = FORMATS[format].load(written(portable, format, inputs))
+    return policy, run, inputs, rows
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_torch_file_does_what_the_policy_does(folders, name):
+    policy, run, inputs, rows = tried(folders(name), "torch")
+    agreement = check(policy, run, inputs, rows)
+    assert agreement.largest_difference < 1e-4
+    assert all(policy.action_space.contains(action) for action in agreement.outputs["action"])
+
+
+@pytest.mark.parametrize("name", ["ChosenEnv", "PixelsEnv"])
+def test_an_onnx_file_does_what_the_policy_does(folders, name):
+    onnx_needed()
+    policy, run, inputs, rows = tried(folders(name), "onnx")
+    agreement = check(policy, run, inputs, rows)
+    assert agreement.largest_difference < 1e-4
+    assert all(policy.action_space.contains(action) for action in agreement.outputs["action"])
+
+
+@pytest.mark.parametrize("output", ["logits", "action"])
+def test_a_file_that_is_not_the_policy_is_refused(folders, output):
+    policy, run, inputs, rows = tried(folders("ChosenEnv"), "torch")
+
+    def wrong(given):
+        found = run(given)
+        found[output][-1:] += 1
+        return found
+
+    with pytest.raises(TrainingError, match=f"its {output} of observation .* more than rounding"):
+        check(policy, wrong, inputs, rows)
+
+
+def test_files_name_no_folder_of_the_machine_that_wrote_them(folders):
+    policy = load_policy(folders("BitsEnv"))
+    portable = Portable(policy.trained.policy, policy.observation_space, policy.action_space)
+    inputs, _ = inputs_of(policy, portable, observed(policy, 0))
+    assert str(CHECKOUT).encode() not in written(portable, "torch", inputs)
+
+
+@pytest.mark.parametrize(("format", "sign"), [("onnx", "import onnxruntime"), ("torch", "torch.export.load")])
+def test_the_lines_of_the_page_use_the_file_without_ddppo(tmp_path, format, sign):
+    if format == "onnx":
+        onnx_needed()
+    out = tmp_path / {"onnx": "policy.onnx", "torch": "policy.pt2"}[format]
+    run = run_folder(tmp_path / "run", "CartPole-v1", log_std_init=-1.0)
+    said = export(ExportConfig(run=str(run), format=format, out=str(out)))
+    assert "checked  on 192 observations, real and drawn: the same actions" in said
+    described = json.loads((tmp_path / f"{out.name}.json").read_text())
+    assert described["inputs"] == [{"name": "obs", "dtype": "float32", "shape": ["n", 4]}]
+    assert [output["name"] for output in described["outputs"]] == ["action", "logits"]
+    page = (CHECKOUT / "docs" / "policies.md").read_text()
+    (code,) = [snippet for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if sign in snippet]
+    code += "\nimport sys; assert 'ddppo' not in sys.modules; print('done')"
+    command = [sys.executable, "-I", "-c", code]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.stdout == "done\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"out": "policy.pt"}, r"a file of format=torch ends in \.pt2"),
+        ({"run": "/no/such/run"}, "not a run folder"),
+        ({"checkpoint": "best"}, r"best\.pt does not exist"),
+    ],
+)
+def test_a_mistake_is_a_sentence(folders, options, said):
+    with pytest.raises(ConfigError, match=said):
+        export(ExportConfig(**{"run": str(folders("BitsEnv")), "format": "torch", **options}))
+
+
+def test_without_the_packages_of_onnx_they_are_named(folders, monkeypatch):
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"format=onnx needs packages that are not installed: pip install .*onnxscript"
+    ):
+        export(ExportConfig(str(folders("BitsEnv"))))
+
+
+def test_a_model_that_cannot_be_traced_is_named(tmp_path, monkeypatch):
+    run = run_folder(tmp_path, "BitsEnv")
+    monkeypatch.setattr(
+        "ddppo.models.MLP.portable_params", lambda self, obs: torch.zeros(len(obs), int(obs.sum()))
+    )
+    with pytest.raises(ConfigError, match=r"model\.name=mlp does what no such file holds"):
+        export(ExportConfig(str(run), format="torch"))
+    assert [path.name for path in tmp_path.glob("policy*")] == []
