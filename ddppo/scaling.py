@@ -12,6 +12,8 @@ class BatchShape:
     B = N * T samples are collected per iteration and split into num_minibatches nearly equal parts. num_stepping is how
     many ranks step environments, all of them if 0. env_shares: the environments of each of these, where not all have as
     many. batch_envs: from how many rollouts of one environment an iteration learns, where these are not one of each.
+    num_shards: V, equal shards of the environments that are computed one by one, V / W on each rank; 0 where a rank
+    computes all of its environments at once.
     """
 
     num_envs: int
@@ -23,6 +25,7 @@ class BatchShape:
     num_stepping: int = 0
     env_shares: tuple[int, ...] = ()
     batch_envs: int = 0
+    num_shards: int = 0
 
     @property
     def local_num_envs(self) -> int:
@@ -30,6 +33,11 @@ class BatchShape:
         if self.env_shares:
             return max(self.env_shares)
         return self.num_envs // (self.num_stepping or self.world_size)
+
+    @property
+    def local_num_shards(self) -> int:
+        """Shards of one rank, at least 1."""
+        return max(1, self.num_shards // self.world_size)
 
     @property
     def batch_size(self) -> int:

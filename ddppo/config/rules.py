@@ -8,6 +8,7 @@ from operator import attrgetter
 from ddppo.config.algorithms import check_algorithm
 from ddppo.config.faults import check_min_workers, check_nonfinite
 from ddppo.config.fields import check_fields
+from ddppo.config.ordered import check_ordered, num_shards
 from ddppo.config.preempting import check_preempting
 from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
@@ -57,7 +58,13 @@ def batch_shape(config: Config) -> BatchShape:
         if num_stepping != world_size:
             _check_shares(config, num_stepping)
         shape = strong(**sizes)
-    shape = replace(shape, world_size=world_size, num_stepping=num_stepping, env_shares=shares)
+    shape = replace(
+        shape,
+        world_size=world_size,
+        num_stepping=num_stepping,
+        env_shares=shares,
+        num_shards=num_shards(config),
+    )
     return replace(shape, batch_envs=(config.ppo.rollouts_per_update or 0) * shape.local_num_envs)
 
 
@@ -128,6 +135,7 @@ def validate(config: Config) -> BatchShape:
     _check_own_pace(config)
     check_served(config)
     check_preempting(config)
+    check_ordered(config)
     _check_restarts(config)
     check_nonfinite(config, layout(config))
     if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":

@@ -309,6 +309,18 @@ class DistConfig:
         "on CPUs from 1 M parameters, else flat)",
         choices=("auto", "ddp", "flat"),
     )
+    reduction: str = setting(
+        "fast",
+        "fast (results depend on W by the order of floating-point sums), or ordered (the same bits at any W that "
+        "divides dist.shards, on CPUs; slower, docs/ordered.md)",
+        choices=("fast", "ordered"),
+    )
+    shards: int | None = setting(
+        None,
+        "reduction=ordered: shards V of the environments, each computed by itself and summed in an order that follows "
+        "from V; divides env.num_envs. null is 8",
+        low=1,
+    )
     bucket_cap_mb: float | None = setting(
         None, "bucket size of grad_sync=ddp in MB (torch's default if null)", above=0
     )
@@ -350,7 +362,8 @@ class DistConfig:
     )
     threads_per_rank: int | None = setting(
         None,
-        "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1",
+        "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1, and 1 with "
+        "reduction=ordered, where another number gives other bits",
         low=1,
         high=1024,
     )

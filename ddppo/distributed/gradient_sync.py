@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddppo.collectives import Group, Record
+from ddppo.collectives.in_order import OrderedSum
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
 from ddppo.models import ActorCritic, At, Obs
@@ -44,7 +45,7 @@ class FlatSync:
 
     name = "flat"
 
-    def __init__(self, model: ActorCritic, parameters: FlatParameters, group: Group) -> None:
+    def __init__(self, model: ActorCritic, parameters: FlatParameters, group: Group | OrderedSum) -> None:
         self.model = At(model)
         self.parameters = parameters
         self.group = group
@@ -58,6 +59,20 @@ class FlatSync:
         self.parameters.gradient.zero_()
         loss.backward()
         self.group.sum_(self.parameters.gradient)
+
+
+class OrderedSync(FlatSync):
+    """The sum of the gradients of all shards, in an order that follows from their number alone.
+
+    A rank calls `backward_` for each of its `num_shards` in turn; the last call leaves the sum.
+    """
+
+    name = "ordered"
+
+    def __init__(
+        self, model: ActorCritic, parameters: FlatParameters, group: Group, *, num_shards: int
+    ) -> None:
+        super().__init__(model, parameters, OrderedSum(group, num_shards, parameters.gradient))
 
 
 class BucketSync:

@@ -41,10 +41,13 @@ def resolve_device(device: str, local_rank: int = 0) -> torch.device:
 def device_of_rank(config: Config, rank: int, local_rank: int) -> torch.device:
     """Return the device of a rank: config.device's if it acts or learns; one that only steps needs nothing but a CPU.
 
+    dist.reduction=ordered computes on CPUs.
+
     Raises ConfigError where CUDA is asked for, needed and absent.
     """
     role = layout(config).role(rank)
-    return resolve_device(config.device if role.acts or role.learns else "cpu", local_rank)
+    needs_any = (role.acts or role.learns) and config.dist.reduction == "fast"
+    return resolve_device(config.device if needs_any else "cpu", local_rank)
 
 
 def has_own_gpu(device: torch.device, local_world_size: int) -> bool:
@@ -83,10 +86,12 @@ def cores_per_rank(local_world_size: int) -> int:
 def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     """Return the CPU threads of one rank, unless set: its cores where a minibatch is work enough for them, else 1.
 
+    1 where results are to be the same bits at any W, for sums depend on the number of threads.
+
     `work` is how many products of weights a rank's minibatch takes. torch's default of all cores on every rank makes
     ranks fight for them.
     """
-    enough = work >= _THREADS_PAY_FROM
+    enough = work >= _THREADS_PAY_FROM and config.dist.reduction == "fast"
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
 
 

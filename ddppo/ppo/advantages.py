@@ -1,7 +1,7 @@
 """How advantages are estimated: by a value function (GAE), or within groups of rollouts (GRPO)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -19,13 +19,16 @@ from ddppo.ppo.normalization import Gather, moments
 from ddppo.ppo.returns import gae
 from ddppo.ppo.rollout import Rollout
 
+_READ = ("values", "next_values", "terminated", "truncated", "valid")  # of a rollout, by Gae
+
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
     """What is learned from a rollout, `[T, E]`.
 
     returns: what values are learned from; None where none are. moments: this rank's, `[3, 3]`, of advantages, returns
-    and returns - values, by which advantages are normalised; None where these stay as they are. weights: of samples in
+    and returns - values, by which advantages are normalised, or of each of its shards `[S, 3, 3]`; None where
+    advantages stay as they are. weights: of samples in
     the loss. counts: what each adds to the number that divides the loss over all ranks; None: 1 where the rollout is
     valid, as the weights are. metrics: equal on all ranks.
     """
@@ -51,15 +54,41 @@ class Gae:
     """PPO's: generalised advantage estimates, and returns for the value function.
 
     correction: of rollouts that another policy acted, vtrace or clip. of_tokens: rows that are not valid lie between an
-    episode's own, as what a policy of text is given to read does, and the trace passes over them.
+    episode's own, as what a policy of text is given to read does, and the trace passes over them. num_shards: of the
+    environments, each of which is estimated by itself.
     """
 
-    def __init__(self, config: PPOConfig, correction: str = "vtrace", *, of_tokens: bool = False) -> None:
+    def __init__(
+        self,
+        config: PPOConfig,
+        correction: str = "vtrace",
+        *,
+        of_tokens: bool = False,
+        num_shards: int = 1,
+    ) -> None:
         self.config = config
         self.correction = correction
         self.of_tokens = of_tokens
+        self.num_shards = num_shards
 
     def __call__(self, rollout: Rollout, rewards: torch.Tensor, *, in_cpp: bool) -> Estimates:
+        if self.num_shards == 1:
+            return self._estimates(rollout, rewards, in_cpp=in_cpp)
+        read = [rewards, *(getattr(rollout, name) for name in _READ)]
+        columns = (x.chunk(self.num_shards, dim=1) for x in read)
+        shards = []
+        for parts in zip(*columns, strict=True):
+            own, *others = map(torch.Tensor.contiguous, parts)
+            shard = replace(rollout, **dict(zip(_READ, others, strict=True)))
+            shards.append(self._estimates(shard, own, in_cpp=in_cpp))
+        return Estimates(
+            torch.cat([x.advantages for x in shards], dim=1),
+            torch.cat([x.weights for x in shards], dim=1),
+            torch.cat([x.returns for x in shards if x.returns is not None], dim=1),
+            torch.stack([x.moments for x in shards if x.moments is not None]),
+        )
+
+    def _estimates(self, rollout: Rollout, rewards: torch.Tensor, *, in_cpp: bool) -> Estimates:
         config, valid = self.config, rollout.valid
         if in_cpp and rollout.ratios is None:
             advantages, returns, own = returns_and_moments(

@@ -169,14 +169,7 @@ class Collector:
         if self._actor is not None:
             self._actor.act(t)
         else:
-            mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
-            if self._acted_values is None:
-                params = self.model.action_params(self._obs_rows[t])
-            else:
-                params, self._acted_values[t] = self.model(self._obs_rows[t])
-            if not self.model.values_are_of_actions:
-                self._param_rows[t].copy_(params)
-            self._actions[t] = self.model.distribution(params, mask).sample(noise).numpy()
+            self._act(t, noise)
         step = self.env.step(self._actions[t])
         self._receive(t + 1, step.obs, step.action_mask)
         self.rewards[t] = step.rewards
@@ -186,6 +179,17 @@ class Collector:
             ends.append((t, step.ended.copy(), each(np.ndarray.copy, step.final_obs)))
             if step.goes_on is not None:
                 self._going_on.update((t, i) for i in step.ended[step.goes_on].tolist())
+
+    def _act(self, t: int, noise: torch.Tensor) -> None:
+        """Write the actions of row t, and what they follow from."""
+        mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
+        if self._acted_values is None:
+            params = self.model.action_params(self._obs_rows[t])
+        else:
+            params, self._acted_values[t] = self.model(self._obs_rows[t])
+        if not self.model.values_are_of_actions:
+            self._param_rows[t].copy_(params)
+        self._actions[t] = self.model.distribution(params, mask).sample(noise).numpy()
 
     def _check(self, ends: list[End]) -> None:
         """Check what the steps taken returned: once for all of them, for it would cost much at each."""
@@ -246,8 +250,14 @@ class Collector:
         if self.model.values_are_of_actions:
             params, values = self._at_actions(rows)
         if self._actor is None:
-            self.logprobs[:rows] = self.model.distribution(params, masks).log_prob(actions)
+            self.logprobs[:rows] = self._logprobs(params, masks, actions)
         return masks, values
+
+    def _logprobs(
+        self, params: torch.Tensor, masks: torch.Tensor | None, actions: torch.Tensor
+    ) -> torch.Tensor:
+        """Return those `[T, E]` of actions taken."""
+        return self.model.distribution(params, masks).log_prob(actions)
 
     def _finish(self, ends: list[End]) -> Rollout:
         """Compute log-probabilities and values; freeze the rollout."""
@@ -261,8 +271,7 @@ class Collector:
         episode_start &= valid
         self.starts[:] = starts[-1]
         first = 0 if self._acted_values is None else taken
-        observed = each(lambda x: x[first : taken + 1], self.obs)
-        of_states = self._values(observed, (taken + 1 - first, self.env.num_envs))
+        of_states = self._state_values(each(lambda x: x[first : taken + 1], self.obs), taken + 1 - first)
         if self._acted_values is not None:
             of_states = torch.cat([self._acted_values[:taken], of_states])
         next_values = of_states[1:].clone()
@@ -276,7 +285,7 @@ class Collector:
             )
             if self.normalizer is not None:
                 final_obs = self.normalizer(final_obs)
-            next_values[steps.to(self.device), envs.to(self.device)] = self._values(final_obs, (len(envs),))
+            next_values[steps.to(self.device), envs.to(self.device)] = self._final_values(final_obs, envs)
         flags = torch.from_numpy(self.flags[:, :taken]).to(self.device)
         return Rollout(
             obs=each(lambda x: x[:taken], self.obs),
@@ -293,6 +302,14 @@ class Collector:
             raw_obs=each(lambda x: x[:taken], self.raw_obs),
         )
 
+    def _state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
+        """Return values `[num_rows, E]` of rows of observations."""
+        return self._values(obs, (num_rows, self.env.num_envs))
+
+    def _final_values(self, obs: Obs, envs: torch.Tensor) -> torch.Tensor:
+        """Return values `[n]` of final observations `[n, *shape]` of these environments."""
+        return self._values(obs, (len(envs),))
+
     def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
         """Return values `[*batch]` of obs `[*batch, *shape]`."""
         if self._actor is not None:
@@ -301,9 +318,11 @@ class Collector:
 
     def _at_actions(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[rows, E, P]` and values `[rows, E]` where the actions of rows were taken."""
-        obs = self._chunks(each(lambda x: x[:rows], self.obs), 2)
-        parts = map(self.model.at, obs, self._chunks(self.actions[:rows], 2))
-        params, values = (torch.cat(x).unflatten(0, (rows, -1)) for x in zip(*parts, strict=True))
+        return self._at(each(lambda x: x[:rows], self.obs), self.actions[:rows])
+
+    def _at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = map(self.model.at, self._chunks(obs, 2), self._chunks(actions, 2))
+        params, values = (torch.cat(x).unflatten(0, actions.shape[:2]) for x in zip(*parts, strict=True))
         return params, values
 
     def _chunks(self, x: Obs, num_dims: int) -> list[Any]:

@@ -13,7 +13,7 @@ from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.advantages import Estimates, Estimator, Gae
-from ddppo.ppo.minibatches import Batch, Sequences, local_minibatches, of_first, only
+from ddppo.ppo.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
@@ -57,7 +57,7 @@ class Agreed(NamedTuple):
 class Learner:
     """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
 
-    gather: values `[n]` of every rank as `[W, n]`. backward_: leaves the gradient over all ranks in
+    gather: values `[...]` of every rank as `[W, ...]`. backward_: leaves the gradient over all ranks in
     `parameters.grad`. at, distribution: the model's; takes_sequences: it reads whole sequences, so minibatches are of
     these. scale: of the step size of each parameter, all 1 if None. estimator: of advantages, Gae if None. reference:
     the policy that ppo.kl_coef holds this one to. tolerance: of what is not finite; none if None.
@@ -101,7 +101,14 @@ class Learner:
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
         self.step: Step = EagerStep(
-            config, distribution, parameters, self.optimizer, at=at, backward_=backward_, scale=scale
+            config,
+            distribution,
+            parameters,
+            self.optimizer,
+            at=at,
+            backward_=backward_,
+            scale=scale,
+            num_shards=shape.local_num_shards,
         )
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
@@ -126,7 +133,7 @@ class Learner:
     def _nothing_learned(self, rollout: Rollout) -> Update:
         values = None if self.config.algorithm == "grpo" else math.nan
         return Update(
-            local_sums=torch.zeros_like(self.step.sums, device="cpu"),
+            local_sums=torch.zeros_like(self.step.sums[0], device="cpu"),
             num_samples=0,
             steps=0,
             epochs=0,
@@ -151,27 +158,32 @@ class Learner:
         if len(rollout.rewards) < shape.rollout_steps:
             plan = [of_first(rollout.rewards.numel(), *of_epoch) for of_epoch in plan]
         estimates, agreed, plan = self._agree(rollout, estimates, plan)
-        batch = (Sequences if self.takes_sequences else Batch)(rollout, estimates)
+        if is_ordered := shape.num_shards > 0:
+            plan = [by_shard(*minibatches, shape) for minibatches in plan]
+        if self.takes_sequences:
+            batch: Batch | Sequences = Sequences(rollout, estimates)
+        else:
+            batch = Batch(rollout, estimates, apart=is_ordered)
         if self.reference is not None:
             batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
         step.begin(learning_rate)
         sums, num_steps, num_epochs = step.sums, 0, 0
         epoch_kl = math.nan
         for (order, bounds), epoch_counts in zip(plan, agreed.counts, strict=True):
-            before = sums[STATISTICS.index("approx_kl")].clone()
+            before = sums[:, STATISTICS.index("approx_kl")].clone()
             step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, epoch_counts)
             num_steps += sum(count > 0 for count in epoch_counts)
             num_epochs += 1
             if (config.target_kl is not None or config.lr_schedule == "adaptive") and agreed.weight:
-                local_kl = sums[STATISTICS.index("approx_kl")] - before
-                epoch_kl = self.gather(local_kl.reshape(1).cpu()).sum().item() / agreed.weight
+                local_kl = sums[:, STATISTICS.index("approx_kl")] - before
+                epoch_kl = self.gather(local_kl.cpu()).flatten().sum().item() / agreed.weight
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
         norms = step.end()
         if not all_finite(self):
             raise NotFinite(0.0, "what was learned, though no gradient,")
         update = Update(
-            local_sums=sums.cpu().clone(),
+            local_sums=self._summed(sums.cpu()) if is_ordered else sums[0].cpu().clone(),
             num_samples=num_epochs * agreed.weight,
             steps=num_steps,
             epochs=num_epochs,
@@ -183,6 +195,11 @@ class Learner:
         if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(epoch_kl)
         return update
+
+    def _summed(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return the sums `[n]` over all shards of all ranks on rank 0, zeros on others, of this rank's `[S, n]`."""
+        of_all = self.gather(sums).flatten(0, 1).sum(dim=0)
+        return of_all if self.rank == 0 else torch.zeros_like(of_all)
 
     def _warmth(self, progress: float) -> float:
         """Return the share of the full step size: that of ppo.warmup_steps done when this iteration is."""
@@ -214,17 +231,21 @@ class Learner:
             for start, end in itertools.pairwise(bounds)
         ]
         # In NumPy and Python's own numbers: after an epoch in C++ every small operation of torch costs some 10 us.
-        local_moments = estimates.moments
+        local_moments, num_shards = estimates.moments, self.shape.local_num_shards
+        counts_of_shards = np.zeros((num_shards, len(local_counts)))
+        counts_of_shards[0] = local_counts
         mine = [
-            np.array(local_counts),
-            np.zeros(9) if local_moments is None else local_moments.numpy().ravel(),
+            counts_of_shards,
+            np.zeros((1, 9)) if local_moments is None else local_moments.numpy().reshape(-1, 9),
         ]
         if estimates.counts is not None:
-            mine.append(np.array([estimates.weights.sum(dtype=torch.float64).item()]))
+            mine.append(np.array([[estimates.weights.sum(dtype=torch.float64).item()]]))
         if self.obs_normalizer is not None:
-            mine.append(self.obs_normalizer.moments(rollout.raw_obs, rollout.valid.cpu()).numpy().ravel())
-        gathered = self.gather(torch.from_numpy(np.concatenate(mine)))
-        at = np.cumsum([len(part) for part in mine]).tolist()
+            obs, valid = rollout.raw_obs, rollout.valid.cpu()
+            mine.append(self.obs_normalizer.moments_of_shards(obs, valid, num_shards).flatten(1).numpy())
+        # [W, S, ...] -> [W * S, ...], a row of each shard
+        gathered = self.gather(torch.from_numpy(np.concatenate(mine, axis=1))).flatten(0, 1)
+        at = np.cumsum([part.shape[1] for part in mine]).tolist()
         counts_of_all = gathered[:, : at[0]].numpy().sum(axis=0)
         merged = merge_moments(gathered[:, at[0] : at[1]].reshape(-1, 3, 3))
         if self.obs_normalizer is not None:

@@ -1,6 +1,7 @@
 """Minibatches drawn from a permutation that every rank derives for itself."""
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -57,6 +58,19 @@ def of_first(num_samples: int, order: np.ndarray, bounds: list[int]) -> tuple[np
     return only(np.arange(order.max(initial=-1) + 1) < num_samples, order, bounds)
 
 
+def by_shard(order: np.ndarray, bounds: list[int], shape: BatchShape) -> tuple[np.ndarray, list[int]]:
+    """Return this rank's minibatches with each cut into the rank's shards, and M * S + 1 offsets of these parts.
+
+    The samples of a shard, E / S environments next to each other, keep their order: it does not depend on W.
+    """
+    shards, envs = shape.local_num_shards, shape.local_num_envs
+    num_parts = (len(bounds) - 1) * shards
+    parts = np.repeat(np.arange(0, num_parts, shards), np.diff(bounds)) + order % envs // (envs // shards)
+    small = parts.astype(np.min_scalar_type(num_parts))  # which NumPy sorts by radix up to 16 bits
+    offsets = np.cumsum(np.bincount(parts, minlength=num_parts))
+    return order[np.argsort(small, kind="stable")], [0, *offsets.tolist()]
+
+
 def only(is_used: np.ndarray, order: np.ndarray, bounds: list[int]) -> tuple[np.ndarray, list[int]]:
     """Return minibatches without the samples that `is_used` `[n]` does not name."""
     keeps = is_used[order]
@@ -82,15 +96,24 @@ def fields_of(rollout: Rollout, estimates: Estimates) -> Minibatch:
 
 
 class Batch:
-    """A rollout flattened to samples: `fields` `[E * T, ...]` by their names in a minibatch."""
+    """A rollout flattened to samples: `fields` `[E * T, ...]` by their names in a minibatch.
 
-    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
+    apart: every minibatch has memory of its own, so that not even its place in there depends on the others.
+    """
+
+    def __init__(self, rollout: Rollout, estimates: Estimates, *, apart: bool = False) -> None:
         self.fields = _by_field(lambda x: x.flatten(0, 1), fields_of(rollout, estimates))
+        self._apart = apart
         self._room: Minibatch = {}
 
     def minibatches(self, order: torch.Tensor, bounds: list[int]) -> list[Minibatch]:
         """Return views of the samples in `order` `[n]`, n <= E * T, cut at `bounds`; valid until the next call."""
         sizes = [end - start for start, end in itertools.pairwise(bounds)]
+        if self._apart:
+            return [
+                _by_field(functools.partial(torch.index_select, dim=0, index=part), self.fields)
+                for part in order.split(sizes)
+            ]
         if len(self._room) < len(self.fields):
             self._room = _by_field(torch.empty_like, self.fields)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from ddppo.models import Obs
-from ddppo.spaces import ArraySpec, each, leaves
+from ddppo.spaces import ArraySpec, each, leaves, zipped
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
 
@@ -75,6 +75,12 @@ class ObsNormalizer:
             torch.cat([x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)], 1)
         )
 
+    def moments_of_shards(self, obs: Obs, valid: torch.Tensor, num_shards: int) -> torch.Tensor:
+        """Return the moments `[S, 3, n]` of S equal shards of the environments, as `moments` does of all."""
+        shards = zipped(each(lambda x: x.chunk(num_shards, dim=1), obs))
+        parts = zip(shards, valid.chunk(num_shards, dim=1), strict=True)
+        return torch.stack([self.moments(x, is_valid) for x, is_valid in parts])
+
     def update_(self, merged: torch.Tensor) -> None:
         """Add the moments `[3, n]` of new observations over all ranks."""
         self.load(merge_moments(torch.stack([self.state, merged])))
@@ -104,12 +110,13 @@ class RewardNormalizer:
 
     The discounted return of an environment is g_t = r_t + gamma * g_{t-1}, started anew with every episode
     (OpenAI baselines' VecNormalize); rows that are not valid discount nothing. State of each environment stays with the
-    rank that steps it.
+    rank that steps it. num_shards: of a rank's environments, whose moments are taken by themselves.
     """
 
-    def __init__(self, num_envs: int, gamma: float, device: torch.device) -> None:
+    def __init__(self, num_envs: int, gamma: float, device: torch.device, num_shards: int = 1) -> None:
         self.state = torch.zeros(3, dtype=torch.float64)
         self._gamma = gamma
+        self._num_shards = num_shards
         self._discounted = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
     def __call__(
@@ -121,7 +128,9 @@ class RewardNormalizer:
         for t in range(len(rewards)):
             discounted[t] = rewards[t] + decay[t] * self._discounted
             self._discounted = discounted[t] * ~ended[t]
-        merged = merge_moments(gather(moments(discounted[valid]).cpu()))
+        shards = zip(*(x.chunk(self._num_shards, dim=1) for x in (discounted, valid)), strict=True)
+        own = torch.stack([moments(x[is_valid]).cpu() for x, is_valid in shards])
+        merged = merge_moments(gather(own).reshape(-1, 3))
         self.state = merge_moments(torch.stack([self.state, merged]))
         scale = (variance(self.state) + 1e-8).rsqrt().item()
         return (rewards * scale).clamp(-10.0, 10.0)

@@ -3,8 +3,9 @@
 The arithmetic of the loss stands here once for both, in functions of tensors alone.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -55,7 +56,8 @@ class Coefficients(NamedTuple):
 class Step(Protocol):
     """What the learner calls for every epoch, between `begin` and `end` of an iteration.
 
-    sums: this rank's sums of STATISTICS, and of OF_REFERENCE, since `begin`, float64.
+    sums: this rank's sums of STATISTICS, and of OF_REFERENCE, since `begin`, `[S, n]` in float64, by its S shards; S is
+    1 where all of a rank's environments are one. A minibatch has S parts then, in turn, between so many more bounds.
     """
 
     sums: torch.Tensor
@@ -171,20 +173,28 @@ def poison(loss: torch.Tensor) -> torch.Tensor:
 class ByMinibatch:
     """An epoch gathered into its order, and taken a minibatch at a time."""
 
+    sums: torch.Tensor
+
     def epoch(
         self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
     ) -> None:
-        for minibatch, count in zip(batch.minibatches(order, bounds), counts, strict=True):
+        parts = iter(batch.minibatches(order, bounds))
+        for count in counts:
+            shards = list(itertools.islice(parts, len(self.sums)))
             if count > 0:
-                self.take(minibatch, count)
+                self.take(shards, count)
 
-    def take(self, minibatch: Minibatch, count: float) -> None:
-        """Move the parameters by the gradient of a minibatch that counts `count` over all ranks."""
+    def take(self, shards: Sequence[Minibatch], count: float) -> None:
+        """Move the parameters by the gradient of a minibatch in shards, which counts `count` over all ranks."""
         raise NotImplementedError
 
 
 class EagerStep(ByMinibatch):
-    """Every operation by itself, as torch comes to it."""
+    """Every operation by itself, as torch comes to it.
+
+    backward_: leaves the gradient of a loss over all ranks; of several shards, of which it is called for each, with the
+    last.
+    """
 
     def __init__(
         self,
@@ -196,6 +206,7 @@ class EagerStep(ByMinibatch):
         at: At,
         backward_: Callable[[torch.Tensor], None],
         scale: torch.Tensor | None,
+        num_shards: int = 1,
     ) -> None:
         self.distribution = distribution
         self.parameters = parameters
@@ -204,7 +215,7 @@ class EagerStep(ByMinibatch):
         self.backward_ = backward_
         self.scale = scale
         num_sums = len(STATISTICS) + (config.kl_coef > 0)
-        self.sums = torch.zeros(num_sums, dtype=torch.float64, device=parameters.device)
+        self.sums = torch.zeros(num_shards, num_sums, dtype=torch.float64, device=parameters.device)
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
         self._norms = torch.zeros((), dtype=torch.float64, device=parameters.device)
@@ -215,18 +226,15 @@ class EagerStep(ByMinibatch):
         self._norms.zero_()
         self.optimizer.param_groups[0]["lr"] = learning_rate
 
-    def take(self, minibatch: Minibatch, count: float) -> None:
-        params, values = outputs(self.at, minibatch)
-        weights = minibatch["weights"]
-        per_sample, log_ratio, parts = losses_and_statistics(
-            params, values, minibatch, self.distribution, self._coefficients
-        )
-        loss = torch.dot(weights, per_sample) / count
-        self.backward_(loss * poison(loss))
+    def take(self, shards: Sequence[Minibatch], count: float) -> None:
+        losses = [
+            self._backward(minibatch, count, sums) for minibatch, sums in zip(shards, self.sums, strict=True)
+        ]
         gradient = self.parameters.grad
         assert gradient is not None
         with torch.no_grad():
-            self._loss.copy_(torch.where(self._norms.isfinite(), loss.detach().double(), self._loss))
+            loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+            self._loss.copy_(torch.where(self._norms.isfinite(), loss, self._loss))
             norm = gradient.norm()
             self._norms += norm.double()
             gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
@@ -234,9 +242,20 @@ class EagerStep(ByMinibatch):
             self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
             with scaled_step(self.parameters, self.scale):
                 self.optimizer.step()
+
+    def _backward(self, minibatch: Minibatch, count: float, sums: torch.Tensor) -> torch.Tensor:
+        """Add a shard of a minibatch to its sums and to the gradient; return its part of the loss, float64."""
+        params, values = outputs(self.at, minibatch)
+        weights = minibatch["weights"]
+        per_sample, log_ratio, parts = losses_and_statistics(
+            params, values, minibatch, self.distribution, self._coefficients
+        )
+        loss = torch.dot(weights, per_sample) / count
+        self.backward_(loss * poison(loss))
+        with torch.no_grad():
             of_ratio = statistics_of_ratio(log_ratio, self._coefficients.clip)
-            statistics = torch.stack([*parts[:3], *of_ratio, *parts[3:]])
-            self.sums += statistics @ weights
+            sums += torch.stack([*parts[:3], *of_ratio, *parts[3:]]) @ weights
+        return loss.detach().double()
 
     def end(self) -> float:
         norms = self._norms.item()

@@ -21,6 +21,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.collectives.compiled import NotCompiled, cache_folder
+from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import Config
 from ddppo.models import MLP, ActorCritic
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, is_made, remove
@@ -76,8 +77,12 @@ class Compilation:
         self._gave_up, self._must = True, False
         self._is_idle = idle
         self._is_native = not idle and can_be_native(config, model, learner.parameters.device, sync_name)
+        self._num_shards = learner.shape.local_num_shards
+        self._is_ordered = learner.shape.num_shards > 0
         if config.compile == "off" or config.ppo.algorithm == "grpo":
             return
+        if config.compile == "auto" and self._is_ordered:
+            return  # torch's would be taken once it is compiled, at an iteration that no two runs share
         self._must = config.compile != "auto" or goes_on
         if idle:
             self._gave_up = False
@@ -133,7 +138,8 @@ class Compilation:
         if self._is_native:
             assert isinstance(self._model, MLP)
             network = NativeNetwork(self._model, self._spec, learner.parameters)
-            step = NativeStep(network, self._config.ppo, learner.optimizer, self._learners)
+            num_shards = self._num_shards if self._is_ordered else 0
+            step = NativeStep(network, self._config.ppo, learner.optimizer, self._learners, num_shards)
         is_ready = step is not None and agrees(step, self._spec, self._model, self._config.ppo)
         words = self._group.gather(torch.tensor([is_ready or self._is_idle], dtype=torch.float64))
         if all_are := bool(words.all()):
@@ -168,9 +174,13 @@ class Compilation:
 
     def _load(self, folder: Path) -> None:
         try:
+            parameters = self._learner.parameters
+            summing: Group | OrderedSum = self._learners
+            if self._is_ordered:
+                summing = OrderedSum(self._learners, self._num_shards, parameters.data)
             step = CompiledStep(
-                folder, self._config.ppo, self._model, self._learner.parameters, self._learner.optimizer,
-                self._learners.sum_, self._learner.scale,
+                folder, self._config.ppo, self._model, parameters, self._learner.optimizer, summing.sum_,
+                self._learner.scale, self._num_shards,
             )  # fmt: skip
             if agrees(step, self._spec, self._model, self._config.ppo):
                 self.step = step

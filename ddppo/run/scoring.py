@@ -27,6 +27,8 @@ class Scoring:
 
     best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached. collector: of
     a task of text, whose episodes are whole between iterations, so that evaluation plays with the rank's own.
+    num_shards: lots of episodes that each rank plays one by one; where results are to be the same bits at any W, there
+    are as many of all ranks.
     """
 
     def __init__(
@@ -36,12 +38,14 @@ class Scoring:
         group: Group,
         players: Sequence[int],
         collector: TextCollector | None = None,
+        num_shards: int = 1,
     ) -> None:
         self.config = config
         self.policy = policy
         self.group = group
         self.collector = collector
         self.players = list(players)  # ranks that can play: they hold the parameters
+        self.num_shards = num_shards
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
 
@@ -94,20 +98,21 @@ class Scoring:
         if not env.urls:
             return _MAX_EVAL_ENVS
         if is_last and not find(self.config.dist.topology).own_pace:  # those of training have been given back
-            return max(1, min(_MAX_EVAL_ENVS, env.num_envs // len(self.players)))
+            return max(1, min(_MAX_EVAL_ENVS, env.num_envs // self._num_lots))
         return 1
 
     def _play(self, num_episodes: int, most_envs: int, options: dict[str, Any] | None) -> Scores:
         """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
-        rows = torch.empty(0, 2)
-        if mine := self._mine(num_episodes):
-            env = make_eval_env(self.config.env, min(len(mine), most_envs))
+        parts = []
+        if lots := list(filter(None, self._lots(num_episodes))):
+            env = make_eval_env(self.config.env, min(self._most_of_a_lot(num_episodes), most_envs))
             try:
-                scores = play_episodes(self.policy, env, mine, self.config.seed, options)
+                for lot in lots:
+                    scores = play_episodes(self.policy, env, lot, self.config.seed, options)
+                    parts.append(torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T)
             finally:
                 env.close()
-            rows = torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T
-        returns, lengths = self._of_all(rows, num_episodes)
+        returns, lengths = self._of_all(parts, 2, num_episodes)
         return Scores(tuple(returns), tuple(int(n) for n in lengths))
 
     def _play_text(self, num_episodes: int) -> Scores:
@@ -115,20 +120,29 @@ class Scoring:
         assert self.collector is not None
         tasks = self.policy.spec.tasks
         num_episodes = rounded_up(num_episodes, tasks)
-        rows = play_tasks(self.collector, self._mine(num_episodes), self.config.seed)
-        return of_text(self._of_all(rows, num_episodes), tasks)
+        parts = [play_tasks(self.collector, lot, self.config.seed) for lot in self._lots(num_episodes)]
+        return of_text(self._of_all(parts, 3, num_episodes), tasks)
 
-    def _mine(self, num_episodes: int) -> range:
-        """Return the numbers of this rank's episodes."""
+    @property
+    def _num_lots(self) -> int:
+        return len(self.players) * self.num_shards
+
+    def _most_of_a_lot(self, num_episodes: int) -> int:
+        return -(-num_episodes // self._num_lots)
+
+    def _lots(self, num_episodes: int) -> list[range]:
+        """Return the numbers of this rank's episodes in each of its lots."""
         if self.group.rank not in self.players:
-            return range(0)
-        return range(self.players.index(self.group.rank), num_episodes, len(self.players))
+            return []
+        first = self.players.index(self.group.rank) * self.num_shards
+        return [range(first + s, num_episodes, self._num_lots) for s in range(self.num_shards)]
 
-    def _of_all(self, rows: torch.Tensor, num_episodes: int) -> list[list[float]]:
-        """Return numbers of all episodes by episode, of rows `[n, k]` of this rank's, as k lists."""
-        share = -(-num_episodes // len(self.players))
-        own = torch.full((share, rows.shape[1]), math.nan, dtype=torch.float64)
-        own[: len(rows)] = rows
-        # [W, n/P, k] -> [P, n/P, k] -> [n/P, P, k] -> by episode
-        dealt = self.group.gather(own)[self.players].transpose(0, 1).flatten(0, 1)
+    def _of_all(self, lots: Sequence[torch.Tensor], num_columns: int, num_episodes: int) -> list[list[float]]:
+        """Return numbers of all episodes by episode, of rows `[n, k]` of this rank's lots, as k lists."""
+        most = self._most_of_a_lot(num_episodes)
+        own = torch.full((self.num_shards, most, num_columns), math.nan, dtype=torch.float64)
+        for of_lot, rows in zip(own, lots, strict=False):
+            of_lot[: len(rows)] = rows
+        # [W, S, n/L, k] -> [L, n/L, k] -> [n/L, L, k] -> by episode, L lots of all P players
+        dealt = self.group.gather(own)[self.players].flatten(0, 1).transpose(0, 1).flatten(0, 1)
         return dealt[:num_episodes].T.tolist()

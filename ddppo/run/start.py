@@ -176,7 +176,7 @@ def _overlaps_from(config: Config, local_world_size: int | None) -> int | None:
 def _check_machine(config: Config, local_world_size: int) -> str | None:
     import torch
 
-    device = resolve_device(config.device)
+    device = resolve_device(config.device if config.dist.reduction == "fast" else "cpu")
     check_collective(config, device, local_world_size)
     has, noun = available_cores(), "cores"
     if device.type == "cuda":

@@ -69,7 +69,9 @@ class Worker:
         policy = Policy(self.parts.model, self.parts.obs_normalizer, self.parts.spec)
         collector = self.parts.program.collector
         of_text = collector if isinstance(collector, TextCollector) else None
-        self.scoring = Scoring(config, policy, group, self.parts.players, of_text)
+        self.scoring = Scoring(
+            config, policy, group, self.parts.players, of_text, self.parts.shape.local_num_shards
+        )
         self.groups = (group, *self.parts.program.groups)
         compared = "parameters" if self.parts.program.rounds is None else "parameters or the curriculum"
         if self.parts.program.campaign is not None:

@@ -5,6 +5,7 @@ import pytest
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_faults import LINES as OF_FAULTS
+from tests.conf.wrong_orders import LINES as OF_ORDER
 from tests.conf.wrong_searches import LINES as OF_SEARCHES
 from tests.conf.wrong_sweeps import LINES as OF_SWEEPS
 from tests.conf.wrong_texts import LINES as OF_TEXT
@@ -57,6 +58,13 @@ def test_faults_that_cannot_be_met_so_are_a_sentence_with_its_remedy(playground,
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_FAULTS[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_ORDER)
+def test_an_order_that_cannot_be_is_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_ORDER[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_SWEEPS)

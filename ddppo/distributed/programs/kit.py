@@ -12,7 +12,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.curriculum import Rounds
-from ddppo.distributed.gradient_sync import GradientSync, make_gradient_sync
+from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.envs import make_vec_env
 from ddppo.envs.turns import Turns
@@ -25,6 +25,7 @@ from ddppo.ppo.nonfinite import Tolerance
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.sharded import ShardedCollector
 from ddppo.ppo.step import STATISTICS
 from ddppo.ppo.text import TextCollector
 from ddppo.scaling import BatchShape
@@ -227,7 +228,9 @@ class Kit:
         }
 
     def collector(self, env: VecEnv, first_env: int) -> Collector:
-        return Collector(**self.of_collector(env, first_env))
+        if not self.shape.num_shards:
+            return Collector(**self.of_collector(env, first_env))
+        return ShardedCollector(self.shape.local_num_shards, **self.of_collector(env, first_env))
 
     def of_collector(self, env: VecEnv, first_env: int) -> dict[str, Any]:
         """Return what a collector of these environments, the first of which has this global index, is made of."""
@@ -242,15 +245,20 @@ class Kit:
         }
 
     def sync(self, group: Group) -> GradientSync:
-        dist = self.config.dist
+        dist, shape = self.config.dist, self.shape
+        if shape.num_shards:
+            return OrderedSync(self.model, self.parameters, group, num_shards=shape.local_num_shards)
         kind = dist.grad_sync if group.world_size > 1 else "flat"
         return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
 
     def learner(self, group: Group, place: int, sync: GradientSync) -> Learner:
         """Make the learner at `place` among those of `group`, who learn from equal shares of the batch."""
         ppo, shape, model = self.config.ppo, self.shape.over(group.world_size), self.model
-        normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device)
-        estimator: Estimator = Gae(ppo, self.config.dist.correction, of_tokens=model.takes_sequences)
+        num_shards = shape.local_num_shards
+        normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device, num_shards)
+        estimator: Estimator = Gae(
+            ppo, self.config.dist.correction, of_tokens=model.takes_sequences, num_shards=num_shards
+        )
         reference = None
         if ppo.algorithm == "grpo":
             estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)

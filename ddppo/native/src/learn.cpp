@@ -25,6 +25,9 @@ struct Sum {  // of the gradient over ranks: by `begin` and, if that is not done
   uint64_t num_bytes;
   int (*go_on)(int status);
   double* stamps;  // [num_minibatches, 2]: when each began and ended, in seconds of the monotonic clock
+  // Where a rank has shards, go_on finds their gradients in `shards` [num_shards, num_parameters]; else null.
+  int64_t num_shards;
+  void* shards;
 };
 
 double now() {
@@ -138,6 +141,21 @@ class TypedEngine final : public Engine {
   const long num_parameters_;
 };
 
+// The gradient of each shard's part of a minibatch, and the sum of their losses.
+void gradients_of_shards(
+    Engine& engine, const Columns& columns, const int64_t* order, const int64_t* bounds, double count,
+    const Optimizer& optimizer, const Sum& sum) {
+  Optimizer own = optimizer;
+  double loss = 0, of_shard = 0;
+  own.loss = &of_shard;
+  for (int64_t s = 0; s < sum.num_shards; s++, own.sums += kNumStatistics) {
+    engine.gradient(columns, order + bounds[s], bounds[s + 1] - bounds[s], count, own);
+    std::memcpy(static_cast<char*>(sum.shards) + s * sum.num_bytes, sum.gradient, sum.num_bytes);
+    loss += of_shard;
+  }
+  if (std::isfinite(*optimizer.norms)) *optimizer.loss = loss;
+}
+
 }  // namespace ddppo
 
 using namespace ddppo;
@@ -196,13 +214,18 @@ void network_gradient(
 
 // One step for every minibatch m, samples order[bounds[m]] to order[bounds[m + 1]], that holds counts[m] samples over all
 // ranks; none where that is 0, which all ranks see. Returns at once what a sum returned that was not 0, or 0.
+// With S shards minibatch m is the parts [bounds[m S], bounds[m S + 1]) to [..., bounds[m S + S]), and every shard has
+// its own kNumStatistics sums.
 int network_epoch(
     void* network, const Columns* columns, const int64_t* order, const int64_t* bounds, const double* counts,
     int64_t num_minibatches, double learning_rate, const Optimizer* optimizer, const Sum* sum) {
   auto* engine = static_cast<Engine*>(network);
   for (int64_t m = 0; m < num_minibatches; m++) {
     if (counts[m] == 0) continue;
-    engine->gradient(*columns, order + bounds[m], bounds[m + 1] - bounds[m], counts[m], *optimizer);
+    if (sum && sum->shards)
+      gradients_of_shards(*engine, *columns, order, bounds + m * sum->num_shards, counts[m], *optimizer, *sum);
+    else
+      engine->gradient(*columns, order + bounds[m], bounds[m + 1] - bounds[m], counts[m], *optimizer);
     if (sum)
       if (const int status = sum_over_ranks(*sum, m)) return status;
     engine->optimize(learning_rate, *optimizer);

@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,8 @@ def tensors(minibatch: Minibatch) -> list[torch.Tensor]:
 class CompiledStep(ByMinibatch):
     """Takes the step by the libraries in `folder`. sum_: replaces the gradient by its sum over ranks.
 
+    Of several shards, it is called for each and leaves the sum over all with the last.
+
     scale: of the step size of each parameter, all 1 if None.
     Raises RuntimeError where they cannot be loaded here.
     """
@@ -156,6 +158,7 @@ class CompiledStep(ByMinibatch):
         optimizer: torch.optim.Adam,
         sum_: Callable[[torch.Tensor], torch.Tensor],
         scale: torch.Tensor | None = None,
+        num_shards: int = 1,
     ) -> None:
         device = parameters.device
         self._parameters = parameters
@@ -165,7 +168,8 @@ class CompiledStep(ByMinibatch):
         self._gradient_of, self._optimize = (_load(folder / f"{name}.so", device) for name in LIBRARIES)
         self._model_buffers = [x for _, x in model.named_buffers()]
         self._constants = constants(config, device)
-        self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64, device=device)
+        self.sums = torch.zeros(num_shards, len(STATISTICS), dtype=torch.float64, device=device)
+        self._sums_of_shards = self.sums.unbind()
         self._norms = torch.zeros((), dtype=torch.float64, device=device)
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         self._counts: dict[float, torch.Tensor] = {}
@@ -178,9 +182,10 @@ class CompiledStep(ByMinibatch):
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 
-    def take(self, minibatch: Minibatch, count: float) -> None:
-        gradient = self._gradient_(minibatch, count)
-        self._sum_(gradient)
+    def take(self, shards: Sequence[Minibatch], count: float) -> None:
+        for minibatch, sums in zip(shards, self._sums_of_shards, strict=True):
+            gradient = self._gradient_(minibatch, count, sums)
+            self._sum_(gradient)
         inputs = [self._parameters.data, gradient, *self._moments, self._norms, self._learning_rate]
         with scaled_step(self._parameters, self._scale):
             self._optimize.run([*inputs, self._constants])
@@ -195,7 +200,7 @@ class CompiledStep(ByMinibatch):
         self.sums.zero_()
         self._norms.zero_()
 
-    def _gradient_(self, minibatch: Minibatch, count: float) -> torch.Tensor:
+    def _gradient_(self, minibatch: Minibatch, count: float, sums: torch.Tensor) -> torch.Tensor:
         """Leave this rank's gradient in the parameters' and return it."""
         gradient = self._parameters.grad
         assert gradient is not None
@@ -205,7 +210,7 @@ class CompiledStep(ByMinibatch):
         if count not in self._counts:
             self._counts[count] = torch.tensor(float(count), dtype=torch.float64, device=gradient.device)
         self._gradient_of.run(
-            [self._parameters.data, gradient, self.sums, self._loss, self._norms, self._constants,
+            [self._parameters.data, gradient, sums, self._loss, self._norms, self._constants,
              self._counts[count], *fields, *self._model_buffers]
         )  # fmt: skip
         return gradient
@@ -213,7 +218,7 @@ class CompiledStep(ByMinibatch):
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
         """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
         self._forget()
-        return self._gradient_(minibatch, len(minibatch["weights"]))
+        return self._gradient_(minibatch, len(minibatch["weights"]), self._sums_of_shards[0])
 
 
 def worst_error(

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group, Record
+from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
 from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
@@ -27,16 +28,26 @@ class _Sum(ctypes.Structure):
         ("num_bytes", ctypes.c_uint64),
         ("go_on", _GO_ON),
         ("stamps", ctypes.c_void_p),
+        ("num_shards", ctypes.c_int64),
+        ("shards", ctypes.c_void_p),
     )
 
 
 class NativeStep:
-    """A `Step` on a NativeNetwork, whose gradients are summed over the ranks of `group`."""
+    """A `Step` on a NativeNetwork, whose gradients are summed over the ranks of `group`.
+
+    num_shards: of a rank, whose gradients are summed in order; 0 where its environments are all one.
+    """
 
     def __init__(
-        self, network: NativeNetwork, config: PPOConfig, optimizer: torch.optim.Adam, group: Group
+        self,
+        network: NativeNetwork,
+        config: PPOConfig,
+        optimizer: torch.optim.Adam,
+        group: Group,
+        num_shards: int = 0,
     ) -> None:
-        self.sums = torch.zeros(len(STATISTICS), dtype=torch.float64)
+        self.sums = torch.zeros(max(1, num_shards), len(STATISTICS), dtype=torch.float64)
         self.network = network
         self._optimizer = optimizer
         self._norms = torch.zeros((), dtype=torch.float64)
@@ -46,7 +57,8 @@ class NativeStep:
         mine = [self._norms, self.sums, self._loss, self._constants]
         self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in mine])
         self._group = group
-        self._sum = self._sum_call() if group.world_size > 1 else None
+        self._ordered = OrderedSum(group, num_shards, network.gradient) if num_shards else None
+        self._sum = self._sum_call() if group.world_size > 1 or num_shards else None
         self._fault: BaseException | None = None
 
     def begin(self, learning_rate: float) -> None:
@@ -94,12 +106,15 @@ class NativeStep:
         return self.network.gradient
 
     def _sum_call(self) -> _Sum:
-        gradient, call = self.network.gradient, self._group.sum_call(self.network.gradient.dtype)
+        gradient, ordered = self.network.gradient, self._ordered
+        call = None if ordered is not None else self._group.sum_call(gradient.dtype)
 
         def go_on(status: int) -> int:
             """Sum, or wait for a sum under way; called from C++, where no exception may pass."""
             try:
-                if call is None:
+                if ordered is not None:
+                    ordered.finish_(gradient)
+                elif call is None:
                     self._group.sum_(gradient)
                 else:
                     call.wait(status)
@@ -111,6 +126,7 @@ class NativeStep:
         return _Sum(
             *(call[:4] if call is not None else (None, None, 0, 0)),
             gradient.data_ptr(), gradient.nbytes, _GO_ON(go_on), None,
+            *((len(ordered.rows), ordered.rows.data_ptr()) if ordered is not None else (1, None)),
         )  # fmt: skip
 
     def _columns(self, fields: Minibatch) -> tuple[list[torch.Tensor], ctypes.Array]:

@@ -1,0 +1,142 @@
+"""dist.reduction=ordered: the same bits at any W that divides dist.shards, with real processes."""
+
+import sys
+
+import pytest
+import torch
+
+from tests.support import TINY, door, lines, run, summary
+
+ITERATIONS = 4
+SIZES = [
+    "env.num_envs=8", "ppo.rollout_steps=32", f"ppo.total_steps={ITERATIONS * 256}", "ppo.num_epochs=3",
+    "ppo.num_minibatches=4", "dist.check_every=1", "eval.final_episodes=11",
+]  # fmt: skip
+EVERYTHING = [
+    "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "ppo.target_kl=0.01", "ppo.clip_value_coef=0.2",
+    "ppo.entropy_coef=0.01", "ppo.lr_schedule=adaptive", "ppo.num_minibatches=7", "eval.every_steps=512",
+]  # fmt: skip
+SMALL_GRAPHS = ["model=gnn", "model.graph_width=16", "model.graph_layers=2", "eval.final_episodes=0"]
+PONG = [
+    "env=atari", "env.id=ALE/Pong-v5", "model=cnn", "model.conv_layers=[[8,8,8],[8,4,2]]", "model.hidden_sizes=[32]",
+    "ppo.rollout_steps=8", "ppo.total_steps=192", "eval.final_episodes=0",
+]  # fmt: skip
+OF_TIME = ("time/", "dist/", "fps", "_per_s", "eval/t_")
+
+
+def runs(folder, *arguments, reduction="ordered", world_sizes="1,2,4"):
+    """Run the same at several world sizes; return the run folders by W."""
+    of_all = [*TINY, *SIZES, f"dist.reduction={reduction}", f"dist.world_size={world_sizes}"]
+    command = [
+        sys.executable,
+        "-m",
+        "ddppo.train",
+        "-m",
+        *of_all,
+        *arguments,
+        f"hydra.sweep.dir={folder}",
+    ]
+    result = run(command, folder, timeout_s=400)
+    assert result.code == 0, result.stderr
+    return {summary(path)["world_size"]: path for path in folder.iterdir() if path.is_dir()}
+
+
+def learned(run_dir):
+    """Return what a run's numbers were, but for times: those of rank 0, and its summary's."""
+    told = [
+        {name: x for name, x in line.items() if not any(of_time in name for of_time in OF_TIME)}
+        for line in lines(run_dir)
+        if line["rank"] == 0
+    ]
+    for line in told:
+        for of_one_rank in ("rollout/local_steps", "wall_s"):
+            line.pop(of_one_rank, None)
+    of_run = summary(run_dir)
+    scores = {
+        which: {name: x for name, x in of_one.items() if name != "t_eval"}
+        for which, of_one in (of_run["eval"] or {}).items()
+        if of_one
+    }
+    return told, of_run["params_hash"], scores, of_run["derived"]["step"]
+
+
+def assert_same_bits(folders):
+    one, *others = (learned(folders[w]) for w in sorted(folders))
+    assert one[0]
+    for other in others:
+        assert other == one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "world_sizes"),
+    [
+        (["env=cartpole", "compile=on"], "1,2,4"),
+        (["env=pendulum", "compile=off", *EVERYTHING, "ppo.num_epochs=2", "model.shared_trunk=true"], "1,4"),
+        (["env=cage2", "ppo.rollout_steps=40", "ppo.total_steps=1280", "eval.final_episodes=0"], "1,2"),
+    ],
+    ids=["cartpole", "pendulum-eager", "cage2"],
+)
+def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_sizes, tmp_path):
+    assert_same_bits(runs(tmp_path, *arguments, world_sizes=world_sizes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["env=cartpole"],
+        ["env=cartpole", "compile=off", "dist.collective=gloo"],
+        ["env=cartpole", "model.activation=gelu", "compile=on"],
+        ["env=pendulum", *EVERYTHING],
+        ["env=cage2"],
+        ["env=circuit", *SMALL_GRAPHS],
+        PONG,
+        ["env=lunarlander", "env.backend=pool", "env.num_workers=1", "ppo=lunarlander", *SIZES],
+    ],
+    ids=["cartpole", "eager-gloo", "compiled", "pendulum", "cage2", "circuits", "pong", "lander-pool"],
+)
+def test_they_are_at_1_2_4_and_8_ranks(arguments, tmp_path):
+    for module, env in {"ale_py": "env=atari", "Box2D": "env=lunarlander"}.items():
+        if env in arguments:
+            pytest.importorskip(module, reason="needs the extra")
+    assert_same_bits(runs(tmp_path, *arguments, world_sizes="1,2,4,8"))
+
+
+@pytest.mark.slow
+def test_shards_that_are_no_power_of_two_are_too(tmp_path):
+    sizes = ["env.num_envs=12", "dist.shards=6", "ppo.total_steps=1536"]
+    assert_same_bits(runs(tmp_path, "env=cartpole", *sizes, world_sizes="1,2,3"))
+
+
+@pytest.mark.slow
+def test_summed_fast_the_same_runs_agree_but_not_to_the_bit(tmp_path):
+    folders = runs(
+        tmp_path, "env=pendulum", "compile=off", "ppo.num_epochs=2", reduction="fast", world_sizes="1,4"
+    )
+    one, four = (
+        torch.load(
+            next((folders[w] / "checkpoints").glob(f"iteration_{ITERATIONS:08d}.pt")), weights_only=True
+        )
+        for w in (1, 4)
+    )
+    differences = [(one["model"][name] - four["model"][name]).abs().max().item() for name in one["model"]]
+    assert 0 < max(differences) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_with_other_numbers_of_ranks_ends_with_the_same_bits(tmp_path):
+    hashes = {}
+    for world_sizes in ((1, 1, 1), (4, 2, 8)):
+        folder = tmp_path / "-".join(map(str, world_sizes))
+        of_first = [*TINY, *SIZES, "env=pendulum", "dist.reduction=ordered", *EVERYTHING]
+        for stage, world_size in enumerate(world_sizes):
+            sizes = [f"dist.world_size={world_size}", f"ppo.total_steps={(stage + 1) * 512}"]
+            if stage == 0:
+                result = door(*of_first, *sizes, run_dir=folder)
+            else:
+                result = run(
+                    [sys.executable, "-m", "ddppo.train", f"resume={folder}", *sizes], folder, timeout_s=240
+                )
+            assert result.code == 0, result.stderr
+        hashes[world_sizes] = summary(folder)["params_hash"]
+    assert hashes[1, 1, 1] == hashes[4, 2, 8]
