@@ -135,6 +135,10 @@ class Worker:
             if isinstance(e, (NonFiniteError, StorageError)):
                 last = checkpoint.last(self.run_dir / "checkpoints")
                 said = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
+                if isinstance(e, StorageError):
+                    said += f"; once that can be written, go on with resume={self.run_dir}" * (
+                        last is not None
+                    )
                 raise type(e)(f"{e}. {said}") from e
             raise
         self._close(recorder, status)

@@ -1,5 +1,6 @@
 """metrics.jsonl: a line for every iteration and rank, appended, and cut back where a run goes on from a checkpoint."""
 
+import errno
 import json
 import math
 import os
@@ -30,7 +31,10 @@ class JsonlWriter:
             self._resumes = os.fstat(self._file.fileno()).st_size > 0
 
     def write(self, report: IterationReport) -> None:
-        """Append the report's lines, all of them or, where the disk refuses, none. Raises StorageError."""
+        """Append the report's lines, all of them or, where the disk refuses, none. Raises StorageError.
+
+        Also where the file is not where it was, for the folder is gone: what is written to it then nobody finds.
+        """
         lines = []
         for rank, metrics in enumerate(report.rank_metrics):
             position = (report.iteration, rank, report.env_steps, report.wall_s)
@@ -39,12 +43,15 @@ class JsonlWriter:
                 line |= report.global_metrics | ({"resumed": True} if self._resumes else {})
             lines.append(_as_json(line) + "\n")
         rest = memoryview("".join(lines).encode())
-        size = os.fstat(self._file.fileno()).st_size
+        ours = os.fstat(self._file.fileno())
+        with stored(self._path):
+            if self._path.stat().st_ino != ours.st_ino:
+                raise FileExistsError(errno.EEXIST, "another file has its place")
         try:
             while rest:  # a disk that fills up takes a part first
                 rest = rest[self._file.write(rest) :]
         except OSError as e:
-            os.ftruncate(self._file.fileno(), size)
+            os.ftruncate(self._file.fileno(), ours.st_size)
             raise StorageError.of(self._path, e) from e
         self._resumes = False
 
