@@ -136,7 +136,7 @@ def _bare(key: str) -> str:
 def _prepared(argument: str) -> str:
     key, equals, value = argument.partition("=")
     bare = _bare(key)
-    if equals and bare in (*_FOLDERS, "resume"):
+    if equals and (bare in (*_FOLDERS, "resume") or (bare == "init_from" and _is_one_path(value))):
         return f"{key}={_quoted(_unquoted(value))}"
     if equals and bare == "env.urls":
         return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
@@ -145,8 +145,21 @@ def _prepared(argument: str) -> str:
     return f"++{argument}" if argument.startswith(_MAPPINGS) else argument
 
 
+def _is_one_path(value: str) -> bool:
+    """Return whether a value names what there is, or cannot be several values of a sweep."""
+    return value != "null" and ("," not in value or Path(_unquoted(value)).exists())
+
+
 def _of_resumed(values: dict[str, str]) -> list[str]:
     """Return what makes the folder of a resumed run its output."""
+    if _unquoted(values["resume"]) == "auto":
+        _check_fixed(values)
+        return []
+    if "init_from" in values:
+        raise ConfigError(
+            f"init_from={values['init_from']} and resume={values['resume']} exclude one another: a run that goes on "
+            "has parameters of its own; leave one of them out"
+        )
     folder = Path(_unquoted(values["resume"])).resolve()
     if not (folder / "config.yaml").is_file():
         raise RunFolderError(f"resume={values['resume']}: not a run folder, it has no config.yaml")
@@ -160,6 +173,17 @@ def _of_resumed(values: dict[str, str]) -> list[str]:
             f"resume={values['resume']}: Hydra takes ${{ in {folder} for an interpolation: rename it"
         )
     return [f"hydra.run.dir={_quoted(str(folder))}"]
+
+
+def _check_fixed(values: dict[str, str]) -> None:
+    """Check that resume=auto finds at the next start what this one leaves."""
+    folder = values.get("hydra.run.dir")
+    if folder is None or "${stamp:" in folder or "${now:" in folder:
+        found = "there is none" if folder is None else f"hydra.run.dir={folder} is another at every start"
+        raise ConfigError(
+            f"resume=auto goes on with what it finds in a folder of a fixed name, and {found}: add "
+            "hydra.run.dir=<folder>"
+        )
 
 
 def _of_torchrun(values: dict[str, str]) -> list[str]:

@@ -143,6 +143,9 @@ def _train_alone(cfg: DictConfig, run_dir: Path) -> None:
     except ConfigError:
         _remove_if_empty(run_dir)
         raise
+    if config is None:
+        print(f"the run in {run_dir} is complete: nothing is left to do")
+        return
     folder = RunFolder(run_dir)
     with held(run_dir, patience_s=_patience_s(config)):
         folder.begin(config)
@@ -208,11 +211,19 @@ def _train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         raise TrainingError(why) from None  # e may be of a class that the launcher's process cannot read
 
 
-def _checked(cfg: DictConfig, run_dir: Path) -> Config:
-    """Return the configuration of a single run after every check that needs no second process."""
+def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
+    """Return the configuration of a single run after every check that needs no second process.
+
+    None of a run that resume=auto finds complete.
+    """
     from ddppo.run import start
 
-    if cfg.resume is not None:
+    config: Config | None
+    if cfg.resume == "auto":
+        config = start.begun_or_resumed(cfg, run_dir)
+        if config is None:
+            return None
+    elif cfg.resume is not None:
         config = start.resumed(cfg, run_dir, list(HydraConfig.get().overrides.task))
     elif (run_dir / "config.yaml").exists():
         raise ConfigError(
@@ -335,8 +346,9 @@ def _follow() -> None:
 
 
 def _dismiss(exit_code: int) -> None:
-    """Tell the ranks of other hosts, which would wait, that rank 0 ends without a run. Its own host's end anyway."""
-    if _leads or os.environ.get("GROUP_WORLD_SIZE", "1") == "1" or os.environ["RANK"] != "0":
+    """Tell ranks that would wait that rank 0 ends without a run. Where it fails those of its own host end anyway."""
+    is_one_host = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    if _leads or os.environ["RANK"] != "0" or (exit_code != 0 and is_one_host):
         return
     from ddppo.distributed.formation import dismiss
     from ddppo.distributed.launch import rendezvous_store

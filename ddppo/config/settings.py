@@ -458,10 +458,13 @@ class EvalConfig:
 @dataclass(slots=True)
 class CheckpointConfig:
     every_steps: int = setting(50_000, "environment steps between checkpoints; 0 is only at the end", low=0)
+    every_minutes: float = setting(
+        0.0, "minutes of training between checkpoints, by rank 0's clock; 0 is never", low=0, high=1_000_000
+    )
     environments: bool = setting(
         True,
-        "hold what environments that publish, as circuits, are in the midst of, so that a resumed run is the one that "
-        "was not interrupted; megabytes of each. false: they start new episodes and hear what the run folder knows",
+        "hold what every environment is in the midst of, so that a resumed run is the one that was not interrupted; "
+        "megabytes of each of circuits. false: they start new episodes, and hear what the run folder knows",
     )
     keep: int = setting(2, "how many of the newest checkpoints stay, besides the best", low=1)
 
@@ -613,7 +616,21 @@ class Config:
     target_return: float | None = setting(
         None, "evaluation return whose first reaching gives time-to-target and steps-to-target"
     )
-    resume: str | None = setting(None, "a run folder to go on from")
+    resume: str | None = setting(
+        None,
+        "a run folder to go on from; auto: begin in hydra.run.dir, or go on with the same run there, whichever applies",
+    )
+    resume_state: str = setting(
+        "exact",
+        "resume= where a checkpoint does not hold what environments are in the midst of: refuse (exact), or go on with "
+        "new episodes (approximate)",
+        choices=("exact", "approximate"),
+    )
+    init_from: str | None = setting(
+        None,
+        "a run folder (its last checkpoint) or a checkpoint whose parameters and normalisers, as far as they fit, a "
+        "new run begins with",
+    )
     sweep: str | None = setting(
         None,
         "folder of the runs of -m; the same command with the same folder skips the complete and redoes the others",

@@ -109,15 +109,16 @@ class RewardNormalizer:
     """Rewards divided by the running deviation of the discounted return, clipped to +-10.
 
     The discounted return of an environment is g_t = r_t + gamma * g_{t-1}, started anew with every episode
-    (OpenAI baselines' VecNormalize); rows that are not valid discount nothing. State of each environment stays with the
-    rank that steps it. num_shards: of a rank's environments, whose moments are taken by themselves.
+    (OpenAI baselines' VecNormalize); rows that are not valid discount nothing. discounted: g `[E]` of each environment,
+    which stays with the rank that learns from it. num_shards: of a rank's environments, whose moments are taken by
+    themselves.
     """
 
     def __init__(self, num_envs: int, gamma: float, device: torch.device, num_shards: int = 1) -> None:
         self.state = torch.zeros(3, dtype=torch.float64)
         self._gamma = gamma
         self._num_shards = num_shards
-        self._discounted = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        self.discounted = torch.zeros(num_envs, dtype=torch.float64, device=device)
 
     def __call__(
         self, rewards: torch.Tensor, ended: torch.Tensor, valid: torch.Tensor, gather: Gather
@@ -126,8 +127,8 @@ class RewardNormalizer:
         discounted = torch.empty(rewards.shape, dtype=torch.float64, device=rewards.device)
         decay = torch.full_like(discounted, self._gamma).masked_fill_(~valid, 1.0)
         for t in range(len(rewards)):
-            discounted[t] = rewards[t] + decay[t] * self._discounted
-            self._discounted = discounted[t] * ~ended[t]
+            discounted[t] = rewards[t] + decay[t] * self.discounted
+            self.discounted = discounted[t] * ~ended[t]
         shards = zip(*(x.chunk(self._num_shards, dim=1) for x in (discounted, valid)), strict=True)
         own = torch.stack([moments(x[is_valid]).cpu() for x, is_valid in shards])
         merged = merge_moments(gather(own).reshape(-1, 3))

@@ -11,7 +11,7 @@ from ddppo.files import move_aside, replacing, stored
 from ddppo.terminal import warn
 
 FORMAT = "ddppo-checkpoint"
-VERSION = 1
+VERSION = 2  # 1 held no environments but those that publish
 _NAME = re.compile(r"iteration_(\d{8})\.pt")
 
 
@@ -19,9 +19,8 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Write `state` (tensors, numbers, strings, lists, dicts) as the whole of `path`. Raises StorageError."""
     import torch
 
-    content = (
-        io.BytesIO()
-    )  # torch's own writer answers a full disk with an error of its own beside the disk's
+    # torch's own writer answers a full disk with an error of its own beside the disk's.
+    content = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, **state}, content)
     with stored(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +105,10 @@ def chosen(which: str, run_dir: Path) -> Path:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU. Raises RunFolderError for a file that is damaged, foreign or newer."""
+    """Read a checkpoint onto the CPU, one of an earlier version as one that lacks what that did not hold.
+
+    Raises RunFolderError for a file that is damaged, foreign or newer.
+    """
     import torch
 
     if not path.is_file():
@@ -120,6 +122,9 @@ def load(path: Path) -> dict[str, Any]:
         raise damaged from e
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RunFolderError(f"checkpoint {path} was not written by ddppo")
+    if state.get("version") == 1:
+        missing = "it was written by an earlier ddppo, whose checkpoints held none"
+        return state | {"version": VERSION, "environments": {"missing": missing}}
     if state.get("version") != VERSION:
         raise RunFolderError(
             f"checkpoint {path} has version {state.get('version')}, this ddppo reads {VERSION}"

@@ -106,7 +106,13 @@ class RunFolder:
             )
         if last is None:
             drop_after(self.path / "metrics.jsonl", 0)
-            for name in ("summary.json", "tensorboard", "checkpoints/best.pt", "best"):
+            for name in (
+                "summary.json",
+                "tensorboard",
+                "checkpoints/best.pt",
+                "checkpoints/best.previous.pt",
+                "best",
+            ):
                 move_aside(self.path / name)
         config = dataclasses.replace(config, resume=str(self.path) if last else None)
         self._write(config)

@@ -18,6 +18,7 @@ from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, build_model
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
+from ddppo.run.checkpoints import initial
 from ddppo.run.compilation import can_be_native
 from ddppo.run.machines import gather_machines
 from ddppo.scaling import BatchShape
@@ -108,9 +109,13 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         own = shape.env_indices(roles.stepping.index(group.rank)) if group.rank in roles.stepping else ()
         env_config = settled(config.env, spec, len(own) or shape.local_num_envs, cores)
     model = build_model(spec, config.model, config.seed, dtype).to(device)
+    obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.ppo.normalize_obs else None
+    begun_with = None
+    if config.init_from is not None and config.resume is None:
+        begun_with = initial.load(config.init_from)
+        initial.take_(begun_with, model, obs_normalizer)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
-    obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.ppo.normalize_obs else None
     kit = Kit(
         config=replace(config, env=env_config),
         group=group,
@@ -124,6 +129,8 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         cores=cores,
     )
     program = program_of(topology)(kit)
+    if begun_with is not None:
+        initial.take_rewards_(begun_with, program.learner.reward_normalizer)
     work = model.num_products() * shape.minibatch_size // len(roles.learning)
     if can_be_native(config, model, device, program.sync.name):
         work = 0  # one thread in C++ is faster than several in torch

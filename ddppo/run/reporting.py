@@ -25,7 +25,8 @@ _MEASURED = [metric.name for metric in OF_TOPOLOGIES]
 @dataclass(frozen=True, slots=True)
 class LocalIteration:
     """What this rank knows about its iteration. params_hash is 0 where replicas are not compared, NaN
-    on a rank that holds no parameters. measured: by the names of OF_TOPOLOGIES. news: of ranks at their own pace."""
+    on a rank that holds no parameters. save_due: of rank 0, whether its clock asks for a checkpoint. measured: by the
+    names of OF_TOPOLOGIES. news: of ranks at their own pace."""
 
     iteration: int
     times: LocalTimes
@@ -34,16 +35,19 @@ class LocalIteration:
     episodes: list[Episode]
     stop_requested: bool
     step_ready: bool
+    save_due: bool
     params_hash: float
     measured: dict[str, float] = field(default_factory=dict)
     news: tuple[News, ...] = ()
 
 
 class Agreed(NamedTuple):
-    """What the ranks decide on together: whether any asks to stop, whether all can take the compiled step."""
+    """What the ranks decide on together: whether any asks to stop, whether all can take the compiled step, and whether
+    a checkpoint is due."""
 
     stopping: bool
     step_ready: bool
+    save_due: bool
 
 
 class Reporter:
@@ -80,11 +84,13 @@ class Reporter:
             times.t_iter,
             times.t_rollout,
             times.t_learn,
+            times.t_checkpoint,
             times.hidden_comm,
             local.num_steps,
             len(local.episodes),
             local.stop_requested,
             local.step_ready,
+            local.save_due,
             local.params_hash,
         ]
         measured = [local.measured.get(name, np.nan) for name in _MEASURED]
@@ -100,7 +106,7 @@ class Reporter:
         bounds = np.cumsum([len(part) for part in parts[:-1]])
         rows = self._gather(self.group, np.concatenate(parts))
         heads, sums, traffic_of_all, measured_of_all, stamps = np.split(rows, bounds, axis=1)
-        t_iter, t_rollout, t_learn, hidden, steps, num_episodes, stops, ready, hashes = heads.T
+        t_iter, t_rollout, t_learn, saving, hidden, steps, num_episodes, stops, ready, due, hashes = heads.T
         _check_replicas(hashes, local.iteration, self._compared)
         messages, num_bytes, t_comm, *waits = traffic_of_all.T
         is_measured = not np.isnan(measured_of_all).all()
@@ -121,6 +127,7 @@ class Reporter:
             "time/t_sync": t_sync,
             "time/t_comm": t_comm,
             "time/t_other": t_iter - t_rollout - t_learn - t_sync - t_comm,
+            "time/t_checkpoint": saving,
             "time/t_comm_total": t_comm + hidden,
             "dist/rho_comm": t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,
@@ -146,7 +153,7 @@ class Reporter:
             + tuple(self._of_own_pace(news) for news in local.news),
             global_metrics=metrics,
         )
-        return report, Agreed(bool(stops.any()), bool(ready.all()))
+        return report, Agreed(bool(stops.any()), bool(ready.all()), bool(due.any()))
 
     def _of_own_pace(self, news: News) -> dict[str, float]:
         """Return the metrics of a rank that serves; zeros where it had no news."""
@@ -160,6 +167,7 @@ class Reporter:
             "time/t_sync": t_sync,
             "time/t_comm": news.t_comm,
             "time/t_other": news.t_iter - news.t_rollout - t_sync - news.t_comm,
+            "time/t_checkpoint": 0.0,
             "time/t_comm_total": news.t_comm,
             "dist/rho_comm": news.t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,

@@ -11,9 +11,10 @@ import torch
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.envs import make_eval_env
-from ddppo.files import move_aside
+from ddppo.files import move_aside, stored
 from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
+from ddppo.run.checkpoints.writer import BEST, PREVIOUS
 from ddppo.run.evaluation import Policy, Scores, play_episodes
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.run.text_evaluation import of_text, play_tasks, rounded_up, success_rates
@@ -49,16 +50,15 @@ class Scoring:
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
 
-    def restore(self, state: dict[str, Any], best: Path) -> None:
-        """Go on from a checkpoint's state; forget the best scores where the file `best` is not of them.
+    def restore(self, state: dict[str, Any], folder: Path) -> None:
+        """Go on from a checkpoint's state, with the best policy that it names in its place in `folder`.
 
-        A crash undid its iteration then, or it was damaged.
+        A crash may have undone the iteration of a later one, which goes by another name then. Where there is none, as
+        after damage, the best scores are forgotten.
         """
         self.best, self.target, is_there = state["best"], state["target"], False
-        if self.group.rank == 0 and best.is_file():
-            is_there = checkpoint.load(best)["env_steps"] == self.best.get("env_steps")
-            if not is_there:
-                move_aside(best)
+        if self.group.rank == 0:
+            is_there = _best_is_there(folder, self.best.get("env_steps"))
         if not self.group.gather(torch.tensor([is_there], dtype=torch.float64))[0].item():
             self.best = {}
 
@@ -146,3 +146,20 @@ class Scoring:
         # [W, S, n/L, k] -> [L, n/L, k] -> [n/L, L, k] -> by episode, L lots of all P players
         dealt = self.group.gather(own)[self.players].flatten(0, 1).transpose(0, 1).flatten(0, 1)
         return dealt[:num_episodes].T.tolist()
+
+
+def _best_is_there(folder: Path, env_steps: float | None) -> bool:
+    """Return whether best.pt is that of `env_steps`, once the one before has its place back if that is."""
+    best, previous = folder / BEST, folder / PREVIOUS
+    if _is_of(best, env_steps):
+        return True
+    move_aside(best)
+    if not _is_of(previous, env_steps):
+        return False
+    with stored(best):
+        previous.rename(best)
+    return True
+
+
+def _is_of(path: Path, env_steps: float | None) -> bool:
+    return checkpoint.is_whole(path) and bool(checkpoint.load(path)["env_steps"] == env_steps)

@@ -19,7 +19,8 @@ from ddppo.distributed.programs.episodes import check as check_episodes
 from ddppo.envs import check_slots, probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model
-from ddppo.run import checkpoint
+from ddppo.run import checkpoint, sweep
+from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.run.parts import players_of, program_of
@@ -45,6 +46,7 @@ _MAY_CHANGE = (
     "device",
     "compile",
     "target_return",
+    "resume_state",
 )
 
 
@@ -93,11 +95,6 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
             "ddp or central_inference"
         )
-    if spec.journal is None and not config.checkpoint.environments:
-        raise ConfigError(
-            f"checkpoint.environments=false has no effect with {config.env.id}, whose environments publish nothing and "
-            "are in no checkpoint: leave it out"
-        )
     if topology.check is not None:
         is_far = local_world_size is None  # whose device=auto may be a GPU: its ranks check it again
         device = "cpu" if is_far and config.device == "auto" else config.device
@@ -109,7 +106,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             "nodes that it gave: leave it out"
         )
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
-    return "\nwarning: ".join(filter(None, (of_model, warning_of(config), of_machine))) or None
+    more = (exactness.warning(config, spec), initial.told(config, spec))
+    return "\nwarning: ".join(filter(None, (of_model, warning_of(config), of_machine, *more))) or None
 
 
 def _check_text(config: Config, spec: EnvSpec) -> None:
@@ -202,7 +200,8 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
 
     Raises ConfigError where one of them would make it a different run, or it is complete or damaged beyond use.
     """
-    stored = configuration.to_omegaconf(configuration.load(run_dir / "config.yaml"))
+    before = configuration.load(run_dir / "config.yaml")
+    stored = configuration.to_omegaconf(before)
     for override in overrides:
         key = override.partition("=")[0]
         if key == "resume":
@@ -213,8 +212,44 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
                 f"{', '.join(k + '*' if k.endswith('.') else k for k in _MAY_CHANGE)}"
             )
         OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
-    before = configuration.load(run_dir / "config.yaml")
     config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
+    _check_goes_on(before, config, run_dir)
+    summary = RunFolder(run_dir).summary()
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+        raise ConfigError(
+            f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
+            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
+        )
+    return config
+
+
+def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
+    """Return the configuration of resume=auto: of a run that begins in `run_dir`, or of the same run, which goes on.
+
+    None if that is complete. Raises ConfigError where the folder holds another run, or one that is damaged beyond use.
+    """
+    config = dataclasses.replace(configuration.from_omegaconf(cfg), resume=None)
+    configuration.validate(config)
+    if not (run_dir / "config.yaml").exists():
+        return config
+    folder = RunFolder(run_dir)
+    before = folder.config()
+    found = sweep.differences(before, config)
+    if different := [each for each in found if not each.startswith(_MAY_CHANGE)]:
+        raise ConfigError(
+            f"resume=auto: {run_dir} holds another run, whose settings differ: {', '.join(different[:3])}: choose "
+            "another hydra.run.dir, or give the settings of that run"
+        )
+    summary = folder.summary()
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+        return None
+    _check_goes_on(before, config, run_dir)
+    resume = str(run_dir) if folder.has_checkpoint else None
+    return dataclasses.replace(config, resume=resume, sweep=before.sweep)
+
+
+def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
+    """Raise ConfigError where the run in `run_dir`, so far `before`, cannot go on as `config` says."""
     old, new = configuration.validate(before), configuration.validate(config)
     if (old.num_envs, old.batch_size) != (new.num_envs, new.batch_size):
         envs_before, envs = (shape.batch_size // shape.rollout_steps for shape in (old, new))
@@ -233,13 +268,13 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
         policy = load_policy(dataclasses.replace(config, device="cpu"), state)
         curriculum = curriculum_for(config.curriculum, config.env.id, policy.spec)
         Rounds(config.seed, 1, curriculum).restore(state.get("curriculum"))
-    summary = RunFolder(run_dir).summary()
-    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
-        raise ConfigError(
-            f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
-            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
-        )
-    return config
+        why = exactness.missing(config, policy.spec, state)
+        is_over = state["env_steps"] >= config.ppo.total_steps  # and lacks its summary only
+        if why is not None and config.resume_state == "exact" and not is_over:
+            raise ConfigError(
+                f"{path} does not hold what environments were in the midst of, for {why}: resume_state=approximate "
+                "goes on from it with new episodes"
+            )
 
 
 def local_world_size(config: Config) -> int:

@@ -27,6 +27,7 @@ from ddppo.terminal import warn
 _OF_NO_ACCOUNT = frozenset(
     [
         "resume",
+        "resume_state",
         "sweep",
         "objective",
         "log.progress",

@@ -36,6 +36,7 @@ class LocalTimes:
     t_iter: float
     t_rollout: float
     t_learn: float
+    t_checkpoint: float
     hidden_comm: float
     collectives: tuple[Collectives, ...]
     waits: dict[str, float]
@@ -62,6 +63,7 @@ class IterationClock:
         self.elapsed = 0.0
         self._start = time.perf_counter()
         self._phases = {"rollout": 0.0, "learn": 0.0}
+        self._t_checkpoint = 0.0
         self._forget()
 
     @contextmanager
@@ -76,6 +78,14 @@ class IterationClock:
         elapsed = time.perf_counter() - start
         since = [r for notes, first in zip(self._timed(), noted, strict=False) for r in notes[first:]]
         self._phases[name] += elapsed - sum(r.end - r.start for r in since)
+
+    @contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Book the enclosed time, less its collectives, to saving, which is a part of what no phase covers."""
+        start, before = time.perf_counter(), sum(map(_seconds, self._timed()))
+        yield
+        after = sum(map(_seconds, self._timed()))
+        self._t_checkpoint += time.perf_counter() - start - (after - before)
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
@@ -104,6 +114,7 @@ class IterationClock:
             t_iter=now - self._start,
             t_rollout=self._phases["rollout"],
             t_learn=self._phases["learn"],
+            t_checkpoint=self._t_checkpoint,
             hidden_comm=sum(r.hidden for r in records),
             collectives=tuple(_collectives(group.records, origin) for group in self.groups),
             waits=waits,
@@ -113,6 +124,7 @@ class IterationClock:
         self.elapsed += times.t_iter
         self._start = now
         self._phases = dict.fromkeys(self._phases, 0.0)
+        self._t_checkpoint = 0.0
         self._forget()
         return times
 
@@ -129,6 +141,10 @@ class IterationClock:
     def _forget(self) -> None:
         for notes in self._notes():
             notes.clear()
+
+
+def _seconds(notes: Sequence) -> float:
+    return sum(note.end - note.start for note in notes)
 
 
 def _collectives(records: Sequence[Record], origin: float) -> Collectives:

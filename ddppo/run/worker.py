@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +42,9 @@ from ddppo.ppo.collector import Collector
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
+from ddppo.run.checkpoints import exactness
+from ddppo.run.checkpoints.environments import Environments
+from ddppo.run.checkpoints.writer import Writer
 from ddppo.run.compilation import Compilation
 from ddppo.run.evaluation import Policy
 from ddppo.run.exchange import NoExchange, make_exchange
@@ -49,7 +53,7 @@ from ddppo.run.parts import build
 from ddppo.run.profiling import make_profiler
 from ddppo.run.records.metrics import OF_CURRICULUM, IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
-from ddppo.run.reporting import LocalIteration, Reporter
+from ddppo.run.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.scoring import Scoring
 from ddppo.run.timing import IterationClock
 from ddppo.signals import StopRequest, end_of_time, stop_signals_kill
@@ -82,12 +86,24 @@ class Worker:
         )
         self.clock = IterationClock(self.groups, device)
         self.exchange = NoExchange()
-        self.environments: dict[str, Any] | None = None  # what those of a resumed run were in the midst of
+        self.environments = self._environments()
+        self.of_environments: dict[str, Any] | None = None  # what those of a resumed run were in the midst of
+        self.writer = Writer(run_dir / "checkpoints", config.checkpoint.keep)
+        self.saved_at = time.monotonic()
+        self._yaml = configuration.to_yaml(dataclasses.replace(config, resume=None))  # whoever began it
         self.compilation: Compilation | None = None
         self.compiled_from: int | None = None  # the first iteration whose steps were compiled
         self.iteration = 0
         self.env_steps = 0
         self.wall_before = 0.0
+
+    def _environments(self) -> Environments:
+        if exactness.is_between_episodes(self.config, self.parts.spec):
+            return Environments(self.parts, self.group, "")
+        why_not, doubt = exactness.why_left_out(self.config), None
+        if why_not is None and self.group.rank == 0:
+            doubt = exactness.why_inexact(self.config.env)
+        return Environments(self.parts, self.group, why_not, doubt)
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -123,8 +139,7 @@ class Worker:
             if self.group.rank == 0:
                 recorder = self._recorder()
             self.exchange = make_exchange(self.parts, self.group, recorder.known)
-            self.exchange.begin(lambda: self.parts.program.reset(self.iteration), self.environments)
-            self.environments = None
+            self._begin_environments()
             self.group.barrier()  # nobody's first iteration begins while another rank still builds
             self.clock = IterationClock(self.groups, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
@@ -142,6 +157,16 @@ class Worker:
                 raise type(e)(f"{e}. {said}") from e
             raise
         self._close(recorder, status)
+
+    def _begin_environments(self) -> None:
+        """Start the environments anew, or in the midst of what the checkpoint says."""
+        state, self.of_environments = self.of_environments, None
+        why = self.environments.begin(lambda: self.parts.program.reset(self.iteration), state)
+        if state is None or why is not None:
+            self.exchange.begin()
+        is_told = find(self.config.dist.topology).own_pace  # by its program
+        if why is not None and self.group.rank == 0 and not is_told:
+            warn(f"the run goes on approximately, its environments with new episodes: {why}")
 
     def _begin_compilation(self) -> None:
         iterations = -(-(self.config.ppo.total_steps - self.env_steps) // self.parts.shape.batch_size)
@@ -189,6 +214,9 @@ class Worker:
 
     def _close(self, recorder: Recorder | NullRecorder, status: str) -> None:
         try:
+            if status == "failed":
+                with suppress(StorageError):
+                    self.writer.wait()
             recorder.close(
                 status,
                 params_hash=self.parts.parameters.digest(),
@@ -217,7 +245,8 @@ class Worker:
         next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
         while True:
             with self.profiler.iteration():
-                report, news, stopping = self._iterate(stop)
+                report, news, agreed = self._iterate(stop)
+            stopping = agreed.stopping
             is_last = self.env_steps >= config.ppo.total_steps
             if is_last:
                 self.parts.program.conclude()
@@ -231,18 +260,18 @@ class Worker:
                 report = self._with_evaluation(report, config.eval.episodes)
                 next_eval = _next_multiple(self.env_steps, config.eval.every_steps)
             recorder.record(report, news, is_last=is_last)
-            if is_last or stopping or self.env_steps >= next_save:
+            self.writer.check()
+            if is_last or stopping or agreed.save_due or self.env_steps >= next_save:
                 self._save()
                 next_save = _next_multiple(self.env_steps, config.checkpoint.every_steps)
-            if is_last:
-                return "completed"
-            if stopping:
-                return "stopped"
+            if is_last or stopping:
+                self.writer.wait()
+                return "completed" if is_last else "stopped"
 
-    def _iterate(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], bool]:
+    def _iterate(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], Agreed]:
         """One iteration: all ranks start it with equal parameters and end it with equal parameters.
 
-        Returns its report, what environments published in it, and whether to stop.
+        Returns its report, what environments published in it, and what the ranks agreed on.
         """
         config, iteration = self.config, self.iteration + 1
         self.group.begin(iteration)
@@ -263,6 +292,7 @@ class Worker:
             episodes=collected.episodes,
             stop_requested=stop.requested or self.parts.program.is_asked_to_stop(),
             step_ready=self.compilation is not None and self.compilation.is_ready(),
+            save_due=self._is_save_due(),
             params_hash=self._params_hash() if compare else 0,
             measured=self.parts.program.measured(),
             news=self.parts.program.news(),
@@ -279,7 +309,7 @@ class Worker:
         if agreed.step_ready and self.compiled_from is None:
             self._switch(iteration + 1, compiled=True)
         self.iteration, self.env_steps = iteration, report.env_steps
-        return report, news, agreed.stopping
+        return report, news, agreed
 
     def _params_hash(self) -> float:
         """Return 48 bits of the hash of the parameters, and of curriculum and search if any, exact in float64.
@@ -314,24 +344,31 @@ class Worker:
                 options=self.parts.program.options(),
             )
             if is_best and self.group.rank == 0:
-                checkpoint.save(self.run_dir / "checkpoints" / "best.pt", self._state())
-            self.group.barrier()  # else the others' next iteration would book rank 0's saving as waiting
+                self.writer.save_best(self._state())
+            self.group.barrier()  # else the others' next iteration would book rank 0's copying as waiting
         return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        whole = self.parts.program.campaign is not None  # episodes, of which none is under way
-        environments = self.exchange.state() if self.config.checkpoint.environments and not whole else None
-        if self.group.rank == 0:  # all are equal, and every random stream follows from the seed and counters
-            folder, keep = self.run_dir / "checkpoints", self.config.checkpoint.keep
-            state = self._state() | {"environments": environments}
-            checkpoint.save_iteration(folder, self.iteration, state, keep)
+        """Hand over to the writer what all that follows depends on; all ranks come here together."""
+        self.saved_at = time.monotonic()
+        with self.clock.checkpoint():
+            environments = self.environments.state()
+            if (
+                self.group.rank == 0
+            ):  # all are equal, and every random stream follows from the seed and counters
+                self.writer.save_iteration(self.iteration, self._state() | {"environments": environments})
+
+    def _is_save_due(self) -> bool:
+        """Return whether rank 0, whose clock decides, is to save by the time that has passed."""
+        minutes = self.config.checkpoint.every_minutes
+        return self.group.rank == 0 and 0 < 60 * minutes <= time.monotonic() - self.saved_at
 
     def _state(self) -> dict[str, Any]:
         rounds = self.parts.program.rounds
         return {
-            "config": configuration.to_yaml(self.config),
+            "config": self._yaml,
             "iteration": self.iteration,
             "env_steps": self.env_steps,
             "wall_s": self.wall_before + self.clock.elapsed,
@@ -352,12 +389,15 @@ class Worker:
             self.parts.program.rounds.restore(state["curriculum"])
         if (of_program := state.get("program")) is not None:
             self.parts.program.restore(of_program)
-        self.environments = state.get("environments") if self.config.checkpoint.environments else None
+        self.of_environments = state["environments"]
+        if why := exactness.missing(self.config, self.parts.spec, state):
+            self.of_environments = {"missing": why}
         self.iteration, self.env_steps = state["iteration"], state["env_steps"]
         self.wall_before = state["wall_s"]
         self.compiled_from = state.get("compiled_from")
         self.reporter.window.extend((episode_return, length) for episode_return, length in state["window"])
-        self.scoring.restore(state, self.run_dir / "checkpoints" / "best.pt")
+        self.scoring.restore(state, self.run_dir / "checkpoints")
+        self.writer.goes_on(self.scoring.best.get("env_steps"))
 
 
 def _next_multiple(steps: int, every: int) -> float:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
+from tests.conf.wrong_checkpoints import LINES as OF_CHECKPOINTS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_faults import LINES as OF_FAULTS
 from tests.conf.wrong_orders import LINES as OF_ORDER
@@ -65,6 +66,13 @@ def test_an_order_that_cannot_be_is_a_sentence_with_its_remedy(playground, line)
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_ORDER[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_CHECKPOINTS)
+def test_what_a_run_cannot_begin_with_or_go_on_from_is_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_CHECKPOINTS[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_SWEEPS)

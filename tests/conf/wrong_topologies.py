@@ -61,7 +61,6 @@ LINES = {
     "distributed=central_inference dist.observers=3": "does not divide the 8 environments of an agent: use 1 or 2 or 4",
     "distributed=central_inference dist.observers=0": "must be at least 1",
     "distributed=central_inference dist.observers=4 env.num_workers=2": "leave one of them out",
-    "checkpoint.environments=false": "has no effect with CartPole-v1, whose environments publish nothing",
     "distributed=ddp_preempt dist.sync_frac=0": "dist.sync_frac=0.0: must be greater than 0",
     "distributed=ddp_preempt dist.sync_frac=1.1": "must be at most 1",
     "distributed=ddp_preempt dist.min_frac=-0.1": "must be at least 0",

@@ -158,6 +158,13 @@ def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
     assert summary(run_dir)["status"] == "stopped"
     last = summary(run_dir)["env_steps"]
     command = [sys.executable, "-m", "ddppo.train", f"resume={run_dir}", f"ppo.total_steps={last + 500}"]
+    refused = run(command, run_dir)
+    assert refused.code == 2
+    assert (
+        "actors go at their own pace, and who comes when is chance: resume_state=approximate"
+        in refused.stderr
+    )
+    command.append("resume_state=approximate")
     again = run(command, run_dir)
     assert again.code == 0, again.stderr
     assert "goes on approximately" in again.stderr

@@ -91,7 +91,7 @@ class Kills:
         self.trainer.wait(_WAIT_S)
         wait_until(lambda: self._health()["held"] == 0, "slot given back", _WAIT_S)
         self.lost = 0
-        self.trainer = self._trainer(f"resume={self.folder / 'run'}")
+        self.trainer = self._trainer(f"resume={self.folder / 'run'}", "resume_state=approximate")
 
     def _server(self) -> subprocess.Popen:
         task = ("env=synthetic", "env.kwargs.step_time_s=0.005")  # which sleeps: two cores are enough

@@ -154,8 +154,9 @@ def test_environments_that_were_made_anew_hear_what_the_run_knows_before_the_new
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, 20.0, max_restarts=1))
     known = [(5).to_bytes(8, "little")]
     asked = []
-    exchange = Exchange(Group(), {0: 4}, envs, None, lambda: asked.append(1) or known)
-    exchange.begin(lambda: envs.reset(SEEDS), None)
+    exchange = Exchange(Group(), {0: 4}, envs, lambda: asked.append(1) or known)
+    envs.reset(SEEDS)
+    exchange.begin()
     exchange.meet()
     assert len(asked) == 1
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)

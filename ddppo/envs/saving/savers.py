@@ -154,6 +154,9 @@ class ByReplay(Saver):
         for each, generators in zip(self.chain, state["generators"], strict=True):
             take_attributes(each, generators)
         self.begins(state["seed"], state["options"])
+        self._begun["generators"] = state[
+            "generators"
+        ]  # not those that the task had by then: states are equal
         obs, info = self.task.reset(seed=state["seed"], **state["options"])
         for action in state["actions"]:
             cast(list, self.actions).append(as_kept(action))

@@ -252,6 +252,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("time/t_comm", "s", PER_RANK, "exposed: in collectives once all ranks have arrived", _TIME),
     Metric("time/t_other", "s", PER_RANK, "the rest: logging, checkpoint", _TIME),
     Metric(
+        "time/t_checkpoint",
+        "s",
+        PER_RANK,
+        "part of t_other: what saving after the iteration before held up; 0 where none was saved",
+        "docs/checkpoints.md",
+    ),
+    Metric(
         "time/t_comm_total",
         "s",
         PER_RANK,

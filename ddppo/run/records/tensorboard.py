@@ -32,6 +32,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "t_rollout of each rank (s)": [r"dist/rank\d+/t_rollout$"],
         "t_sync of each rank (s)": [r"dist/rank\d+/t_sync$"],
         "steps per second": ["rollout/fps$"],
+        "held up by saving (s)": ["time/t_checkpoint$"],
         "waiting, by whom it is for (s, mean over ranks)": [f"{name}$" for name in WAIT_NAMES],
     },
     "topology": {

@@ -39,10 +39,10 @@ class RewardsByActor(RewardNormalizer):
             columns = columns.to(self._device)
             actors = [self._actors[k] for k in ordered]
             zeros = torch.zeros(self._num_envs, dtype=torch.float64, device=self._device)
-            self._discounted = torch.cat([self._carried.get(actor, zeros) for actor in actors])
+            self.discounted = torch.cat([self._carried.get(actor, zeros) for actor in actors])
             scaled[:, columns] = super().__call__(
                 rewards[:, columns], ended[:, columns], valid[:, columns], gather
             )
-            self._carried.update(zip(actors, self._discounted.split(self._num_envs), strict=True))
+            self._carried.update(zip(actors, self.discounted.split(self._num_envs), strict=True))
             left = [k for k in left if k not in ordered]
         return scaled

@@ -1,0 +1,83 @@
+"""Whether a resumed run is the one that was not interrupted, and what is said where it is not."""
+
+from typing import Any
+
+from ddppo.config import Config, EnvConfig
+from ddppo.distributed.programs.episodes import plays_whole_episodes
+from ddppo.envs.batched import why_not_batched
+from ddppo.envs.saving import reason_why_not
+from ddppo.run.checkpoints.environments import how_saved
+from ddppo.spaces import EnvSpec
+from ddppo.topologies import find
+
+
+def is_between_episodes(config: Config, spec: EnvSpec) -> bool:
+    """Return whether environments are in the midst of nothing between iterations, for whole episodes are played."""
+    return plays_whole_episodes(config, spec) or config.search.name is not None
+
+
+def why_left_out(config: Config) -> str | None:
+    """Return why checkpoints of a run do not hold what environments are in the midst of; None if they do."""
+    if find(config.dist.topology).own_pace:
+        return f"with distributed={config.dist.topology} actors go at their own pace, and who comes when is chance"
+    return None if config.checkpoint.environments else "checkpoint.environments=false leaves them out"
+
+
+def why_inexact(env: EnvConfig) -> str | None:
+    """Return why the state of a task's environments cannot be had exactly; None if it can. Tried once in a process."""
+    return _tried(repr(env), env)
+
+
+def warning(config: Config, spec: EnvSpec) -> str | None:
+    """Return what a run is to say at its start, where it could not be resumed exactly."""
+    if config.resume_state == "approximate" or is_between_episodes(config, spec):
+        return None
+    why = why_left_out(config) or why_inexact(config.env)
+    if why is None:
+        return None
+    return (
+        f"checkpoints will not hold what environments are in the midst of, for {why}: this run can be resumed with new "
+        "episodes only, which resume_state=approximate allows"
+    )
+
+
+def missing(config: Config, spec: EnvSpec, state: dict[str, Any]) -> str | None:
+    """Return why a run cannot go on from a checkpoint's state exactly; None if it can."""
+    if is_between_episodes(config, spec):
+        return None
+    if why := why_left_out(config):
+        return why
+    held = state.get("environments") or {"missing": "it is of a run that played whole episodes"}
+    if "missing" in held:
+        return str(held["missing"])
+    was, now = _kind(how_saved(held)), _kind_now(config)
+    if was != now:
+        return (
+            f"{config.env.id} was stepped {was} and is stepped {now} now, each with states of its own: keep "
+            "env.backend and dist.topology"
+        )
+    return None
+
+
+_KINDS = {"batched": "as one batch", "games": "by ale-py's batch"}
+
+
+def _kind(how: str) -> str:
+    return _KINDS.get(how, "one by one")
+
+
+def _kind_now(config: Config) -> str:
+    backend = find(config.dist.topology).env_backend or config.env.backend
+    if config.env.is_ale and backend in ("auto", "native"):
+        return _KINDS["games"]
+    is_batch = backend in ("auto", "batched") and why_not_batched(config.env) is None
+    return _kind("batched" if is_batch else "")
+
+
+_verdicts: dict[str, str | None] = {}
+
+
+def _tried(key: str, env: EnvConfig) -> str | None:
+    if key not in _verdicts:
+        _verdicts[key] = reason_why_not(env)
+    return _verdicts[key]
