@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -16,7 +16,11 @@ from typing import Any
 from ddppo.study.page.chart import Axis, Chart
 
 HERE = Path(__file__).resolve().parent
-WORKLOADS = {"cartpole": "one rank of four is 10 times slower", "tails": "steps of 1 ms with a heavy tail"}
+WORKLOADS = {
+    "cartpole": "CartPole, one rank of four 10 times slower, 1 and 10 ms a step",
+    "long": "The same, 3 and 30 ms a step, 5,000 steps",
+    "tails": "Steps of 1 ms in the mean with a heavy tail",
+}
 COLOURS = ("ink", "blue", "orange", "green", "purple", "red")
 WARM_UP = 2
 
@@ -44,7 +48,7 @@ def measured(folder: Path) -> dict[str, Any]:
         mean(line.get("dist/preempted_fraction", 0.0) for line in late if line["rank"] == rank)
         for rank in ranks
     ]
-    target = summary["eval"].get("target") or {}
+    target = summary.get("target") or {}
     return {
         "rule": rule(summary["config"]),
         "seed": summary["config"]["seed"],
@@ -54,9 +58,9 @@ def measured(folder: Path) -> dict[str, Any]:
         "rho_sync": round(mean(line["dist/rho_sync"] for line in late), 3),
         "left_out": " ".join(f"{share:.2f}" for share in left_out),
         "awaited": round(mean(line.get("dist/awaited_ranks", len(ranks)) for line in late), 2),
-        "target_s": target.get("wall_s", math.inf),
+        "target_s": round(target.get("time_to_target_s") or math.inf, 1),
         "wall_s": round(summary["wall_s"], 1),
-        "return": round(summary["eval"]["final"]["return_mean"], 1),
+        "return": round((summary["eval"]["final"] or {}).get("return_mean", math.nan), 1),
         "commit": (summary["git_commit"] or "unknown")[:7],
     }
 
@@ -103,6 +107,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             ]
             lines.append(_line(cells))
     return "\n".join(lines[1:]) + "\n"
+
+
+def _listed(values: Iterable[str]) -> str:
+    found = list(values)
+    return "" if set(found) <= {"nan", "never"} else ", ".join(found)
 
 
 def _line(cells: Sequence[str]) -> str:

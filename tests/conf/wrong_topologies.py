@@ -65,6 +65,7 @@ LINES = {
     "distributed=ddp_preempt dist.sync_frac=1.1": "must be at most 1",
     "distributed=ddp_preempt dist.min_frac=-0.1": "must be at least 0",
     "distributed=ddp_preempt dist.min_frac=2": "must be at most 1",
+    "distributed=ddp_preempt dist.reduction=ordered dist.world_size=4": "only equal workers own shards",
     "distributed=ddp_preempt dist.min_frac=1": "so that none could end early",
     "distributed=ddp_preempt experiment=workflows": "only ddp gives environments orders",
     "distributed=ddp_preempt dist.rollout_time_cap_s=0": "must be greater than 0",

@@ -1,6 +1,7 @@
 """ddp_preempt on real ranks: who ends early, that nobody waits, and that nothing is learned but what was collected."""
 
 import json
+import socket
 from statistics import median
 
 import numpy as np
@@ -13,7 +14,8 @@ from ddppo.run import checkpoint
 from ddppo.run.worker import Worker
 from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.test_independence import largest_difference
-from tests.support import TINY, door, lines, summary, wait_until
+from tests.distributed.test_machines import TORCHRUN
+from tests.support import TINY, door, lines, run, started, summary, wait_until
 
 T = 32
 SIZES = [
@@ -123,3 +125,27 @@ def test_a_run_goes_on_where_it_was_stopped(tmp_path):
         result = door(*arguments, run_dir=tmp_path)
         assert result.code == 0, result.stderr
     assert 900 <= summary(tmp_path)["env_steps"] == 2 * sum(map(sum, taken(tmp_path)))
+
+
+@pytest.mark.slow
+def test_over_two_machines_too_nobody_waits_for_the_slow_rank(tmp_path):
+    how = [
+        *SIZES,
+        "env=cartpole",
+        "distributed=ddp_preempt",
+        "env.slow_ranks={3: 0.02}",
+        "ppo.total_steps=2000",
+    ]
+    arguments = [*how, f"hydra.run.dir={tmp_path / 'run'}"]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        unused_port = probe.getsockname()[1]
+    at = ["--master-addr=127.0.0.1", f"--master-port={unused_port}"]
+    first, second = ([*TORCHRUN, f"--node-rank={n}", *at, "-m", "ddppo.train", *arguments] for n in (0, 1))
+    with started(second, DDPPO_MACHINE="b") as other:
+        result = run(first, tmp_path / "run", DDPPO_MACHINE="a")
+        assert result.code == 0, result.stderr
+        assert other.wait(timeout=60) == 0
+    assert summary(tmp_path / "run")["derived"]["num_hosts"] == 2
+    steps = [steps for *_, steps in taken(tmp_path / "run")]
+    assert median(steps) <= T / 2
