@@ -36,6 +36,7 @@ class PooledWorker(Worker):
         ]
 
     def reset(self, iteration):
+        super().reset(iteration)  # for checkpoints alone: nobody acts in these
         for collector, share in zip(self._collectors, self._shares, strict=True):
             collector.reset(self._kit.seeds(share, iteration))
 
