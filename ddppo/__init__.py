@@ -4,15 +4,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddppo.api import evaluate, train
     from ddppo.policies import load_policy
 
-__all__ = ["load_policy"]
+__all__ = ["evaluate", "load_policy", "train"]
 __version__ = "0.1.0"
 
-_FROM = {"load_policy": "ddppo.policies"}  # names for users' programs, whose modules import torch
+# Names for users' programs, whose modules import torch; doors are modules that can be called (ddppo/calling.py).
+_FROM = {"load_policy": "ddppo.policies"}
+_DOORS = ("evaluate", "train")
 
 
 def __getattr__(name: str) -> Any:
+    if name in _DOORS:
+        return importlib.import_module(f"ddppo.{name}")
     if name in _FROM:
         return getattr(importlib.import_module(_FROM[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -25,6 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
 from ddppo.arguments import forget_torchrun, prepared_arguments, under_torchrun
+from ddppo.calling import make_callable
 from ddppo.command_line import SweepFolder, composition_message, one_line
 from ddppo.config import Config
 from ddppo.errors import ConfigError, EnvRaised, Stopped, StorageError, TrainingError
@@ -40,6 +41,14 @@ from ddppo.signals import (
     stop_signals_raise,
 )
 from ddppo.terminal import unbroken_streams
+
+
+class Outcome:
+    """What came of the command, for a program that asks for it (ddppo/api/child.py) and tells of an error itself."""
+
+    is_asked_for: ClassVar[bool] = False
+    run_dir: ClassVar[Path | None] = None
+    error: ClassVar[BaseException | None] = None
 
 
 @unbroken_streams()
@@ -85,6 +94,7 @@ def _command() -> None:
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
     except KeyboardInterrupt as e:
+        Outcome.error = e
         print(_interrupted(e), file=sys.stderr)
         _leave(e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT)
     except (ConfigError, TrainingError) as e:
@@ -102,7 +112,9 @@ def _command() -> None:
     failed = _tell_sweep(began, error)
     if error is None and SweepFolder.path is not None and not SweepFolder.began(began):
         error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
-    if isinstance(error, (ConfigError, TrainingError)) and one_line(error) not in failed:
+    Outcome.error = error
+    is_ours = isinstance(error, (ConfigError, TrainingError)) and not Outcome.is_asked_for
+    if error is not None and is_ours and one_line(error) not in failed:
         print(f"error: {error}", file=sys.stderr)
     if error is not None or failed:
         _leave(2 if isinstance(error, ConfigError) and not failed else 1)
@@ -127,10 +139,13 @@ def _train(cfg: DictConfig) -> float | None:
     with unbroken_streams():  # again: a sweep may call it in processes of its own
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             return _train_in_sweep(cfg, run_dir)
+        Outcome.run_dir = run_dir
         try:
             _train_alone(cfg, run_dir)
         except (ConfigError, TrainingError) as e:  # said here: Hydra would add its own words
-            print(f"error: {e}", file=sys.stderr)
+            Outcome.error = e
+            if not Outcome.is_asked_for:
+                print(f"error: {e}", file=sys.stderr)
             _leave(2 if isinstance(e, ConfigError) else 1)
     return None
 
@@ -357,5 +372,6 @@ def _dismiss(exit_code: int) -> None:
         dismiss(rendezvous_store(), int(os.environ["WORLD_SIZE"]), exit_code)
 
 
+make_callable(__name__)
 if __name__ == "__main__":
     main()

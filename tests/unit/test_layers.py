@@ -9,6 +9,7 @@ from tests.support import CHECKOUT
 OF_THE_TRAIN_DOOR = {"arguments", "command_line"}  # for those who start it
 GROUND = {
     "__init__",
+    "calling",
     "config",
     "cores",
     "errors",

@@ -1,0 +1,60 @@
+"""ddppo from Python, in programs and notebooks.
+
+    from ddppo import train, evaluate
+
+    summary = train(["env=cartpole", "ppo.total_steps=1e5"])
+    evaluate(summary.run_dir, episodes=100)["return_mean"]
+
+A run is a process of its own, and so are its ranks: nothing here changes threads, signals or random states of the
+program that calls, and it may be called in any thread, inside an event loop, and without `if __name__ == "__main__"`.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddppo.api.started import started
+from ddppo.api.summary import Summary
+from ddppo.config import escaped
+from ddppo.errors import ConfigError
+from ddppo.options import filled
+
+__all__ = ["Summary", "evaluate", "train"]
+
+RunFolder = str | os.PathLike[str] | Summary
+
+
+def train(overrides: Sequence[str] = ()) -> Summary:
+    """Train as `python -m ddppo.train <overrides>` does, show it, and return its summary.
+
+    Raises ConfigError for a mistake, before anything starts; TrainingError where the run fails; KeyboardInterrupt
+    where it was interrupted, once the iteration under way is saved.
+    """
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        raise ConfigError('overrides are a list of texts: train(["env=cartpole", "ppo.total_steps=1e5"])')
+    for word in overrides:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: train takes settings, key=value; flags are for python -m ddppo.train")
+    return Summary.read(started(list(overrides)))
+
+
+def evaluate(run: RunFolder | Sequence[RunFolder], **options: Any) -> dict[str, Any]:
+    """Play the policy of a run folder, or of several, and return its scores, as `python -m ddppo.evaluate` has them.
+
+    options: episodes, seed, checkpoint and the others that its --help lists. Raises ConfigError.
+    """
+    from ddppo.evaluate import EvaluateConfig, evaluate
+
+    runs = [run] if isinstance(run, (str, os.PathLike, Summary)) else list(run)
+    if not runs:
+        raise ConfigError("evaluate takes a run folder, or several, and none is given")
+    first, *others = [escaped(str(_folder(each))) for each in runs]
+    given = {"run": first, **({"others": others} if others else {}), **options, "json": True}
+    found: dict[str, Any] = json.loads(evaluate(filled(EvaluateConfig, given)))
+    return found
+
+
+def _folder(run: RunFolder) -> Path:
+    return run.run_dir if isinstance(run, Summary) else Path(run)
