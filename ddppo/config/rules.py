@@ -13,6 +13,7 @@ from ddppo.config.preempting import check_preempting
 from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
 from ddppo.config.settings import Config, DistConfig, ModelConfig
+from ddppo.config.tracking import check_tracking
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
 from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
@@ -134,6 +135,7 @@ def validate(config: Config) -> BatchShape:
     _check_topology(config)
     _check_own_pace(config)
     check_served(config)
+    check_tracking(config)
     check_preempting(config)
     check_ordered(config)
     _check_restarts(config)

@@ -490,6 +490,10 @@ class RunConfig:
 @dataclass(slots=True)
 class LogConfig:
     tensorboard: bool = setting(True, "write TensorBoard event files")
+    trackers: list[str] = setting(
+        meaning="services that are told the same numbers, in files of the run folder: wandb, mlflow",
+        factory=list,
+    )
     progress: str = setting(
         "auto",
         "live display (rich), one line every few seconds (plain), nothing (none), by terminal (auto)",

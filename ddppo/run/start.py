@@ -24,6 +24,7 @@ from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.run.parts import players_of, program_of
+from ddppo.run.records.trackers import check_installed
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec, leaves
 from ddppo.topologies import find, imported
@@ -105,6 +106,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job, whose ranks SLURM starts on the "
             "nodes that it gave: leave it out"
         )
+    if local_world_size is not None:
+        check_installed(config.log.trackers)
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
     more = (exactness.warning(config, spec), initial.told(config, spec))
     return "\nwarning: ".join(filter(None, (of_model, warning_of(config), of_machine, *more))) or None

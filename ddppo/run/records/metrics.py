@@ -344,6 +344,8 @@ WAIT_NAMES = tuple(f"time/t_wait_{role}" for role in ROLES)  # of t_sync, where 
 TIME_NAMES = tuple(m.name for m in METRICS if m.name.startswith("time/") and m.name not in WAIT_NAMES)
 EXCLUSIVE_PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
 
+_SAID_BY_GLOBAL = {"rollout/local_steps", "rollout/local_fps"}  # rollout/steps and rollout/fps
+
 
 def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
@@ -389,6 +391,11 @@ class IterationReport:
         """Return the mean over ranks of a per-rank metric, or None if no rank has it."""
         values = [metrics[name] for metrics in self.rank_metrics if name in metrics]
         return sum(values) / len(values) if values else None
+
+    def scalars(self) -> dict[str, float]:
+        """Return the global metrics, and of those per rank that these do not say the means over ranks."""
+        names = {name for metrics in self.rank_metrics for name in metrics if name not in _SAID_BY_GLOBAL}
+        return self.global_metrics | {name: self.rank_mean(name) or 0.0 for name in names}
 
 
 def markdown() -> str:

@@ -20,6 +20,7 @@ from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.summary import SummaryBuilder
 from ddppo.run.records.tensorboard import TensorBoardWriter
+from ddppo.run.records.trackers import Tracker, open_tracker
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 
@@ -97,6 +98,9 @@ class Recorder:
         self._switched_off: set[str] = set()
         if config.log.tensorboard:
             self._view("TensorBoard", self._open_tensorboard, env_steps if resumed else None, wall_s)
+        self.trackers: dict[str, Tracker] = {}
+        for name in config.log.trackers:
+            self._view(name, self._open_tracker, name, resumed=resumed)
         if not self.quiet:
             print(header(config, shape, {**derived, "run_dir": run_dir}, _columns()), flush=True)
         self._view("the progress display", self.display.start)
@@ -109,6 +113,9 @@ class Recorder:
             resumed_at_steps=resumed_at_steps,
             resumed_at_wall_s=resumed_at_wall_s,
         )
+
+    def _open_tracker(self, name: str, *, resumed: bool) -> None:
+        self.trackers[name] = open_tracker(name, self.config, self.run_dir, resumed=resumed)
 
     def _view(self, viewer: str, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Have a viewer do something, unless it failed before; if it fails now, warn and never call it again."""
@@ -136,6 +143,8 @@ class Recorder:
             self._view("TensorBoard", self.tensorboard.write, report)
             if self.journal is not None:
                 self._view("the journal's pictures", self._show_pictures, report.env_steps)
+        for name, tracker in self.trackers.items():
+            self._view(name, tracker.write, report)
         self._view("the progress display", self.display.update, report)
         if self.rounds is not None and not is_last and self._table_is_due():
             self._view("the curriculum's table", self._tell_curriculum, self.rounds)
@@ -191,6 +200,8 @@ class Recorder:
             target=reached,
         )
         write_json(self.run_dir / "summary.json", summary)
+        for name, tracker in self.trackers.items():
+            self._view(name, tracker.close, summary)
         if self.tensorboard is not None:  # last: its thread may hang for a while on a disk that does
             self._view(
                 "TensorBoard", self.tensorboard.close, self.final_eval, completed=status == "completed"

@@ -58,7 +58,6 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "epochs completed": ["train/epochs$"],
     },
 }
-_LOCAL = {"rollout/local_steps", "rollout/local_fps"}  # said by rollout/steps and rollout/fps
 _BY_WALL = "eval_by_wall_ms/"
 _TASK_BY_WALL = "task_by_wall_ms/"
 # What the HPARAMS tab compares, from the evaluation at the end.
@@ -110,11 +109,7 @@ class TensorBoardWriter:
         _add_summary(self._writer, start)
 
     def write(self, report: IterationReport) -> None:
-        scalars = dict(report.global_metrics)
-        for name in {name for metrics in report.rank_metrics for name in metrics if name not in _LOCAL}:
-            mean = report.rank_mean(name)
-            if mean is not None:
-                scalars[name] = mean
+        scalars = report.scalars()
         if self._world_size > 1:
             for rank, metrics in enumerate(report.rank_metrics):
                 for name in {"time/t_rollout", "time/t_sync"} & metrics.keys():
