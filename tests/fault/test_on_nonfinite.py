@@ -78,3 +78,19 @@ def test_going_back_is_bounded_and_the_last_good_checkpoint_stays(tmp_path):
     done = iterations(run_dir)
     assert done == list(range(1, len(done) + 1))
     assert summary(run_dir)["status"] == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("topology", "world_size"),
+    [("sync_actors", 3), ("async_actors", 3), ("multi_learner", 4), ("env_workers", 3)],
+)
+def test_in_other_topologies_who_learns_skips_it_and_all_go_on(tmp_path, topology, world_size):
+    result = door(
+        *SPIKES, f"distributed={topology}", f"dist.world_size={world_size}", "env.num_envs=8",
+        "on_nonfinite=skip_batch", "ppo.total_steps=1280", run_dir=tmp_path / "run", **IN_ITERATION_5,
+    )  # fmt: skip
+    assert result.code == 0, result.stderr
+    skipped = of_rank_0(tmp_path / "run", "train/skipped_batches")
+    assert skipped == sorted(skipped)
+    assert (skipped[0], skipped[-1]) == (0, 1)
