@@ -1,6 +1,8 @@
 """A run that lost a rank goes on from its last checkpoint, so often, no oftener; whoever failed otherwise ends it."""
 
 import json
+import os
+import signal
 import sys
 
 import pytest
@@ -12,7 +14,8 @@ from ddppo.errors import NonFiniteError, RankLost, Stopped
 from ddppo.run import checkpoint
 from ddppo.run.folder import RunFolder
 from ddppo.run.restarts import with_restarts
-from tests.support import TINY, door, lines, run, summary
+from tests.fault.test_bad_endings import iterations, running, wait_for_iteration
+from tests.support import TINY, descendants, door, lines, rank_of, run, summary
 
 LOST = RankLost("rank 1 of 2 ended with signal 9", "Go on with resume=run")
 TASK = (
@@ -112,16 +115,19 @@ def test_a_checkpoint_in_between_keeps_their_number(folder):
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_again_and_again_leaves_the_run_to_fewer(tmp_path):
-    result = door(
+def test_a_rank_that_dies_again_and_again_leaves_the_run_to_fewer_with_the_same_bits(tmp_path):
+    command = (
         *TINY, *TASK, "env.id=tests.fault.saboteurs:Dies-v0", "dist.world_size=4", "dist.min_workers=2",
-        run_dir=tmp_path / "run", FAULTY_RANK="3", FAULT_AFTER="5",
+        "dist.reduction=ordered", "dist.shards=4",
     )  # fmt: skip
+    undisturbed = door(*command, run_dir=tmp_path / "undisturbed", FAULT_AFTER="1000000")
+    result = door(*command, run_dir=tmp_path / "run", FAULTY_RANK="3", FAULT_AFTER="5")
     assert result.code == 0, result.stderr
     assert "rank 3 of 4 ended with signal 9" in result.stderr
     assert "beginning anew, for there is no checkpoint, on 2 ranks (restart 2 of 3)" in result.stderr
     found = summary(result.run_dir)
     assert (found["world_size"], found["restarts"], found["status"]) == (2, 2, "completed")
+    assert found["params_hash"] == summary(undisturbed.run_dir)["params_hash"]
     assert [line["rank"] for line in lines(result.run_dir)] == [0, 1] * 5
     noted = [json.loads(line) for line in (result.run_dir / "restarts.jsonl").read_text().splitlines()]
     assert [line["world_size"] for line in noted] == [4, 2]
@@ -169,3 +175,33 @@ def test_a_fork_server_that_is_lost_costs_no_more_than_time_either(tmp_path):
         in result.stderr
     )
     assert summary(result.run_dir)["restarts"] == 1
+
+
+EXACT = (
+    *TINY, "env=cartpole", "env.num_envs=4", "ppo.rollout_steps=16", "ppo.num_epochs=1", "ppo.normalize_rewards=true",
+    "dist.world_size=2", "dist.on_lost=restart", "checkpoint.every_steps=320", "ppo.total_steps=64000",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_ranks_ends_with_the_bits_of_one_that_did_not(tmp_path):
+    undisturbed = door(*EXACT, run_dir=tmp_path / "undisturbed")
+    assert undisturbed.code == 0, undisturbed.stderr
+    run_dir = tmp_path / "run"
+    with running(*EXACT, run_dir=run_dir) as process:
+        known: list[int] = []
+        for victim in (1, 0):
+            wait_for_iteration(run_dir, (iterations(run_dir) or [0])[-1] + 30, process)
+            (pid,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == victim and pid not in known]
+            known = descendants(str(run_dir))
+            os.kill(pid, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 0, stderr
+    found = summary(run_dir)
+    assert found["restarts"] == 2
+    assert found["params_hash"] == summary(undisturbed.run_dir)["params_hash"]
+    returns, expected = (
+        [line.get("rollout/return_mean") for line in lines(folder) if line["rank"] == 0]
+        for folder in (run_dir, undisturbed.run_dir)
+    )
+    assert returns == expected
