@@ -67,6 +67,25 @@ def test_the_text_has_mean_median_and_quartiles(call, finished_run):
         assert word in stdout
 
 
+def test_several_runs_are_a_table_and_a_file_of_every_episode(call, finished_run, tmp_path):
+    runs = [str(shutil.copytree(finished_run, tmp_path / name)) for name in "abc"]
+    out = tmp_path / "scores.json"
+    code, stdout, _ = call(*runs, "episodes=2", "seeds=[5,6]", f"out={out}")
+    lines = stdout.splitlines()
+    assert (code, len(lines)) == (0, 5)
+    assert lines[-1].startswith("CartPole-v1, 3 runs: mean ")
+    assert lines[-1].count("95 %") == 2
+    whole = json.loads(out.read_text())
+    assert [run["run"] for run in whole["runs"]] == runs
+    assert {tuple(run["returns"]) for run in whole["runs"]} == {tuple(whole["runs"][0]["returns"])}
+    alone = json.loads(call(runs[0], "episodes=2", "seed=6", "json=true")[1])
+    assert whole["runs"][0]["returns"][2:] == alone["returns"]
+    assert whole["tasks"]["CartPole-v1"]["runs"] == 3
+    as_list = call(f"run=[{','.join(runs)}]", "episodes=2", "seeds=[5,6]", "json=true")[1]
+    assert json.loads(as_list) == whole
+    assert "95 % unknown of so few" in call(*runs[:2], "episodes=2")[1]
+
+
 @pytest.mark.parametrize("checkpoint", ["last", "best"])
 def test_last_and_best_are_found_by_name(call, finished_run, checkpoint):
     assert call(f"run={finished_run}", f"checkpoint={checkpoint}", "episodes=1")[0] == 0
@@ -90,6 +109,10 @@ def test_help_needs_nothing(call):
         (["run={run}", "video=true", "video_format=avi"], "mp4, gif"),
         (["run={run}", "device=gpu"], "cpu"),
         (["run={run}", "seed=-1"], "at least 0"),
+        (["{run}", "{run}/"], "is given twice"),
+        (["{run}", "/no/such/folder"], "run=/no/such/folder: not a run folder"),
+        (["{run}", "seeds=[1,1]"], "different numbers"),
+        (["{run}", "seeds=[1]", "seed=1"], "give one of them"),
     ],
 )
 def test_a_mistake_costs_one_paragraph(call, finished_run, arguments, said):

@@ -9,7 +9,7 @@ import pytest
 
 import ddppo
 from ddppo import load_policy
-from ddppo.errors import RunFolderError
+from ddppo.errors import ConfigError, RunFolderError
 from ddppo.policies.playing import play, task_of
 from ddppo.policies.scores import by_task, evaluated
 from tests.support import CHECKOUT
@@ -94,6 +94,16 @@ def test_a_folder_or_checkpoint_that_is_none_is_said(folders, tmp_path):
         load_policy(tmp_path)
     with pytest.raises(RunFolderError, match=r"best\.pt does not exist"):
         load_policy(folders("BitsEnv"), "best")
+
+
+def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):
+    text = run_folder(
+        tmp_path, "tests.unit.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
+    )
+    with pytest.raises(
+        ConfigError, match=r"is a task of text, whose policy types: only ddppo\.evaluate plays it"
+    ):
+        load_policy(text)
 
 
 def test_played_by_itself_it_scores_what_evaluation_says(tmp_path):
