@@ -1,10 +1,15 @@
 """What holds for all tests."""
 
 import signal
+import sys
 
 import pytest
 from hydra._internal.hydra import Hydra
 
+from tests.support import CHECKOUT
+
+# Hydra looks for plugins once in a process, when something is composed: perhaps before a door adds ours.
+sys.path.append(str(CHECKOUT / "ddppo" / "_plugins"))
 # Under nohup it is ignored, also by all that tests start, some of which is to end at it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
