@@ -23,7 +23,7 @@ def check_nonfinite(config: Config, roles: Layout) -> None:
             f"on_nonfinite=restore with distributed={config.dist.topology}, where some ranks do not learn and would "
             "not go back: use on_nonfinite=skip_batch, or distributed=ddp"
         )
-    if not config.checkpoint.every_steps:
+    if not (config.checkpoint.every_steps or config.checkpoint.every_minutes):
         raise ConfigError(
             "on_nonfinite=restore with checkpoint.every_steps=0, which saves at the end only: set "
             "checkpoint.every_steps, or use on_nonfinite=skip_batch"
