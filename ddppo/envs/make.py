@@ -133,6 +133,10 @@ class SlowEnvs:
         return getattr(self._envs, "num_restarts", 0)
 
     @property
+    def num_env_restarts(self) -> int:
+        return getattr(self._envs, "num_env_restarts", self.num_restarts)
+
+    @property
     def num_lost_episodes(self) -> int:
         return getattr(self._envs, "num_lost_episodes", 0)
 

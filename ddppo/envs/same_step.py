@@ -66,6 +66,7 @@ class Stepper(Protocol):
     valid: np.ndarray  # [E] bool, as EnvStep has it
     action_space: gym.Space  # of the task
     num_restarts: int  # how often a process was lost and another took its place
+    num_env_restarts: int  # how many environments were made again for that
     num_lost_episodes: int  # that were under way in those
 
     def take_options(self, options: Options) -> None:
@@ -98,7 +99,7 @@ class InTurn:
     `at[0]` tells whoever shares it which of them is running.
     """
 
-    num_restarts = num_lost_episodes = 0
+    num_restarts = num_env_restarts = num_lost_episodes = 0
 
     def __init__(
         self, envs: list[RowEnv], answers: Answers | None = None, at: np.ndarray | None = None
@@ -136,6 +137,8 @@ class InTurn:
         for i, given in arguments.items():
             self._at[0] = i
             answers[i] = getattr(self.envs[i], method)(*given)
+            if method == "restore":
+                self.answers.rows[i] = self.envs[i].row
         return answers
 
     def made_anew(self) -> list[int]:
@@ -160,6 +163,10 @@ class SteppedEnvs:
     @property
     def num_restarts(self) -> int:
         return self._stepper.num_restarts
+
+    @property
+    def num_env_restarts(self) -> int:
+        return self._stepper.num_env_restarts
 
     @property
     def num_lost_episodes(self) -> int:
@@ -200,10 +207,8 @@ class SteppedEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         states = state["envs"]
         assert len(states) == self.num_envs, (len(states), self.num_envs)
-        answers = self._stepper.call("restore", {i: (each,) for i, each in enumerate(states)})
+        self._of_all(self._stepper.call("restore", {i: (each,) for i, each in enumerate(states)}))
         rows = self._stepper.answers.rows
-        for i, row in enumerate(self._of_all(answers)):
-            rows[i] = np.frombuffer(row, rows.dtype).reshape(rows.shape[1:])
         return self._layout.obs(rows), self._layout.mask(rows)
 
     def close(self) -> None:

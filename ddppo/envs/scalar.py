@@ -137,8 +137,8 @@ class RowEnv(gym.Wrapper):
             **options,
         }
 
-    def restore(self, state: dict[str, Any]) -> bytes:
-        """Go on from what `state` returned; return the row last handed over, as its bytes.
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` returned, with the row last handed over.
 
         Raises EnvStateError for the state of another task, and where the task does not come to it.
         """
@@ -157,7 +157,6 @@ class RowEnv(gym.Wrapper):
                 f"after step {self._num_steps}; it follows from more than its generators and actions, or its packages "
                 "have changed since"
             )
-        return state["row"]
 
     def _saving(self, method: str, *arguments: Any) -> Any:
         try:

@@ -4,12 +4,14 @@ A transition is (stream, episode, step): the seed that started the environment, 
 one. Importing this module in a rank makes its learner leave every rollout in the folder COUNTED. VICTIM=<rank>:<steps>
 has a process that steps environments of this rank be killed in its so-manieth step, VICTIM=<rank>:<steps>:hangs has it
 hang there, :raises raise, and :parent that it was forked from be killed: once, whichever process comes there first.
+With :astray who takes its place comes elsewhere by the same seed, once.
 """
 
 import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import gymnasium as gym
@@ -32,14 +34,20 @@ class Counted(gym.Env):
     observation_space = Box(-1, np.inf, (3,), np.float64)
     action_space = Discrete(2)
 
-    def __init__(self, sleep_s: float = 0.0) -> None:
+    def __init__(self, sleep_s: float = 0.0, of_process: bool = False, deadly: Sequence[int] = ()) -> None:
         self._sleep_s = sleep_s
+        self._of_process = of_process  # which it observes
+        self._deadly = list(deadly)  # the transition that kills it
         self._at = np.array([0, -1, 0])
+        self._is_astray = os.environ.get("VICTIM", "").endswith(":astray") and (FOLDER / "died").exists()
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
-            self._at[:] = seed, -1, 0
+            self._at[:] = seed + self._is_astray, -1, 0
+            self._is_astray = False
         self._at[1:] = self._at[1] + 1, 0
+        if self._of_process:
+            self._at[1] += os.getpid()
         return self._at * SCALE, {}
 
     def step(self, action):
@@ -48,6 +56,8 @@ class Counted(gym.Env):
             time.sleep(self._sleep_s)
         self._at[2] += 1
         stream, episode, step = map(int, self._at)
+        if [stream, episode, step] == self._deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
         over = step == length(stream, episode)
         return self._at * SCALE, float(step), over and episode % 2 == 0, over and episode % 2 == 1, {}
 

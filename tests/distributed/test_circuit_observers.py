@@ -45,20 +45,23 @@ def test_3_circuits_4_observers_and_3_iterations_are_12_episodes_4_of_each_circu
         assert line["rollout/inference_batch"] == 4  # one forward a step, for all observers of the agent
 
 
-def test_a_killed_observer_is_started_again_and_its_episode_is_lost(tmp_path):
-    how = [
-        "dist.observers=4", "env.num_envs=4", f"ppo.total_steps={3 * 4 * STEPS - 1}", "dist.on_lost=restart",
-        f"+env.kwargs.dies_at={STEPS + 7}",
-    ]  # fmt: skip
-    run_dir, ended = trained(tmp_path, *how)
-    assert (tmp_path / "died").exists()
+def test_a_run_whose_observer_is_killed_is_the_one_that_nothing_befell(tmp_path):
+    how = ["dist.observers=4", "env.num_envs=4", f"ppo.total_steps={3 * 4 * STEPS}", "dist.on_lost=restart"]
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "again").mkdir()
+    whole, expected = trained(tmp_path / "whole", *how)
+    run_dir, ended = trained(tmp_path / "again", *how, f"+env.kwargs.dies_at={STEPS + 7}")
+    assert (tmp_path / "again" / "died").exists()
     written = lines(run_dir)
     assert [line["dist/restarts"] for line in written] == [0, 1, 1]
-    assert [line["dist/lost_episodes"] for line in written] == [0, 1, 1]
-    assert [line["rollout/local_steps"] for line in written] == [80, 79, 80]  # the step under way was none
-    # The episode that was lost is told of by nobody; the next one ends between two of the others.
-    assert sorted(len(of_env) for of_env in ended[1]) == [0, 1, 1, 1]
-    assert [line["rollout/episodes"] for line in written] == [4, 3, 4]
+    assert [line["rollout/env_restarts"] for line in written] == [0, 1, 1]
+    assert [line["dist/lost_episodes"] for line in written] == [0, 0, 0]
+    assert ended == expected
+    learned = [
+        [{name: x for name, x in line.items() if name.startswith("train/")} for line in lines(folder)]
+        for folder in (whole, run_dir)
+    ]
+    assert learned[0] == learned[1]
     assert summary(run_dir)["status"] == "completed"
 
 

@@ -113,9 +113,32 @@ def test_each_transition_is_learned_from_once(trained, topology):
     assert sum(map(len, streams.values())) == summary(run_dir)["env_steps"] == 5 * BATCH
 
 
-def test_a_killed_observer_costs_the_step_under_way_and_no_other(trained):
+@pytest.mark.parametrize(
+    ("how", "said"), [("1:45", "ended (exit code -9)"), ("1:45:hangs", "no answer within 5 s")]
+)
+def test_an_observer_that_dies_or_hangs_costs_no_transition(trained, how, said):
+    timeout_s = (
+        "dist.timeout_s=10" if how.endswith("hangs") else "dist.timeout_s=60"
+    )  # another agent waits meanwhile
+    result = trained(
+        "central_inference", "dist.on_lost=restart", timeout_s, VICTIM=how
+    )  # in its second rollout
+    streams = learned(result.run_dir)
+    assert_each_once_and_in_order(streams)
+    assert set(streams) == first_seeds(0)
+    assert all(rollout["valid"].all() for rollout in rollouts(result.run_dir))
+    of_rank_1 = [line for line in lines(result.run_dir) if line["rank"] == 1][:3]
+    assert [line["dist/restarts"] for line in of_rank_1] == [0, 1, 1]
+    assert [line["rollout/env_restarts"] for line in of_rank_1] == [0, 2, 2]
+    assert [line["dist/lost_episodes"] for line in of_rank_1] == [0, 0, 0]
+    assert said in result.stderr
+    assert "it is started again (restart 1 of 3), and comes to where it was" in result.stderr
+    assert summary(result.run_dir)["restarts"] == 0
+
+
+def test_an_observer_whose_place_nobody_can_take_costs_the_step_under_way_and_no_other(trained):
     how = ("dist.on_lost=restart", "log.episode_window=100000")
-    result = trained("central_inference", *how, VICTIM="1:45")  # in its second rollout
+    result = trained("central_inference", *how, VICTIM="1:45:astray")  # in its second rollout
     streams = learned(result.run_dir)
     assert_each_once_and_in_order(streams)
     assert first_seeds(0) < set(streams)
@@ -124,21 +147,12 @@ def test_a_killed_observer_costs_the_step_under_way_and_no_other(trained):
     assert sum((~rollout["valid"]).sum() for rollout in rollouts(result.run_dir)) == 2
     assert [line["dist/restarts"] for line in lines(result.run_dir) if line["rank"] == 1][:3] == [0, 1, 1]
     assert "of rank 1 ended (exit code -9)" in result.stderr
-    assert "it is started again (restart 1 of 3)" in result.stderr
+    assert "do not come to where they were: they begin new episodes" in result.stderr
     # Of episodes that were cut nobody saw the return.
     whole = [step + 1 for n, found in streams.items() for at, step in found if step + 1 == length(n, at)]
     last = [line for line in lines(result.run_dir) if line["rank"] == 0][-1]
     assert last["rollout/length_mean"] == pytest.approx(np.mean(whole))
     assert last["rollout/return_mean"] == pytest.approx(np.mean([n * (n + 1) / 2 for n in whole]))
-
-
-def test_an_observer_that_hangs_costs_no_more_though_another_agent_waits_meanwhile(trained):
-    result = trained("central_inference", "dist.on_lost=restart", "dist.timeout_s=10", VICTIM="1:45:hangs")
-    streams = learned(result.run_dir)
-    assert_each_once_and_in_order(streams)
-    assert len(streams) == NUM_ENVS + 2
-    assert "no answer within 5 s" in result.stderr
-    assert summary(result.run_dir)["restarts"] == 0
 
 
 def test_what_follows_the_last_checkpoint_is_collected_anew(trained):

@@ -99,7 +99,8 @@ def test_options_go_to_a_task_without_a_context_too(batch):
     assert played(envs, LENGTH + 1) == [[1, 2, 3]] * (LENGTH + 1)
 
 
-def test_environments_whose_process_was_lost_begin_again_with_their_options(batch):
+def test_environments_whose_process_was_lost_begin_again_with_their_options(batch, monkeypatch):
+    monkeypatch.setattr("ddppo.envs.pool.past.Past.again", lambda past, rows: None)
     envs = batch(backend="pool", context=2, num_workers=1, max_restarts=1)
     envs.reset([0, 1, 2], OPTIONS)
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)
@@ -107,6 +108,16 @@ def test_environments_whose_process_was_lost_begin_again_with_their_options(batc
     assert not step.valid.any()
     assert step.obs["context"].tolist() == [[1, -1], [2, -2], [3, -3]]
     assert played(envs, 1) == [[1, 2, 3]]
+
+
+def test_environments_whose_process_was_lost_come_to_where_they_were_with_their_options(batch):
+    envs = batch(backend="pool", context=2, num_workers=1, max_restarts=1)
+    envs.reset([0, 1, 2], OPTIONS)
+    assert played(envs, LENGTH) == [[1, 2, 3]] * LENGTH
+    os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)
+    step = envs.step(np.zeros(3, np.int64))
+    assert step.valid.all()
+    assert step.obs["context"].tolist() == [[1, -1], [2, -2], [3, -3]]
 
 
 def test_what_a_task_hands_over_as_its_state_holds_the_options(batch):

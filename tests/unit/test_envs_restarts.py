@@ -12,10 +12,14 @@ from ddppo.config import EnvConfig, ModelConfig
 from ddppo.distributed.programs.central import CentralCollector
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.faults import EnvNames
+from ddppo.envs.pool import past
 from ddppo.envs.pool.observers import Observers
+from ddppo.envs.pool.past import Past
+from ddppo.envs.saving import packed
 from ddppo.errors import EnvWorkerLost
 from ddppo.models import build_model
 from tests.distributed.counted import SCALE
+from tests.unit.box2d import BOX2D
 
 COUNTED = EnvConfig(id="tests.distributed.counted:Counted-v0", backend="pool", num_workers=2)
 SEEDS = [20, 40, 60, 80]
@@ -31,8 +35,14 @@ def closing():
 
 
 @pytest.fixture
+def forgetful(monkeypatch):
+    """Nobody can come to where a lost process was."""
+    monkeypatch.setattr(Past, "again", lambda past, rows: None)
+
+
+@pytest.fixture
 def pool(closing):
-    return lambda **more: closing(make_vec_env(COUNTED, range(4), **(DEFAULTS | more)))
+    return lambda env=COUNTED, **more: closing(make_vec_env(env, range(4), **(DEFAULTS | more)))
 
 
 def worker(envs, k):
@@ -48,7 +58,9 @@ def stepped(envs):
 
 
 @pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
-def test_the_step_under_way_becomes_a_pseudo_step_that_cuts_the_episode(pool, capsys, number, timeout_s):
+def test_the_step_under_way_becomes_a_pseudo_step_that_cuts_the_episode(
+    pool, capsys, forgetful, number, timeout_s
+):
     envs = pool(timeout_s=timeout_s)
     envs.reset(SEEDS)
     stepped(envs)
@@ -70,7 +82,7 @@ def test_the_step_under_way_becomes_a_pseudo_step_that_cuts_the_episode(pool, ca
     assert envs.num_restarts == 1
     said = capsys.readouterr().err
     assert "of rank 0, in step 2: " in said
-    assert said.endswith("; it is started again (restart 1 of 1)\n")
+    assert said.endswith("; it is started again (restart 1 of 1), with new episodes\n")
 
 
 def test_once_too_often_is_the_end_and_named_as_ever(pool):
@@ -89,11 +101,11 @@ def test_one_that_is_lost_before_a_reset_costs_no_step(pool):
     os.kill(worker(envs, 0), signal.SIGKILL)
     obs, _ = envs.reset([21, 41, 61, 81])
     assert at(obs)[2:] == [[61, 0, 0], [81, 0, 0]]
-    assert [row[1:] for row in at(obs)] == [[0, 0]] * 4
+    assert at(obs)[:2] == [[21, 0, 0], [41, 0, 0]]
     assert stepped(envs).valid.all()
 
 
-def test_nobody_waits_for_an_observer_that_is_started_again(closing):
+def test_nobody_waits_for_an_observer_that_is_started_again(closing, forgetful):
     envs = closing(Observers(COUNTED, probe(COUNTED), EnvNames(range(4), 0), 20.0, 1, max_restarts=1))
     envs.reset(SEEDS)
     os.kill(envs._pool.workers[1].process.pid, signal.SIGKILL)
@@ -123,3 +135,103 @@ def test_who_is_fast_ends_its_rollout_long_before_who_is_slow(closing):
     before = noted[: noted.index((1, 39))]
     assert sum(k == 0 for k, _ in before) < 20
     assert sorted(noted) == [(k, row) for k in (0, 1) for row in range(40)]
+
+
+LIMITED = EnvConfig(id="Pendulum-v1", backend="pool", num_workers=2, max_episode_steps=40)
+LANDER = EnvConfig(id="LunarLander-v3", backend="pool", num_workers=2)
+
+
+def told(step):
+    return [
+        x.copy()
+        for x in (
+            step.obs,
+            step.rewards,
+            step.terminated,
+            step.truncated,
+            step.valid,
+            step.ended,
+            step.final_obs,
+        )
+    ]
+
+
+@pytest.mark.parametrize(("env", "save_after"), [(COUNTED, 10**6), (LIMITED, 25), (LANDER, 25)])
+def test_who_takes_a_lost_process_s_place_comes_to_where_that_was(pool, monkeypatch, env, save_after):
+    if env is LANDER and not BOX2D:
+        pytest.skip("needs the extra box2d")
+    monkeypatch.setattr(past, "_SAVE_AFTER", save_after)
+    monkeypatch.setattr(past, "_SAVING_SHARE", 1e9)
+    disturbed, whole = (pool(env=env, max_restarts=4) for _ in range(2))
+    rng, spec = np.random.default_rng(0), whole.spec
+    for envs in (disturbed, whole):
+        envs.reset(SEEDS)
+    for k in range(120):
+        actions = rng.normal(size=(4, 1)) if spec.action.kind == "box" else rng.integers(0, 2, 4)
+        if k in (3, 60, 61):
+            os.kill(worker(disturbed, k % 2), signal.SIGKILL)
+        if k == 90:  # between two steps it is found by who asks
+            os.kill(worker(disturbed, 1), signal.SIGKILL)
+            assert packed(disturbed.state()) == packed(whole.state())
+        for x, y in zip(told(disturbed.step(actions)), told(whole.step(actions)), strict=True):
+            assert np.array_equal(x, y), k
+    assert (disturbed.num_restarts, disturbed.num_env_restarts, disturbed.num_lost_episodes) == (4, 8, 0)
+    assert disturbed.made_anew() == []
+
+
+def test_a_process_that_is_stopped_is_replaced_as_one_that_died(pool, capsys):
+    envs = pool(timeout_s=3.0)
+    envs.reset(SEEDS)
+    stepped(envs)
+    os.kill(worker(envs, 1), signal.SIGSTOP)
+    step = stepped(envs)
+    assert at(step.obs) == [[seed, 0, 2] for seed in SEEDS]
+    assert step.valid.all()
+    assert "no answer within 3 s" in capsys.readouterr().err
+
+
+def test_observers_that_were_lost_come_back_while_others_go_on(closing):
+    envs = closing(Observers(COUNTED, probe(COUNTED), EnvNames(range(4), 0), 20.0, 1, max_restarts=1))
+    envs.reset(SEEDS)
+    for _ in range(3):
+        for k in (0, 1):
+            envs.ask(k, np.zeros(2, np.int64))
+        assert envs.ready(None) == [0, 1]
+    os.kill(envs._pool.workers[1].process.pid, signal.SIGKILL)
+    for k in (0, 1):
+        envs.ask(k, np.zeros(2, np.int64))
+    assert envs.ready(0.0) == [0]
+    assert envs.ready(0.0) == [1]
+    assert envs.answer(1).valid.all()
+    assert at(envs.answer(1).obs) == [[60, 0, 4], [80, 0, 4]]
+    assert (envs.num_restarts, envs.num_lost_episodes) == (1, 0)
+
+
+def test_one_that_comes_elsewhere_begins_new_episodes(pool, capsys):
+    """What it observes follows from its process, so that nobody can take its place."""
+    env = EnvConfig(id=COUNTED.id, backend="pool", num_workers=2, kwargs={"of_process": True})
+    envs = pool(env=env)
+    envs.reset(SEEDS)
+    for _ in range(3):
+        stepped(envs)
+    os.kill(worker(envs, 1), signal.SIGKILL)
+    step = stepped(envs)
+    assert step.valid.tolist() == [True, True, False, False]
+    assert step.truncated.tolist() == [False, False, True, True]
+    assert stepped(envs).valid.all()
+    assert (envs.num_restarts, envs.num_lost_episodes, envs.made_anew()) == (1, 2, [2, 3])
+    assert "started again, do not come to where they were: they begin new episodes" in capsys.readouterr().err
+
+
+def test_a_step_that_kills_whoever_does_it_is_not_done_a_third_time(pool, capsys):
+    env = EnvConfig(id=COUNTED.id, backend="pool", num_workers=2, kwargs={"deadly": [60, 0, 5]})
+    envs = pool(env=env, max_restarts=2)
+    envs.reset(SEEDS)
+    for _ in range(4):
+        assert stepped(envs).valid.all()
+    assert stepped(envs).valid.tolist() == [True, True, False, False]
+    assert stepped(envs).valid.all()
+    assert (envs.num_restarts, envs.num_lost_episodes) == (2, 2)
+    said = capsys.readouterr().err
+    assert "(restart 1 of 2), and comes to where it was" in said
+    assert "(restart 2 of 2), with new episodes" in said

@@ -12,6 +12,8 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
+from ddppo.envs.pool.past import Past
+from ddppo.envs.saving import packed
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
 from ddppo.run.exchange import Exchange, gather_bytes
 from tests.distributed.telling import LENGTH, number
@@ -120,10 +122,15 @@ def test_what_is_no_bytes_is_refused_before_it_travels(batch):
         envs.publish()
 
 
+def nobody_knows_the_past(monkeypatch):
+    monkeypatch.setattr(Past, "again", lambda past, rows: None)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_one_lost_between_two_iterations_tells_nothing_and_the_next_step_starts_another(
-    closing, capsys, number
+    closing, capsys, monkeypatch, number
 ):
+    nobody_knows_the_past(monkeypatch)
     timeout_s = 20.0 if number == signal.SIGKILL else 2.0
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, timeout_s, max_restarts=1))
     envs.reset(SEEDS)
@@ -142,6 +149,31 @@ def test_one_lost_between_two_iterations_tells_nothing_and_the_next_step_starts_
     assert "it is started again (restart 1 of 1)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("backend", ["pool", "observers"])
+def test_one_lost_when_it_is_asked_comes_to_where_it_was_and_tells_the_same(closing, backend):
+    whole, disturbed = (
+        closing(
+            Observers(config("pool"), probe(config()), EnvNames(range(4), 0), 20.0, 1, max_restarts)
+            if backend == "observers"
+            else make_vec_env(config("pool"), range(4), 0, 1, 20.0, max_restarts)
+        )
+        for max_restarts in (0, 3)
+    )
+    pool = disturbed._stepper
+    for envs in (whole, disturbed):
+        envs.reset(SEEDS)
+    for k in range(3):
+        obs = [stepped(envs, action=k % 2) for envs in (whole, disturbed)]
+        assert np.array_equal(*obs)
+        os.kill(pool.workers[k].process.pid, signal.SIGKILL)
+        news = disturbed.publish()
+        assert news == whole.publish()
+        for envs in (whole, disturbed):
+            envs.receive(news)
+    assert packed(whole.state()) == packed(disturbed.state())
+    assert (disturbed.num_restarts, disturbed.num_lost_episodes, disturbed.made_anew()) == (3, 0, [])
+
+
 def test_one_that_may_not_be_started_again_is_named(closing):
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, 20.0))
     envs.reset(SEEDS)
@@ -150,7 +182,8 @@ def test_one_that_may_not_be_started_again_is_named(closing):
         envs.publish()
 
 
-def test_environments_that_were_made_anew_hear_what_the_run_knows_before_the_news(closing):
+def test_environments_that_were_made_anew_hear_what_the_run_knows_before_the_news(closing, monkeypatch):
+    nobody_knows_the_past(monkeypatch)
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, 20.0, max_restarts=1))
     known = [(5).to_bytes(8, "little")]
     asked = []

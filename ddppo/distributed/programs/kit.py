@@ -222,8 +222,10 @@ class Kit:
         """Return how many of them were, and the episodes that this cost, so far, as a Program's `measured`."""
         if not self.max_restarts:
             return {}
+        num_restarts = getattr(env, "num_restarts", 0)
         return {
-            "dist/restarts": float(getattr(env, "num_restarts", 0)),
+            "dist/restarts": float(num_restarts),
+            "rollout/env_restarts": float(getattr(env, "num_env_restarts", num_restarts)),
             "dist/lost_episodes": float(getattr(env, "num_lost_episodes", 0)),
         }
 

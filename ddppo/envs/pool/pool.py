@@ -1,47 +1,23 @@
 """Batches of scalar environments stepped by a few processes (pool): each steps its share of them in turn.
 
-Observations and actions pass through shared memory. The processes fork from a server that has imported what they need;
-they end with the rank however it ends, and leave nothing.
+Observations and actions pass through shared memory; the processes are `Crew`'s.
 """
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.pool.line import (
-    DONE,
-    RESET,
-    STEP,
-    Memory,
-    Shape,
-    Task,
-    ToMeasure,
-    create,
-    hear,
-    tell,
-)
-from ddppo.envs.pool.process import Worker, lost_server
-from ddppo.envs.rows import RowLayout
-from ddppo.envs.same_step import Answers, SameStepEnvs
-from ddppo.envs.step_cost import choose_num_workers
+from ddppo.envs.pool.crew import Crew
+from ddppo.envs.pool.line import RESET, STEP
+from ddppo.envs.pool.process import Worker
+from ddppo.envs.same_step import SameStepEnvs
 from ddppo.envs.vec_env import EnvSpec, Options
 from ddppo.errors import EnvError, EnvWorkerLost
-from ddppo.forking import ForkServer, ForkServerLost
-from ddppo.terminal import warn
-
-_CLOSE_S = 5.0  # for environments to close
-_MEASURE_S = 10.0  # for an environment to be made and stepped a few times
-_NUM_YIELDS = 500  # before who waits sleeps: longer than a rank acts; none where processes exceed cores
-# fork_server comes last: until then a signal ends the server, which has nothing to lose.
-_IMPORTS = ("ddppo.envs.pool.pool", "ddppo.envs.pool.fork_server")
 
 
 def make_pool(
@@ -51,101 +27,8 @@ def make_pool(
     return SameStepEnvs(Pool(env, spec, names, timeout_s, cores, max_restarts), spec, names)
 
 
-class Pool:
-    """A stepper of environments in processes of its own. Raises EnvWorkerLost where one dies or does not answer.
-
-    Not the first max_restarts times: then its environments are made anew and start from other seeds, the step under way
-    becomes a pseudo-step, and the episodes are cut before it (`EnvStep`). num_restarts: how often that was;
-    num_lost_episodes: that were cut so.
-    """
-
-    answers: Answers
-    action_space: gym.Space
-
-    def __init__(
-        self,
-        env: EnvConfig,
-        spec: EnvSpec,
-        names: EnvNames,
-        timeout_s: float,
-        cores: int,
-        max_restarts: int = 0,
-    ) -> None:
-        self._env = env
-        self._spec = spec
-        self._names = names
-        self._timeout_s = timeout_s
-        self._num_yields = 0
-        self._memory: Memory | None = None
-        self._file: int | None = None  # of the memory
-        self._doing = RESET
-        self._options: list[dict[str, Any]] | None = None
-        self.valid = np.ones(len(names.indices), bool)
-        self._max_restarts = max_restarts
-        self.num_restarts = self.num_lost_episodes = 0
-        self._made_anew: list[int] = []
-        self.workers: list[Worker] = []
-        self.server = ForkServer.forked() or ForkServer.started()
-        try:
-            self.server.have_imported(_IMPORTS)
-            num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
-            self._num_yields = _NUM_YIELDS if num_workers <= cores else 0
-            self._start(num_workers)
-        except ForkServerLost as e:
-            self.close()
-            raise self._lost_server(e) from None
-        except OSError as e:
-            self.close()
-            raise EnvWorkerLost(f"{names.all()} cannot be made: {e.strerror}") from e
-        except BaseException:
-            self.close()
-            raise
-
-    def _fitting_num_workers(self, env: EnvConfig, spec: EnvSpec, cores: int) -> int:
-        """Measure an environment in a process of its own, which it may end or hang in."""
-        num_envs = len(self._names.indices)
-        worker = Worker(self.server, self._names, slice(0, 1), self._timeout_s)
-        try:
-            tell(worker.line, ToMeasure(env, spec))
-            worker.answer(time.monotonic() + min(_MEASURE_S, self._timeout_s))
-            return choose_num_workers(hear(worker.line)[0], num_envs, cores)
-        except (EnvWorkerLost, ConnectionError):
-            return min(num_envs, cores)
-        finally:
-            worker.line.close()
-            worker.process.kill()
-
-    def _start(self, num_workers: int) -> None:
-        num_envs = len(self._names.indices)
-        bounds = [num_envs * k // num_workers for k in range(num_workers + 1)]
-        for low, high in pairwise(bounds):
-            self.workers.append(self._worker(slice(low, high)))
-        self._wait_for_all()
-        spaces = [hear(worker.line)[0] for worker in self.workers]
-        self.action_space = spaces[0]
-        self._shape = Shape(
-            num_envs, num_workers, RowLayout(self._spec).dtype, self.action_space, self._num_yields
-        )
-        self._file = create(self._shape)
-        self._memory = Memory(self._file, self._shape)
-        for k, worker in enumerate(self.workers):
-            self._introduce(k, worker)
-        self.answers = self._memory.answers
-
-    def _worker(self, part: slice) -> Worker:
-        worker = Worker(self.server, self._names, part, self._timeout_s)
-        names = [worker.names(i) for i in range(part.stop - part.start)]
-        with suppress(ConnectionError):  # it is gone, as `answer` finds
-            options = None if self._options is None else self._options[part]
-            tell(worker.line, Task(self._env, self._spec, names, options))
-        return worker
-
-    def _introduce(self, k: int, worker: Worker) -> None:
-        """Tell worker `k` of the memory."""
-        assert self._memory is not None
-        assert self._file is not None
-        worker.at, worker.num_yields = self._memory.at[k], self._num_yields
-        tell(worker.line, (self._shape, k, worker.part), [self._file])
+class Pool(Crew):
+    """A stepper of environments in processes of its own, told what to do all together or one by one."""
 
     def take_options(self, options: Options) -> None:
         self._options = [dict(each) for each in options]  # for a process that takes a lost one's place
@@ -155,48 +38,28 @@ class Pool:
         assert self._memory is not None
         self._doing = RESET
         self._memory.seeds[:] = seeds
+        for past in self._pasts or ():
+            past.began()
         self._ask_all()
 
     def step(self, actions: np.ndarray) -> None:
         assert self._memory is not None
         self._doing = STEP
+        if self._pasts is not None:
+            for k, worker in enumerate(self.workers):
+                self._note(k, actions[worker.part])
         self._memory.actions[...] = actions
         self._ask_all()
 
     def ask(self, k: int, actions: np.ndarray) -> None:
         """Have worker `k` step its environments with the task's own actions, and return at once."""
         assert self._memory is not None
-        worker, self._doing = self.workers[k], STEP
+        self._doing = STEP
+        self._note(k, actions)
+        worker = self.workers[k]
         self._memory.actions[worker.part] = actions
         self.valid[worker.part] = True
         self._ask(worker)
-
-    def answer(self, k: int, end: float) -> bool:
-        """Wait for the answer of worker `k`, until the time `end` at most.
-
-        Returns False where it was lost and whoever takes its place has not answered yet. Raises EnvError for a step
-        that failed.
-        """
-        worker = self.workers[k]
-        try:
-            if worker.answer(end) != DONE:
-                raise hear(worker.line)[0]
-            if not worker.is_made:
-                hear(worker.line)  # what its actions are, as is known
-                worker.is_made = True
-                return False
-        except (EOFError, ConnectionError):  # in the middle of a sentence
-            self._replace(k, worker.lost())
-            return False
-        except EnvWorkerLost as lost:
-            self._replace(k, lost)
-            return False
-        if worker.replaces == STEP:
-            self._cut(worker.part)
-        if worker.replaces is not None:
-            self._made_anew.extend(range(worker.part.start, worker.part.stop))
-        worker.replaces = None
-        return True
 
     def made_anew(self) -> list[int]:
         found, self._made_anew = self._made_anew, []
@@ -204,86 +67,67 @@ class Pool:
 
     def call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
         answers: dict[int, Any] = {}
-        asked: list[Worker] = []
+        asked: dict[int, dict[int, tuple]] = {}
         errors: list[EnvError] = []
-        for worker in self.workers:
+        for k, worker in enumerate(self.workers):
             first, end = worker.part.start, worker.part.stop
             mine = {i - first: arguments[i] for i in range(first, end) if i in arguments}
-            try:
-                if mine:
+            if mine:
+                asked[k] = mine
+                with suppress(EnvWorkerLost):  # as is found below
                     worker.call(method, mine)
-                    asked.append(worker)
-            except EnvWorkerLost as lost:
-                self._leave(worker, lost)
-        for worker in asked:
+        for k, mine in asked.items():
             try:
-                answers |= {worker.part.start + i: answer for i, answer in worker.called().items()}
-            except EnvWorkerLost as lost:
-                self._leave(worker, lost)
+                found = self._called(k, method, mine)
             except EnvError as e:
+                if isinstance(e, EnvWorkerLost):
+                    raise
                 errors.append(e)
+            else:
+                answers |= {self.workers[k].part.start + i: answer for i, answer in found.items()}
         if errors:
             raise errors[0]
         return answers
 
-    def _leave(self, worker: Worker, lost: EnvWorkerLost) -> None:
-        """Leave a lost worker to the next step, which starts another. Raises `lost` where that may not be."""
-        if self.num_restarts == self._max_restarts or not self.server.is_usable:
-            raise lost
-        if worker.lives():
-            warn(f"{lost}; it is ended")
-            worker.process.kill()
-
-    def _replace(self, k: int, lost: EnvWorkerLost) -> None:
-        """Start another process for what worker `k` was doing, without waiting for it. Raises `lost` if not again."""
-        if self._memory is None or self.num_restarts == self._max_restarts or not self.server.is_usable:
-            raise lost
-        from ddppo.seeding import derived_seed  # brings torch, which the processes of a pool do without
-
-        assert self._file is not None
-        self.num_restarts += 1
-        before = self.workers[k]
-        warn(f"{lost}; it is started again (restart {self.num_restarts} of {self._max_restarts})")
-        seeds = self._memory.seeds[before.part]
-        seeds[:] = [derived_seed(int(seed), "restart", self.num_restarts) for seed in seeds]
-        before.line.close()
+    def _called(self, k: int, method: str, mine: dict[int, tuple]) -> dict[int, Any]:
+        """Return what worker `k` answers to a call; {} where it was lost, which the next step finds."""
+        begun = time.monotonic()
         try:
-            before.process.kill()
-            before.process.wait(_CLOSE_S)  # it shares the memory
-            self.workers[k] = worker = self._worker(before.part)
-            worker.is_made, worker.replaces = False, before.replaces or self._doing
-            worker.num_steps = before.num_steps
-            with suppress(ConnectionError):  # it is gone, too
-                self._introduce(k, worker)
-                worker.line.send(RESET)
-        except ForkServerLost as e:
-            raise self._lost_server(e) from None
-        except OSError as e:
-            raise EnvWorkerLost(f"{before.names.all()} cannot be made again: {e.strerror}") from e
+            try:
+                found = self.workers[k].called()
+            except EnvWorkerLost as lost:
+                self._come_back(k, lost)
+                self.workers[k].call(method, mine)
+                found = self.workers[k].called()
+        except EnvWorkerLost as lost:
+            self._leave(self.workers[k], lost)
+            return {}
+        if self._pasts is not None:
+            past, num_envs = self._pasts[k], self.workers[k].part.stop - self.workers[k].part.start
+            if method == "state" and len(found) == num_envs:
+                past.saved([found[i] for i in range(num_envs)], time.monotonic() - begun)
+            elif method == "restore" and len(mine) == num_envs:
+                past.saved([mine[i][0] for i in range(num_envs)], 0.0)
+            elif method != "state":
+                past.called((method, mine))
+        return found
 
-    def _cut(self, part: slice) -> None:
-        """Make the step a pseudo-step that ends episodes, of which nobody knows how they went on."""
-        answers = self.answers.part(part)
-        answers.final_rows[:] = answers.rows  # of no transition, but numbers
-        answers.rewards[:], answers.terminated[:], answers.truncated[:] = 0.0, False, True
-        self.valid[part] = False
-        self.num_lost_episodes += part.stop - part.start
-
-    def lives(self, k: int) -> bool:
-        return self.workers[k].lives()
-
-    def close(self) -> None:
-        """Have every worker close its environments, and kill those that have not a few seconds later."""
-        for worker in self.workers:
-            worker.line.close()
-        end = time.monotonic() + _CLOSE_S
-        with suppress(ForkServerLost):  # and they with it
-            for worker in self.workers:
-                worker.process.wait(max(0.0, end - time.monotonic()))
-        self.server.close()
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    def _note(self, k: int, actions: np.ndarray) -> None:
+        """Note that worker `k` is to step with these actions, and save its environments if it is time."""
+        if self._pasts is None:
+            return
+        past, worker = self._pasts[k], self.workers[k]
+        if past.is_long:
+            every: dict[int, tuple] = dict.fromkeys(range(worker.part.stop - worker.part.start), ())
+            try:
+                with suppress(EnvWorkerLost):
+                    worker.call("state", every)
+                self._called(k, "state", every)
+            except EnvWorkerLost:
+                raise
+            except EnvError:
+                past.cannot_be_saved()
+        past.stepped(actions, self.answers.rows[worker.part])
 
     def _ask_all(self) -> None:
         self.valid[:] = True
@@ -295,22 +139,3 @@ class Pool:
         worker.num_steps = 0 if self._doing == RESET else worker.num_steps + 1
         with suppress(ConnectionError):  # it is gone, as `answer` finds
             worker.line.send(self._doing)
-
-    def _wait_for_all(self) -> None:
-        """Wait for an answer of every worker. Raises the error of the first environment, as if stepped in turn."""
-        end = time.monotonic() + self._timeout_s
-        errors: list[EnvError] = []
-        for k in range(len(self.workers)):
-            try:
-                while not self.answer(k, end):
-                    end = time.monotonic() + self._timeout_s  # for who takes its place
-            except EnvWorkerLost:
-                raise
-            except EnvError as e:
-                errors.append(e)
-        if errors:
-            raise errors[0]
-
-    def _lost_server(self, lost: ForkServerLost) -> EnvWorkerLost:
-        when = self.workers[0].when if self.workers else "when they were made"
-        return lost_server(self._names, when, lost)

@@ -5,13 +5,14 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from ddppo.envs.faults import EnvNames, when_reset, when_stepped
-from ddppo.envs.pool.line import CALL, DONE, framed, hear, receive_byte
+from ddppo.envs.pool.line import CALL, DONE, STEP, framed, hear, receive_byte
+from ddppo.envs.pool.past import Replay, Told
 from ddppo.errors import EnvWorkerLost
 from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
 
@@ -23,11 +24,14 @@ class Worker:
     """A process of a pool and the environments that it steps: those at `part` of the batch, called `names`.
 
     replaces: what another was doing, RESET or STEP, that was lost and has this one for it; None once it has answered.
-    is_made: whether it has said so. at: `[8]` of the memory, whose first entry is the environment that runs.
-    num_yields: as `receive_byte`.
+    replay: by which it comes to where that one was; None where its environments begin new episodes. is_called: whether
+    answers follow the next byte. is_made: whether it has said so. at: `[8]` of the memory, whose first entry is the
+    environment that runs. num_yields: as `receive_byte`.
     """
 
     replaces: bytes | None = None
+    replay: Replay | None = None
+    is_called = False
     is_made = True
     num_steps = -1  # since the reset
     at: np.ndarray | None = None
@@ -78,14 +82,29 @@ class Worker:
         with self._in_the_middle_of_a_sentence():
             self.line.sendall(CALL + framed((method, arguments)))
 
+    def tell(self, what: Told, actions: np.ndarray) -> None:
+        """Have it do what another was told; `actions` is where it finds those of a step. Raises EnvWorkerLost."""
+        if isinstance(what, tuple):
+            self.is_called = True
+            self.call(*what)
+            return
+        actions[self.part] = what
+        with suppress(ConnectionError):  # it is gone, as `answer` finds
+            self.line.send(STEP)
+
     def called(self) -> dict[int, Any]:
         """Return what it answers to a call. Raises the EnvError of one that failed, EnvWorkerLost."""
         answer = self.answer(time.monotonic() + self._timeout_s)
-        with self._in_the_middle_of_a_sentence():
-            answers, _ = hear(self.line)
+        answers = self.hear()
         if answer != DONE:
             raise answers
         return answers
+
+    def hear(self) -> Any:
+        """Return what follows the byte of an answer. Raises EnvWorkerLost."""
+        with self._in_the_middle_of_a_sentence():
+            said, _ = hear(self.line)
+        return said
 
     @contextmanager
     def _in_the_middle_of_a_sentence(self) -> Iterator[None]:

@@ -91,6 +91,13 @@ OF_TOPOLOGIES: tuple[Metric, ...] = (
         _TOPOLOGY,
     ),
     Metric(
+        "rollout/env_restarts",
+        "environments",
+        PER_RANK,
+        "made again because their process or session was lost, so far; their episodes were not, unless counted as lost",
+        _TOPOLOGY,
+    ),
+    Metric(
         "dist/lost_episodes",
         "episodes",
         PER_RANK,

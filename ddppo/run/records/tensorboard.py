@@ -44,7 +44,11 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
             f"{m.name}$" for m in OF_TOPOLOGIES if "lag_" in m.name and m.unit == "rollouts"
         ],
         "rollouts waiting and refused": ["dist/queue_depth$", "dist/refused$"],
-        "processes started again, episodes lost with them": ["dist/restarts$", "dist/lost_episodes$"],
+        "processes started again, episodes lost with them": [
+            "dist/restarts$",
+            "rollout/env_restarts$",
+            "dist/lost_episodes$",
+        ],
     },
     "stability": {
         "approximate KL (nats)": ["train/approx_kl$"],

@@ -1,0 +1,308 @@
+"""The processes of a pool, and others that take the places of those that are lost.
+
+They fork from a server that has imported what they need; they end with the rank however it ends, and leave nothing.
+"""
+
+import os
+import time
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from ddppo.config import EnvConfig
+from ddppo.envs.faults import EnvNames
+from ddppo.envs.pool.line import (
+    DONE,
+    RESET,
+    STEP,
+    Memory,
+    Shape,
+    Task,
+    ToMeasure,
+    create,
+    hear,
+    tell,
+)
+from ddppo.envs.pool.past import Past, Replay
+from ddppo.envs.pool.process import Worker, lost_server
+from ddppo.envs.rows import RowLayout
+from ddppo.envs.same_step import Answers
+from ddppo.envs.step_cost import choose_num_workers
+from ddppo.envs.vec_env import EnvSpec
+from ddppo.errors import EnvError, EnvWorkerLost
+from ddppo.forking import ForkServer, ForkServerLost
+from ddppo.terminal import warn
+
+_CLOSE_S = 5.0  # for environments to close
+_MEASURE_S = 10.0  # for an environment to be made and stepped a few times
+_NUM_YIELDS = 500  # before who waits sleeps: longer than a rank acts; none where processes exceed cores
+# fork_server comes last: until then a signal ends the server, which has nothing to lose.
+_IMPORTS = ("ddppo.envs.pool.pool", "ddppo.envs.pool.fork_server")
+
+
+class _CameElsewhere(Exception):
+    """Who takes a lost one's place does not come to where that was."""
+
+
+class Crew:
+    """Processes that step a batch of environments. Raises EnvWorkerLost where one dies or does not answer.
+
+    Not the first max_restarts times: then another takes its place, and its environments come to where they were by what
+    they were told since they were last saved (`Past`), so that nothing is seen of it. Where that leads elsewhere, or
+    to another loss, they start from other seeds, the step under way becomes a pseudo-step, and the episodes are cut
+    before it (`EnvStep`). num_restarts: of processes; num_env_restarts: of environments; num_lost_episodes: cut so.
+    """
+
+    answers: Answers
+    action_space: gym.Space
+
+    def __init__(
+        self,
+        env: EnvConfig,
+        spec: EnvSpec,
+        names: EnvNames,
+        timeout_s: float,
+        cores: int,
+        max_restarts: int = 0,
+    ) -> None:
+        self._env = env
+        self._spec = spec
+        self._names = names
+        self._timeout_s = timeout_s
+        self._num_yields = 0
+        self._memory: Memory | None = None
+        self._file: int | None = None  # of the memory
+        self._doing = RESET
+        self._options: list[dict[str, Any]] | None = None
+        self.valid = np.ones(len(names.indices), bool)
+        self._max_restarts = max_restarts
+        self.num_restarts = self.num_env_restarts = self.num_lost_episodes = 0
+        self._pasts: list[Past] | None = None
+        self._made_anew: list[int] = []
+        self.workers: list[Worker] = []
+        self.server = ForkServer.forked() or ForkServer.started()
+        try:
+            self.server.have_imported(_IMPORTS)
+            num_workers = env.num_workers or self._fitting_num_workers(env, spec, cores)
+            self._num_yields = _NUM_YIELDS if num_workers <= cores else 0
+            self._start(num_workers)
+        except ForkServerLost as e:
+            self.close()
+            raise self._lost_server(e) from None
+        except OSError as e:
+            self.close()
+            raise EnvWorkerLost(f"{names.all()} cannot be made: {e.strerror}") from e
+        except BaseException:
+            self.close()
+            raise
+
+    def _fitting_num_workers(self, env: EnvConfig, spec: EnvSpec, cores: int) -> int:
+        """Measure an environment in a process of its own, which it may end or hang in."""
+        num_envs = len(self._names.indices)
+        worker = Worker(self.server, self._names, slice(0, 1), self._timeout_s)
+        try:
+            tell(worker.line, ToMeasure(env, spec))
+            worker.answer(time.monotonic() + min(_MEASURE_S, self._timeout_s))
+            return choose_num_workers(hear(worker.line)[0], num_envs, cores)
+        except (EnvWorkerLost, ConnectionError):
+            return min(num_envs, cores)
+        finally:
+            worker.line.close()
+            worker.process.kill()
+
+    def _start(self, num_workers: int) -> None:
+        num_envs = len(self._names.indices)
+        bounds = [num_envs * k // num_workers for k in range(num_workers + 1)]
+        for low, high in pairwise(bounds):
+            self.workers.append(self._worker(slice(low, high)))
+        self._wait_for_all()
+        spaces = [hear(worker.line)[0] for worker in self.workers]
+        self.action_space = spaces[0]
+        self._shape = Shape(
+            num_envs, num_workers, RowLayout(self._spec).dtype, self.action_space, self._num_yields
+        )
+        self._file = create(self._shape)
+        self._memory = Memory(self._file, self._shape)
+        for k, worker in enumerate(self.workers):
+            self._introduce(k, worker)
+        self.answers = self._memory.answers
+        if self._max_restarts:
+            self._pasts = [Past() for _ in self.workers]
+
+    def _worker(self, part: slice) -> Worker:
+        worker = Worker(self.server, self._names, part, self._timeout_s)
+        names = [worker.names(i) for i in range(part.stop - part.start)]
+        with suppress(ConnectionError):  # it is gone, as `answer` finds
+            options = None if self._options is None else self._options[part]
+            tell(worker.line, Task(self._env, self._spec, names, options))
+        return worker
+
+    def _introduce(self, k: int, worker: Worker) -> None:
+        """Tell worker `k` of the memory."""
+        assert self._memory is not None
+        assert self._file is not None
+        worker.at, worker.num_yields = self._memory.at[k], self._num_yields
+        tell(worker.line, (self._shape, k, worker.part), [self._file])
+
+    def answer(self, k: int, end: float, *, calling: bool = False) -> bool:
+        """Wait for the answer of worker `k`, until the time `end` at most.
+
+        Returns False where it was lost and whoever takes its place has not come to the same point yet. Raises EnvError
+        for a step that failed; if `calling`, EnvWorkerLost where that one is lost too, or comes elsewhere.
+        """
+        worker = self.workers[k]
+        try:
+            if not self._heard(worker, end):
+                return False
+            if worker.replay is not None and worker.replay.leads_elsewhere(self.answers.rows[worker.part]):
+                raise _CameElsewhere
+            if worker.replay is not None and worker.replay.told:
+                assert self._memory is not None
+                worker.tell(worker.replay.told.popleft(), self._memory.actions)
+                return False
+        except _CameElsewhere:
+            self._begin_anew(k, calling=calling)
+            return False
+        except EnvWorkerLost as lost:
+            if calling:
+                raise
+            self._replace(k, lost, self._replay(k))
+            return False
+        if worker.replaces is not None and worker.replay is None:
+            if worker.replaces == STEP:
+                self._cut(worker.part)
+            self._made_anew.extend(range(worker.part.start, worker.part.stop))
+        worker.replaces = worker.replay = None
+        return True
+
+    def _heard(self, worker: Worker, end: float) -> bool:
+        """Hear what a worker answers; return whether it is to what it was told. Raises what `answer` handles."""
+        is_done = worker.answer(end) == DONE
+        said: Any = None if is_done and worker.is_made and not worker.is_called else worker.hear()
+        is_call, worker.is_called = worker.is_called, False
+        if not is_done:
+            if is_call or (worker.replay is not None and worker.replay.told):
+                raise _CameElsewhere from said
+            raise said
+        was_made, worker.is_made = worker.is_made, True
+        return was_made
+
+    def _wait_for_all(self) -> None:
+        """Wait for an answer of every worker. Raises the error of the first environment, as if stepped in turn."""
+        end = time.monotonic() + self._timeout_s
+        errors: list[EnvError] = []
+        for k in range(len(self.workers)):
+            try:
+                while not self.answer(k, end):
+                    end = time.monotonic() + self._timeout_s  # for who takes its place
+            except EnvWorkerLost:
+                raise
+            except EnvError as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+
+    def _come_back(self, k: int, lost: EnvWorkerLost) -> None:
+        """Have another come to where worker `k` was when it was called. Raises EnvWorkerLost if that cannot be."""
+        rows = self.answers.rows[self.workers[k].part]
+        replay = None if self._pasts is None else self._pasts[k].again(rows)
+        if replay is None or self.num_restarts == self._max_restarts:
+            raise lost
+        self._replace(k, lost, replay)
+        while not self.answer(k, time.monotonic() + self._timeout_s, calling=True):
+            pass
+
+    def _leave(self, worker: Worker, lost: EnvWorkerLost) -> None:
+        """Leave a lost worker to the next step, which starts another. Raises `lost` where that may not be."""
+        if self.num_restarts == self._max_restarts or not self.server.is_usable:
+            raise lost
+        worker.replaces = worker.replay = None
+        if worker.lives():
+            warn(f"{lost}; it is ended")
+            worker.process.kill()
+
+    def _replay(self, k: int) -> Replay | None:
+        """Return how another comes to where worker `k` was in what it is doing, if that is known."""
+        return None if self._pasts is None else self._pasts[k].again(None)
+
+    def _replace(self, k: int, lost: EnvWorkerLost, replay: Replay | None) -> None:
+        """Start another process for what worker `k` was doing, without waiting for it. Raises `lost` if not again."""
+        if self._memory is None or self.num_restarts == self._max_restarts or not self.server.is_usable:
+            raise lost
+        assert self._file is not None
+        self.num_restarts += 1
+        before = self.workers[k]
+        self.num_env_restarts += before.part.stop - before.part.start
+        where = "with new episodes" if replay is None else "and comes to where it was"
+        number = f"restart {self.num_restarts} of {self._max_restarts}"
+        warn(f"{lost}; it is started again ({number}), {where}")
+        before.line.close()
+        try:
+            before.process.kill()
+            before.process.wait(_CLOSE_S)  # it shares the memory
+            self.workers[k] = worker = self._worker(before.part)
+            worker.is_made, worker.replaces, worker.replay = False, before.replaces or self._doing, replay
+            worker.num_steps = before.num_steps
+            with suppress(ConnectionError):  # it is gone, too
+                self._introduce(k, worker)
+                self._send_reset(k, worker)
+        except ForkServerLost as e:
+            raise self._lost_server(e) from None
+        except OSError as e:
+            raise EnvWorkerLost(f"{before.names.all()} cannot be made again: {e.strerror}") from e
+
+    def _send_reset(self, k: int, worker: Worker) -> None:
+        """Reset its environments, to come to where they were or else by seeds that nobody had."""
+        from ddppo.seeding import derived_seed  # brings torch, which the processes of a pool do without
+
+        if worker.replay is None:
+            assert self._memory is not None
+            seeds = self._memory.seeds[worker.part]
+            seeds[:] = [derived_seed(int(seed), "restart", self.num_restarts) for seed in seeds]
+            if self._pasts is not None:
+                self._pasts[k].began()
+        worker.line.send(RESET)
+
+    def _begin_anew(self, k: int, *, calling: bool) -> None:
+        """Begin new episodes where playing the past again led elsewhere. Raises EnvWorkerLost if `calling`."""
+        worker = self.workers[k]
+        assert self._pasts is not None
+        self._pasts[k].forget()
+        said = f"{worker.names.all()}, started again, do not come to where they were"
+        if calling:
+            raise EnvWorkerLost(said)
+        warn(f"{said}: they begin new episodes")
+        worker.replay = None
+        with suppress(ConnectionError):  # it is gone, too
+            self._send_reset(k, worker)
+
+    def _cut(self, part: slice) -> None:
+        """Make the step a pseudo-step that ends episodes, of which nobody knows how they went on."""
+        answers = self.answers.part(part)
+        answers.final_rows[:] = answers.rows  # of no transition, but numbers
+        answers.rewards[:], answers.terminated[:], answers.truncated[:] = 0.0, False, True
+        self.valid[part] = False
+        self.num_lost_episodes += part.stop - part.start
+
+    def lives(self, k: int) -> bool:
+        return self.workers[k].lives()
+
+    def close(self) -> None:
+        """Have every worker close its environments, and kill those that have not a few seconds later."""
+        for worker in self.workers:
+            worker.line.close()
+        end = time.monotonic() + _CLOSE_S
+        with suppress(ForkServerLost):  # and they with it
+            for worker in self.workers:
+                worker.process.wait(max(0.0, end - time.monotonic()))
+        self.server.close()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _lost_server(self, lost: ForkServerLost) -> EnvWorkerLost:
+        when = self.workers[0].when if self.workers else "when they were made"
+        return lost_server(self._names, when, lost)
