@@ -53,10 +53,7 @@ class DisturbedRun:
     def start(self) -> None:
         """Give the command that starts the run or goes on with it."""
         self._said_from = self.log.stat().st_size if self.log.exists() else 0
-        begun = (self.run_dir / "config.yaml").exists()
-        arguments = (
-            [f"resume={self.run_dir}"] if begun else [*self.arguments, f"hydra.run.dir={self.run_dir}"]
-        )
+        arguments = [*self.arguments, "resume=auto", f"hydra.run.dir={self.run_dir}"]
         with self.log.open("a") as log:
             self._command = subprocess.Popen(
                 [sys.executable, "-m", "ddppo.train", *arguments],
