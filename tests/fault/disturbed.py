@@ -123,8 +123,8 @@ class DisturbedRun:
         self._open = {"fault": kind, "iteration": self.iteration(), "iterations_lost": 0, "seconds": 0.0}
         self.faults.append(self._open)
 
-    def _one(self, title: str) -> int | None:
-        """Return one of the processes with this title; None if none comes to life, as where the run is over."""
+    def _one(self, title: str | tuple[str, ...]) -> int | None:
+        """Return one of the processes whose title begins so; None if none comes to life, as where the run is over."""
         found: list[int] = []
 
         def come() -> bool:
@@ -146,7 +146,7 @@ class DisturbedRun:
         wait_for(lambda: self._command.poll() is not None, "end of the command")
 
     def _freeze(self) -> None:
-        pid = self._one(self.drawn.choice(["ddppo.run.rank ", "ddppo environment", "ddppo.run.rank "]))
+        pid = self._one(("ddppo.run.rank ", "ddppo environment"))
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
