@@ -192,6 +192,11 @@ def _of_torchrun(values: dict[str, str]) -> list[str]:
         raise ConfigError(
             f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
         )
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 and "resume" not in values:
+        raise ConfigError(
+            "torchrun --max-restarts starts this command again after a fault, and without resume=auto it would begin "
+            "another run: add resume=auto hydra.run.dir=<folder>, or leave --max-restarts out"
+        )
     return [] if "dist.world_size" in values else [f"dist.world_size={world_size}"]
 
 

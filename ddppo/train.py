@@ -357,7 +357,8 @@ def _follow() -> None:
 
     stop_signals_kill()
     store, run_dir = follow(rendezvous_store(), int(os.environ["RANK"]))
-    run_rank(run_dir, lambda: store)
+    # Not 0, which torchrun takes for the run's end: it may have stopped the ranks to start them with another host's.
+    run_rank(run_dir, lambda: store, if_cut_short=os.EX_TEMPFAIL)
 
 
 def _dismiss(exit_code: int) -> None:

@@ -93,6 +93,7 @@ class Worker:
         self._yaml = configuration.to_yaml(dataclasses.replace(config, resume=None))  # whoever began it
         self.compilation: Compilation | None = None
         self.compiled_from: int | None = None  # the first iteration whose steps were compiled
+        self.is_cut_short = False
         self.iteration = 0
         self.env_steps = 0
         self.wall_before = 0.0
@@ -144,6 +145,7 @@ class Worker:
             self.clock = IterationClock(self.groups, self.device, self.profiler.phase)
             stop.listen()  # from here on there is something to save, and until summary.json is written
             status = self._loop(recorder, stop)
+            self.is_cut_short = status == "stopped"
         except BaseException as e:
             with suppress(Exception):  # what comes on top of a fault would hide it
                 self._close(recorder, "failed")
@@ -405,10 +407,11 @@ def _next_multiple(steps: int, every: int) -> float:
     return (steps // every + 1) * every if every else math.inf
 
 
-def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
+def train_rank(run_dir: Path, store: dist.Store | None = None, if_cut_short: int = 0) -> int | None:
     """Train as the rank that the environment variables say this process is (rank 0 of 1 without any).
 
-    `store` is the rendezvous if this process has entered it already. Returns the signal that asked this rank to stop.
+    `store` is the rendezvous if this process has entered it already. Returns the signal that asked this rank to stop,
+    or ends with the exit code `if_cut_short`, unless that is 0, where a stop came before the run was complete.
     """
     config = configuration.load(run_dir / "config.yaml")
     group, device = join(config, store)
@@ -423,6 +426,8 @@ def train_rank(run_dir: Path, store: dist.Store | None = None) -> int | None:
             config, restored = go_back(worker, e)
         else:
             group.close()  # not after a fault: a peer may be gone, and leaving politely would wait for it
+            if worker.is_cut_short and if_cut_short:
+                leave(if_cut_short)
             return stop_signal
 
 
@@ -458,7 +463,9 @@ def go_back(worker: Worker, error: NonFiniteError) -> tuple[Config, int]:
 
 
 @unbroken_streams()
-def run_rank(run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: None) -> NoReturn:
+def run_rank(
+    run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: None, if_cut_short: int = 0
+) -> NoReturn:
     """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, else MAY_PASS or 1.
 
     `enter` returns the rendezvous, if it is not the one that torchrun's environment variables describe.
@@ -466,7 +473,7 @@ def run_rank(run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: Non
     rank, exit_code = os.environ.get("RANK", "0"), 1
     stop_signals_kill(signal.SIGINT)  # until the loop can stop in good order
     try:
-        train_rank(run_dir, enter())
+        train_rank(run_dir, enter(), if_cut_short)
     except (ConfigError, TrainingError) as e:
         print(f"rank {rank}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         exit_code = LOST_PEERS if isinstance(e, CollectiveError) else 1

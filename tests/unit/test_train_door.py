@@ -294,6 +294,18 @@ def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
     assert_one_paragraph(stderr)
 
 
+def test_what_torchrun_would_start_again_must_find_its_run(call, no_ranks, monkeypatch):
+    of_torchrun = {"RUN_ID": "1", "MAX_RESTARTS": "3"}
+    for name, value in {f"TORCHELASTIC_{name}": value for name, value in of_torchrun.items()}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, stderr = call()
+    assert code == 2
+    assert "add resume=auto hydra.run.dir=<folder>, or leave --max-restarts out" in stderr
+    assert_one_paragraph(stderr)
+
+
 def test_what_torchrun_left_in_the_shell_counts_under_torchrun_only(call, monkeypatch):
     monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
     for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "RANK"):
