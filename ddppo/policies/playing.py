@@ -132,6 +132,10 @@ def show(
         if fps is not None:  # which tasks read when they draw
             task.unwrapped.metadata = {**task.unwrapped.metadata, "render_fps": fps}
         yield from play(policy, task, episodes, seed, deterministic=deterministic)
+    except EnvError as e:
+        if not type(e.__cause__).__module__.startswith(("pygame", "glfw")):
+            raise
+        raise EnvError(f"{e}: where there is no screen write a file, out=policy.gif") from e
     finally:
         task.close()
 

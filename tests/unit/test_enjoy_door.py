@@ -3,7 +3,7 @@
 import pytest
 
 from ddppo.enjoy import EnjoyConfig, enjoy
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, EnvError
 from tests.unit.policy_tasks import run_folder
 
 
@@ -18,6 +18,16 @@ def test_a_window_shows_the_episodes_that_evaluation_plays(cartpole, monkeypatch
     enjoy(EnjoyConfig(cartpole, episodes=2, fps=1000))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == ["episode 0", "episode 1"]
+
+
+def test_without_a_screen_a_file_is_recommended(cartpole, monkeypatch):
+    pygame = pytest.importorskip("pygame", reason="needs the extra video")
+    pygame.display.quit()
+    monkeypatch.setenv("SDL_VIDEODRIVER", "nothing")
+    with pytest.raises(
+        EnvError, match=r"CartPole-v1 failed: error: .*: where there is no screen write a file"
+    ):
+        enjoy(EnjoyConfig(cartpole))
 
 
 @pytest.mark.parametrize("suffix", ["gif", "mp4"])
