@@ -63,7 +63,7 @@ def test_a_torch_file_does_what_the_policy_does(folders, name):
     assert all(policy.action_space.contains(action) for action in agreement.outputs["action"])
 
 
-@pytest.mark.parametrize("name", ["ChosenEnv", "PixelsEnv"])
+@pytest.mark.parametrize("name", ["ChosenEnv", pytest.param("PixelsEnv", marks=pytest.mark.slow)])
 def test_an_onnx_file_does_what_the_policy_does(folders, name):
     onnx_needed()
     policy, run, inputs, rows = tried(folders(name), "onnx")
@@ -92,7 +92,13 @@ def test_files_name_no_folder_of_the_machine_that_wrote_them(folders):
     assert str(CHECKOUT).encode() not in written(portable, "torch", inputs)
 
 
-@pytest.mark.parametrize(("format", "sign"), [("onnx", "import onnxruntime"), ("torch", "torch.export.load")])
+@pytest.mark.parametrize(
+    ("format", "sign"),
+    [
+        ("onnx", "import onnxruntime"),
+        pytest.param("torch", "torch.export.load", marks=pytest.mark.slow),
+    ],
+)
 def test_the_lines_of_the_page_use_the_file_without_ddppo(tmp_path, format, sign):
     if format == "onnx":
         onnx_needed()
