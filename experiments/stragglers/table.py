@@ -18,8 +18,9 @@ from ddppo.study.page.chart import Axis, Chart
 HERE = Path(__file__).resolve().parent
 WORKLOADS = {
     "cartpole": "CartPole, one rank of four 10 times slower, 1 and 10 ms a step",
-    "long": "The same, 3 and 30 ms a step, 5,000 steps",
+    "long": "The same for 5,000 steps, 3 and 30 ms each",
     "tails": "Steps of 1 ms in the mean with a heavy tail",
+    "tails5": "The same for 5,000 steps, 5 ms each",
 }
 COLOURS = ("ink", "blue", "orange", "green", "purple", "red")
 WARM_UP = 2
@@ -54,6 +55,7 @@ def measured(folder: Path) -> dict[str, Any]:
         "seed": summary["config"]["seed"],
         "iterations": summary["iterations"],
         "t_iter": round(median(t_iter.values()), 4),
+        "t_iter_mean": round(mean(t_iter.values()), 4),
         "steps_per_s": round(sum(line["rollout/local_steps"] for line in late) / sum(t_iter.values())),
         "rho_sync": round(mean(line["dist/rho_sync"] for line in late), 3),
         "left_out": " ".join(f"{share:.2f}" for share in left_out),
@@ -74,8 +76,10 @@ def curve(folder: Path) -> list[tuple[float, float]]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     head = [
         "rule",
+        "seeds",
         "t_iter",
-        "of ddp",
+        "of ddp's",
+        "its mean",
         "steps/s",
         "rho_sync",
         "waits for",
@@ -85,6 +89,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     ]
     lines = []
     for workload, said in WORKLOADS.items():
+        if not any(row["workload"] == workload and row["rule"] == "ddp" for row in rows):
+            continue
         of_rules: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
             if row["workload"] == workload:
@@ -95,15 +101,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             shares = zip(*(map(float, r["left_out"].split()) for r in same), strict=True)
             cells = [
                 name,
+                str(len(same)),
                 f"{t_iter * 1000:.0f} ms",
                 f"{t_iter / of_ddp:.2f}",
+                f"{median(r['t_iter_mean'] for r in same) * 1000:.0f} ms",
                 f"{median(r['steps_per_s'] for r in same):,.0f}",
                 f"{median(r['rho_sync'] for r in same):.2f}",
                 f"{mean(r['awaited'] for r in same):.1f} ranks",
                 " ".join(f"{mean(share):.2f}" for share in shares),
-                ", ".join("never" if math.isinf(r["target_s"]) else f"{r['target_s']:.1f}" for r in same)
-                + " s",
-                ", ".join(f"{r['return']:g}" for r in same),
+                _listed("never" if math.isinf(r["target_s"]) else f"{r['target_s']:.0f} s" for r in same),
+                _listed(f"{r['return']:g}" for r in same),
             ]
             lines.append(_line(cells))
     return "\n".join(lines[1:]) + "\n"
@@ -146,14 +153,20 @@ def main() -> None:
     (HERE / "table.md").write_text(table(rows))
     title = "CartPole, one rank of four 10 times slower"
     chart = Chart(
-        "figure", title, Axis("seconds of training"), Axis("return of evaluations", shows=(0.0, 500.0))
+        "figure",
+        title,
+        Axis("seconds of training"),
+        Axis("return of evaluations, median of seeds", shows=(0.0, 500.0)),
     )
     names = dict.fromkeys(row["rule"] for row in rows if row["workload"] == "cartpole")
     for name, colour in zip(names, COLOURS, strict=False):
-        for seed in sorted({row["seed"] for row in rows}):
-            own = [p for p in points if (p["workload"], p["rule"], p["seed"]) == ("cartpole", name, seed)]
-            label = name if seed == 0 else ""
-            chart.line([p["wall_s"] for p in own], [p["return"] for p in own], colour, label)
+        own = [p for p in points if (p["workload"], p["rule"]) == ("cartpole", name)]
+        of_seeds = [[p for p in own if p["seed"] == seed] for seed in sorted({p["seed"] for p in own})]
+        times, returns = (
+            [median(p[key] for p in same) for same in zip(*of_seeds, strict=False)]
+            for key in ("wall_s", "return")
+        )
+        chart.line(times, returns, colour, name)
     (HERE / "figure.svg").write_text(chart.svg(standalone=True))
 
 
