@@ -82,6 +82,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         overlaps_from=_overlaps_from(config, local_world_size),
         learning_rates=config.ppo.learning_rates,
     )
+    if of_model is not None and shape.num_shards:
+        raise ConfigError(f"dist.reduction=ordered: {of_model}; or use dist.reduction=fast")
     _check_text(config, spec)
     check_episodes(config, shape, spec)
     if config.search.name is not None:

@@ -124,19 +124,16 @@ def test_summed_fast_the_same_runs_agree_but_not_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_with_other_numbers_of_ranks_ends_with_the_same_bits(tmp_path):
-    hashes = {}
-    for world_sizes in ((1, 1, 1), (4, 2, 8)):
-        folder = tmp_path / "-".join(map(str, world_sizes))
-        of_first = [*TINY, *SIZES, "env=pendulum", "dist.reduction=ordered", *EVERYTHING]
-        for stage, world_size in enumerate(world_sizes):
-            sizes = [f"dist.world_size={world_size}", f"ppo.total_steps={(stage + 1) * 512}"]
-            if stage == 0:
-                result = door(*of_first, *sizes, run_dir=folder)
-            else:
-                result = run(
-                    [sys.executable, "-m", "ddppo.train", f"resume={folder}", *sizes], folder, timeout_s=240
-                )
-            assert result.code == 0, result.stderr
-        hashes[world_sizes] = summary(folder)["params_hash"]
-    assert hashes[1, 1, 1] == hashes[4, 2, 8]
+def test_a_run_that_goes_on_with_other_numbers_of_ranks_ends_with_the_bits_of_one_that_does_not(tmp_path):
+    ordered = [*TINY, *SIZES, "env=pendulum", "dist.reduction=ordered", *EVERYTHING]
+    staged, whole = tmp_path / "staged", tmp_path / "whole"
+    done = [door(*ordered, "ppo.total_steps=1536", "dist.world_size=1", run_dir=whole)]
+    for stage, world_size in enumerate((4, 2, 8)):
+        sizes = [f"dist.world_size={world_size}", f"ppo.total_steps={(stage + 1) * 512}"]
+        if stage == 0:
+            done.append(door(*ordered, *sizes, run_dir=staged))
+        else:
+            command = [sys.executable, "-m", "ddppo.train", f"resume={staged}", *sizes]
+            done.append(run(command, staged, timeout_s=240))
+    assert not any(each.code for each in done), [each.stderr for each in done]
+    assert summary(staged)["params_hash"] == summary(whole)["params_hash"]
