@@ -191,6 +191,8 @@ def _unshuffled(pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return F.pixel_unshuffle(pixels, 4) as `dtype`, channels last in memory; four pixels are moved as one word."""
     n, channels, height, width = pixels.shape
     words = pixels.contiguous().view(torch.int32).view(n, channels, height // _FOLD, _FOLD, width // _FOLD)
-    moved = words.permute(0, 2, 4, 1, 3).contiguous().view(torch.uint8)
+    moved = words.permute(0, 2, 4, 1, 3)
+    moved = moved.clone(memory_format=torch.contiguous_format).view(torch.uint8)  # also of no image at all
     # Converted while the order of memory is that of the dimensions: 6 times as fast.
-    return moved.to(dtype).view(n, height // _FOLD, width // _FOLD, -1).permute(0, 3, 1, 2)
+    folded = (n, height // _FOLD, width // _FOLD, channels * _FOLD**2)
+    return moved.to(dtype).view(folded).permute(0, 3, 1, 2)

@@ -50,6 +50,15 @@ def test_pixels_count_from_0_to_1_folded_or_not(shape, layers):
         torch.testing.assert_close(of_pixels, of_floats)
 
 
+@pytest.mark.parametrize("layers", [SMALL, [[5, 8, 4], [6, 3, 1]]], ids=["plain", "folded"])
+def test_of_no_image_there_is_no_output_and_no_gradient(layers):
+    model = cnn(images(4, 20, 24), layers=layers)
+    params, values = model(torch.zeros(0, 4, 20, 24, dtype=torch.uint8))
+    assert (len(params), len(values)) == (0, 0)
+    (params.sum() + values.sum()).backward()
+    assert not any(p.grad.any() for p in model.parameters())
+
+
 def test_images_whose_channels_come_last_are_the_same_images():
     first, last = cnn(images(3, 12, 10)), cnn(images(12, 10, 3), image_layout="hwc")
     obs = random_obs(images(3, 12, 10), 5, torch.float64)
