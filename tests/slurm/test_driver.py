@@ -71,7 +71,7 @@ def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
     job = jobs.submit(broken, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
     job.wait_for_state("FAILED")
     assert "ZeroDivisionError: the task of the test broke" in job.log
-    assert "TrainingError: rank 1 on 127.0.1.2 ended with exit code 1" in job.log
+    assert "RankLost: rank 1 on 127.0.1.2 ended with exit code 4" in job.log
 
 
 @pytest.mark.slow
