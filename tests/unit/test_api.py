@@ -1,7 +1,6 @@
 """ddppo from Python: runs are processes of their own, and what ends them is an exception."""
 
 import asyncio
-import os
 import pickle
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 import ddppo
 from ddppo import evaluate, train
-from ddppo.api import Summary, started
+from ddppo.api import Summary
 from ddppo.api.views import NotebookView, View, view
 from ddppo.errors import ConfigError, TrainingError
 from tests.support import CHECKOUT, lines, processes, wait_until
@@ -100,32 +99,18 @@ def test_a_run_that_fails_is_an_exception_with_the_cause(tmp_path):
 
 @contextmanager
 def after_the_first_iteration(run_dir, do):
-    """Do something while the run in `run_dir`, which has no end, is under way."""
+    """Do something while the run in `run_dir`, which is long, is under way."""
 
     def wait():
         try:
             wait_until(lambda: lines(run_dir), "iteration", timeout_s=300)
-        finally:  # else the run would never end
+        finally:
             do()
 
     thread = threading.Thread(target=wait)
     thread.start()
-    yield ["env=cartpole", "ppo.total_steps=1e9", "log.progress=none", f"hydra.run.dir={run_dir}"]
+    yield ["env=cartpole", "ppo.total_steps=1e6", "log.progress=none", f"hydra.run.dir={run_dir}"]
     thread.join()
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_is_an_exception_and_the_next_runs(tmp_path):
-    def kill():
-        for pid in processes(started._TITLE):
-            os.kill(pid, signal.SIGKILL)
-
-    with (
-        after_the_first_iteration(tmp_path / "run", kill) as endless,
-        pytest.raises(TrainingError, match="ended with signal 9"),
-    ):
-        train(endless)
-    assert train([*TINY, f"hydra.run.dir={tmp_path / 'next'}"])["status"] == "completed"
 
 
 def test_an_interrupt_saves_the_run_and_is_an_interrupt_here(tmp_path):
@@ -133,10 +118,10 @@ def test_an_interrupt_saves_the_run_and_is_an_interrupt_here(tmp_path):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with (
-        after_the_first_iteration(tmp_path / "run", interrupt) as endless,
+        after_the_first_iteration(tmp_path / "run", interrupt) as long,
         pytest.raises(KeyboardInterrupt, match="the run was stopped; its folder is"),
     ):
-        train(endless)
+        train(long)
     assert Summary.read(tmp_path / "run")["status"] == "stopped"
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
