@@ -171,13 +171,15 @@ class DisturbedRun:
         ballast.unlink()
 
     def _forbid_writing(self) -> None:
-        """Without a disk of its own: no file may grow, of any process of the run, until the command has ended."""
+        """Without a disk of its own: neither metrics.jsonl nor a larger file may grow until the command has ended."""
         import resource
 
+        metrics = self.run_dir / "metrics.jsonl"
+        most = max(metrics.stat().st_size if metrics.exists() else 0, self.log.stat().st_size + 2**16)
         for pid in self._living():
             with suppress(ProcessLookupError):
                 _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
         self._wait_for_its_end()
 
     def _wait_for_its_end(self) -> None:
