@@ -6,7 +6,7 @@ whatever is made of them. `leaves`, `each` and `zipped` treat both alike.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -62,7 +62,7 @@ class EnvSpec:
     tokens: the import path of the tokenizer of a task of text, None where it has none of its own.
     tasks: the tier of each task that options={"task": name} of a reset may name; None where there are none.
     one_a_process: whether a process can hold one environment only. forked_from: a module that processes of environments
-    find imported.
+    find imported. saved_by: how its environments are saved (ddppo.envs.saving.savers), None where that shows later.
     """
 
     obs: ArraySpec | dict[str, ArraySpec]
@@ -73,6 +73,7 @@ class EnvSpec:
     tasks: dict[str, str] | None = None
     one_a_process: bool = False
     forked_from: str | None = None
+    saved_by: str | None = field(default=None, compare=False)
 
     @property
     def is_text(self) -> bool:

@@ -29,6 +29,7 @@ from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.publishing import journal_of
 from ddppo.envs.rows import RowEncoder, WrongOutput, as_number
+from ddppo.envs.saving.savers import saver_of
 from ddppo.envs.scalar import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, EnvError
@@ -130,7 +131,8 @@ def _learn_spec(task: gym.Env) -> EnvSpec:
     if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
         spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(info[MASK]).size, action))
     _check_row(space, spec, obs, info, as_number(reward), step=1)
-    return dataclasses.replace(spec, journal=journal_of(task), **_of_tasks(task))
+    saved_by = saver_of(task).name
+    return dataclasses.replace(spec, journal=journal_of(task), saved_by=saved_by, **_of_tasks(task))
 
 
 def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:

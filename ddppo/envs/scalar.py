@@ -13,7 +13,7 @@ from ddppo.envs.codec import MASK, decode_actions
 from ddppo.envs.context import ContextEnv
 from ddppo.envs.faults import explained, other_state, when_asked, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
-from ddppo.envs.saving.savers import ByReplay, Saver, as_kept, saver_of
+from ddppo.envs.saving.savers import LONGEST, SAVERS, ByReplay, as_kept, saver_of
 from ddppo.envs.text import TextEnv, scalars
 from ddppo.errors import EnvStateError
 from ddppo.spaces import EnvSpec, each, leaves
@@ -66,7 +66,9 @@ class RowEnv(gym.Wrapper):
         self._options: dict[str, Any] | None = None
         self.info: dict[str, Any] = {}  # what the task told last
         self.row = np.zeros((), self.layout.dtype)  # handed over last
-        self._saver: Saver = ByReplay(task)  # until the first reset shows what suits the task
+        kind = SAVERS.get(spec.saved_by or "")
+        self._is_settled = kind is not None
+        self._saver = (kind or ByReplay)(task)  # this until the first reset shows what suits the task
         self._is_fresh = True
         self._actions = self._saver.actions
 
@@ -79,8 +81,9 @@ class RowEnv(gym.Wrapper):
             if self._actions is not None:
                 self._saver.begins(seed, options)
             obs, self.info = self.env.reset(seed=seed, **options)
-            if self._is_fresh:
+            if not self._is_settled:
                 self._settle()
+            self._is_fresh = False
             if self._actions is not None:
                 self._actions = self._saver.actions
             self.row = self._encode(obs, self.info)
@@ -92,6 +95,9 @@ class RowEnv(gym.Wrapper):
         self._num_steps += 1
         if self._actions is not None:
             self._actions.append(as_kept(action))
+            if len(self._actions) > LONGEST:
+                self._saver.forget()
+                self._actions = self._saver.actions
         try:
             obs, reward, terminated, truncated, self.info = self.env.step(action)
             if type(reward) is not float:
@@ -103,7 +109,7 @@ class RowEnv(gym.Wrapper):
 
     def _settle(self) -> None:
         """Decide how the task is saved, which what its first reset has made of it shows."""
-        self._is_fresh = False
+        self._is_settled = True
         saver = saver_of(self.env)
         if saver.actions is None:
             self._saver, self._actions = saver, None

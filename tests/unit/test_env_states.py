@@ -228,6 +228,20 @@ def test_a_task_that_is_no_data_plays_its_episode_again(batch, monkeypatch):
     goes_on_to_the_bit(batch, env, "sync")
 
 
+def test_an_episode_that_is_too_long_to_be_played_again_is_not_kept(batch, monkeypatch):
+    monkeypatch.setattr("ddppo.envs.scalar.LONGEST", 10)
+    envs = batch(EnvConfig(id=registered(monkeypatch, Opaque)), range(1), "sync")
+    envs.reset([0])
+    for k in range(31):  # its episodes have 31 steps
+        if k == 15:
+            with pytest.raises(
+                EnvStateError, match=r"environment 0 of rank 0 cannot .* longer than .* steps"
+            ):
+                envs.state()
+        envs.step(np.zeros((1, 2), np.int64))
+    assert len(envs.state()["envs"][0]["saved"]["actions"]) == 0
+
+
 @pytest.mark.parametrize(("cls", "kwargs"), [(Shared, {}), (Opaque, {"forgets": False})])
 def test_a_task_that_remembers_elsewhere_is_found_at_the_door(monkeypatch, cls, kwargs):
     reason = reason_why_not(EnvConfig(id=registered(monkeypatch, cls), kwargs=kwargs))

@@ -10,6 +10,7 @@ import random
 import re
 import types
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
@@ -36,6 +37,14 @@ class NotData(Exception):
     """An attribute holds what may remember more than can be read off it."""
 
 
+def combined(thing: Any) -> dict[str, Any]:
+    """Return vars() of an object, which is to be as quick as before: CPython 3.11 reads attributes a fifth slower
+    of an object once its dict was asked for, unless that is made anew, of keys of its own."""
+    with suppress(AttributeError, TypeError):  # of who has no dict to be replaced
+        thing.__dict__ = {**vars(thing)}
+    return vars(thing)
+
+
 def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
     """Return the attributes of an object that are data, by their names, copied.
 
@@ -43,7 +52,7 @@ def attributes_of(thing: Any, *, lenient: bool = False) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     seen: set[int] = set()
-    for name, value in vars(thing).items():
+    for name, value in combined(thing).items():
         if isinstance(value, gym.Space):
             found[_SPACE + name] = [_encoded(each, seen) for each in _generators_of(value)]
             continue

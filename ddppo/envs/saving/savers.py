@@ -18,10 +18,11 @@ import gymnasium as gym
 import numpy as np
 
 from ddppo.envs.rows import WrongOutput
-from ddppo.envs.saving.attributes import NotData, attributes_of, generators_in, take_attributes
+from ddppo.envs.saving.attributes import NotData, attributes_of, combined, generators_in, take_attributes
 from ddppo.errors import EnvStateError
 from ddppo.files import is_plain
 
+LONGEST = 500_000  # steps of an episode that are kept to be played again
 _BIPEDAL = ("gymnasium.envs.box2d.bipedal_walker", "BipedalWalker")
 _ATARI = ("ale_py.env", "AtariEnv")
 
@@ -41,6 +42,9 @@ class Saver(abc.ABC):
 
     def begins(self, seed: int | None, options: dict[str, Any]) -> None:  # noqa: B027 (most need not know)
         """Hear of a reset before it is done."""
+
+    def forget(self) -> None:  # noqa: B027 (most keep nothing)
+        """Hear that the episode under way is longer than LONGEST."""
 
     @abc.abstractmethod
     def state(self) -> dict[str, Any]:
@@ -131,8 +135,11 @@ class ByReplay(Saver):
 
     def __init__(self, task: gym.Env) -> None:
         super().__init__(task)
+        for each in self.chain:
+            combined(each)  # for generators_in, at every reset
         self.actions = []
         self._begun: dict[str, Any] = {}
+        self._is_too_long = False
         self._keeps_world = _is_a(task.unwrapped, _BIPEDAL)
 
     def begins(self, seed: int | None, options: dict[str, Any]) -> None:
@@ -141,11 +148,19 @@ class ByReplay(Saver):
             "options": options,
             "generators": [generators_in(each) for each in self.chain],
         }
-        self.actions = []
+        self.actions, self._is_too_long = [], False
         if self._keeps_world:
             _give_new_world(self.task.unwrapped)
 
+    def forget(self) -> None:
+        self.actions, self._is_too_long = [], True
+
     def state(self) -> dict[str, Any]:
+        if self._is_too_long:
+            raise EnvStateError(
+                f"its episode is longer than {LONGEST} steps, too many to be played again: set env.max_episode_steps, "
+                "or give the task state() and restore()"
+            )
         if not is_plain(self._begun["options"]):
             raise EnvStateError("the options of its reset are not what JSON can hold")
         return {**self._begun, "actions": np.array(self.actions)}
@@ -162,6 +177,9 @@ class ByReplay(Saver):
             cast(list, self.actions).append(as_kept(action))
             obs, _, _, _, info = self.task.step(action)
         return obs, info
+
+
+SAVERS: dict[str, type[Saver]] = {kind.name: kind for kind in (ByItself, ByAttributes, ByEmulator, ByReplay)}
 
 
 def saver_of(task: gym.Env) -> Saver:
