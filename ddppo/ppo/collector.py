@@ -236,7 +236,8 @@ class Collector:
                 episodes.append(Episode(t, self.first_env + i, episode_return, length))
                 self.returns[i], self.lengths[i], first_rows[i] = 0.0, 0, t + 1
         is_under_way = np.arange(taken)[:, None] >= first_rows
-        self.returns += (rewards * is_under_way).sum(axis=0)
+        # Row after row: a sum over rows adds in another order where there is one environment alone.
+        self.returns += (rewards * is_under_way).cumsum(axis=0)[-1:].sum(axis=0)
         self.lengths += (valid & is_under_way).sum(axis=0)
         return episodes
 

@@ -78,5 +78,5 @@ def test_a_resumed_run_keeps_its_buffers_and_is_the_one_that_was_not_interrupted
     resumed = run([sys.executable, "-m", "ddppo.train", f"resume={again}", "dist.world_size=2"], again)
     assert resumed.code == 0, resumed.stderr
     assert largest_difference(model(again), model(whole)) <= 1e-9
-    assert torch.equal(*(state(folder)["environments"]["envs"] for folder in (whole, again)))
+    assert torch.equal(*(state(folder)["environments"]["states"] for folder in (whole, again)))
     assert state(again)["window"] == state(whole)["window"] != []

@@ -183,3 +183,23 @@ def test_a_task_whose_state_cannot_be_had_says_so_and_is_resumed_with_new_episod
     assert again.stderr.count("the run goes on approximately, its environments with new episodes") == 1
     quiet = trained(tmp_path / "quiet", *task, "resume_state=approximate")
     assert quiet.stderr == ""
+
+
+@pytest.mark.slow
+def test_an_ordered_run_of_4_ranks_then_2_then_8_ends_as_that_of_one(tmp_path):
+    how = ["env=pendulum", *EVERYTHING, "env.num_envs=8", "ppo.total_steps=1152", "dist.reduction=ordered"]
+    trained(tmp_path / "alone", *how, "checkpoint.every_steps=192")
+    again = tmp_path / "again"
+    trained(again, *how, "checkpoint.every_steps=192", "dist.world_size=4")
+    for last, num_ranks in ((2, 2), (4, 8)):
+        cut_back(again, last)
+        resumed(again, f"dist.world_size={num_ranks}")
+    assert_same_learning(tmp_path / "alone", again)
+
+
+def assert_same_learning(one, other):
+    assert summary(one)["params_hash"] == summary(other)["params_hash"]
+    name = f"checkpoints/iteration_{NUM_ITERATIONS:08d}.pt"
+    states = [torch.load(each / name, weights_only=True) for each in (one, other)]
+    assert untimed(states[0]["environments"]) == untimed(states[1]["environments"])
+    assert untimed(states[0]["model"]) == untimed(states[1]["model"])
