@@ -1,6 +1,7 @@
 """ddppo from Python: runs are processes of their own, and what ends them is an exception."""
 
 import asyncio
+import os
 import pickle
 import signal
 import subprocess
@@ -111,6 +112,20 @@ def after_the_first_iteration(run_dir, do):
     thread.start()
     yield ["env=cartpole", "ppo.total_steps=1e6", "log.progress=none", f"hydra.run.dir={run_dir}"]
     thread.join()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_an_exception_and_the_next_runs(tmp_path):
+    def kill():
+        for pid in processes("ddppo.api.train"):
+            os.kill(pid, signal.SIGKILL)
+
+    with (
+        after_the_first_iteration(tmp_path / "run", kill) as long,
+        pytest.raises(TrainingError, match="ended with signal 9"),
+    ):
+        train(long)
+    assert train([*TINY, f"hydra.run.dir={tmp_path / 'next'}"])["status"] == "completed"
 
 
 def test_an_interrupt_saves_the_run_and_is_an_interrupt_here(tmp_path):
