@@ -2,6 +2,7 @@
 
     python experiments/world_size_invariance/run.py [task ...]      # of TASKS, all if none is named
     python experiments/world_size_invariance/run.py cost
+    python experiments/world_size_invariance/run.py table           # of what is there, for README.md
 
 Writes hashes.csv and differences.csv, or cost.json, beside itself; rows of other tasks stay.
 """
@@ -150,7 +151,36 @@ def speeds(result: dict) -> dict[str, float]:
     return {row["configuration"]: round(row["fps"]) for row in result["medians"]}
 
 
+def read(name: str) -> list[dict[str, str]]:
+    with (HERE / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def table() -> None:
+    """Print a row of Markdown for each task: the hashes of ordered runs, and how far fast ones are from W = 1."""
+    hashes, differences = read("hashes.csv"), read("differences.csv")
+    for task in TASKS:
+        found = {(row["reduction"], row["ranks"]): row["hash"] for row in hashes if row["task"] == task}
+        if not found:
+            continue
+        of_ordered = list(dict.fromkeys(x for (reduction, _), x in found.items() if reduction == "ordered"))
+        apart = {
+            k: max(
+                float(row["largest"])
+                for row in differences
+                if (row["task"], row["reduction"], row["iteration"]) == (task, "fast", str(k))
+            )
+            for k in (1, 10, 25, ITERATIONS)
+        }
+        runs = sum(reduction == "ordered" for reduction, _ in found)
+        far = " | ".join(f"{x:.1e}" for x in apart.values())
+        print(f"| {task} | {runs} | {', '.join(of_ordered)} | {far} |")
+
+
 def main() -> None:
+    if sys.argv[1:] == ["table"]:
+        table()
+        return
     if sys.argv[1:] == ["cost"]:
         cost()
         return
