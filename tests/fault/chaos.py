@@ -59,7 +59,15 @@ def plan(num_kills: int, drawn: random.Random, *, has_pool: bool) -> list[str]:
 
 def comparable(run_dir: Path) -> list[dict]:
     """Return the lines of a run's metrics without what clocks say and what restarts change."""
-    clocks = ("time/", "dist/", "wall_s", "rollout/fps", "rollout/local_fps", "resumed")
+    clocks = (
+        "time/",
+        "dist/",
+        "wall_s",
+        "rollout/fps",
+        "rollout/local_fps",
+        "rollout/env_restarts",
+        "resumed",
+    )
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{k: x for k, x in record.items() if not k.startswith(clocks)} for record in records]
 
