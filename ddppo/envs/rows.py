@@ -71,6 +71,8 @@ class RowEncoder:
             self._shape, self._dtype = space.shape, self.layout.dtype.base
         # Written anew for every observation, and copied: a view of a field costs as much as all that is written.
         self._row = np.zeros((), self.layout.dtype)
+        # With the bytes between fields, which copies of rows leave to chance and comparisons of bytes would see.
+        self._whole = self._row.view(f"V{self.layout.dtype.itemsize}") if self.layout.dtype.names else None
         self._mask = self.layout.mask(self._row)
         self._write = _writer(self.space, "", iter(leaves(self.layout.obs(self._row))))
 
@@ -82,7 +84,7 @@ class RowEncoder:
         self._write(obs)
         if self._mask is not None:
             self._write_mask(obs, info, self._mask)
-        return self._row.copy()
+        return self._row.copy() if self._whole is None else self._whole.copy().view(self.layout.dtype)
 
     def _write_mask(self, obs: Any, info: dict[str, Any], out: np.ndarray) -> None:
         mask = obs.get(MASK) if isinstance(obs, dict) else None

@@ -11,6 +11,8 @@ from gymnasium.spaces import Box, Discrete, MultiBinary
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
+from ddppo.envs.probe import probe
+from ddppo.envs.rows import RowEncoder
 from ddppo.envs.saving import packed, reason_why_not, unpacked
 from ddppo.errors import EnvStateError
 from tests.unit.box2d import BOX2D
@@ -291,3 +293,12 @@ def test_the_state_of_another_task_is_refused(batch):
         ones["pendulum"].restore(ones["cage2"].state())
     with pytest.raises(EnvStateError, match="saved as attributes, and is saved as batched here: resume with"):
         batched.restore(ones["pendulum"].state())
+
+
+def test_rows_of_one_observation_are_equal_to_the_last_byte_those_between_fields_too():
+    spec = probe(TASKS["taxi"])
+    encode = RowEncoder(gym.spaces.Discrete(500), spec)
+    assert encode.layout.dtype.itemsize > 500 * 4 + 6  # there are such bytes
+    garbage = [np.full(encode.layout.dtype.itemsize, k, np.uint8) for k in range(1, 100)]
+    del garbage  # whose memory rows are given
+    assert len({encode(7, {}).tobytes() for _ in range(100)}) == 1

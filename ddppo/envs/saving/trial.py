@@ -1,7 +1,13 @@
 """Whether a task's environments can be saved exactly: tried, before any process starts."""
 
 import copy
+import os
+import select
+import signal
 import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -10,12 +16,15 @@ from ddppo.config import EnvConfig
 from ddppo.envs.codec import sample_action
 from ddppo.envs.saving.packing import packed, unpacked
 from ddppo.errors import EnvError, EnvOutputError, EnvRaised
+from ddppo.signals import die_with_parent, stop_signals_kill
 
 if TYPE_CHECKING:
     from ddppo.envs.scalar import RowEnv
+    from ddppo.spaces import EnvSpec
 
 _STEPS = 20  # of each part of the trial; fewer where they are slow
 _SECONDS = 3.0  # after which each part has two steps at most
+_HANGS_S = 30.0  # after which it is not waited for
 _TOLD = "an environment that went on from another's state, in the midst of its second episode, had"
 
 
@@ -38,7 +47,6 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
     """
     from ddppo.envs.batched import why_not_batched
     from ddppo.envs.probe import probe
-    from ddppo.envs.scalar import make_row_env
 
     spec = probe(env)
     if spec.is_text or env.is_ale:
@@ -49,6 +57,12 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
         return f"{env.id} is stepped by its own batch (env.backend=native), which hands over no state"
     if env.backend in ("auto", "batched") and why_not_batched(env) is None:
         return None
+    return _in_a_child(lambda: _tried(env, spec, steps, seconds))
+
+
+def _tried(env: EnvConfig, spec: "EnvSpec", steps: int, seconds: float) -> str | None:
+    from ddppo.envs.scalar import make_row_env
+
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, name) for name in (_ONE, "another environment"))
@@ -60,6 +74,35 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
     finally:
         for each in made:
             each.close()
+
+
+def _in_a_child(trial: Callable[[], str | None]) -> str | None:
+    """Return what `trial` returns in a process forked off this one; None if that ends otherwise, or hangs."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of Python 3.12: threads here are of libraries that it
+        pid = os.fork()  # does not call
+    if pid == 0:
+        code = 1
+        with suppress(BaseException):
+            die_with_parent()
+            stop_signals_kill()
+            os.close(reading)
+            os.write(writing, ("why " + why if (why := trial()) is not None else "none").encode())
+            code = 0
+        os._exit(code)
+    os.close(writing)
+    try:
+        answered, _, _ = select.select([reading], [], [], _HANGS_S)
+        said = os.read(reading, 65_536).decode() if answered else ""
+    finally:
+        os.close(reading)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return said.removeprefix("why ") if said.startswith("why ") else None
 
 
 def _parted(one: "RowEnv", other: "RowEnv", steps: int, end: float) -> str | None:
