@@ -144,7 +144,8 @@ class StartedRun:
             code = self.process.wait(_STOPPED_WITHIN_S)
         except subprocess.TimeoutExpired:
             raise self._failure(f"did not stop within {_STOPPED_WITHIN_S:g} s of SIGTERM") from None
-        if code != 128 + signal.SIGTERM:
+        # The second where there is a checkpoint to go on from.
+        if code not in (128 + signal.SIGTERM, os.EX_TEMPFAIL):
             raise self._failure(f"was told to stop and ended with exit code {code}")
 
     def _failure(self, what: str) -> ConfigError | TrainingError:
