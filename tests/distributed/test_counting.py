@@ -25,6 +25,7 @@ HOW = {
     "async_actors": ("dist.world_size=3", "dist.max_lag=100000"),
     "env_workers_hetero": ("dist.world_size=3", "dist.env_shares=[5,3]"),
     "ddp": ("dist.world_size=2",),
+    "ddp_preempt": ("dist.world_size=2",),
     "multi_learner": ("dist.world_size=4",),  # two learners
     "central_inference": (
         "dist.world_size=2",
@@ -155,14 +156,13 @@ def test_an_observer_whose_place_nobody_can_take_costs_the_step_under_way_and_no
     assert last["rollout/return_mean"] == pytest.approx(np.mean([n * (n + 1) / 2 for n in whole]))
 
 
-def test_what_follows_the_last_checkpoint_is_collected_anew(trained):
+def test_what_follows_the_last_checkpoint_is_learned_from_again(trained):
     # 4 environments of a rank, 64 steps an iteration: it dies in the third, and two are saved.
     result = trained("ddp", "dist.on_lost=restart", "checkpoint.every_steps=1", VICTIM="1:140")
     streams = learned(result.run_dir)
     assert_each_once_and_in_order(streams)
-    assert set(streams) == first_seeds(0) | first_seeds(2)
-    for first, num_iterations in ((0, 2), (2, 3)):
-        assert sum(len(streams[seed]) for seed in first_seeds(first)) == num_iterations * BATCH
+    assert set(streams) == first_seeds(0)  # environments go on in the midst of their episodes
+    assert sum(map(len, streams.values())) == 5 * BATCH
     assert summary(result.run_dir)["env_steps"] == 5 * BATCH
     assert summary(result.run_dir)["restarts"] == 1
     (restart,) = [json.loads(line) for line in (result.run_dir / "restarts.jsonl").read_text().splitlines()]
