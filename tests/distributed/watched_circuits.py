@@ -16,7 +16,7 @@ _SIZE = struct.Struct("<q")
 
 
 class Watched(CircuitEnv):
-    """Whoever of the run comes to its step `dies_at` first is killed there, once, in a later iteration than the first."""
+    """Whoever comes to its step `dies_at` first is killed there, once in a run, in an iteration after the first."""
 
     journal = "tests.distributed.watched_circuits:Watch"
 
