@@ -100,9 +100,9 @@ class Kills:
         wait_until(lambda: self._health()["held"] >= 0, "server", _WAIT_S)
         return started
 
-    def _trainer(self, where: str) -> subprocess.Popen:
+    def _trainer(self, where: str, *how: str) -> subprocess.Popen:
         arguments = () if where.startswith("resume") else TRAINER
-        return self._started(("ddppo.train", *arguments, f"env.urls=[{self.url}]", where), "trainer")
+        return self._started(("ddppo.train", *arguments, f"env.urls=[{self.url}]", where, *how), "trainer")
 
     def _started(self, command: tuple[str, ...], name: str) -> subprocess.Popen:
         with (self.folder / f"{name}.log").open("ab") as log:
