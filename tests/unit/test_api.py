@@ -110,7 +110,7 @@ def after_the_first_iteration(run_dir, do):
 
     thread = threading.Thread(target=wait)
     thread.start()
-    yield ["env=cartpole", "ppo.total_steps=1e6", "log.progress=none", f"hydra.run.dir={run_dir}"]
+    yield ["env=cartpole", "ppo.total_steps=2e7", "log.progress=none", f"hydra.run.dir={run_dir}"]
     thread.join()
 
 
