@@ -26,6 +26,13 @@ def check_algorithm(config: Config, shape: BatchShape) -> None:
                 f"ppo.{name}={value} has no effect with ppo.algorithm={ppo.algorithm}: use ppo.algorithm={other}, or "
                 "leave it out"
             )
+    _check_reward_scale(ppo)
+    if ppo.normalize_advantages == "minibatch" and 2 * shape.num_minibatches > shape.batch_size:
+        raise ConfigError(
+            f"ppo.normalize_advantages=minibatch with ppo.num_minibatches={shape.num_minibatches} of "
+            f"{shape.batch_size} samples: one sample has no deviation: use at most {shape.batch_size // 2} "
+            "minibatches, or ppo.normalize_advantages=global"
+        )
     if not is_grpo:
         return
     if ppo.group_size < 2:
@@ -43,6 +50,18 @@ def check_algorithm(config: Config, shape: BatchShape) -> None:
             "whole batch, so that no group can begin alike: use env.backend=sync"
         )
     check_groups(config, shape, "ppo.algorithm=grpo")
+
+
+def _check_reward_scale(ppo: PPOConfig) -> None:
+    if ppo.reward_scale == 1.0:
+        return
+    divides = {"normalize_rewards": ppo.normalize_rewards, "divide_by_std": ppo.divide_by_std}
+    name = "divide_by_std" if ppo.algorithm == "grpo" else "normalize_rewards"
+    if divides[name] and ppo.reward_clip is None:
+        raise ConfigError(
+            f"ppo.reward_scale={ppo.reward_scale} has no effect with ppo.{name}=true, which divides by a deviation "
+            f"that grows alike: set ppo.{name}=false, or leave the scale out"
+        )
 
 
 def check_groups(config: Config, shape: BatchShape, why: str) -> None:

@@ -220,11 +220,17 @@ class PPOConfig:
     )
     normalize_advantages: str = setting(
         "global",
-        "by moments over all ranks (global), over one rank's samples (local: depends on W), or not (none)",
-        choices=("global", "local", "none"),
+        "by moments over all ranks (global), over those of each minibatch (minibatch), over one rank's samples (local: "
+        "depends on W), or not (none)",
+        choices=("global", "minibatch", "local", "none"),
     )
     normalize_obs: bool = setting(False, "scale observations, but pixels, by running moments over all ranks")
     normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
+    reward_scale: float = setting(
+        1.0,
+        "learn from rewards times this, before reward_clip; returns are reported as the task gave them",
+        above=0,
+    )
     reward_clip: float | None = setting(
         None,
         "learn from rewards cut to [-reward_clip, reward_clip]; null does not; returns are reported uncut",

@@ -13,6 +13,7 @@ from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.advantages import Estimates, Estimator, Gae
+from ddppo.ppo.by_minibatch import AdvantagesByMinibatch
 from ddppo.ppo.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered
@@ -151,13 +152,7 @@ class Learner:
         learning_rate = self.learning_rate * warmth * self.tolerance.step_factor
         estimates = self._estimates(rollout)
         shape = replace(self.shape, rollout_steps=1) if self.takes_sequences else self.shape
-        plan = [
-            local_minibatches(self.seed, iteration, epoch, shape, self.rank)
-            for epoch in range(config.num_epochs)
-        ]
-        if len(rollout.rewards) < shape.rollout_steps:
-            plan = [of_first(rollout.rewards.numel(), *of_epoch) for of_epoch in plan]
-        estimates, agreed, plan = self._agree(rollout, estimates, plan)
+        estimates, agreed, plan = self._agree(rollout, estimates, self._plan(rollout, iteration, shape))
         if is_ordered := shape.num_shards > 0:
             plan = [by_shard(*minibatches, shape) for minibatches in plan]
         if self.takes_sequences:
@@ -166,11 +161,16 @@ class Learner:
             batch = Batch(rollout, estimates, apart=is_ordered)
         if self.reference is not None:
             batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
+        by_minibatch = None
+        if config.normalize_advantages == "minibatch":
+            by_minibatch = AdvantagesByMinibatch(batch, plan, shape.local_num_shards, self.gather)
         step.begin(learning_rate)
         sums, num_steps, num_epochs = step.sums, 0, 0
         epoch_kl, kl_at = math.nan, STATISTICS.index("approx_kl")
         watches_kl = config.target_kl is not None or config.lr_schedule == "adaptive"
         for (order, bounds), epoch_counts in zip(plan, agreed.counts, strict=True):
+            if by_minibatch is not None:
+                by_minibatch.epoch(num_epochs)
             before = sums[:, kl_at].clone() if watches_kl else None
             step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, epoch_counts)
             num_steps += sum(count > 0 for count in epoch_counts)
@@ -202,6 +202,14 @@ class Learner:
         of_all = self.gather(sums).flatten(0, 1).sum(dim=0)
         return of_all if self.rank == 0 else torch.zeros_like(of_all)
 
+    def _plan(self, rollout: Rollout, iteration: int, shape: BatchShape) -> list[Plan]:
+        """Return this rank's minibatches of every epoch."""
+        num_epochs = self.config.num_epochs
+        plan = [local_minibatches(self.seed, iteration, k, shape, self.rank) for k in range(num_epochs)]
+        if len(rollout.rewards) < shape.rollout_steps:
+            plan = [of_first(rollout.rewards.numel(), *of_epoch) for of_epoch in plan]
+        return plan
+
     def _warmth(self, progress: float) -> float:
         """Return the share of the full step size: that of ppo.warmup_steps done when this iteration is."""
         config = self.config
@@ -210,6 +218,8 @@ class Learner:
 
     def _estimates(self, rollout: Rollout) -> Estimates:
         rewards, config = rollout.rewards, self.config
+        if config.reward_scale != 1.0:
+            rewards = rewards * config.reward_scale
         if config.reward_clip is not None:
             rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
         if self.reward_normalizer is not None:
@@ -259,13 +269,13 @@ class Learner:
             plan = [only(is_used > 0, order, bounds) for order, bounds in plan]
         if local_moments is None:
             return estimates, Agreed(counts, weight, None), plan
-        used = merged if self.config.normalize_advantages == "global" else local_moments
+        used = local_moments if self.config.normalize_advantages == "local" else merged
         (count, *_), (mean, *_), (squares, *_) = used.tolist()
         _, _, (_, of_returns, of_errors) = (
             merged.tolist()
         )  # sums of squares: their ratio is that of variances
         explained = 1.0 - of_errors / of_returns if of_returns > 0 else math.nan
-        if self.config.normalize_advantages != "none":
+        if self.config.normalize_advantages in ("global", "local"):
             std = math.sqrt(squares / max(count, 1.0))
             estimates = replace(estimates, advantages=estimates.advantages.sub(mean).div_(std + 1e-8))
         return estimates, Agreed(counts, weight, explained), plan

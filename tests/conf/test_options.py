@@ -51,8 +51,8 @@ def convert(cfg):
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "atari", "cage2", "cartpole", "circuit", "cloud", "gym", "lunarlander", "mountaincar_continuous",
-        "mujoco", "pendulum", "remote", "synthetic",
+        "acrobot", "atari", "cage2", "cartpole", "circuit", "cloud", "gym", "halfcheetah", "hopper", "lunarlander",
+        "mountaincar_continuous", "mujoco", "pendulum", "remote", "synthetic", "walker2d",
     }  # fmt: skip
 
 
@@ -100,9 +100,11 @@ def test_every_setting_has_a_meaning():
 
 
 TUNED = ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"]
+ROBOTS = ["halfcheetah", "hopper", "walker2d"]
+MODELS = {"circuit": "gnn", "cloud": "token_policy", "halfcheetah": "mlp_256", "hopper": "mlp_256"}
 
 
-@pytest.mark.parametrize("env", [*TUNED, "atari", "mujoco", "circuit", "cloud"])
+@pytest.mark.parametrize("env", [*TUNED, *ROBOTS, "atari", "mujoco", "circuit", "cloud"])
 def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, env):
     tuned = composed(f"env={env}").ppo
     assert tuned == composed(f"env={env}", f"ppo={env}").ppo
@@ -118,11 +120,10 @@ def test_a_task_that_nothing_was_tuned_for_gets_the_general_settings(composed, e
 
 
 def test_a_model_may_come_with_the_task_unless_another_is_named(composed):
-    assert composed("env=circuit").model == composed("model=gnn").model
     assert composed("env=circuit", "model=mlp").model == composed("model=mlp").model
-    assert composed("env=cloud").model == composed("model=token_policy").model
-    for env in [o for g, o in OPTIONS if g == "env" and o not in ("circuit", "cloud")]:
-        assert composed(f"env={env}", *NEEDS.get(env, [])).model == composed("model=mlp").model
+    for env in [o for g, o in OPTIONS if g == "env"]:
+        model = composed(f"model={MODELS.get(env, 'mlp')}").model
+        assert composed(f"env={env}", *NEEDS.get(env, [])).model == model
 
 
 def test_distributed_lands_at_dist(composed):

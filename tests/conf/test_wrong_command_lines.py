@@ -7,6 +7,7 @@ from tests.conf.wrong_checkpoints import LINES as OF_CHECKPOINTS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_faults import LINES as OF_FAULTS
 from tests.conf.wrong_orders import LINES as OF_ORDER
+from tests.conf.wrong_rewards import LINES as OF_REWARDS
 from tests.conf.wrong_searches import LINES as OF_SEARCHES
 from tests.conf.wrong_sweeps import LINES as OF_SWEEPS
 from tests.conf.wrong_texts import LINES as OF_TEXT
@@ -66,6 +67,13 @@ def test_an_order_that_cannot_be_is_a_sentence_with_its_remedy(playground, line)
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_ORDER[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_REWARDS)
+def test_what_cannot_be_made_of_rewards_and_advantages_is_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_REWARDS[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_CHECKPOINTS)

@@ -15,6 +15,7 @@ SIZES = [
 EVERYTHING = [
     "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "ppo.target_kl=0.002", "ppo.clip_value_coef=0.2",
     "ppo.entropy_coef=0.01", "ppo.lr_schedule=adaptive", "ppo.num_minibatches=7", "model.shared_trunk=true",
+    "ppo.normalize_advantages=minibatch",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ SIZES = [
 EVERYTHING = [
     "ppo.normalize_obs=true", "ppo.normalize_rewards=true", "ppo.target_kl=0.01", "ppo.clip_value_coef=0.2",
     "ppo.entropy_coef=0.01", "ppo.lr_schedule=adaptive", "ppo.num_minibatches=7", "eval.every_steps=512",
+    "ppo.normalize_advantages=minibatch",
 ]  # fmt: skip
 SMALL_GRAPHS = ["model=gnn", "model.graph_width=16", "model.graph_layers=2", "eval.final_episodes=0"]
 PONG = [

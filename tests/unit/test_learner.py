@@ -161,6 +161,26 @@ def test_advantages_are_normalised_over_valid_samples(which):
     assert means(update)["policy_loss"] == pytest.approx(0.05 / 2)
 
 
+def test_advantages_are_normalised_over_the_valid_samples_of_each_minibatch_of_each_epoch():
+    seen = []
+    rewards = torch.arange(7.0, dtype=torch.float64)[:, None] ** 2
+    valid = [[True]] * 6 + [[False]]
+    made = learner((7, 1), normalize_advantages="minibatch", num_minibatches=2, num_epochs=3)
+    take = made.step.take
+    made.step.take = lambda shards, count: (
+        seen.append({name: x.clone() for name, x in shards[0].items()}),
+        take(shards, count),
+    )
+    made.update(rollout(rewards.tolist(), valid=valid), iteration=1, progress=0.0)
+    assert len(seen) == 6
+    assert len({tuple(minibatch["returns"].tolist()) for minibatch in seen}) > 2
+    for minibatch in seen:
+        is_valid = minibatch["weights"] > 0
+        returns = minibatch["returns"][is_valid]  # the advantages, for values are 0
+        expected = (returns - returns.mean()) / returns.std(correction=0)
+        torch.testing.assert_close(minibatch["advantages"][is_valid], expected, rtol=1e-6, atol=1e-6)
+
+
 def test_explained_variance_compares_the_errors_with_the_returns():
     made = learner((2, 1))
     assert made.update(rollout([[1.0], [3.0]], values=[[1.0], [2.0]]), 1, 0.0).explained_variance == 0.75
@@ -235,6 +255,17 @@ def test_rewards_are_cut_for_learning_and_left_as_they_are_in_the_rollout():
     same = learner((3, 1))
     same.update(rollout([[1.0], [-1.0], [0.5]], actions=[[0], [1], [0]]), iteration=1, progress=0.0)
     assert torch.equal(cut.parameters.grad, same.parameters.grad)
+
+
+def test_rewards_are_scaled_before_they_are_cut_and_left_as_they_are_in_the_rollout():
+    given, actions = [[8.0], [-3.0], [0.5]], [[0], [1], [0]]
+    samples = rollout(given, actions=actions)
+    scaled = learner((3, 1), reward_scale=0.25, reward_clip=1.0)
+    scaled.update(samples, iteration=1, progress=0.0)
+    assert samples.rewards.tolist() == given
+    same = learner((3, 1))
+    same.update(rollout([[1.0], [-0.75], [0.125]], actions=actions), iteration=1, progress=0.0)
+    assert torch.equal(scaled.parameters.grad, same.parameters.grad)
 
 
 def test_action_masks_bound_the_policy_that_learns():

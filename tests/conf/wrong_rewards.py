@@ -1,0 +1,11 @@
+"""What learning cannot make of rewards and advantages: command lines with what is said of them."""
+
+LINES = {
+    "ppo.reward_scale=0": "ppo.reward_scale=0.0: must be greater than 0",
+    "ppo.reward_scale=inf": "ppo.reward_scale=inf: must be a finite number",
+    "ppo.reward_scale=0.1 ppo.normalize_rewards=true": "has no effect with ppo.normalize_rewards=true, which divides",
+    "ppo=grpo ppo.reward_scale=0.1": "has no effect with ppo.divide_by_std=true, which divides",
+    "ppo.normalize_advantages=minibatch ppo.num_minibatches=256": "one sample has no deviation: use at most 128",
+    "ppo=grpo ppo.normalize_advantages=minibatch": "has no effect with ppo.algorithm=grpo",
+    "ppo.normalize_advantages=minibatches": "must be one of global, minibatch, local, none (did you mean minibatch",
+}
