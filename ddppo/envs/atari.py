@@ -8,7 +8,6 @@ of whole games, as the game counts.
 """
 
 import dataclasses
-import importlib
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,6 @@ from ddppo.spaces import ArraySpec
 if TYPE_CHECKING:
     from ale_py.vector_env import AtariVectorEnv
 
-_NAMESPACE = "ALE/"
 _HOW = "games"  # in states
 _FIRE = 1  # the second action of every game that has it
 ATARI_OURS = {  # keywords of ale-py's batch that other settings decide
@@ -47,12 +45,6 @@ ATARI_OURS = {  # keywords of ale-py's batch that other settings decide
     "autoreset_mode": "leave it out",
     "life_loss_info": "set env.kwargs.episodic_life",
 }
-
-
-def register_atari(env: EnvConfig) -> None:
-    """Make Gymnasium know the ids ALE/..., which it does not by itself. Raises ImportError without ale-py."""
-    if env.id.startswith(_NAMESPACE):
-        importlib.import_module("ale_py")
 
 
 def atari_spec(env: EnvConfig) -> EnvSpec:

@@ -15,7 +15,7 @@ from gymnasium.spaces import Dict, Text
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.config import EnvConfig, near
-from ddppo.envs.atari import ATARI_OURS, atari_spec, register_atari
+from ddppo.envs.atari import ATARI_OURS, atari_spec
 from ddppo.envs.batched import why_not_batched
 from ddppo.envs.codec import (
     MASK,
@@ -25,6 +25,7 @@ from ddppo.envs.codec import (
     obs_spec,
     sample_action,
 )
+from ddppo.envs.extras import register_extra
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.publishing import journal_of
@@ -210,12 +211,7 @@ def _find_task(env: EnvConfig) -> None:
                 f"env.id={env.id}: module {module} cannot be imported ({in_one_line(e)}): install it, or mend it, "
                 "or start in the folder that holds it"
             ) from e
-    try:
-        register_atari(env)
-    except ImportError as e:
-        raise ConfigError(
-            f"env.id={env.id} needs a package that is not installed: {install_command('atari')}"
-        ) from e
+    register_extra(env.id)
     for keyword in env.kwargs.keys() & _OURS.keys():
         raise ConfigError(
             f"env.kwargs.{keyword}={env.kwargs[keyword]} is not the task's to set: {_OURS[keyword]}"

@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict
 from ddppo.config import EnvConfig
 from ddppo.envs.codec import MASK, decode_actions
 from ddppo.envs.context import ContextEnv
+from ddppo.envs.extras import adapted, register_extra
 from ddppo.envs.faults import explained, other_state, when_asked, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
 from ddppo.envs.saving.savers import LONGEST, SAVERS, ByReplay, as_kept, saver_of
@@ -22,11 +23,16 @@ _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
 
 
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
-    """Make the task as Gymnasium registers it, with its time limit and the context, without Gymnasium's checker."""
+    """Make the task as Gymnasium registers it, with its time limit and the context, without Gymnasium's checker.
+
+    Raises ConfigError where its package is not installed, or no model takes what it observes.
+    """
+    register_extra(env.id)
     rendering = {} if render_mode is None else {"render_mode": render_mode}
     task = gym.make(
         env.id, max_episode_steps=env.max_episode_steps, disable_env_checker=True, **rendering, **env.kwargs
     )
+    task = adapted(task)
     return task if env.context is None else ContextEnv(task, env.context)
 
 

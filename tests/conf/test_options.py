@@ -51,8 +51,9 @@ def convert(cfg):
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "atari", "cage2", "cartpole", "circuit", "cloud", "gym", "halfcheetah", "hopper", "lunarlander",
-        "mountaincar_continuous", "mujoco", "pendulum", "remote", "synthetic", "walker2d",
+        "acrobot", "atari", "bipedal", "cage2", "cartpole", "cartpole_masked", "circuit", "cloud", "gym",
+        "halfcheetah", "hopper", "lunarlander", "minigrid", "mountaincar_continuous", "mujoco", "pendulum", "popgym",
+        "remote", "synthetic", "tmaze", "walker2d",
     }  # fmt: skip
 
 

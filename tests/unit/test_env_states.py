@@ -33,14 +33,20 @@ TASKS = {
     "frozen_lake": EnvConfig(id="FrozenLake-v1"),
     "taxi": EnvConfig(id="Taxi-v4", max_episode_steps=45),
     "cartpole_with_context": EnvConfig(id="CartPole-v1", context=2),
+    "tmaze": EnvConfig(id="ddppo/TMaze-v0", kwargs={"length": 3}),
+    "cartpole_masked": EnvConfig(id="ddppo/MaskedCartPole-v0"),
     "cage2_with_a_limit": EnvConfig(id="ddppo/CAGE2-v0", max_episode_steps=20),
 }
 if not BOX2D:
     TASKS = {
         name: env for name, env in TASKS.items() if name not in ("lander", "continuous_lander", "walker")
     }
+if importlib.util.find_spec("minigrid"):
+    TASKS["minigrid"] = EnvConfig(id="MiniGrid-DoorKey-6x6-v0", max_episode_steps=60)
+if importlib.util.find_spec("popgym"):
+    TASKS["popgym"] = EnvConfig(id="popgym-PositionOnlyCartPoleEasy-v0")
 BATCHED = ("cartpole", "acrobot", "pendulum", "mountain_car", "continuous_mountain_car", "synthetic", "cage2",
-           "cage2_by_orders")  # fmt: skip
+           "cage2_by_orders", "tmaze", "cartpole_masked")  # fmt: skip
 NUM_ENVS, BEFORE, AFTER = 6, 70, 200
 
 

@@ -29,6 +29,9 @@ PLAYED = {
     "mountain car, fast": (EnvConfig(id="MountainCar-v0", kwargs={"goal_velocity": 0.03}), 20),
     "continuous mountain car": (EnvConfig(id="MountainCarContinuous-v0"), 60),
     "synthetic": (EnvConfig(id="ddppo/Synthetic-v0", kwargs={"episode_steps": 7, "obs_size": 3}), 1),
+    "masked cartpole": (EnvConfig(id="ddppo/MaskedCartPole-v0"), 1),
+    "tmaze": (EnvConfig(id="ddppo/TMaze-v0", kwargs={"length": 2}), 1),
+    "tmaze, cut": (EnvConfig(id="ddppo/TMaze-v0", max_episode_steps=12), 3),
     "synthetic, cut": (EnvConfig(id="ddppo/Synthetic-v0", max_episode_steps=5), 1),
 }
 NUM_ENVS = 20

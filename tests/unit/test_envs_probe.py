@@ -81,13 +81,6 @@ def test_a_task_that_cannot_be_made_is_explained_with_its_remedy(mistake):
         assert needle in message, message
 
 
-@pytest.mark.parametrize("backend", ["auto", "sync"])
-def test_a_game_without_ale_py_names_the_extra(monkeypatch, backend):
-    monkeypatch.setitem(sys.modules, "ale_py", None)
-    with pytest.raises(ConfigError, match=r"ALE/Pong-v5 needs .* not installed: pip install ale-py=="):
-        probe(EnvConfig(id="ALE/Pong-v5", backend=backend))
-
-
 def test_lunarlander_without_box2d_names_the_extra(monkeypatch):
     real_import = builtins.__import__
 

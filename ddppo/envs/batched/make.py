@@ -1,7 +1,7 @@
 """Which tasks are stepped as one batch, and who steps them."""
 
+import importlib
 from collections.abc import Callable
-from typing import Any
 
 import gymnasium as gym
 
@@ -15,10 +15,11 @@ from ddppo.envs.scalar import make_task
 from ddppo.envs.vec_env import EnvSpec
 
 
-def _cage2(num_envs: int, **kwargs: Any) -> Dynamics:
-    from ddppo.envs.tasks.cage2.batch import Cage2  # whose tables are made when it is imported
-
-    return Cage2(num_envs, **kwargs)
+def _of_task(module: str, name: str) -> Callable[..., Dynamics]:
+    """Return what makes the dynamics of a task of ours, whose module is imported when one is made."""
+    return lambda num_envs, **kwargs: getattr(importlib.import_module(f"ddppo.envs.tasks.{module}"), name)(
+        num_envs, **kwargs
+    )
 
 
 _CLASSIC = "gymnasium.envs.classic_control"
@@ -30,7 +31,9 @@ DYNAMICS: dict[str, Callable[..., Dynamics]] = {
     f"{_CLASSIC}.mountain_car:MountainCarEnv": classic.MountainCar,
     f"{_CLASSIC}.continuous_mountain_car:Continuous_MountainCarEnv": classic.ContinuousMountainCar,
     "ddppo.envs.synthetic:SyntheticEnv": synthetic.Synthetic,
-    "ddppo.envs.tasks.cage2.env:CageEnv": _cage2,
+    "ddppo.envs.tasks.cage2.env:CageEnv": _of_task("cage2.batch", "Cage2"),
+    "ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv": _of_task("masked_cartpole", "MaskedCartPole"),
+    "ddppo.envs.tasks.tmaze:TMazeEnv": _of_task("tmaze", "TMazes"),
 }
 BATCHED_IDS = (
     "CartPole-v0",
@@ -41,6 +44,8 @@ BATCHED_IDS = (
     "MountainCarContinuous-v0",
     "ddppo/Synthetic-v0",
     "ddppo/CAGE2-v0",
+    "ddppo/MaskedCartPole-v0",
+    "ddppo/TMaze-v0",
 )
 _COSTS = ("step_time_s", "reset_time_s")
 

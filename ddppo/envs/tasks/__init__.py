@@ -29,3 +29,16 @@ gym.register(
     order_enforce=False,
     disable_env_checker=True,
 )
+
+gym.register(
+    "ddppo/TMaze-v0",
+    entry_point="ddppo.envs.tasks.tmaze:TMazeEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)
+
+gym.register(
+    "ddppo/MaskedCartPole-v0",
+    entry_point="ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv",
+    max_episode_steps=500,
+)

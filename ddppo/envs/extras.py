@@ -1,0 +1,79 @@
+"""Tasks of packages that come with an extra of ours: Gymnasium knows their ids once the package is imported."""
+
+import importlib
+import itertools
+import math
+import os
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete
+
+from ddppo.errors import ConfigError
+from ddppo.package import install_command
+
+_EXTRAS = {  # by how an id begins: the module to import, and its extra
+    "ALE/": ("ale_py", "atari"),
+    "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+    "popgym-": ("popgym", "popgym"),
+}
+_MOST_MISSIONS = 1000
+_LARGEST = 10  # number in an image of MiniGrid: the kind "agent"
+
+
+def register_extra(env_id: str) -> None:
+    """Make Gymnasium know an id of such a package. Raises ConfigError, with the remedy, where it is not installed."""
+    for prefix, (module, extra) in _EXTRAS.items():
+        if env_id.rpartition(":")[2].startswith(prefix):
+            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # else a line on stdout of every process
+            try:
+                importlib.import_module(module)
+            except ImportError as e:
+                raise ConfigError(
+                    f"env.id={env_id} needs a package that is not installed: {install_command(extra)}"
+                ) from e
+
+
+def adapted(task: gym.Env) -> gym.Env:
+    """Return the task in what models take: MiniGrid's without texts. Raises ConfigError where these are too many."""
+    space = task.observation_space
+    if isinstance(space, Dict) and type(space.spaces.get("mission")).__module__.startswith("minigrid."):
+        return GridObs(task)
+    return task
+
+
+class GridObs(gym.ObservationWrapper):
+    """MiniGrid's observations as numbers: `image` uint8 `[7, 7, 3]`, by cell its kind, colour and state; `direction`.
+
+    `mission`, a sentence, is its number among all that the task has; where it has one, it is left out. The image is no
+    picture: its space is said to go to 10, the number of the last kind, so that models are given these numbers, and
+    not pixels that they would scale by 1 / 255.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        spaces = dict(env.observation_space.spaces)  # type: ignore[attr-defined]  # adapted() saw a Dict
+        sentences = _sentences(spaces.pop("mission"))
+        self._missions = {sentence: k for k, sentence in enumerate(sentences)} if len(sentences) > 1 else {}
+        spaces["image"] = Box(0, _LARGEST, spaces["image"].shape, np.uint8)
+        if self._missions:
+            spaces["mission"] = Discrete(len(self._missions))
+        self.observation_space = Dict(spaces)
+
+    def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
+        numbers = {key: x for key, x in observation.items() if key != "mission"}
+        return {**numbers, "mission": self._missions[observation["mission"]]} if self._missions else numbers
+
+
+def _sentences(space: Any) -> list[str]:
+    """Return all missions of a task, in an order that is the same in every process. Raises ConfigError."""
+    lists = space.ordered_placeholders or []
+    count = math.prod(len(words) for words in lists)
+    if type(space).__name__ != "MissionSpace" or count > _MOST_MISSIONS:  # BabyAI's is another
+        raise ConfigError(
+            "its missions are sentences beyond counting, and a model of arrays takes none: use a task of MiniGrid-..., "
+            "or wrap it and register what you made under an id of your own"
+        )
+    return list(dict.fromkeys(space.mission_func(*words) for words in itertools.product(*lists)))
