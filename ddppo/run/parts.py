@@ -34,6 +34,9 @@ class Parts:
     derived: what summary.json tells of the parts.
     """
 
+    config: Config
+    group: Group
+    device: torch.device
     shape: BatchShape
     layout: Layout
     spec: EnvSpec
@@ -151,5 +154,17 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
     }
     if program.rounds is not None:
         derived["whole_episodes"] = True
-    players = players_of(roles, topology)
-    return Parts(shape, roles, spec, model, parameters, obs_normalizer, program, players, derived)
+    return Parts(
+        config=config,
+        group=group,
+        device=device,
+        shape=shape,
+        layout=roles,
+        spec=spec,
+        model=model,
+        parameters=parameters,
+        obs_normalizer=obs_normalizer,
+        program=program,
+        players=players_of(roles, topology),
+        derived=derived,
+    )

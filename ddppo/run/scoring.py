@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from ddppo.collectives import Group
-from ddppo.config import Config
 from ddppo.envs import make_eval_env
 from ddppo.files import move_aside, stored
 from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS
 from ddppo.run.evaluation import Policy, Scores, play_episodes
+from ddppo.run.parts import Parts
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.run.text_evaluation import of_text, play_tasks, rounded_up, success_rates
 from ddppo.topologies import find
@@ -32,21 +31,14 @@ class Scoring:
     are as many of all ranks.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        policy: Policy,
-        group: Group,
-        players: Sequence[int],
-        collector: TextCollector | None = None,
-        num_shards: int = 1,
-    ) -> None:
-        self.config = config
-        self.policy = policy
-        self.group = group
-        self.collector = collector
-        self.players = list(players)  # ranks that can play: they hold the parameters
-        self.num_shards = num_shards
+    def __init__(self, parts: Parts) -> None:
+        self.config = parts.config
+        self.policy = Policy(parts.model, parts.obs_normalizer, parts.spec)
+        self.group = parts.group
+        collector = parts.program.collector
+        self.collector = collector if isinstance(collector, TextCollector) else None
+        self.players = list(parts.players)  # ranks that can play: they hold the parameters
+        self.num_shards = parts.shape.local_num_shards
         self.best: dict[str, float] = {}
         self.target: dict[str, float] = {}
 

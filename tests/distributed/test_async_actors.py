@@ -196,6 +196,6 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     store.set("ddppo/machine/0", json.dumps(machine | {"quota": 1}))
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
     worker = Worker(config, tmp_path, OwnPace(store, 1, 2, timeout_s=5), torch.device("cpu"))
-    worker._begin_compilation()
+    worker.steps.begin(only_native=True)
     assert isinstance(worker.parts.program.collector._actor, NativeActor)
     worker.parts.program.close()

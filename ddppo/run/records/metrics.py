@@ -36,6 +36,7 @@ _SAMPLES = "mean by count"
 _EPISODES = "over all episodes"
 _GREEDY = "deterministic evaluation"
 SUCCESS_OF = "eval/success_rate_"  # and the name of a tier
+OF_SEARCH = "search/"
 OF_CURRICULUM = "curriculum/"  # and what a curriculum calls its own; a user's has other names than ours
 
 # What a topology measures on a rank, where it makes sense.
@@ -301,7 +302,7 @@ METRICS: tuple[Metric, ...] = (
         }.items()
     ),
     *(
-        Metric(f"search/{name}", unit, "same on all ranks", meaning, "docs/search.md")
+        Metric(OF_SEARCH + name, unit, "same on all ranks", meaning, "docs/search.md")
         for name, unit, meaning in (
             ("trial", "1", "number of the trial that the iteration was of, from 0"),
             ("order_id", "1", "place of its order among all 120"),

@@ -1,0 +1,125 @@
+"""A rank's part in its run's checkpoints: what one holds, when it is due, and how the run goes on from it."""
+
+import dataclasses
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from ddppo import config as configuration
+from ddppo.errors import NonFiniteError, StorageError
+from ddppo.run import checkpoint
+from ddppo.run.checkpoints import exactness
+from ddppo.run.checkpoints.environments import Environments
+from ddppo.run.checkpoints.writer import Writer
+from ddppo.run.exchange import NoExchange
+from ddppo.run.parts import Parts
+from ddppo.run.progress import Progress
+from ddppo.run.scoring import Scoring
+from ddppo.terminal import warn
+from ddppo.topologies import find
+
+
+class Saving:
+    """Saves a run and restores it. window: returns and lengths of the episodes that ended last."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        parts: Parts,
+        progress: Progress,
+        scoring: Scoring,
+        window: deque[tuple[float, int]],
+    ) -> None:
+        self._run_dir = run_dir
+        self._folder = run_dir / "checkpoints"
+        self._parts = parts
+        self._progress = progress
+        self._scoring = scoring
+        self._window = window
+        self._environments = _environments(parts)
+        self._of_environments: dict[str, Any] | None = (
+            None  # what those of a resumed run were in the midst of
+        )
+        self._yaml = configuration.to_yaml(dataclasses.replace(parts.config, resume=None))  # whoever began it
+        self._saved_at = time.monotonic()
+        self.writer = Writer(self._folder, parts.config.checkpoint.keep)
+
+    def is_due(self) -> bool:
+        """Return whether rank 0, whose clock decides, is to save by the time that has passed."""
+        minutes = self._parts.config.checkpoint.every_minutes
+        return self._parts.group.rank == 0 and 0 < 60 * minutes <= time.monotonic() - self._saved_at
+
+    def save(self) -> None:
+        """Hand over to the writer what all that follows depends on; all ranks come here together."""
+        self._saved_at = time.monotonic()
+        environments = self._environments.state()
+        # All are equal, and every random stream follows from the seed and counters.
+        if self._parts.group.rank == 0:
+            self.writer.save_iteration(
+                self._progress.iteration, self.state() | {"environments": environments}
+            )
+
+    def save_best(self) -> None:
+        """Hand over to the writer what is the best policy so far; of rank 0."""
+        if self._parts.group.rank == 0:
+            self.writer.save_best(self.state())
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, but for what environments are in the midst of."""
+        program = self._parts.program
+        return {
+            "config": self._yaml,
+            **dataclasses.asdict(self._progress),
+            "window": [list(episode) for episode in self._window],
+            "best": self._scoring.best,
+            "target": self._scoring.target,
+            "curriculum": program.rounds.state() if program.rounds is not None else None,
+            "program": program.state(),
+            "options": program.options(),
+            **self._parts.state(),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state; environments start new episodes, unless theirs are in it and wanted."""
+        parts, progress = self._parts, self._progress
+        parts.restore(state)
+        if parts.program.rounds is not None:
+            parts.program.rounds.restore(state["curriculum"])
+        if (of_program := state.get("program")) is not None:
+            parts.program.restore(of_program)
+        self._of_environments = state["environments"]
+        if why := exactness.missing(parts.config, parts.spec, state):
+            self._of_environments = {"missing": why}
+        progress.iteration, progress.env_steps = state["iteration"], state["env_steps"]
+        progress.wall_s, progress.compiled_from = state["wall_s"], state.get("compiled_from")
+        self._window.extend((episode_return, length) for episode_return, length in state["window"])
+        self._scoring.restore(state, self._folder)
+        self.writer.goes_on(self._scoring.best.get("env_steps"))
+
+    def begin_environments(self, exchange: NoExchange) -> None:
+        """Start the environments anew, or in the midst of what the restored checkpoint says."""
+        parts, (state, self._of_environments) = self._parts, (self._of_environments, None)
+        why = self._environments.begin(lambda: parts.program.reset(self._progress.iteration), state)
+        if state is None or why is not None:
+            exchange.begin()
+        is_told = find(parts.config.dist.topology).own_pace  # by its program
+        if why is not None and parts.group.rank == 0 and not is_told:
+            warn(f"the run goes on approximately, its environments with new episodes: {why}")
+
+    def with_last(self, error: NonFiniteError | StorageError) -> NonFiniteError | StorageError:
+        """Return the error with the checkpoint named that is left to go on from."""
+        last = checkpoint.last(self._folder)
+        said = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
+        if isinstance(error, StorageError) and last is not None:
+            said += f"; once that can be written, go on with resume={self._run_dir}"
+        return type(error)(f"{error}. {said}")
+
+
+def _environments(parts: Parts) -> Environments:
+    if exactness.is_between_episodes(parts.config, parts.spec):
+        return Environments(parts, parts.group, "")
+    why_not, doubt = exactness.why_left_out(parts.config), None
+    if why_not is None and parts.group.rank == 0:
+        doubt = exactness.why_inexact(parts.config.env)
+    return Environments(parts, parts.group, why_not, doubt)

@@ -1,0 +1,88 @@
+"""One iteration of a rank, from the rollout to the report: what `ddppo.run.loop` repeats."""
+
+import dataclasses
+
+from ddppo.run.checkpoints.saving import Saving
+from ddppo.run.exchange import NoExchange
+from ddppo.run.parts import Parts
+from ddppo.run.progress import Progress
+from ddppo.run.records.metrics import OF_CURRICULUM, OF_SEARCH, IterationReport
+from ddppo.run.replicas import fingerprint
+from ddppo.run.reporting import Agreed, LocalIteration, Reporter
+from ddppo.run.steps import Steps
+from ddppo.run.timing import IterationClock
+from ddppo.signals import StopRequest
+
+
+class Iterations:
+    """The iterations of this rank, timed by `clock` from where it was made on."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        progress: Progress,
+        *,
+        clock: IterationClock,
+        steps: Steps,
+        saving: Saving,
+        exchange: NoExchange,
+        reporter: Reporter,
+    ) -> None:
+        self.parts = parts
+        self.progress = progress
+        self.clock = clock
+        self._steps = steps
+        self._saving = saving
+        self._exchange = exchange
+        self._reporter = reporter
+
+    def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], Agreed]:
+        """One iteration: all ranks start it with equal parameters and end it with equal parameters.
+
+        Returns its report, what environments published in it, and what the ranks agreed on.
+        """
+        parts, progress, program = self.parts, self.progress, self.parts.program
+        config, group, clock, iteration = parts.config, parts.group, self.clock, progress.iteration + 1
+        group.begin(iteration)
+        with clock.phase("rollout"):
+            collected = program.collect(iteration)
+        group.barrier()  # what a rank spends here it spends on the slowest rollout
+        with clock.phase("learn"):
+            update = program.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
+        news = self._exchange.meet()
+        program.hear(news)
+        compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
+        times = clock.lap()
+        progress.wall_s += times.t_iter
+        local = LocalIteration(
+            iteration=iteration,
+            times=times,
+            update=update,
+            num_steps=collected.num_steps,
+            episodes=collected.episodes,
+            stop_requested=stop.requested or program.is_asked_to_stop(),
+            step_ready=self._steps.is_ready(),
+            save_due=self._saving.is_due(),
+            params_hash=fingerprint(parts) if compare else 0,
+            measured=program.measured(),
+            news=program.news(),
+        )
+        report, agreed = self._reporter.exchange(
+            local, env_steps_before=progress.env_steps, wall_s=progress.wall_s
+        )
+        if agreed.step_ready and progress.compiled_from is None:
+            self._steps.take(iteration + 1)
+        progress.iteration, progress.env_steps = iteration, report.env_steps
+        return self._with_what_was_chosen(report), news, agreed
+
+    def _with_what_was_chosen(self, report: IterationReport) -> IterationReport:
+        """Return the report with the metrics of who chose what was played, if anybody did."""
+        program = self.parts.program
+        if program.rounds is None and program.campaign is None:
+            return report
+        metrics = dict(report.global_metrics)
+        if program.rounds is not None:
+            metrics |= {OF_CURRICULUM + name: x for name, x in program.rounds.metrics().items()}
+        if program.campaign is not None:
+            metrics |= {OF_SEARCH + name: x for name, x in program.campaign.metrics().items()}
+        return dataclasses.replace(report, global_metrics=metrics)
