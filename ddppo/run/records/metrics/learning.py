@@ -1,0 +1,142 @@
+"""What a rollout brought, and how the update went."""
+
+from ddppo.run.records.metrics.metric import DDPPO, EPISODES, GRPO, PER_RANK, PPO, SAMPLES, Metric
+
+OF_LEARNING: tuple[Metric, ...] = (
+    Metric("rollout/local_steps", "steps", PER_RANK, "valid environment steps of this rank", "count"),
+    Metric(
+        "rollout/local_fps",
+        "steps/s",
+        PER_RANK,
+        "local_steps / t_iter of this rank",
+        DDPPO,
+    ),
+    Metric("rollout/steps", "steps", "sum", "valid environment steps of the iteration", "count"),
+    Metric(
+        "rollout/fps",
+        "steps/s",
+        "sum / largest",
+        "steps of all ranks / the largest t_iter of a rank",
+        DDPPO,
+    ),
+    Metric(
+        "rollout/return_mean",
+        "reward",
+        EPISODES,
+        "undiscounted return, mean over the last log.episode_window training episodes that ended; "
+        "absent until one has",
+        "Gymnasium's reward, before normalisation",
+    ),
+    Metric("rollout/length_mean", "steps", EPISODES, "length of the same episodes", "count"),
+    Metric("rollout/episodes", "episodes", "sum", "training episodes that ended in the iteration", "count"),
+    Metric(
+        "rollout/success_rate",
+        "fraction",
+        EPISODES,
+        "rollouts of text that achieved their task, of those whose environment tells (is_success in its info)",
+        "count",
+    ),
+    Metric(
+        "rollout/failed", "rollouts", "sum", "of grpo: lost, so in no group and not learned from", "count"
+    ),
+    Metric(
+        "rollout/group_return_mean",
+        "reward",
+        "moments by count",
+        "of grpo: the groups' mean returns, mean",
+        GRPO,
+    ),
+    Metric(
+        "rollout/group_return_std",
+        "reward",
+        "moments by count",
+        "of grpo: standard deviation of the returns in a group, mean over groups",
+        GRPO,
+    ),
+    Metric(
+        "train/groups_without_spread",
+        "fraction",
+        "moments by count",
+        "of grpo: groups whose returns are all equal, from which nothing is learned",
+        "DAPO, arXiv:2503.14476",
+    ),
+    Metric("train/policy_loss", "1", SAMPLES, "negative clipped surrogate", f"{PPO}, eq. 7"),
+    Metric(
+        "train/value_loss",
+        "reward²",
+        SAMPLES,
+        "(V - R)² / 2 against the GAE returns R, clipped or not, before ppo.value_coef",
+        f"{PPO}, eq. 9",
+    ),
+    Metric("train/entropy", "nats", SAMPLES, "entropy of pi, before ppo.entropy_coef", f"{PPO}, eq. 9"),
+    Metric(
+        "train/approx_kl",
+        "nats",
+        SAMPLES,
+        "k3 = mean((r - 1) - log r), r = new / old probability of the action taken",
+        "Schulman, http://joschu.net/blog/kl-approx.html",
+    ),
+    Metric(
+        "train/clip_fraction",
+        "fraction",
+        SAMPLES,
+        "samples with |r - 1| > ppo.clip_coef",
+        f"{PPO}, eq. 7",
+    ),
+    Metric(
+        "train/kl_reference",
+        "nats",
+        SAMPLES,
+        "of grpo with ppo.kl_coef: k3 of KL(pi || pi_ref), pi_ref the policy that the run began with",
+        f"{GRPO}, eq. 4",
+    ),
+    Metric(
+        "train/ratio_outliers",
+        "fraction",
+        SAMPLES,
+        "samples with r outside [1/2, 2]: the batch is far off-policy",
+        "ours",
+    ),
+    Metric(
+        "train/explained_variance",
+        "1",
+        "moments by count",
+        "1 - Var(returns - values) / Var(returns) of the rollout; 1 is perfect, a constant reaches 0",
+        "OpenAI baselines, common/math_util.py; returns: GAE, arXiv:1506.02438",
+    ),
+    Metric(
+        "train/grad_norm",
+        "1",
+        "same on all ranks",
+        "L2 norm of the synchronised gradient before clipping, mean over the updates",
+        "Pascanu et al., arXiv:1211.5063",
+    ),
+    Metric(
+        "train/learning_rate",
+        "1",
+        "same on all ranks",
+        "step size of Adam in the iteration, but of parts that ppo.learning_rates names",
+        "arXiv:1412.6980",
+    ),
+    Metric(
+        "train/epochs",
+        "epochs",
+        "same on all ranks",
+        "epochs completed; fewer than ppo.num_epochs where ppo.target_kl stopped them",
+        f"{PPO}, algorithm 1",
+    ),
+    Metric(
+        "train/skipped_batches",
+        "batches",
+        "same on all ranks",
+        "with on_nonfinite=skip_batch: taken back because something was not finite, so far",
+        "docs/faults.md",
+    ),
+    Metric(
+        "train/restores",
+        "ways back",
+        "same on all ranks",
+        "with on_nonfinite=restore: to a checkpoint, each with a smaller step, so far",
+        "docs/faults.md",
+    ),
+)

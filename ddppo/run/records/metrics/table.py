@@ -1,0 +1,39 @@
+"""The one table of metrics, and what it says about names."""
+
+import difflib
+from collections.abc import Iterable
+
+from ddppo.run.records.metrics.choosing import OF_CHOOSING
+from ddppo.run.records.metrics.evaluation import OF_EVALUATION
+from ddppo.run.records.metrics.learning import OF_LEARNING
+from ddppo.run.records.metrics.metric import OF_CURRICULUM, OF_TASK, PER_RANK, SUCCESS_OF, Metric
+from ddppo.run.records.metrics.timing import OF_TIME
+
+METRICS: tuple[Metric, ...] = (*OF_LEARNING, *OF_TIME, *OF_CHOOSING, *OF_EVALUATION)
+
+PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
+GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
+
+
+def check_names(names: Iterable[str], *, per_rank: bool) -> None:
+    """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
+    listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
+    for name in names:
+        if name in listed or (name.startswith((OF_TASK, OF_CURRICULUM, SUCCESS_OF)) and not per_rank):
+            continue
+        kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
+        if name in PER_RANK_NAMES | GLOBAL_NAMES:
+            raise KeyError(f"metric {name} is {other} in the table of ddppo/run/records/metrics, not {kind}")
+        near = difflib.get_close_matches(name, sorted(listed), n=3, cutoff=0.6)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise KeyError(f"{kind} metric {name} is not listed in ddppo/run/records/metrics: add it there{hint}")
+
+
+def markdown() -> str:
+    """Return METRICS as the table of docs/metrics.md."""
+    lines = ["| name | unit | reduction over ranks | meaning | source |", "|---|---|---|---|---|"]
+    for m in METRICS:
+        # A bare | would end the cell.
+        cells = [f"`{m.name}`", m.unit, m.reduction, m.meaning, m.source]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
