@@ -8,9 +8,9 @@ from itertools import product
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from ddppo.arguments import prepared_arguments
 from ddppo.benchmark.workloads import composed
 from ddppo.config import Config, validate
+from ddppo.door.arguments import prepared_arguments
 from ddppo.errors import ConfigError
 
 W = "dist.world_size"

@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.arguments import prepared_arguments
-from ddppo.command_line import composition_message
 from ddppo.config import Config, near
+from ddppo.door.arguments import prepared_arguments
+from ddppo.door.complaints import composition_message
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 

@@ -6,9 +6,10 @@ from omegaconf import OmegaConf
 
 from ddppo import config as configuration
 from ddppo import train
-from ddppo.arguments import prepared_arguments
-from ddppo.command_line import check_objective, one_line
 from ddppo.config import folder_name
+from ddppo.door.arguments import prepared_arguments
+from ddppo.door.complaints import one_line
+from ddppo.door.sweep_folder import check_objective
 from ddppo.errors import ConfigError
 from ddppo.run.sweep import _OF_NO_ACCOUNT, objective
 

@@ -15,8 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddppo.command_line import QuietReturn
 from ddppo.config import Config, SlurmLauncherConfig, check_fields, from_omegaconf
+from ddppo.door.sweep_folder import QuietReturn
 from ddppo.errors import ConfigError
 
 

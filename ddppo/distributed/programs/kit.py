@@ -133,7 +133,7 @@ class Program(ABC):
         raise NotImplementedError
 
     def measured(self) -> dict[str, float]:
-        """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES (ddppo/run/records/metrics)."""
+        """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in its metrics."""
         return {}
 
     def news(self) -> tuple[News, ...]:

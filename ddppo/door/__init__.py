@@ -1,0 +1,1 @@
+"""The rooms behind the door `python -m ddppo.train`: its arguments, complaints, one run, a sweep, torchrun."""

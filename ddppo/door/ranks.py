@@ -1,0 +1,66 @@
+"""What one run and a run of a sweep have in common: the checks that need no second process, and the ranks."""
+
+import json
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+from ddppo.config import Config
+from ddppo.door.torchrun import lead, under_torchrun
+from ddppo.errors import Stopped
+from ddppo.signals import end_of_time, is_over
+
+
+def check(config: Config) -> None:
+    """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
+    from ddppo.distributed import launcher
+    from ddppo.run import start
+
+    # The checks compute, and so does a job of a sweep before one with several ranks.
+    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
+        launcher.prepare(config.dist.world_size)
+    if warning := start.check(config, local_world_size=start.local_world_size(config)):
+        print(f"warning: {warning}", file=sys.stderr)
+    if under_torchrun() and config.dist.on_lost == "restart":
+        print(
+            "warning: dist.on_lost=restart starts no rank again that torchrun started, only processes of environments",
+            file=sys.stderr,
+        )
+
+
+def run(config: Config, run_dir: Path) -> int | None:
+    """Train in the run folder, whose config.yaml says all.
+
+    Raises TrainingError, and Stopped if a signal cut the run short; returns the number of one that came too late.
+    """
+    if under_torchrun():
+        stop_signal = lead(run_dir)
+    elif config.dist.world_size == 1:
+        from ddppo.run.worker import train_rank
+
+        stop_signal = train_rank(run_dir)
+    else:
+        from ddppo.distributed.launcher import start_ranks
+        from ddppo.run.folder import RunFolder
+        from ddppo.run.restarts import with_restarts
+
+        folder = RunFolder(run_dir)
+        note = partial(folder.note_restart, goes_on_from=None)
+        stop_signal = with_restarts(folder, config, lambda config: start_ranks(run_dir, config, note))
+    if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
+        if stop_signal is None and is_over(end_of_time(config.run.max_minutes)):
+            raise Stopped(0)
+        raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
+    return stop_signal
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take a run's folder away, and the one around it, where nothing has come to be in them."""
+    for path in (folder, folder.parent):  # both made by Hydra, before it called us
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
