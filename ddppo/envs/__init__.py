@@ -2,7 +2,7 @@
 
 from ddppo.envs import synthetic, tasks  # noqa: F401 (register ddppo/Synthetic-v0, ddppo/Circuit-v0)
 from ddppo.envs.make import BACKENDS, check_slots, make_eval_env, make_vec_env, settled
-from ddppo.envs.probe import make_env, probe
+from ddppo.envs.probing import make_env, probe
 from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, ObsArrays, VecEnv
 
 __all__ = [

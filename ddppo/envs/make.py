@@ -20,7 +20,7 @@ from ddppo.envs.batched import make_batched, why_not_batched
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
 from ddppo.envs.pool.pool import make_pool
-from ddppo.envs.probe import probe
+from ddppo.envs.probing import probe
 from ddppo.envs.publishing import PublishingEnvs
 from ddppo.envs.same_step import make_sync
 from ddppo.envs.step_cost import choose_num_workers, measure, pool_pays

@@ -19,7 +19,7 @@ from typing import Any
 from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.make import settled
-from ddppo.envs.probe import probe
+from ddppo.envs.probing import probe
 from ddppo.envs.scalar import played
 from ddppo.envs.turn import Turn, Turns
 from ddppo.errors import EnvError, EnvRaised

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from ddppo.benchmark.workloads import composed
 from ddppo.config import setting
-from ddppo.envs.probe import can_serve
+from ddppo.envs.probing import can_serve
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
 from ddppo.package import install_command

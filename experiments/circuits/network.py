@@ -20,7 +20,7 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
 from ddppo.config import EnvConfig, ModelConfig
-from ddppo.envs.probe import probe
+from ddppo.envs.probing import probe
 from ddppo.envs.tasks.circuit.env import CircuitEnv
 from ddppo.models import build_model
 from ddppo.models.gnn import GNN

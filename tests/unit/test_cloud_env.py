@@ -194,7 +194,7 @@ WITHOUT = """
 import sys
 sys.modules["moto"] = None
 from ddppo.config import EnvConfig
-from ddppo.envs.probe import probe
+from ddppo.envs.probing import probe
 probe(EnvConfig(id="ddppo/Cloud-v0"))
 """
 

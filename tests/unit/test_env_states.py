@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
-from ddppo.envs.probe import probe
+from ddppo.envs.probing import probe
 from ddppo.envs.rows import RowEncoder
 from ddppo.envs.saving import packed, reason_why_not, unpacked
 from ddppo.errors import EnvStateError

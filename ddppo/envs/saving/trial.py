@@ -46,7 +46,7 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
     and tasks of text go on from nothing. Raises ConfigError as probe() does.
     """
     from ddppo.envs.batched import why_not_batched
-    from ddppo.envs.probe import probe
+    from ddppo.envs.probing import probe
 
     spec = probe(env)
     if spec.is_text or env.is_ale:
