@@ -1,162 +1,37 @@
-"""What a program is made of: a kit builds environments, collectors and learners for the rank that asks."""
+"""What a program is made of: a kit builds environments, collectors and learners for the rank that asks.
 
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+For a topology of one's own, the contract's names are here too.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ddppo.collectives import Group
 from ddppo.config import Config
-from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
+from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Program
 from ddppo.envs import make_vec_env
-from ddppo.envs.turns import Turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, At
 from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner, Update
+from ddppo.ppo.learner import Learner
 from ddppo.ppo.nonfinite import Tolerance
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.reference import Reference
-from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.ppo.sharded import ShardedCollector
-from ddppo.ppo.step import STATISTICS
 from ddppo.ppo.text import TextCollector
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise, derived_seed
-from ddppo.signals import StopRequest
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Role
 
-if TYPE_CHECKING:
-    from ddppo.search.campaign import Campaign
-
-# Of a rank that does not learn.
-NO_UPDATE = Update(
-    local_sums=torch.zeros(len(STATISTICS), dtype=torch.float64),
-    num_samples=1,
-    steps=0,
-    epochs=0,
-    grad_norm=math.nan,
-    learning_rate=math.nan,
-    explained_variance=math.nan,
-)
-
-
-class Collected(NamedTuple):
-    """What a rank has of an iteration when all have collected: steps that it counts, episodes, and what it acted.
-
-    Every environment step is counted by one rank.
-    """
-
-    num_steps: int
-    episodes: list[Episode]
-    rollout: Rollout | None
-
-
-class News(NamedTuple):
-    """What a rank at its own pace did of late; t_* as in docs/metrics.md, waited by the role that it waited for.
-
-    num_restarts: of processes of its environments, so far; 0 without news.
-    """
-
-    num_steps: int = 0
-    t_iter: float = 0.0
-    t_rollout: float = 0.0
-    t_comm: float = 0.0
-    waited: Mapping[str, float] = {}
-    num_messages: int = 0
-    num_bytes: int = 0
-    num_restarts: int = 0
-
-
-class Program(ABC):
-    """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
-
-    All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
-    though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
-    over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
-    env: the environments that this rank steps, itself or in processes of its own; None if it steps none.
-    rounds: what groups of rollouts play, where an iteration plays whole episodes; equal on all ranks.
-    campaign: which order is tried, where a search goes on while the run trains; equal on all ranks.
-
-    Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
-    them.
-    """
-
-    collector: Collector | TextCollector | None
-    learner: Learner
-    sync: GradientSync
-    learners: Group
-    groups: tuple[Group, ...] = ()
-    env: VecEnv | Turns | None = None
-    rounds: Rounds | None = None
-    campaign: "Campaign | None" = None
-
-    @abstractmethod
-    def reset(self, iteration: int) -> None:
-        """Start all environments anew; `iteration` are done."""
-
-    @abstractmethod
-    def collect(self, iteration: int) -> Collected:
-        """Step and act as this rank's role does."""
-
-    @abstractmethod
-    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
-        """Improve the parameters; `progress` in [0, 1) is the share of total_steps done. All who act leave with them.
-
-        A rank that does not learn returns NO_UPDATE.
-        """
-
-    def hear(self, news: Sequence[bytes]) -> None:  # noqa: B027 (environments' own, for most)
-        """Hear what all environments published in the iteration just done."""
-
-    def conclude(self) -> None:  # noqa: B027 (most end with what they learned last)
-        """Choose what the run ends with, after its last iteration."""
-
-    def options(self) -> dict[str, Any] | None:
-        """Return what episodes of an evaluation are to begin with, as a reset's options."""
-        return None
-
-    def state(self) -> dict[str, Any] | None:
-        """Return what it knows besides what is learned, for a checkpoint: tensors and plain values."""
-        return None
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        raise NotImplementedError
-
-    def measured(self) -> dict[str, float]:
-        """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in its metrics."""
-        return {}
-
-    def news(self) -> tuple[News, ...]:
-        """Return what every rank that serves did in the iteration just done, in their order."""
-        return ()
-
-    def rest(self) -> None:  # noqa: B027 (most have nobody who goes on by itself)
-        """Wait until no rank that serves acts: an evaluation, which begins then, is on a clock of its own."""
-
-    def is_asked_to_stop(self) -> bool:
-        """Return whether a rank that serves was told to stop."""
-        return False
-
-    def serve(self, stop: StopRequest) -> None:
-        """Do what ranks that learn ask for, until they have finished; of a rank that goes at its own pace."""
-        raise NotImplementedError
-
-    def finish(self) -> None:  # noqa: B027 (most have nobody to tell)
-        """Tell those that serve that the run has ended in good order."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the environments, and leave those that serve."""
+__all__ = ["NO_UPDATE", "Collected", "Kit", "News", "Program"]
 
 
 @dataclass(frozen=True, slots=True)
