@@ -6,11 +6,10 @@ asked of rank 0's alone, for another machine may round otherwise.
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -19,84 +18,10 @@ from ddppo.errors import TrainingError
 from ddppo.search import orders
 from ddppo.search.orders import ORDERS, Order, nearest, words
 from ddppo.search.outcomes import Outcome, read
-from ddppo.search.ucb import UCB, Estimate
+from ddppo.search.proposers import Proposer
+from ddppo.search.trial import Course, Trial
 
-_RISE = 0.01  # of compliance, and in returns the share, that ends a plateau
 _NUM_BEST = 3  # that are noted when an order is chosen
-
-
-class Proposer(Protocol):
-    """Which order comes next, by what came of those before; `UCB` is one. State in plain values."""
-
-    def ask(self, n: int = 1) -> list[Order]: ...
-
-    def tell(self, point: Order, value: float, noise_variance: float | None = None) -> None: ...
-
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]: ...
-
-    def best(self, k: int) -> list[Estimate]: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> None: ...
-
-
-def ucb_over_orders(*, beta: float, seed: int) -> Proposer:
-    return UCB(orders.space(), beta=beta, seed=seed)
-
-
-PROPOSERS: dict[str, Callable[..., Proposer]] = {"orders": ucb_over_orders}
-
-
-@dataclass(slots=True)
-class Trial:
-    """One order while it is tried, for `episodes` of all environments so far; `episodes_total` with those before it.
-
-    inherited_from: the trial whose policy it began with, None for the parameters as at the start of the run. passed:
-    the gate. ended_by: gate, plateau, limit or budget; None while it lasts, and so are the numbers after it. score:
-    mean environment return of the last iterations, less what is missing to the gate. noise_variance: of that mean, by
-    the episodes alone. compliance, repairs: of the last iteration.
-    """
-
-    trial: int
-    order_id: int
-    inherited_from: int | None
-    episodes: int = 0
-    episodes_total: int = 0
-    passed: bool = False
-    ended_by: str | None = None
-    score: float | None = None
-    noise_variance: float | None = None
-    compliance: float | None = None
-    repairs: int | None = None
-
-    @property
-    def order(self) -> Order:
-        return ORDERS[self.order_id]
-
-
-@dataclass(slots=True)
-class _Course:
-    """The trial under way, iteration by iteration: returns of the last ones, and how compliance and they rose."""
-
-    returns: list[list[float]] = field(default_factory=list)
-    best_compliance: float = -math.inf
-    since_best: int = 0
-    best_return: float | None = None
-    since_best_return: int = 0
-
-    def hear(self, compliance: float, returns: list[float], num_kept: int) -> None:
-        """Note an iteration, and keep the returns of the last `num_kept`."""
-        self.returns = [*self.returns, returns][-num_kept:]
-        if compliance > self.best_compliance + _RISE:
-            self.best_compliance, self.since_best = compliance, 0
-        else:
-            self.since_best += 1
-        mean = float(np.mean(list(chain(*self.returns))))
-        if self.best_return is None or mean > self.best_return + _RISE * abs(self.best_return):
-            self.best_return, self.since_best_return = mean, 0
-        else:
-            self.since_best_return += 1
 
 
 class Campaign:
@@ -113,7 +38,7 @@ class Campaign:
         self.noted: list[list[dict[str, Any]]] = []
         self.heard: tuple[int, list[Outcome]] = (0, [])
         self._limit = settings.max_episodes_per_order * num_envs
-        self._course = _Course()
+        self._course = Course()
 
     @property
     def under_way(self) -> Trial | None:
@@ -140,7 +65,7 @@ class Campaign:
         source = self._source(ORDERS[order_id])
         trial = Trial(len(self.trials), order_id, source, episodes_total=self.num_episodes)
         self.trials.append(trial)
-        self._course = _Course()
+        self._course = Course()
         return trial
 
     def hear(self, news: Sequence[bytes]) -> Trial | None:
@@ -225,7 +150,7 @@ class Campaign:
         mean, deviation = self.proposer.posterior()
         best = max(found, key=lambda trial: (mean[trial.order_id], trial.trial))
         told = {"mean": float(mean[best.order_id]), "deviation": float(deviation[best.order_id])}
-        return {**self._as_written(best), "preset": preset_of(best.order), **told}
+        return {**best.as_written(), "preset": preset_of(best.order), **told}
 
     def written(self) -> dict[str, Any]:
         """Return what search.json holds."""
@@ -238,7 +163,7 @@ class Campaign:
             "beta": settings.beta,
             "inherit": settings.inherit,
             "budget_episodes": settings.budget_episodes,
-            "trials": [self._as_written(trial) for trial in self.trials],
+            "trials": [trial.as_written() for trial in self.trials],
             "posterior": posterior,
             "best": self.best(),
         }
@@ -255,7 +180,7 @@ class Campaign:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.trials = [Trial(**each) for each in state["trials"]]
         self.noted = list(state["noted"])
-        self._course = _Course(**state["course"])
+        self._course = Course(**state["course"])
         self.proposer.restore(state["proposer"])
 
     def digest(self, before: str = "") -> str:
@@ -307,10 +232,6 @@ class Campaign:
             | {"chosen": orders.order_id(e.point) == chosen}
             for e in estimates
         ]
-
-    def _as_written(self, trial: Trial) -> dict[str, Any]:
-        told = {name: value for name, value in asdict(trial).items() if value is not None}
-        return {**told, "order": words(trial.order), "inherited_from": trial.inherited_from}
 
 
 def preset_of(order: Order) -> str:

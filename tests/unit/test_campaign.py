@@ -8,9 +8,10 @@ import pytest
 
 from ddppo.config import SearchConfig
 from ddppo.errors import EnvOutputError, TrainingError
-from ddppo.search.campaign import Campaign, ucb_over_orders
+from ddppo.search.campaign import Campaign
 from ddppo.search.orders import ORDERS, PRESETS, kendall, order_id, words
 from ddppo.search.outcomes import written
+from ddppo.search.proposers import ucb_over_orders
 from ddppo.search.records import SearchRecords
 from ddppo.search.ucb import Estimate
 

@@ -17,8 +17,10 @@ from ddppo.envs.context import CONTEXT
 from ddppo.errors import ConfigError
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.step import adam_state
-from ddppo.search.campaign import PROPOSERS, Campaign, Proposer, Trial
+from ddppo.search.campaign import Campaign
 from ddppo.search.orders import KINDS, ORDERS, code
+from ddppo.search.proposers import PROPOSERS, Proposer
+from ddppo.search.trial import Trial
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec
 from ddppo.topologies import imported
@@ -60,7 +62,7 @@ def proposer(config: Config) -> Proposer:
         raise ConfigError(f"search.name={name} cannot be made: {in_one_line(e)}") from e
     methods = ("ask", "tell", "posterior", "best", "state", "restore")
     if lacking := [method for method in methods if not callable(getattr(made, method, None))]:
-        raise ConfigError(f"search.name={name} has no {lacking[0]}(): see ddppo.search.campaign.Proposer")
+        raise ConfigError(f"search.name={name} has no {lacking[0]}(): see ddppo.search.proposers.Proposer")
     return made
 
 
