@@ -21,7 +21,7 @@ from typing import IO, Any
 from submitit.helpers import DelayedSubmission
 
 from ddppo.cluster import slurm
-from ddppo.cluster.local_conf import is_free
+from ddppo.cluster.local.conf import is_free
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, ConfigError, RankLost, TrainingError
 from ddppo.run.folder import RunFolder

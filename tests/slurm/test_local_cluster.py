@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.cluster import local as local_cluster
 from ddppo.cluster.local import LocalCluster, conf_path
+from ddppo.cluster.local import cluster as local_cluster
 from ddppo.errors import ClusterError
 from tests.support import run, wait_until
 

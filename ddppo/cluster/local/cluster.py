@@ -1,4 +1,4 @@
-"""A real SLURM on this machine, of as many nodes as one likes: `python -m ddppo.cluster.local up`.
+"""A real SLURM on this machine, of as many nodes as one likes.
 
 The nodes share the machine, and claim more cores than there are. The rest is what a cluster has: slurmctld, a slurmd
 for every node, sbatch, srun, requeueing, preemption. Everything listens on the loopback interface alone. Munge with a
@@ -9,14 +9,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ddppo.cluster.local_conf import MARK, slurm_conf
+from ddppo.cluster.local.conf import MARK, slurm_conf
 from ddppo.errors import ClusterError, ConfigError
 
 PACKAGES = "slurmctld slurmd slurm-client munge"
@@ -267,66 +266,3 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not (holds := condition()) and time.monotonic() < end:
         time.sleep(0.05)
     return holds
-
-
-_USAGE = """\
-python -m ddppo.cluster.local up [nodes=8] [cpus=8] [dir=~/.cache/ddppo/slurm]
-python -m ddppo.cluster.local down [dir=...]
-python -m ddppo.cluster.local status [dir=...]"""
-
-
-def main() -> None:
-    """Run the command line; exit code 0, 1 (SLURM is not there or not up), 2 (a mistake in the command)."""
-    try:
-        command, options = _parsed(sys.argv[1:])
-        folder = Path(options.get("dir") or DEFAULT_FOLDER)
-        cluster = LocalCluster(folder, int(options.get("nodes", "8")), int(options.get("cpus", "8")))
-        if command == "up":
-            cluster.start()
-            print(_how_to_use(cluster))
-        elif command == "down":
-            cluster.stop()
-            print(f"the cluster in {cluster.folder} is down; its logs are in {cluster.folder / 'log'}")
-        elif not cluster.is_up():
-            print(f"no cluster is up in {cluster.folder}")
-            sys.exit(1)
-        else:
-            print(
-                f"export SLURM_CONF={cluster.conf}\n\n{cluster.ask('sinfo')}\n{cluster.ask('squeue')}", end=""
-            )
-    except (ConfigError, ClusterError) as e:
-        print(f"error: {e}", file=sys.stderr)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
-
-
-def _parsed(arguments: list[str]) -> tuple[str, dict[str, str]]:
-    if any(a in ("-h", "--help") for a in arguments):
-        print(_USAGE)
-        sys.exit(0)
-    command, *settings = arguments or [""]
-    options = dict(setting.partition("=")[::2] for setting in settings)
-    allowed = {"up": {"nodes", "cpus", "dir"}, "down": {"dir"}, "status": {"dir"}}
-    if command not in allowed or not set(options) <= allowed[command]:
-        raise ConfigError(f"{' '.join(arguments) or 'nothing'} is not a command of this door:\n{_USAGE}")
-    for name in {"nodes", "cpus"} & set(options):
-        if not options[name].isdecimal():
-            raise ConfigError(f"{name}={options[name]}: must be a whole number")
-    return command, options
-
-
-def _how_to_use(cluster: LocalCluster) -> str:
-    return f"""\
-a SLURM of {cluster.num_nodes} nodes with {cluster.cpus_per_node} cores each is up; for sbatch, squeue and the others:
-
-  export SLURM_CONF={cluster.conf}
-
-partitions: debug (the default); low, whose jobs are requeued when one in high wants their nodes
-to end it and its jobs: python -m ddppo.cluster.local down{_dir_option(cluster)}"""
-
-
-def _dir_option(cluster: LocalCluster) -> str:
-    return "" if cluster.folder == DEFAULT_FOLDER.expanduser() else f" dir={cluster.folder}"
-
-
-if __name__ == "__main__":
-    main()
