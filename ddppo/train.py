@@ -28,7 +28,7 @@ from ddppo.door.sweeps import tell_sweep, train_in_sweep
 from ddppo.door.torchrun import dismiss, follow, forget_torchrun, under_torchrun
 from ddppo.errors import ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import versions
-from ddppo.signals import die_with_parent, note_beginning, stop_signals_raise
+from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
 from ddppo.terminal import unbroken_streams
 
 

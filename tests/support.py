@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from ddppo.forking import ForkServer
+from ddppo.processes.forking import ForkServer
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 IMPORTED = (

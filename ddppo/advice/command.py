@@ -16,10 +16,10 @@ from ddppo.advice.probe import Probes
 from ddppo.advice.race import Entrant, Race, choose
 from ddppo.config import Config, setting
 from ddppo.config.integers import written_out
-from ddppo.cores import available_cores
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.forking import ForkServerLost
 from ddppo.options import whole_numbers
+from ddppo.processes.cores import available_cores
+from ddppo.processes.forking import ForkServerLost
 from ddppo.study.measure.time_to_target import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.advice.candidates import Candidate
-from ddppo.cores import allowed_cores
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.files import stored
-from ddppo.forking import ForkedProcess, ForkServer
-from ddppo.memory import descendants
+from ddppo.processes.cores import allowed_cores
+from ddppo.processes.forking import ForkedProcess, ForkServer
+from ddppo.processes.memory import descendants
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 
 _POLL_S = 0.003

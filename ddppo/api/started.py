@@ -24,7 +24,7 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.files import write_json
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 
 # What a run needs at once; a second run starts without waiting for it.
 _IMPORTS = ("ddppo.train", "ddppo.run.start", "ddppo.run.worker", "torch.utils.tensorboard")

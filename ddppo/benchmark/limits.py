@@ -22,9 +22,9 @@ import torch.distributed as dist
 
 from ddppo import config as configuration
 from ddppo.config import Config
-from ddppo.cores import available_cores
 from ddppo.distributed.launch import join
 from ddppo.envs import make_vec_env
+from ddppo.processes.cores import available_cores
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from ddppo.benchmark.code import Code
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.memory import memory_of
+from ddppo.processes.memory import memory_of
+from ddppo.processes.signals import die_with_parent
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
-from ddppo.signals import die_with_parent
 
 _POLL_S = 0.005
 _STARTED_WITHIN_S = 300.0

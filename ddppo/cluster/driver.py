@@ -24,10 +24,10 @@ from ddppo.cluster import slurm
 from ddppo.cluster.local.conf import is_free
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, ConfigError, RankLost, TrainingError
+from ddppo.processes.signals import note_beginning
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from ddppo.run.restarts import with_restarts
-from ddppo.signals import note_beginning
 
 _FORWARD_EVERY_S = 2.0
 _START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs

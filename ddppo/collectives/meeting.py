@@ -32,8 +32,8 @@ from ddppo.collectives.shared_memory import (
     this_process,
 )
 from ddppo.collectives.torch_distributed import ProcessGroup
-from ddppo.cores import allowed_cores, at_most, cpu_quota
 from ddppo.errors import TrainingError
+from ddppo.processes.cores import allowed_cores, at_most, cpu_quota
 
 
 @dataclass(frozen=True, slots=True)

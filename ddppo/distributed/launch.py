@@ -16,9 +16,9 @@ from ddppo.collectives import Group, compiled, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.own_pace import OwnPace
 from ddppo.config import Config, layout
-from ddppo.cores import available_cores
 from ddppo.errors import CollectiveError, ConfigError
-from ddppo.signals import die_with_parent
+from ddppo.processes.cores import available_cores
+from ddppo.processes.signals import die_with_parent
 from ddppo.topologies import find
 
 # Products of weights in a minibatch from which a second thread pays: operations must last milliseconds, for waking

@@ -16,8 +16,8 @@ from ddppo.collectives import have_met, in_words, last_words
 from ddppo.config import Config
 from ddppo.config.rules import layout
 from ddppo.errors import LOST_PEERS, MAY_PASS, RankLost, Stopped, TrainingError
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
-from ddppo.signals import StopRequest
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes.signals import StopRequest
 from ddppo.terminal import warn
 
 _POLL_S = 0.05

@@ -12,8 +12,8 @@ from ddppo.config import Config
 from ddppo.door.ranks import check, remove_if_empty, run
 from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, Stopped
+from ddppo.processes.signals import asks_for_requeue
 from ddppo.run.lock import held
-from ddppo.signals import asks_for_requeue
 
 
 def train_alone(cfg: DictConfig, run_dir: Path) -> None:

@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from ddppo.config import Config
 from ddppo.door.torchrun import lead, under_torchrun
 from ddppo.errors import Stopped
-from ddppo.signals import end_of_time, is_over
+from ddppo.processes.signals import end_of_time, is_over
 
 
 def check(config: Config) -> None:

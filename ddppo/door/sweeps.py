@@ -14,8 +14,8 @@ from ddppo.door.complaints import one_line
 from ddppo.door.ranks import check, remove_if_empty, run
 from ddppo.door.sweep_folder import SweepFolder
 from ddppo.errors import ConfigError, EnvRaised, Stopped, TrainingError
+from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
 from ddppo.run.lock import held
-from ddppo.signals import asks_for_requeue, end_of_time, is_over
 
 
 def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from ddppo.signals import stop_signals_kill
+from ddppo.processes.signals import stop_signals_kill
 
 _leads = False  # whether this process, as rank 0, has told the others of their run
 

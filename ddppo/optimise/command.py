@@ -17,7 +17,6 @@ from ddppo.circuits.qasm import as_qasm, write
 from ddppo.circuits.rewriting import Rewriter
 from ddppo.circuits.sources import noted
 from ddppo.config import setting
-from ddppo.cores import available_cores
 from ddppo.envs.tasks.circuit.starts import rewriter as rewriter_of
 from ddppo.envs.tasks.circuit.starts import rules_digest
 from ddppo.errors import ConfigError, StorageError, TrainingError
@@ -28,7 +27,8 @@ from ddppo.optimise.search import Best, Budget, search
 from ddppo.optimise.walk import Walk, random_walk
 from ddppo.optimise.workers import Workers
 from ddppo.options import parse
-from ddppo.signals import StopRequest
+from ddppo.processes.cores import available_cores
+from ddppo.processes.signals import StopRequest
 
 _USAGE = """python -m ddppo.circuit optimise <circuit> out=<file> [minutes=10] [run=<run folder>] [key=value ...]
 python -m ddppo.circuit optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count

@@ -13,7 +13,7 @@ from ddppo.envs.tasks.circuit.found import replayed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.optimise.walk import Progress
 from ddppo.optimise.workers import Workers
-from ddppo.signals import StopRequest
+from ddppo.processes.signals import StopRequest
 from ddppo.terminal import warn
 
 _ROUND_STEPS = 1000  # of one walk, a fraction of a second: then walks tell each other what they found

@@ -10,7 +10,7 @@ from typing import Any
 
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.optimise.walk import Progress, Walk
-from ddppo.signals import die_with_parent, stop_signals_kill
+from ddppo.processes.signals import die_with_parent, stop_signals_kill
 from ddppo.terminal import warn
 
 _ANSWER_S = 600.0  # of a round of a second or so

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.exchange import NoExchange
 from ddppo.run.parts import Parts
@@ -11,7 +12,6 @@ from ddppo.run.replicas import fingerprint
 from ddppo.run.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.steps import Steps
 from ddppo.run.timing import IterationClock
-from ddppo.signals import StopRequest
 
 
 class Iterations:

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 
+from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.iteration import Iterations
 from ddppo.run.profiling import NullProfiler
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.run.scoring import Scoring
-from ddppo.signals import StopRequest
 
 
 class Loop:

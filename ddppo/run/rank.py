@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from ddppo.signals import stop_signals_kill
+from ddppo.processes.signals import stop_signals_kill
 
 
 def main() -> None:

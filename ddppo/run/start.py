@@ -11,7 +11,6 @@ from ddppo import config as configuration
 from ddppo.collectives import compiled
 from ddppo.config import Config
 from ddppo.config.preempting import warning_of
-from ddppo.cores import available_cores
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
@@ -19,6 +18,7 @@ from ddppo.distributed.programs.episodes import check as check_episodes
 from ddppo.envs import check_slots, probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import check_model
+from ddppo.processes.cores import available_cores
 from ddppo.run import checkpoint, sweep
 from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.evaluation import load_policy

@@ -36,6 +36,7 @@ from ddppo.errors import (
     StorageError,
     TrainingError,
 )
+from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.exchange import make_exchange
@@ -51,7 +52,6 @@ from ddppo.run.reporting import Reporter
 from ddppo.run.scoring import Scoring
 from ddppo.run.steps import Steps
 from ddppo.run.timing import IterationClock
-from ddppo.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
 

@@ -14,9 +14,9 @@ from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
 from ddppo.envs.remote.messages import spec_of
 from ddppo.envs.remote.own_server import FAILED, READY
+from ddppo.processes.signals import live_on
 from ddppo.serve.limits import Limits
 from ddppo.serve.server import ServeSettings, listening
-from ddppo.signals import live_on
 
 _CLOSE_S = 7.0
 _NONE = 1e9  # who alone knows the token may ask as much and as seldom as it likes

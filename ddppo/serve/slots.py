@@ -20,7 +20,7 @@ from typing import Any
 
 from ddppo.config import EnvConfig
 from ddppo.errors import TrainingError
-from ddppo.forking import ForkServerLost
+from ddppo.processes.forking import ForkServerLost
 from ddppo.serve.confinement import Confinement
 from ddppo.serve.worlds import Slot, Worlds
 from ddppo.spaces import EnvSpec

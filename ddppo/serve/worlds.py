@@ -17,7 +17,7 @@ from pathlib import Path
 from ddppo.config import EnvConfig
 from ddppo.envs.remote.messages import plain_spec
 from ddppo.errors import ConfigError
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.serve.confinement import Confinement, variables
 from ddppo.serve.line import READY, TASK, framed, hear
 from ddppo.spaces import EnvSpec

@@ -55,7 +55,7 @@ def measured(turns, num: int, seconds: float) -> str:
         turns.act(i, dialogue.action())
 
     server = next(pid for pid in descendants("ddppo server of"))
-    worlds = processes("ddppo slot", processes("ddppo.forking", server)[0])
+    worlds = processes("ddppo slot", processes("ddppo.processes.forking", server)[0])
     for i in range(num):
         begin(i)
     while counts["steps"] < 40 * num:  # what is loaded when first used

@@ -64,7 +64,7 @@ def main(num_clients: int = 8, seconds: int = 5, num_processes: int = 1) -> None
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ) as server:
         try:
             url = next(line for line in server.stderr if "serving" in line).split()[-1]
-            (forker,) = processes("ddppo.forking", server.pid)
+            (forker,) = processes("ddppo.processes.forking", server.pid)
             worlds = processes("ddppo slot", forker)
             before = cpu_s(server.pid), sum(map(cpu_s, worlds))
             share = str(num_clients // num_processes)

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ddppo.memory import descendants
+from ddppo.processes.memory import descendants
 
 _SHM = Path("/dev/shm")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -45,7 +45,7 @@ def role(pid: int) -> str:
 
 def living() -> list[int]:
     """Return what descends from this process and has not ended, but for a server of doors."""
-    found, doors = [], f"ddppo.forking for {os.getpid()}"
+    found, doors = [], f"ddppo.processes.forking for {os.getpid()}"
     for pid in descendants(os.getpid()):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

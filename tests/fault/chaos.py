@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddppo.orphans import take_in_orphans
+from ddppo.processes.orphans import take_in_orphans
 from tests.fault.disturbed import DISK_MB, DisturbedRun, wait_for
 
 TASKS = {  # settings, and steps of an iteration, which takes some 30 ms where nothing disturbs it

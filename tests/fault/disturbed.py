@@ -113,7 +113,7 @@ class DisturbedRun:
         {
             "rank": lambda: self._kill(self._one("ddppo.run.rank ")),
             "environments": lambda: self._kill(self._one("ddppo environment")),
-            "server": lambda: self._kill(self._one("ddppo.forking for ")),
+            "server": lambda: self._kill(self._one("ddppo.processes.forking for ")),
             "command": self._kill_command,
             "freeze": self._freeze,
             "checkpoint": self._truncate,

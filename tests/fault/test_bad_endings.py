@@ -135,7 +135,7 @@ def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_anot
         wait_until(lambda: run_dirs() and iterations(run_dirs()[0]), "iteration 1")
         (first,) = run_dirs()
         ranks = descendants(str(first))
-        (server,) = processes(f"ddppo.forking for {process.pid}")
+        (server,) = processes(f"ddppo.processes.forking for {process.pid}")
         os.kill(server, signal.SIGKILL)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -146,7 +146,9 @@ def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_anot
     assert len(ranks) == 2
     assert not descendants(str(first))
     assert summary(run_dirs()[1])["status"] == "completed"
-    wait_until(lambda: not processes(f"ddppo.forking for {process.pid}"), "end of the servers", timeout_s=5)
+    wait_until(
+        lambda: not processes(f"ddppo.processes.forking for {process.pid}"), "end of the servers", timeout_s=5
+    )
 
 
 @pytest.mark.parametrize("to_group", [True, False], ids=["terminal", "parent only"])

@@ -14,8 +14,8 @@ from ddppo.benchmark.command import bench as run_bench
 from ddppo.benchmark.one_run import Clock, measure
 from ddppo.benchmark.workloads import composed, configurations, fixed, fixed_names
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.memory import descendants, memory_of
 from ddppo.options import parted
+from ddppo.processes.memory import descendants, memory_of
 from tests.support import CHECKOUT, process_of
 
 TINY = ("env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")

@@ -12,7 +12,7 @@ from ddppo.config.settings import DistConfig
 from ddppo.distributed import launcher
 from ddppo.distributed.launcher import _blame, _ended_well, _Replacements, _wait_for_end
 from ddppo.errors import LOST_PEERS
-from ddppo.signals import StopRequest
+from ddppo.processes.signals import StopRequest
 from ddppo.topologies import Layout, Role, Topology
 
 

@@ -32,8 +32,8 @@ from ddppo.optimise.search import Best, Budget, search
 from ddppo.optimise.walk import AtRandom, Progress, Walk, random_walk
 from ddppo.optimise.workers import Workers
 from ddppo.options import parse as parse_door
+from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoint import save_iteration
-from ddppo.signals import StopRequest
 from tests.support import CHECKOUT, door
 from tests.unit.circuit_play import qasm
 

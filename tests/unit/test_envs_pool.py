@@ -11,7 +11,7 @@ from test_envs_tasks import task
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
 from ddppo.errors import EnvRaised, EnvWorkerLost
-from ddppo.forking import ForkServer
+from ddppo.processes.forking import ForkServer
 
 SHORT = {"id": "CartPole-v1", "max_episode_steps": 15}
 

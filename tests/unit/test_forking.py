@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.forking import ForkServer, ForkServerLost, num_threads
+from ddppo.processes.forking import ForkServer, ForkServerLost, num_threads
 from tests.support import CHECKOUT, processes, title_of, wait_until, warm_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prctl and /proc are Linux's")
@@ -113,7 +113,7 @@ def test_forks_end_with_a_killed_server_which_is_told(server, start):
 def test_all_end_with_a_killed_owner(tmp_path):
     script = f"""
 import os, time
-from ddppo.forking import ForkServer
+from ddppo.processes.forking import ForkServer
 server = ForkServer.forked()
 print(server.pid, server.start({PROGRAM!r}, ["sleep"], os.environ, title="of the test").pid, flush=True)
 time.sleep(3600)
@@ -134,14 +134,14 @@ def test_a_server_that_is_closed_leaves_nothing(server, start):
     server.close()
     assert not is_alive(process.pid)
     assert not is_alive(server.pid)
-    assert not processes(f"ddppo.forking for {os.getpid()} {server.pid}")
+    assert not processes(f"ddppo.processes.forking for {os.getpid()} {server.pid}")
 
 
 def test_no_server_is_forked_where_threads_run():
     script = """
 import threading
 import time
-from ddppo.forking import ForkServer, num_threads
+from ddppo.processes.forking import ForkServer, num_threads
 end = threading.Event()
 thread = threading.Thread(target=end.wait)
 thread.start()
@@ -205,6 +205,6 @@ def test_a_server_that_imports_ends_at_once_and_silently(importing, number, capf
 
 
 def test_a_server_whose_owner_is_gone_already_leaves():
-    command = [sys.executable, "-m", "ddppo.fork_server", "0", str(os.getppid())]
+    command = [sys.executable, "-m", "ddppo.processes.fork_server", "0", str(os.getppid())]
     left = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
     assert (left.returncode, left.stderr) == (1, b"")

@@ -19,7 +19,7 @@ from served_tasks import EXIT, MARK, START_A_PROCESS
 from ddppo.config import EnvConfig
 from ddppo.envs import probe
 from ddppo.envs.remote.messages import JSON, decoded, encoded
-from ddppo.forking import ForkServer
+from ddppo.processes.forking import ForkServer
 from ddppo.serve.line import framed, hear
 from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

@@ -17,7 +17,7 @@ from ddppo.ppo.learner import Learner, Update
 from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.ppo.step import STATISTICS
 from ddppo.ppo.text import TextCollector
-from ddppo.signals import StopRequest
+from ddppo.processes.signals import StopRequest
 
 if TYPE_CHECKING:
     from ddppo.search.campaign import Campaign

@@ -33,7 +33,7 @@ from ddppo.envs.same_step import Answers
 from ddppo.envs.step_cost import choose_num_workers
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import EnvError, EnvWorkerLost
-from ddppo.forking import ForkServer, ForkServerLost
+from ddppo.processes.forking import ForkServer, ForkServerLost
 from ddppo.terminal import warn
 
 _CLOSE_S = 5.0  # for environments to close

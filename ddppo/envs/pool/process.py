@@ -14,7 +14,7 @@ from ddppo.envs.faults import EnvNames, when_reset, when_stepped
 from ddppo.envs.pool.line import CALL, DONE, STEP, framed, hear, receive_byte
 from ddppo.envs.pool.past import Replay, Told
 from ddppo.errors import EnvWorkerLost
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 
 _LOOK_S = 1.0  # between two looks at a worker that does not answer
 _END_S = 5.0  # for a process that closed the line to end

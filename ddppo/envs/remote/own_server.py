@@ -12,7 +12,7 @@ from ddppo.envs.faults import EnvNames
 from ddppo.envs.remote.connection import EnvServerLost
 from ddppo.envs.remote.messages import plain_spec
 from ddppo.errors import EnvError
-from ddppo.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.spaces import EnvSpec
 
 READY, FAILED = b".", b"!"  # the reason follows

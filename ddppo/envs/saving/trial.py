@@ -16,7 +16,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.codec import sample_action
 from ddppo.envs.saving.packing import packed, unpacked
 from ddppo.errors import EnvError, EnvOutputError, EnvRaised
-from ddppo.signals import die_with_parent, stop_signals_kill
+from ddppo.processes.signals import die_with_parent, stop_signals_kill
 
 if TYPE_CHECKING:
     from ddppo.envs.scalar import RowEnv

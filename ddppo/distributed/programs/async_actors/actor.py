@@ -25,7 +25,7 @@ from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import CollectiveError
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
-from ddppo.signals import StopRequest
+from ddppo.processes.signals import StopRequest
 
 
 class AsyncActor(Program):

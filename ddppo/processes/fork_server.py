@@ -1,4 +1,4 @@
-"""The process that others fork from, and what a fork does to be the program it is asked to be. See ddppo/forking.py.
+"""The process that others fork from, and what a fork does to be the program it is asked to be. See forking.py.
 
 It computes nothing and starts no thread: what a fork finds locked by a thread stays locked in it for ever. Imports no
 torch by itself.
@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
-from ddppo.orphans import end_children, take_in_orphans
-from ddppo.signals import die_with_parent, live_on
+from ddppo.processes.orphans import end_children, take_in_orphans
+from ddppo.processes.signals import die_with_parent, live_on
 
 STDIO = (0, 1, 2)
 _SIZE = struct.Struct("!I")
@@ -39,7 +39,7 @@ def serve(connection: socket.socket) -> NoReturn:
         os.setsid()
     _default_signals()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    setproctitle(f"ddppo.forking for {os.getppid()}")
+    setproctitle(f"ddppo.processes.forking for {os.getppid()}")
     _let_go_of_files(connection.fileno())
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -253,7 +253,7 @@ def is_open(fd: int) -> bool:
 
 
 def main() -> None:
-    """Be the server that ForkServer.started starts: `python -m ddppo.fork_server <socket> <parent>`."""
+    """Be the server that ForkServer.started starts: `python -m ddppo.processes.fork_server <socket> <parent>`."""
     die_with_parent(int(sys.argv[2]))
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)

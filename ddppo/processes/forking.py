@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddppo.fork_server import STDIO, flush, is_open, receive, send, serve
-from ddppo.signals import die_with_parent
+from ddppo.processes.fork_server import STDIO, flush, is_open, receive, send, serve
+from ddppo.processes.signals import die_with_parent
 
 _END_S = 5.0
 
@@ -112,7 +112,13 @@ class ForkServer:
         """Start the server as a program of its own, which finds the modules that this one finds."""
         ours, theirs = socket.socketpair()
         theirs.set_inheritable(True)
-        command = [sys.executable, "-m", "ddppo.fork_server", str(theirs.fileno()), str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "ddppo.processes.fork_server",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
         paths = (environ.get("PYTHONPATH"), *sys.path)
         environ = {**environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         pid = os.posix_spawn(sys.executable, command, environ)
