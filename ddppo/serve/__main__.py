@@ -12,8 +12,8 @@ from ddppo.envs.probing import can_serve
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
 from ddppo.package import install_command
-from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
+from ddppo.serve.slots.confinement import Confinement
 
 T = TypeVar("T")
 

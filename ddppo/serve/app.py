@@ -23,9 +23,9 @@ from starlette.websockets import WebSocketDisconnect
 from ddppo.envs.remote.messages import FIELDS, PROTOCOL, plain_spec
 from ddppo.serve.limits import Limits
 from ddppo.serve.session import AS_ASKED, GONE, RESTART, Session
-from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
+from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
+from ddppo.serve.slots.worlds import Slot
 from ddppo.serve.stateless import ROUTES, UNUSED, asked_once, schemas
-from ddppo.serve.worlds import Slot
 from ddppo.spaces import EnvSpec
 
 _LOOK_S = 0.25  # between two looks for overdue sessions

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ddppo.envs.remote.messages import JSON, BadMessage, decoded, encoded
-from ddppo.serve.line import BAD, FAILED_STEP, STEP_ONCE
+from ddppo.serve.slots.line import BAD, FAILED_STEP, STEP_ONCE
 
 _TYPES = ("reset", "step", "state", "close")
 

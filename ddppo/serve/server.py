@@ -15,9 +15,9 @@ from ddppo.config import EnvConfig
 from ddppo.envs.probing import probe
 from ddppo.errors import ConfigError
 from ddppo.serve.app import Server, make_app
-from ddppo.serve.confinement import Confinement
 from ddppo.serve.limits import Limits
-from ddppo.serve.slots import SlotPool
+from ddppo.serve.slots.confinement import Confinement
+from ddppo.serve.slots.pool import SlotPool
 from ddppo.serve.sockets import protocols
 from ddppo.spaces import EnvSpec
 

@@ -14,9 +14,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ddppo.envs.remote.messages import JSON, MSGPACK
 from ddppo.serve.limits import Allowance, Limits
-from ddppo.serve.line import LEFT
-from ddppo.serve.wire import Wire
-from ddppo.serve.worlds import Slot
+from ddppo.serve.slots.line import LEFT
+from ddppo.serve.slots.wire import Wire
+from ddppo.serve.slots.worlds import Slot
 
 GONE = ""  # the client left: nobody to tell
 AS_ASKED = "as the client asked"

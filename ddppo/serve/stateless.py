@@ -11,9 +11,9 @@ import asyncio
 from typing import Any
 
 from ddppo.serve.limits import Limits
-from ddppo.serve.line import BAD, FAILED_STEP, RESET_ONCE, STEP_ONCE
-from ddppo.serve.wire import Wire
-from ddppo.serve.worlds import Slot
+from ddppo.serve.slots.line import BAD, FAILED_STEP, RESET_ONCE, STEP_ONCE
+from ddppo.serve.slots.wire import Wire
+from ddppo.serve.slots.worlds import Slot
 from ddppo.spaces import ArraySpec, EnvSpec
 
 ROUTES = {"/reset": RESET_ONCE, "/step": STEP_ONCE}

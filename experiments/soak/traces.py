@@ -36,7 +36,7 @@ def role(pid: int) -> str:
     name = title(pid)
     if found := re.search(r"^ddppo\.run\.rank .* (rank \d+) of \d+$", name):
         return found[1]
-    if found := re.search(r"^ddppo\.forking for (\d+)$", name):
+    if found := re.search(r"^ddppo\.processes\.forking for (\d+)$", name):
         return "server" if role(int(found[1])) == "door" else "pool"
     if name.startswith("ddppo environment"):
         return "environments"

@@ -27,9 +27,9 @@ from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.envs.remote.connection import Connection, EnvServerLost  # noqa: E402
 from ddppo.envs.remote.messages import MSGPACK, encoded  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
-from ddppo.serve.confinement import Confinement  # noqa: E402
-from ddppo.serve.line import HEAD, framed  # noqa: E402
 from ddppo.serve.server import ServeSettings, check  # noqa: E402
+from ddppo.serve.slots.confinement import Confinement  # noqa: E402
+from ddppo.serve.slots.line import HEAD, framed  # noqa: E402
 
 TOKEN = "a secret of 20 chars"
 GOOD = [
@@ -389,6 +389,6 @@ def test_users_for_worlds_take_a_server_that_is_root(monkeypatch):
 def test_a_server_whose_slots_are_not_kept_is_unhealthy(monkeypatch):
     with world(1) as url:
         assert get(url, "/health")[0] == 200
-        monkeypatch.setattr("ddppo.serve.slots._STUCK_S", 0.0)
+        monkeypatch.setattr("ddppo.serve.slots.pool._STUCK_S", 0.0)
         status, told = get(url, "/health")
         assert (status, json.loads(told)["status"]) == (503, "unhealthy")

@@ -20,8 +20,8 @@ from ddppo.config import EnvConfig
 from ddppo.envs import probe
 from ddppo.envs.remote.messages import JSON, decoded, encoded
 from ddppo.processes.forking import ForkServer
-from ddppo.serve.line import framed, hear
-from ddppo.serve.slots import PoolExhausted, SlotNotReady, SlotPool
+from ddppo.serve.slots.line import framed, hear
+from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 WORLD = EnvConfig(id="served_tasks:World-v0")

@@ -22,9 +22,9 @@ from test_serve_slots import SPEC, WORLD, act, ask, runs, until
 from ddppo.config import EnvConfig
 from ddppo.envs.remote.messages import MSGPACK, decoded, encoded
 from ddppo.errors import ConfigError
-from ddppo.serve.confinement import Confinement
-from ddppo.serve.line import framed, hear
-from ddppo.serve.slots import SlotPool
+from ddppo.serve.slots.confinement import Confinement
+from ddppo.serve.slots.line import framed, hear
+from ddppo.serve.slots.pool import SlotPool
 from ddppo.spaces import ArraySpec
 from tests.support import CHECKOUT
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
 from ddppo.envs.remote.messages import JSON, MSGPACK
-from ddppo.serve.confinement import Confinement, confine
-from ddppo.serve.line import FAILED, READY, framed, hear
 from ddppo.serve.openenv import answered_once
-from ddppo.serve.world import World
+from ddppo.serve.slots.confinement import Confinement, confine
+from ddppo.serve.slots.line import FAILED, READY, framed, hear
+from ddppo.serve.slots.world import World
 
 
 def main() -> None:

@@ -24,8 +24,8 @@ from ddppo.envs.remote.messages import (
 from ddppo.envs.rows import ObsArrays
 from ddppo.envs.scalar import played
 from ddppo.errors import EnvError, EnvRaised
-from ddppo.serve.line import LEFT
 from ddppo.serve.openenv import OpenEnv, is_spoken
+from ddppo.serve.slots.line import LEFT
 
 
 class World:

@@ -21,8 +21,8 @@ from typing import Any
 from ddppo.config import EnvConfig
 from ddppo.errors import TrainingError
 from ddppo.processes.forking import ForkServerLost
-from ddppo.serve.confinement import Confinement
-from ddppo.serve.worlds import Slot, Worlds
+from ddppo.serve.slots.confinement import Confinement
+from ddppo.serve.slots.worlds import Slot, Worlds
 from ddppo.spaces import EnvSpec
 
 _LOOK_S = 0.1  # between two looks at processes that nobody holds

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from ddppo.serve.line import HEAD, framed
+from ddppo.serve.slots.line import HEAD, framed
 
 
 class Wire(asyncio.Protocol):

@@ -18,8 +18,8 @@ from ddppo.config import EnvConfig
 from ddppo.envs.remote.messages import plain_spec
 from ddppo.errors import ConfigError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
-from ddppo.serve.confinement import Confinement, variables
-from ddppo.serve.line import READY, TASK, framed, hear
+from ddppo.serve.slots.confinement import Confinement, variables
+from ddppo.serve.slots.line import READY, TASK, framed, hear
 from ddppo.spaces import EnvSpec
 
 _SAY_S = 1.0  # for a process that has begun to say how it is
@@ -65,7 +65,7 @@ class Worlds:
         self.num_orphans = 0  # processes that worlds left behind, and that were ended
         self._task = {"env": asdict(env), "spec": plain_spec(spec), "confinement": asdict(confinement)}
         self._first_uid = confinement.first_uid
-        needed = ("ddppo.serve.confinement", "ddppo.serve.world", "ddppo.envs.pool.fork_server")
+        needed = ("ddppo.serve.slots.confinement", "ddppo.serve.slots.world", "ddppo.envs.pool.fork_server")
         self._modules = [*needed, *modules]
         self._keep_env = tuple(keep_env)
         self._prints = prints
@@ -88,7 +88,7 @@ class Worlds:
             stdio = (theirs.fileno(), 1, 2) if self._prints else (theirs.fileno(), -1, -1)
             try:
                 process = server.start(
-                    "ddppo.serve.backend", [], variables(os.environ, self._keep_env, str(folder)),
+                    "ddppo.serve.slots.backend", [], variables(os.environ, self._keep_env, str(folder)),
                     title=f"ddppo slot {index}", stdio=stdio,
                 )  # fmt: skip
             except BaseException:
