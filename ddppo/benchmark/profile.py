@@ -11,7 +11,7 @@ from ddppo.benchmark.workloads import Configuration
 from ddppo.errors import ConfigError
 from ddppo.files import stored
 
-PAGE = "where_the_time_goes.md"  # as ddppo.run.profiling calls it
+PAGE = "where_the_time_goes.md"  # as ddppo.run.measuring.profiling calls it
 _ITERATIONS = 3
 _WITHIN_S = 600.0
 

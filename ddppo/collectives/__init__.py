@@ -2,8 +2,8 @@
 
 `Group` is one rank in process: every operation is the identity and nothing is recorded. `SharedMemoryGroup` is the
 ranks of one machine, `ProcessGroup` those of torch.distributed, `Hierarchy` the first inside machines and the second
-between them. Records say when this rank arrived at a collective and when it left; `run/timing.py` turns the records of
-all ranks into waiting and communication.
+between them. Records say when this rank arrived at a collective and when it left; `run/measuring/timing.py` turns the
+records of all ranks into waiting and communication.
 """
 
 from ddppo.collectives.contract import Group, Record, Wait

@@ -19,8 +19,8 @@ from ddppo.models import ActorCritic, build_model
 from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
-from ddppo.run.compilation import can_be_native
-from ddppo.run.machines import gather_machines
+from ddppo.run.loop.compilation import can_be_native
+from ddppo.run.measuring.machines import gather_machines
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Topology, find, imported

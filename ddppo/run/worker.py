@@ -39,19 +39,19 @@ from ddppo.errors import (
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
-from ddppo.run.exchange import make_exchange
 from ddppo.run.folder import RunFolder
-from ddppo.run.iteration import Iterations
-from ddppo.run.loop import Loop
+from ddppo.run.loop.exchange import make_exchange
+from ddppo.run.loop.iteration import Iterations
+from ddppo.run.loop.loop import Loop
+from ddppo.run.loop.progress import Progress
+from ddppo.run.loop.replicas import named
+from ddppo.run.loop.steps import Steps
+from ddppo.run.measuring.profiling import make_profiler
+from ddppo.run.measuring.reporting import Reporter
+from ddppo.run.measuring.timing import IterationClock
 from ddppo.run.parts import build
-from ddppo.run.profiling import make_profiler
-from ddppo.run.progress import Progress
 from ddppo.run.records.recorder import NullRecorder, Recorder
-from ddppo.run.replicas import named
-from ddppo.run.reporting import Reporter
 from ddppo.run.scoring import Scoring
-from ddppo.run.steps import Steps
-from ddppo.run.timing import IterationClock
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
 

@@ -14,7 +14,8 @@ from ddppo.distributed.launch import resolve_device
 from ddppo.models.actor_critic import MLP
 from ddppo.ppo.compiled import step as compiled_step
 from ddppo.ppo.compiled.compiler import gradient_function, optimize_
-from ddppo.run import checkpoint, compilation
+from ddppo.run import checkpoint
+from ddppo.run.loop import compilation
 from ddppo.run.worker import Worker
 from tests.support import summary
 from tests.unit.test_compiled_step import Uncompiled

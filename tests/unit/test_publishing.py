@@ -15,7 +15,7 @@ from ddppo.envs.pool.observers import Observers
 from ddppo.envs.pool.past import Past
 from ddppo.envs.saving import packed
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
-from ddppo.run.exchange import Exchange, gather_bytes
+from ddppo.run.loop.exchange import Exchange, gather_bytes
 from tests.distributed.telling import LENGTH, number
 
 TELLING = "tests.distributed.telling:tests/Telling-v0"

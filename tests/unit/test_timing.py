@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from ddppo.collectives import Group, Record, Wait
-from ddppo.run import timing
-from ddppo.run.timing import IterationClock, split_waiting
+from ddppo.run.measuring import timing
+from ddppo.run.measuring.timing import IterationClock, split_waiting
 
 CPU = torch.device("cpu")
 

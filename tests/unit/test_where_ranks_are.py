@@ -2,7 +2,7 @@
 
 from ddppo.collectives import Group
 from ddppo.processes.cores import available_cores
-from ddppo.run.machines import gather_machines, merged
+from ddppo.run.measuring.machines import gather_machines, merged
 from ddppo.run.records.summary import machine
 
 

@@ -16,7 +16,7 @@ from ddppo.collectives import Group
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from ddppo.ppo.collector import Collector
-from ddppo.run.exchange import gather_bytes, joined, parted
+from ddppo.run.loop.exchange import gather_bytes, joined, parted
 from ddppo.run.parts import Parts
 
 _WORTH = 4096  # bytes from which a state is compressed

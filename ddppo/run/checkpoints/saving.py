@@ -12,9 +12,9 @@ from ddppo.run import checkpoint
 from ddppo.run.checkpoints import exactness
 from ddppo.run.checkpoints.environments import Environments
 from ddppo.run.checkpoints.writer import Writer
-from ddppo.run.exchange import NoExchange
+from ddppo.run.loop.exchange import NoExchange
+from ddppo.run.loop.progress import Progress
 from ddppo.run.parts import Parts
-from ddppo.run.progress import Progress
 from ddppo.run.scoring import Scoring
 from ddppo.terminal import warn
 from ddppo.topologies import find

@@ -1,17 +1,17 @@
-"""One iteration of a rank, from the rollout to the report: what `ddppo.run.loop` repeats."""
+"""One iteration of a rank, from the rollout to the report: what `ddppo.run.loop.loop` repeats."""
 
 import dataclasses
 
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
-from ddppo.run.exchange import NoExchange
+from ddppo.run.loop.exchange import NoExchange
+from ddppo.run.loop.progress import Progress
+from ddppo.run.loop.replicas import fingerprint
+from ddppo.run.loop.steps import Steps
+from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
+from ddppo.run.measuring.timing import IterationClock
 from ddppo.run.parts import Parts
-from ddppo.run.progress import Progress
 from ddppo.run.records.metrics import OF_CURRICULUM, OF_SEARCH, IterationReport
-from ddppo.run.replicas import fingerprint
-from ddppo.run.reporting import Agreed, LocalIteration, Reporter
-from ddppo.run.steps import Steps
-from ddppo.run.timing import IterationClock
 
 
 class Iterations:

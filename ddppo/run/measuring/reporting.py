@@ -16,8 +16,8 @@ from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import Episode
 from ddppo.ppo.step import OF_REFERENCE, STATISTICS
+from ddppo.run.measuring.timing import LocalTimes, split_waiting
 from ddppo.run.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
-from ddppo.run.timing import LocalTimes, split_waiting
 from ddppo.topologies import Layout
 
 _MEASURED = [metric.name for metric in OF_TOPOLOGIES]

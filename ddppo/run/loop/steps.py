@@ -2,9 +2,9 @@
 
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.native.step import NativeStep
-from ddppo.run.compilation import Compilation
+from ddppo.run.loop.compilation import Compilation
+from ddppo.run.loop.progress import Progress
 from ddppo.run.parts import Parts
-from ddppo.run.progress import Progress
 
 
 class Steps:

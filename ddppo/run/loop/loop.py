@@ -5,8 +5,8 @@ import math
 
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
-from ddppo.run.iteration import Iterations
-from ddppo.run.profiling import NullProfiler
+from ddppo.run.loop.iteration import Iterations
+from ddppo.run.measuring.profiling import NullProfiler
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.run.scoring import Scoring

@@ -1,0 +1,1 @@
+"""What is measured of iterations, and of the machines they run on."""
