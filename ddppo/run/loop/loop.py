@@ -64,7 +64,7 @@ class Loop:
     def _conclude(self) -> None:
         """Evaluate and record a run that has nothing left to learn."""
         progress = self._progress
-        of_no_rank = ({},) * self._parts.shape.world_size
+        of_no_rank: tuple[dict[str, float], ...] = ({},) * self._parts.shape.world_size
         report = IterationReport(progress.iteration, progress.env_steps, progress.wall_s, of_no_rank, {})
         if self._config.eval.final_episodes:
             report = self._with_evaluation(report, self._config.eval.final_episodes, is_last=True)
