@@ -6,6 +6,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from ddppo.config.algorithms import check_algorithm
+from ddppo.config.encoding import check_encoders
 from ddppo.config.faults import check_min_workers, check_nonfinite
 from ddppo.config.fields import check_fields
 from ddppo.config.ordered import check_ordered, num_shards
@@ -21,10 +22,14 @@ from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
 _OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init")
+_OF_IMAGES = ("image_layout", "pixel_max", "precision")
+_OF_DICTS = ("image_encoder", "encoders", "vector_sizes", "image_features")
 _OF_TOKENS = ("turn_tokens", "obs_tokens", "sampling_temperature", "top_p")
 _OF_MODELS = {
     "mlp": _OF_LAYERS,
-    "cnn": (*_OF_LAYERS, "conv_layers", "image_layout", "precision"),
+    "cnn": (*_OF_LAYERS, *_OF_IMAGES, "conv_layers"),
+    "resnet": (*_OF_LAYERS, *_OF_IMAGES, "resnet_channels"),
+    "dict": (*_OF_LAYERS, *_OF_IMAGES, *_OF_DICTS, "conv_layers", "resnet_channels"),
     "gnn": ("graph_conv", "graph_layers", "graph_width", "graph_prior", "temperature"),
     "token_policy": (
         *("token_width", "token_layers", "token_heads"),
@@ -115,13 +120,13 @@ def validate(config: Config) -> BatchShape:
             "env.backend=async is now pool: fewer processes, which step several environments each"
         )
     check_fields(config)
-    if not config.model.hidden_sizes:
+    if not config.model.hidden_sizes and config.model.name != "dict":
         raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
     if any(size < 1 for size in config.model.hidden_sizes):
         raise ConfigError(
             f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit"
         )
-    if max(config.model.hidden_sizes) > _LARGEST_LAYER:
+    if max(config.model.hidden_sizes, default=0) > _LARGEST_LAYER:
         raise ConfigError(
             f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
         )
@@ -377,18 +382,4 @@ def _check_model(config: Config) -> None:
             "ppo.normalize_obs=true with model.name=gnn: what it observes are numbers of gates and rules, which "
             "name things: use ppo.normalize_obs=false"
         )
-    _check_convolutions(config)
-
-
-def _check_convolutions(config: Config) -> None:
-    model = config.model
-    if any(len(layer) != 3 or min(layer) < 1 for layer in model.conv_layers):
-        raise ConfigError(
-            f"model.conv_layers={model.conv_layers}: every layer is [filters, kernel, stride], each at least 1"
-        )
-    if model.name == "cnn" and not model.conv_layers:
-        raise ConfigError(
-            "model.name=cnn needs model.conv_layers: model=cnn brings those of the Nature paper"
-        )
-    if model.precision == "bfloat16" and config.dtype != "float32":
-        raise ConfigError(f"model.precision=bfloat16 with dtype={config.dtype}: use dtype=float32")
+    check_encoders(config)

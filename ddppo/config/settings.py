@@ -78,18 +78,44 @@ class ModelConfig:
     )
     hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
     conv_layers: list[list[int]] = setting(
-        meaning="of cnn, in front of the hidden layers: [filters, kernel, stride] of each convolution",
+        meaning="of cnn and dict, in front of the hidden layers: [filters, kernel, stride] of each convolution; of "
+        "dict [] is what suits each image's size",
         factory=list,
     )
+    resnet_channels: list[int] = setting(
+        meaning="of resnet and of dict's resnets: filters of each block, which halves height and width",
+        factory=lambda: [16, 32, 32],
+    )
+    image_encoder: str = setting(
+        "cnn",
+        "of dict, what images are given to: cnn, resnet (IMPALA's), or resnet18, resnet50 (DD-PPO's, of half the "
+        "filters and group normalisation)",
+        choices=("cnn", "resnet", "resnet18", "resnet50"),
+    )
+    encoders: dict[str, str] = setting(
+        meaning="of dict, by key of what is observed, another encoder than its shape suggests: mlp or one of "
+        "model.image_encoder's, as {camera: resnet}",
+        factory=dict,
+    )
+    vector_sizes: list[int] = setting(
+        meaning="of dict: units of each layer behind an array that is no image", factory=lambda: [64]
+    )
+    image_features: int = setting(256, "of dict: units behind each image", low=1)
     image_layout: str = setting(
         "chw",
-        "of cnn, what an image's dimensions are: channels, height, width (a stack of frames), or channels last",
-        choices=("chw", "hwc"),
+        "of images, what their dimensions are: channels, height, width (a stack of frames), channels last, or by which "
+        "of the first and the last is smaller (auto)",
+        choices=("chw", "hwc", "auto"),
+    )
+    pixel_max: float = setting(
+        255.0,
+        "of images of uint8: what counts as 1, e.g. 10 where pixels name things, as Minigrid's",
+        above=0,
     )
     precision: str = setting(
         "float32",
-        "of cnn: float32 is dtype; bfloat16 multiplies in 8 bits, 2 to 3 times as fast on CPUs with AMX; then "
-        "independence of W holds to about 2 digits",
+        "of images: float32 is dtype; bfloat16 multiplies in 8 bits, 2 to 3 times as fast on CPUs with AMX or "
+        "AVX512-BF16; then independence of W holds to about 2 digits",
         choices=("float32", "bfloat16"),
     )
     activation: str = setting(

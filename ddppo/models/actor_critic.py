@@ -136,8 +136,11 @@ class MLP(ActorCritic):
         self.shared_trunk = config.shared_trunk
         self.activation = config.activation
         outputs = self.num_params
-        self.policy_trunk = _hidden_layers(spec.obs_size, config)
-        self.value_trunk = self.policy_trunk if config.shared_trunk else _hidden_layers(spec.obs_size, config)
+        sizes = list(config.hidden_sizes)
+        self.policy_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
+        self.value_trunk = self.policy_trunk
+        if not config.shared_trunk:
+            self.value_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
         self.policy_head = linear(
             config.hidden_sizes[-1], outputs // 2 if self.is_box else outputs, gain=0.01
         )
@@ -167,10 +170,11 @@ class MLP(ActorCritic):
         return torch.cat([out, self.log_std.expand_as(out)], dim=-1) if self.is_box else out
 
 
-def _hidden_layers(inputs: int, config: ModelConfig) -> nn.Sequential:
+def hidden_layers(inputs: int, sizes: list[int], activation: str) -> nn.Sequential:
+    """Return a layer of as many units as each of `sizes`, with orthogonal weights, and what is not linear behind it."""
     layers: list[nn.Module] = []
-    for outputs in config.hidden_sizes:
-        layers += [linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[config.activation]()]
+    for outputs in sizes:
+        layers += [linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[activation]()]
         inputs = outputs
     return nn.Sequential(*layers)
 

@@ -8,16 +8,17 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
-from ddppo.models.cnn import CNN
 from ddppo.models.gnn import GNN
 from ddppo.models.hf import HuggingFacePolicy
+from ddppo.models.on_trunk import OnTrunk
 from ddppo.models.tokens import TokenPolicy
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line
 
 MODELS: dict[str, type[ActorCritic]] = {
-    "mlp": MLP, "cnn": CNN, "gnn": GNN, "token_policy": TokenPolicy, "hf": HuggingFacePolicy,
+    "mlp": MLP, "cnn": OnTrunk, "resnet": OnTrunk, "dict": OnTrunk, "gnn": GNN, "token_policy": TokenPolicy,
+    "hf": HuggingFacePolicy,
 }  # fmt: skip
 
 

@@ -51,9 +51,9 @@ def convert(cfg):
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
     assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "atari", "bipedal", "cage2", "cartpole", "cartpole_masked", "circuit", "cloud", "gym",
-        "halfcheetah", "hopper", "lunarlander", "minigrid", "mountaincar_continuous", "mujoco", "pendulum", "popgym",
-        "remote", "synthetic", "tmaze", "walker2d",
+        "acrobot", "atari", "atari_sticky", "bipedal", "cage2", "cartpole", "cartpole_masked", "circuit", "cloud",
+        "gym", "halfcheetah", "hopper", "lunarlander", "minigrid", "mountaincar_continuous", "mujoco", "pendulum",
+        "popgym", "remote", "synthetic", "tmaze", "walker2d",
     }  # fmt: skip
 
 
@@ -102,7 +102,14 @@ def test_every_setting_has_a_meaning():
 
 TUNED = ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"]
 ROBOTS = ["halfcheetah", "hopper", "walker2d"]
-MODELS = {"circuit": "gnn", "cloud": "token_policy", "halfcheetah": "mlp_256", "hopper": "mlp_256"}
+MODELS = {
+    "atari": "cnn",
+    "atari_sticky": "cnn",
+    "circuit": "gnn",
+    "cloud": "token_policy",
+    "halfcheetah": "mlp_256",
+    "hopper": "mlp_256",
+}
 
 
 @pytest.mark.parametrize("env", [*TUNED, *ROBOTS, "atari", "mujoco", "circuit", "cloud"])

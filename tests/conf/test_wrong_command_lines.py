@@ -7,6 +7,7 @@ from tests.conf.wrong_checkpoints import LINES as OF_CHECKPOINTS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_faults import LINES as OF_FAULTS
 from tests.conf.wrong_orders import LINES as OF_ORDER
+from tests.conf.wrong_pixels import LINES as OF_PIXELS
 from tests.conf.wrong_rewards import LINES as OF_REWARDS
 from tests.conf.wrong_searches import LINES as OF_SEARCHES
 from tests.conf.wrong_sweeps import LINES as OF_SWEEPS
@@ -74,6 +75,13 @@ def test_what_cannot_be_made_of_rewards_and_advantages_is_a_sentence_with_its_re
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_REWARDS[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_PIXELS)
+def test_encoders_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_PIXELS[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_CHECKPOINTS)

@@ -38,7 +38,7 @@ RUNS = {
     "a pool": ["env=cartpole", "env.backend=pool", "env.num_workers=2"],
     "LunarLander": ["env=lunarlander", "env.backend=sync"],
     "LunarLander, a pool": ["env=lunarlander", "env.backend=pool", "env.num_workers=2"],
-    "Pong": ["env=atari", "env.num_envs=4", "ppo.num_epochs=1", "env.num_workers=1"],
+    "Pong": ["env=atari", "model=mlp", "env.num_envs=4", "ppo.num_epochs=1", "env.num_workers=1"],
     "FrozenLake": ["env=gym", "env.id=FrozenLake-v1"],
     "a task that publishes": ["env=gym", "env.id=tests.distributed.telling:tests/Telling-v0", "env.backend=sync"],
     "whole episodes": ["env=cartpole", "ppo=grpo", "ppo.group_size=2"],

@@ -125,6 +125,12 @@ def test_with_pixels_beside_other_arrays_and_a_model_of_them_they_agree_whoever_
     assert_same_learning(one, two, 1e-9)
 
 
+def test_with_an_encoder_for_each_array_they_agree_as_well(runs):
+    small = ["model=dict", "model.hidden_sizes=[16]", "model.image_features=8", "model.vector_sizes=[8]"]
+    folders = runs("encoders", *MIXED[:2], *small, "dtype=float64", "dist.world_size=1,2")
+    assert_same_learning(folders[1], folders[2], 1e-9)
+
+
 def test_distributed_data_parallel_learns_the_same_as_one_rank(runs, tmp_path):
     one = runs("everything", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=1,2,4")[1]
     two = sweep(

@@ -1,0 +1,140 @@
+"""The visual encoder of DD-PPO (Wijmans et al. 2020, arXiv:1911.00357, section 5, and their habitat-baselines).
+
+A residual network (He et al. 2016, arXiv:1512.03385) of half the filters, with group normalisation (Wu & He 2018,
+arXiv:1803.08494): statistics of a batch would depend on how it is dealt to ranks. So would their running moments of
+pixels, which are left out here.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.models.actor_critic import linear
+from ddppo.models.encoders.images import Image
+from ddppo.models.encoders.trunk import Trunk
+from ddppo.models.observations import Obs
+
+_FILTERS = 32  # of the first layers: half of He's
+_GROUPS = 16
+_COMPRESSED = 2048  # numbers in front of the hidden layers, about
+_LEAST = 32  # pixels of height and width
+_UNITS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # of each stage; of 50 with bottlenecks
+
+
+class Deep(Trunk):
+    """Pixels halved by averaging, 18 or 50 layers, a convolution to some 2048 numbers, hidden layers."""
+
+    computes_images = True
+
+    def __init__(self, image: Image, config: ModelConfig, sizes: list[int], depth: int) -> None:
+        super().__init__()
+        if min(image.height, image.width) < _LEAST:
+            raise ConfigError(
+                f"model.image_encoder=resnet{depth} halves images 6 times, and these are {image.height} x "
+                f"{image.width}: use images of at least {_LEAST} x {_LEAST}, or model.image_encoder=resnet"
+            )
+        self.image = image
+        self.scale = 1 / config.pixel_max if image.is_pixels else 1.0
+        self.is_rounded = config.precision == "bfloat16"
+        size = (image.height // 2, image.width // 2)
+        is_bottleneck = depth == 50
+        stem = _Normalised(image.channels, _FILTERS, 7, 2, size)
+        size = _halved(stem.size)
+        layers: list[nn.Module] = [stem, nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        channels, parts = _FILTERS, [stem]
+        for stage, num_units in enumerate(_UNITS[depth]):
+            for k in range(num_units):
+                stride = 2 if stage > 0 and k == 0 else 1
+                unit = _Unit(channels, _FILTERS * 2**stage, stride, size, is_bottleneck=is_bottleneck)
+                layers.append(unit)
+                parts += unit.parts()
+                channels, size = unit.channels, unit.size
+        compressed = _Normalised(
+            channels, max(1, round(_COMPRESSED / (size[0] * size[1]))), 3, 1, size, groups=1
+        )
+        self.convolutions = nn.Sequential(*layers, compressed, nn.ReLU(inplace=True))
+        self.num_products = sum(part.num_products for part in [*parts, compressed])
+        inputs = compressed.channels * size[0] * size[1]
+        hidden: list[nn.Module] = []
+        for outputs in sizes:
+            hidden += [linear(inputs, outputs, gain=2**0.5), nn.ReLU(inplace=True)]
+            self.num_products += inputs * outputs
+            inputs = outputs
+        self.hidden = nn.Sequential(*hidden)
+        self.num_features = inputs
+
+    def forward(self, obs: Obs) -> torch.Tensor:
+        assert isinstance(obs, torch.Tensor), "one array"
+        dtype = next(self.parameters()).dtype
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.is_rounded):
+            return self._features(obs, dtype).to(dtype)
+
+    def plain(self, obs: Obs) -> torch.Tensor:
+        assert isinstance(obs, torch.Tensor), "one array"
+        return self._features(obs, next(self.parameters()).dtype)
+
+    def _features(self, obs: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        images = obs.movedim(-1, -3) if self.image.is_hwc else obs
+        x = F.avg_pool2d(images.to(dtype) * self.scale, 2)
+        return self.hidden(self.convolutions(x).flatten(1))
+
+
+class _Normalised(nn.Module):
+    """A convolution and group normalisation; `size` is that of its results."""
+
+    def __init__(
+        self,
+        channels: int,
+        filters: int,
+        kernel: int,
+        stride: int,
+        size: tuple[int, int],
+        groups: int = _GROUPS,
+    ) -> None:
+        super().__init__()
+        self.channels = filters
+        self.size = _halved(size) if stride == 2 else size
+        self.convolution = nn.Conv2d(channels, filters, kernel, stride, kernel // 2, bias=False)
+        nn.init.kaiming_normal_(self.convolution.weight, mode="fan_out", nonlinearity="relu")
+        self.normalisation = nn.GroupNorm(groups, filters)
+        self.num_products = self.convolution.weight.numel() * self.size[0] * self.size[1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.normalisation(self.convolution(x))
+
+
+class _Unit(nn.Module):
+    """relu(shortcut(x) + layers(x)): two layers of 3 x 3, or 1 x 1, 3 x 3 and 1 x 1 to 4 times the filters."""
+
+    def __init__(
+        self, channels: int, filters: int, stride: int, size: tuple[int, int], *, is_bottleneck: bool
+    ) -> None:
+        super().__init__()
+        self.channels = 4 * filters if is_bottleneck else filters
+        if is_bottleneck:
+            first = _Normalised(channels, filters, 1, 1, size)
+            second = _Normalised(filters, filters, 3, stride, size)
+            self.layers = nn.ModuleList(
+                [first, second, _Normalised(filters, self.channels, 1, 1, second.size)]
+            )
+        else:
+            first = _Normalised(channels, filters, 3, stride, size)
+            self.layers = nn.ModuleList([first, _Normalised(filters, filters, 3, 1, first.size)])
+        self.size = _halved(size) if stride == 2 else size
+        is_same = stride == 1 and channels == self.channels
+        self.shortcut = None if is_same else _Normalised(channels, self.channels, 1, stride, size)
+
+    def parts(self) -> list[_Normalised]:
+        return [module for module in self.modules() if isinstance(module, _Normalised)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        beside = x if self.shortcut is None else self.shortcut(x)
+        for k, layer in enumerate(self.layers):
+            x = layer(x if k == 0 else F.relu_(x))
+        return F.relu_(x + beside)
+
+
+def _halved(size: tuple[int, int]) -> tuple[int, int]:
+    return (size[0] + 1) // 2, (size[1] + 1) // 2

@@ -1,0 +1,165 @@
+"""What an image is, and what trunks over images share: scale, order in memory, precision, rows that fit a cache."""
+
+import abc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.models.actor_critic import ACTIVATIONS, linear
+from ddppo.models.encoders.trunk import Trunk
+from ddppo.models.observations import Obs
+from ddppo.spaces import ArraySpec, EnvSpec
+
+_ROWS_AT_ONCE = 128  # of convolutions: what 256 write is mapped and unmapped every time, a fifth of all time
+
+Weights = list[tuple[torch.Tensor, torch.Tensor]]  # and biases, as they are multiplied with
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Channels, height and width of an array; whether its channels come last, and whether it is pixels of uint8."""
+
+    channels: int
+    height: int
+    width: int
+    is_hwc: bool
+    is_pixels: bool
+
+
+def image_of(leaf: ArraySpec, config: ModelConfig, said: str = "") -> Image:
+    """Return what an array of three dimensions is by model.image_layout; auto: channels are fewer than pixels aside.
+
+    said: whose array it is. Raises ConfigError where auto cannot tell.
+    """
+    first, middle, last = leaf.shape
+    if config.image_layout == "auto" and first == last:
+        raise ConfigError(
+            f"model.image_layout=auto: {said}images of {list(leaf.shape)} may have channels first or last: set "
+            "model.image_layout=chw or model.image_layout=hwc"
+        )
+    if config.image_layout == "hwc" or (config.image_layout == "auto" and last < first):
+        return Image(last, first, middle, True, not leaf.is_float)
+    return Image(first, middle, last, False, not leaf.is_float)
+
+
+def only_image(spec: EnvSpec, config: ModelConfig) -> Image:
+    """Return the one image that a task observes. Raises ConfigError where it is something else."""
+    obs = spec.obs
+    if isinstance(obs, dict):
+        observed = f"a dict of {', '.join(obs)}: use model=dict"
+    elif len(obs.shape) == 3:
+        return image_of(obs, config)
+    else:
+        observed = f"{list(obs.shape)}: use model=mlp"
+    raise ConfigError(
+        f"model.name={config.name} takes images, a Box of 3 dimensions, but the task observes {observed}, or a model "
+        "of your own"
+    )
+
+
+class OfImages(Trunk):
+    """Convolutions, then hidden layers, each with `activation` behind it.
+
+    uint8 counts from 0 to 1, which model.pixel_max is; that scale is in the first layer's weights, for dividing all
+    pixels takes longer than multiplying them. model.precision=bfloat16 rounds pixels, features and weights to 8 bits
+    where they are multiplied; parameters and features handed over keep their type.
+    """
+
+    computes_images = True
+
+    def __init__(self, image: Image, config: ModelConfig) -> None:
+        super().__init__()
+        self.image = image
+        self.scale = 1 / config.pixel_max if image.is_pixels else 1.0
+        is_relu = config.activation == "relu"  # whose gradient needs the result alone, so in place
+        self.activation = nn.ReLU(inplace=True) if is_relu else ACTIVATIONS[config.activation]()
+        self.is_rounded = config.precision == "bfloat16"
+        self.kept: Weights | None = None
+        self.layers = nn.ModuleList()  # convolutions in the order of their use, then hidden layers
+        self.num_convolutions = 0
+        self.num_products = 0
+
+    def add_convolution(self, layer: nn.Conv2d, height: int, width: int) -> None:
+        """Take a layer whose results are of that size."""
+        self.layers.append(layer)
+        self.num_convolutions += 1
+        self.num_products += layer.weight.numel() * height * width
+
+    def add_hidden(self, inputs: int, sizes: list[int]) -> None:
+        for outputs in sizes:
+            self.layers.append(linear(inputs, outputs, gain=2**0.5))
+            self.num_products += inputs * outputs
+            inputs = outputs
+        self.num_features = inputs
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        try:
+            with torch.no_grad():
+                self.kept = self.weights()
+            yield
+        finally:
+            self.kept = None
+
+    def weights(self) -> Weights:
+        """Return what images and features are multiplied with: of the wanted type, and the first times `scale`."""
+        found: Weights = []
+        for i, (weight, bias) in enumerate(self._pairs()):
+            if i == 0:
+                weight = self.first_weight(weight * self.scale)
+            if self.is_rounded:
+                weight, bias = weight.bfloat16(), bias.bfloat16()
+            found.append((channels_last(weight) if weight.dim() == 4 else weight, bias))
+        return found
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for layer in self.layers:
+            assert isinstance(layer, (nn.Conv2d, nn.Linear))
+            assert layer.bias is not None
+            yield layer.weight, layer.bias
+
+    def first_weight(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weights of the first convolution for images as `prepared` leaves them."""
+        return weight
+
+    def forward(self, obs: Obs) -> torch.Tensor:
+        weights = self.kept or self.weights()
+        rows = self._first(obs).split(_ROWS_AT_ONCE)
+        x = torch.cat([self.convolved(self.prepared(part, weights), weights).flatten(1) for part in rows])
+        for weight, bias in weights[self.num_convolutions :]:
+            x = self.activation(F.linear(x, weight, bias))
+        return x.to(next(self.parameters()).dtype)
+
+    def plain(self, obs: Obs) -> torch.Tensor:
+        """Return the features of `forward` in the type of the parameters: all rows at once, nothing folded."""
+        weights = list(self._pairs())
+        x = self.convolved(
+            self._first(obs).to(weights[0][0].dtype) * self.scale, weights, is_plain=True
+        ).flatten(1)
+        for weight, bias in weights[self.num_convolutions :]:
+            x = self.activation(F.linear(x, weight, bias))
+        return x
+
+    def prepared(self, images: torch.Tensor, weights: Weights) -> torch.Tensor:
+        """Return images `[n, channels, height, width]` in the type of the weights."""
+        # Convolutions take half the time where channels are last; pixels are moved while they are a byte each.
+        return channels_last(images).to(weights[0][0].dtype)
+
+    @abc.abstractmethod
+    def convolved(self, x: torch.Tensor, weights: Weights, *, is_plain: bool = False) -> torch.Tensor:
+        """Return what convolutions make of prepared images, or of plain ones by plain weights `[n, ...]`."""
+
+    def _first(self, obs: Obs) -> torch.Tensor:
+        """Return images with channels first."""
+        assert isinstance(obs, torch.Tensor), "one array"
+        return obs.movedim(-1, -3) if self.image.is_hwc else obs
+
+
+def channels_last(images: torch.Tensor) -> torch.Tensor:
+    return images.contiguous(memory_format=torch.channels_last)
