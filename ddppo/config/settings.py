@@ -216,7 +216,10 @@ class PPOConfig:
     num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
     gamma: float = setting(0.99, "discount per step", low=0, high=1)
     gae_lambda: float = setting(0.95, "lambda of GAE", low=0, high=1)
-    clip_coef: float = setting(0.2, "epsilon of the clipped surrogate", above=0)
+    clip_coef: float = setting(0.2, "epsilon of the clipped surrogate at the start", above=0)
+    clip_schedule: str = setting(
+        "none", "of clip_coef: none, or linear (to 0 at total_steps)", choices=("none", "linear")
+    )
     clip_value_coef: float | None = setting(None, "clip range of the value loss; null does not clip", above=0)
     value_coef: float = setting(0.5, "weight of the value loss", low=0)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)

@@ -164,7 +164,8 @@ class Learner:
         by_minibatch = None
         if config.normalize_advantages == "minibatch":
             by_minibatch = AdvantagesByMinibatch(batch, plan, shape.local_num_shards, self.gather)
-        step.begin(learning_rate)
+        left = 1.0 - progress if config.clip_schedule == "linear" else 1.0
+        step.begin(learning_rate, config.clip_coef * left)
         sums, num_steps, num_epochs = step.sums, 0, 0
         epoch_kl, kl_at = math.nan, STATISTICS.index("approx_kl")
         watches_kl = config.target_kl is not None or config.lr_schedule == "adaptive"

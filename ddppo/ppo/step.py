@@ -21,6 +21,7 @@ At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model's `at`; with a 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
 BETAS = (0.9, 0.999)  # Adam's
+CLIP = 0  # where `constants` has the range of the ratio
 NORM_EPS = 1e-6  # below which a gradient is not scaled up (torch.nn.utils.clip_grad_norm_)
 
 
@@ -62,8 +63,8 @@ class Step(Protocol):
 
     sums: torch.Tensor
 
-    def begin(self, learning_rate: float) -> None:
-        """Start an iteration: sums are zero."""
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
+        """Start an iteration with this step size and range of the ratio: sums are zero."""
         ...
 
     def epoch(
@@ -221,10 +222,11 @@ class EagerStep(ByMinibatch):
         self._norms = torch.zeros((), dtype=torch.float64, device=parameters.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=parameters.device)
 
-    def begin(self, learning_rate: float) -> None:
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
         self.sums.zero_()
         self._norms.zero_()
         self.optimizer.param_groups[0]["lr"] = learning_rate
+        self._coefficients = self._coefficients._replace(clip=clip_coef)
 
     def take(self, shards: Sequence[Minibatch], count: float) -> None:
         losses = [

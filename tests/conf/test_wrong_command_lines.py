@@ -5,6 +5,7 @@ import pytest
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_checkpoints import LINES as OF_CHECKPOINTS
 from tests.conf.wrong_command_lines import Case, Playground, cases
+from tests.conf.wrong_details import LINES as OF_DETAILS
 from tests.conf.wrong_faults import LINES as OF_FAULTS
 from tests.conf.wrong_orders import LINES as OF_ORDER
 from tests.conf.wrong_pixels import LINES as OF_PIXELS
@@ -54,6 +55,13 @@ def test_searches_that_cannot_be_are_a_sentence_with_its_remedy(playground, line
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_SEARCHES[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_DETAILS)
+def test_details_that_are_none_are_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_DETAILS[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_FAULTS)

@@ -128,7 +128,7 @@ def both(spec, kind, monkeypatch, model_config=None, iterations=2, **settings):
     for which in ("eager", kind):
         learner, model = made(spec, config, kind=which, monkeypatch=monkeypatch, model_config=model_config)
         samples = rollout(spec, model)
-        updates = [learner.update(samples, k, 0.0) for k in range(1, iterations + 1)]
+        updates = [learner.update(samples, k + 1, k / 4) for k in range(iterations)]
         state = learner.optimizer.state[learner.parameters]
         found.append((updates, learner.parameters.detach(), state, learner.learning_rate))
     return found
@@ -174,6 +174,7 @@ def test_it_does_so_under_action_masks(action, kind, monkeypatch):
     "settings",
     [
         {"clip_value_coef": 0.1, "value_coef": 0.7, "clip_coef": 0.1},
+        {"clip_schedule": "linear", "clip_coef": 0.1},
         {"lr_schedule": "adaptive", "adaptive_kl": 0.001},
         {"target_kl": 1e-9, "num_epochs": 5},
         {"max_grad_norm": 1e-3, "adam_eps": 1e-3},

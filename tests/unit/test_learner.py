@@ -286,6 +286,24 @@ def test_the_learning_rate_follows_its_schedule_from_the_scaled_start(schedule, 
         assert made.optimizer.param_groups[0]["lr"] == pytest.approx(rate)
 
 
+@pytest.mark.parametrize(("schedule", "ranges"), [("none", [0.2, 0.2, 0.2]), ("linear", [0.2, 0.1, 0.02])])
+def test_the_clip_range_follows_its_schedule(schedule, ranges):
+    made = learner((2, 1), learning_rate=1e-9, clip_coef=0.2, clip_schedule=schedule)
+    samples = rollout([[1.0], [1.0]], ratio=[[1.05], [1.15]])
+    for iteration, (progress, clip) in enumerate(zip((0.0, 0.5, 0.9), ranges, strict=True), start=1):
+        found = means(made.update(samples, iteration, progress))
+        assert found["policy_loss"] == pytest.approx(-sum(min(r, 1 + clip) for r in (1.05, 1.15)) / 2)
+        assert found["clip_fraction"] == sum(r > 1 + clip for r in (1.05, 1.15)) / 2
+
+
+def test_adams_epsilon_halves_the_step_of_a_gradient_of_its_own_size():
+    # The value's gradient is value_coef * (V - R) = 0.5 * 2e-5; Adam's first step is lr * g / (|g| + eps).
+    for eps, moved in ((1e-5, 0.005), (1e-8, 0.01 / 1.001)):
+        made = learner((1, 1), Constant(value=1.0), learning_rate=0.01, value_coef=0.5, adam_eps=eps)
+        made.update(rollout([[1.0 - 2e-5]], values=1.0), iteration=1, progress=0.0)
+        assert 1.0 - made.parameters[2].item() == pytest.approx(moved, rel=1e-6)
+
+
 def test_the_first_step_of_adam_is_as_long_as_the_learning_rate():
     made = learner((1, 1), Constant(value=5.0), learning_rate=0.01)
     before = made.parameters.detach().clone()

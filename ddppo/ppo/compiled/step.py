@@ -23,6 +23,7 @@ from ddppo.models import ActorCritic, random_obs
 from ddppo.ppo.minibatches import Minibatch
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.step import (
+    CLIP,
     STATISTICS,
     ByMinibatch,
     Coefficients,
@@ -176,9 +177,10 @@ class CompiledStep(ByMinibatch):
         self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
         self._moments: list[torch.Tensor] = []
 
-    def begin(self, learning_rate: float) -> None:
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
         self._forget()
         self._learning_rate.fill_(learning_rate)
+        self._constants[CLIP] = clip_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 

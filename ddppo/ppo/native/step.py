@@ -12,7 +12,7 @@ from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
 from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
 from ddppo.ppo.native.network import NativeNetwork, library
-from ddppo.ppo.step import STATISTICS, NotFinite, adam_state, constants
+from ddppo.ppo.step import CLIP, STATISTICS, NotFinite, adam_state, constants
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
@@ -61,10 +61,11 @@ class NativeStep:
         self._sum = self._sum_call() if group.world_size > 1 or num_shards else None
         self._fault: BaseException | None = None
 
-    def begin(self, learning_rate: float) -> None:
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
         self.sums.zero_()
         self._norms.zero_()
         self._learning_rate = learning_rate
+        self._constants[CLIP] = clip_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
