@@ -15,7 +15,7 @@ from ddppo.errors import ConfigError, EnvStateError
 from ddppo.policies.playing import task_of
 from ddppo.spaces import ActionSpec, ArraySpec
 
-pytest.importorskip("ale_py", reason="needs the extra atari")
+ale_py = pytest.importorskip("ale_py", reason="needs the extra atari")
 
 SEEDS = [10**15, 2, 3]
 
@@ -60,6 +60,40 @@ def test_a_game_s_stream_is_its_own_whoever_it_is_stepped_with_and_on_how_many_t
             np.testing.assert_array_equal(a.obs[one], b.obs)
             for name in ("rewards", "terminated", "truncated", "valid"):
                 np.testing.assert_array_equal(getattr(a, name)[one], getattr(b, name))
+
+
+def test_no_ops_let_games_begin_apart_and_without_them_they_begin_alike():
+    def first_frames(noop_max):
+        env = make_vec_env(game("Freeway", noop_max=noop_max), range(3), rank=0, cores=1)
+        try:
+            return env.reset(SEEDS)[0][:, -1].copy()
+        finally:
+            env.close()
+
+    alike, apart = first_frames(0), first_frames(30)
+    assert (alike == alike[0]).all()
+    assert len({frame.tobytes() for frame in apart}) == 3
+
+
+def test_a_step_is_four_frames_and_shows_the_maximum_of_the_last_two():
+    ale = ale_py.ALEInterface()
+    ale.setInt("random_seed", 1)
+    ale.setFloat("repeat_action_probability", 0.0)
+    ale.loadROM(ale_py.roms.get_rom_path("pong"))
+    buttons = ale.getMinimalActionSet()
+    unscaled = {"img_height": 210, "img_width": 160, "noop_max": 0, "use_fire_reset": False}
+    env = make_vec_env(game("Pong", **unscaled), range(1), rank=0, cores=1)
+    try:
+        env.reset([1])
+        for action in np.random.default_rng(0).integers(0, len(buttons), 60):
+            step, rewards, frames = env.step(np.array([action])), 0, []
+            for _ in range(4):
+                rewards += ale.act(buttons[action])
+                frames.append(ale.getScreenGrayscale())
+            np.testing.assert_array_equal(step.obs[0, -1], np.maximum(*frames[-2:]))
+            assert step.rewards == [rewards]
+    finally:
+        env.close()
 
 
 def test_a_lost_life_ends_an_episode_for_learning_while_the_game_goes_on():
