@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import random
+import re
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -254,6 +256,23 @@ def test_an_episode_that_is_too_long_to_be_played_again_is_not_kept(batch, monke
 def test_a_task_that_remembers_elsewhere_is_found_at_the_door(monkeypatch, cls, kwargs):
     reason = reason_why_not(EnvConfig(id=registered(monkeypatch, cls), kwargs=kwargs))
     assert "another observation" in reason
+
+
+class Slow(Shared):
+    """Remembers in its resets alone; a step takes 20 ms."""
+
+    def reset(self, *, seed=None, options=None):
+        Shared.steps_of_all += 1
+        return np.full(1, Shared.steps_of_all, np.float32), {}
+
+    def step(self, action):
+        time.sleep(0.02)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+def test_of_a_slow_task_fewer_steps_are_tried_but_the_next_episode_still_is(monkeypatch):
+    env = EnvConfig(id=registered(monkeypatch, Slow))
+    assert re.search(r"another observation in the reset after [34] steps", reason_why_not(env))  # not 21
 
 
 def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypatch):

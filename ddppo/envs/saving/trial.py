@@ -1,6 +1,7 @@
 """Whether a task's environments can be saved exactly: tried, before any process starts."""
 
 import copy
+import math
 import os
 import select
 import signal
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from ddppo.envs.scalar import RowEnv
     from ddppo.spaces import EnvSpec
 
-_STEPS = 20  # of each part of the trial; fewer where they are slow
-_SECONDS = 3.0  # after which each part has two steps at most
+_STEPS = 20  # of each part of the trial; of slow ones fewer, two at least
+_SECONDS = 0.5  # of stepping in all, unless two steps of each part take longer
+_PARTS = 7  # two episodes, the second of which may be played again, and two more of both environments
 _HANGS_S = 30.0  # after which it is not waited for
 _TOLD = "an environment that went on from another's state, in the midst of its second episode, had"
 
@@ -42,8 +44,9 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
     """Return why a checkpoint cannot hold exactly what environments are in the midst of; None where it can.
 
     Of one environment the state is taken in its second episode, and given to another: both must then observe the same
-    and be rewarded the same, to the bit, in that episode and the next. Batched tasks and Atari's batch are known to,
-    and tasks of text go on from nothing. Raises ConfigError as probe() does.
+    and be rewarded the same, to the bit, in that episode and the next. steps: of each part; fewer where all would take
+    longer than `seconds`, but two at least, and the resets. Batched tasks and Atari's batch are known to, and tasks of
+    text go on from nothing. Raises ConfigError as probe() does.
     """
     from ddppo.envs.batched import why_not_batched
     from ddppo.envs.probing import probe
@@ -66,7 +69,7 @@ def _tried(env: EnvConfig, spec: "EnvSpec", steps: int, seconds: float) -> str |
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, name) for name in (_ONE, "another environment"))
-        return _parted(made[0], made[1], steps, time.monotonic() + seconds)
+        return _parted(made[0], made[1], steps, seconds)
     except EnvError as e:
         if isinstance(e, (EnvRaised, EnvOutputError)) and str(e).startswith(_ONE):
             return None  # by itself, whether or not it is saved: the run meets it, and says so
@@ -105,7 +108,7 @@ def _in_a_child(trial: Callable[[], str | None]) -> str | None:
     return said.removeprefix("why ") if said.startswith("why ") else None
 
 
-def _parted(one: "RowEnv", other: "RowEnv", steps: int, end: float) -> str | None:
+def _parted(one: "RowEnv", other: "RowEnv", steps: int, seconds: float) -> str | None:
     """Return where `other`, which went on from the state of `one`, did not do as it did; None if it always did."""
     space = copy.deepcopy(one.action_space)
     space.seed(0)
@@ -120,15 +123,24 @@ def _parted(one: "RowEnv", other: "RowEnv", steps: int, end: float) -> str | Non
             answers.append(_Answer(row.tobytes(), reward_bits, bool(terminated), bool(truncated)))
         return answers
 
-    one.reset(seed=1)
-    for _ in range(2):
-        one.reset()
-        for k in range(steps):
+    def played(num_steps: int) -> float:
+        """Step `one` so often, and return what the quickest step took, in seconds."""
+        took = math.inf
+        for _ in range(num_steps):
+            began = time.monotonic()
             (answer,) = step(one)
+            took = min(took, time.monotonic() - began)
             if answer.terminated or answer.truncated:
                 one.reset()
-            if k and time.monotonic() > end:
-                break
+        return took
+
+    one.reset(seed=1)
+    one.reset()  # an episode more than `other` will have had, of which to count them would tell
+    step_s = played(2)
+    steps = max(2, min(steps, int(seconds / (_PARTS * max(step_s, 1e-9)))))
+    played(steps - 2)
+    one.reset()
+    played(steps)
     other.restore(unpacked(packed(one.state())))
     for k in range(2 * steps):
         first, second = step(one, other)
@@ -138,8 +150,6 @@ def _parted(one: "RowEnv", other: "RowEnv", steps: int, end: float) -> str | Non
             rows = [each.reset()[0].tobytes() for each in (one, other)]
             if rows[0] != rows[1]:
                 return f"{_TOLD} another observation in the reset after {k + 1} steps"
-        if k and time.monotonic() > end:
-            break
     return None
 
 
