@@ -93,6 +93,12 @@ class FakeMlflow(types.ModuleType):
     def update_run(self, run_id, status):
         self.status[run_id] = status
 
+    def get_metric_history(self, run_id, name):
+        of_run = [
+            (step, value) for run, metric, value, step in self.metrics if (run, metric) == (run_id, name)
+        ]
+        return [types.SimpleNamespace(step=step, value=value) for step, value in of_run]
+
     def set_terminated(self, run_id, status):
         self.status[run_id] = status
 
@@ -164,6 +170,19 @@ def test_a_resumed_run_is_the_same_run_there_and_one_that_begins_anew_another(wa
     played(0)
     assert wandb.begun[2]["id"] != wandb.begun[0]["id"]
     assert len(mlflow.runs) == 2
+
+
+def test_what_is_done_again_after_a_kill_is_not_told_again(wandb, mlflow, tmp_path):
+    for first, last in ((0, 3), (1, 2), (1, 5)):  # killed after 3 and after 2, its checkpoint was of 1
+        run = recorder(config("wandb", "mlflow"), tmp_path, first)
+        for iteration in range(first + 1, last + 1):
+            run.record(report(iteration), [], is_last=False)
+        run.trackers["mlflow"]._flush()
+        run.metrics.close()
+    end(run)
+    steps = [100, 200, 300, 400, 500]
+    assert [values["env_steps"] for values in wandb.logged] == steps
+    assert [step for _, name, _, step in mlflow.metrics if name == "wall_s"] == steps
 
 
 def test_identities_that_are_damaged_are_made_anew(wandb, tmp_path):

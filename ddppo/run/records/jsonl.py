@@ -82,7 +82,7 @@ def drop_after(path: Path, iteration: int) -> int:
     for text, line in _complete_lines(path):
         (kept if line["iteration"] <= iteration else dropped).append(text)
     if dropped:
-        superseded = path.with_name(f"{path.stem}.superseded{path.suffix}")
+        superseded = _superseded(path)
         before = superseded.read_text(encoding="utf-8") if superseded.exists() else ""
         moved = "".join(dropped)
         if not before.endswith(moved):  # else a kill came between the moving and the cutting
@@ -93,6 +93,20 @@ def drop_after(path: Path, iteration: int) -> int:
         with replacing(path) as file:
             file.write(content)
     return len(dropped)
+
+
+def last_superseded(path: Path) -> int:
+    """Return the most environment steps of iterations that were done again since, or will be; 0 where there are none.
+
+    Raises RunFolderError, as drop_after.
+    """
+    superseded = _superseded(path)
+    lines = _complete_lines(superseded) if superseded.exists() else ()
+    return max((line["env_steps"] for _, line in lines), default=0)
+
+
+def _superseded(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.superseded{path.suffix}")
 
 
 def read_reports(path: Path) -> Iterator[IterationReport]:

@@ -1,6 +1,7 @@
 """Trackers: services that collect runs, told the numbers that TensorBoard shows, by default in files of the run folder.
 
-A run has the same identity there when it is resumed: trackers.json in the run folder keeps it.
+A run has the same identity there when it is resumed: trackers.json in the run folder keeps it. What is done again then
+they are not told again: neither lets a number be taken back.
 """
 
 import importlib.util
@@ -14,15 +15,17 @@ from ddppo.config import Config
 from ddppo.errors import ConfigError
 from ddppo.files import write_json
 from ddppo.package import install_command
+from ddppo.run.records.jsonl import last_superseded
 from ddppo.run.records.metrics import IterationReport
 
 _IDS = "trackers.json"
 
 
 class Tracker(Protocol):
-    """Told of every iteration and of the end. id: of the run, to go on with it."""
+    """Told of every iteration beyond `last_step` and of the end. id: of the run, to go on with it."""
 
     id: str
+    last_step: int  # environment steps of the last iteration that it knows from before
 
     def write(self, report: IterationReport) -> None: ...
 
@@ -52,7 +55,8 @@ def open_tracker(name: str, config: Config, run_dir: Path, *, resumed: bool) -> 
     if name == "wandb":
         from ddppo.run.records.trackers.wandb import WandbTracker
 
-        tracker = WandbTracker(config, run_dir, known)
+        told = last_superseded(run_dir / "metrics.jsonl") if known is not None else 0
+        tracker = WandbTracker(config, run_dir, known, told)
     else:
         from ddppo.run.records.trackers.mlflow import MlflowTracker
 

@@ -11,6 +11,7 @@ from ddppo.config import Config
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.trackers.told import PROJECT, name_of, results_of, settings_of
 
+_CLOCK = "wall_s"  # which every iteration has
 _INTERVAL_S = 5.0  # between two writes, each of which opens files or a connection
 _MOST = 1000  # metrics in one; MLflow's limit
 _MOST_PARAMS = 100
@@ -33,9 +34,12 @@ class MlflowTracker:
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         self._waiting: list[Any] = []
         self._written = time.monotonic()
+        self.last_step = 0
         if run_id is not None:
             self._client.update_run(run_id, status="RUNNING")
             self.id = run_id
+            told = self._client.get_metric_history(run_id, _CLOCK)
+            self.last_step = max((point.step for point in told), default=0)
             return
         found = self._client.get_experiment_by_name(PROJECT)
         experiment = self._client.create_experiment(PROJECT) if found is None else found.experiment_id
@@ -46,10 +50,12 @@ class MlflowTracker:
             self._client.log_batch(self.id, params=params[first : first + _MOST_PARAMS])
 
     def write(self, report: IterationReport) -> None:
+        if report.env_steps <= self.last_step:
+            return
         now = round(1000 * time.time())
         self._waiting += (
             self._metric(name, value, now, report.env_steps)
-            for name, value in {"wall_s": report.wall_s, **report.scalars()}.items()
+            for name, value in {_CLOCK: report.wall_s, **report.scalars()}.items()
             if math.isfinite(value)
         )
         if time.monotonic() - self._written > _INTERVAL_S or len(self._waiting) >= _MOST:

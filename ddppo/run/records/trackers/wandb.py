@@ -12,11 +12,15 @@ from ddppo.run.records.trackers.told import PROJECT, name_of, results_of, settin
 
 
 class WandbTracker:
-    """A run of wandb. What it shows is against env_steps: its own count of steps refuses those done again on resume."""
+    """A run of wandb. What it shows is against env_steps: its own count of steps goes on from what was lost.
 
-    def __init__(self, config: Config, run_dir: Path, run_id: str | None) -> None:
+    last_step: of iterations told before; offline it knows of none itself.
+    """
+
+    def __init__(self, config: Config, run_dir: Path, run_id: str | None, last_step: int) -> None:
         import wandb
 
+        self.last_step = last_step
         self.id = run_id or uuid.uuid4().hex[:8]
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
@@ -32,7 +36,8 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="env_steps")
 
     def write(self, report: IterationReport) -> None:
-        self._run.log({"env_steps": report.env_steps, "wall_s": report.wall_s, **report.scalars()})
+        if report.env_steps > self.last_step:
+            self._run.log({"env_steps": report.env_steps, "wall_s": report.wall_s, **report.scalars()})
 
     def close(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update({"status": summary["status"], **results_of(summary)})
