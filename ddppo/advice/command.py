@@ -14,6 +14,7 @@ from ddppo.advice.candidates import Candidate, Question, candidates, changes_lea
 from ddppo.advice.cluster import through_slurm
 from ddppo.advice.probe import Probes
 from ddppo.advice.race import Entrant, Race, choose
+from ddppo.advice.stragglers import stragglers
 from ddppo.config import Config, setting
 from ddppo.config.integers import written_out
 from ddppo.errors import ConfigError, TrainingError
@@ -58,7 +59,7 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
     except ForkServerLost as e:
         raise TrainingError(f"the process that probes fork from ended with code {e.code}") from None
     finally:
-        chosen = None
+        chosen, waited_for = None, ""
         for number, entrants in enumerate(stages):
             if found := choose(entrants, options.tolerance, own_cores):
                 chosen = found.candidate
@@ -72,7 +73,10 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
                         )
                     )
                 )
+                waited_for = stragglers(found, asked)
         if chosen is not None:
+            if waited_for:
+                print(waited_for)
             _say_command(asked, chosen)
             print(f"{time.monotonic() - began:.0f} s{'' if asked.through_slurm else f' on {cores} cores'}.")
     if chosen is None:

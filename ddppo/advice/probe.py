@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ddppo.advice.candidates import Candidate
@@ -44,12 +45,14 @@ class OutOfTimeError(Exception):
 class Slice:
     """What a probe did in one round, and the fraction of all cores' time that others used meanwhile.
 
-    parts: mean fractions of an iteration over ranks, of `EXCLUSIVE_PARTS`.
+    parts: mean fractions of an iteration over ranks, of `EXCLUSIVE_PARTS`. rollouts: mean seconds of a rollout by rank;
+    () where nobody knows.
     """
 
     fps: float
     parts: Mapping[str, float]
     others: float = 0.0
+    rollouts: tuple[float, ...] = ()
 
 
 class Probes:
@@ -134,7 +137,11 @@ class Probe:
         t_iter = sum(line["time/t_iter"] for line in whole)
         parts = {part: sum(line[f"time/{part}"] for line in whole) / t_iter for part in EXCLUSIVE_PARTS}
         others = max(0.0, used) / seconds / len(allowed_cores())
-        return Slice((done[-1]["env_steps"] - last["env_steps"]) / seconds, parts, others)
+        rollouts = tuple(
+            fmean(line["time/t_rollout"] for line in whole if line["rank"] == rank)
+            for rank in range(self._candidate.world_size)
+        )
+        return Slice((done[-1]["env_steps"] - last["env_steps"]) / seconds, parts, others, rollouts)
 
     def close(self) -> None:
         """End it at once with all its processes."""

@@ -45,6 +45,11 @@ class Entrant:
         """Return the median fraction of an iteration that each part takes, over rounds."""
         return {part: middle([each.parts[part] for each in self.rounds.values()]) for part in EXCLUSIVE_PARTS}
 
+    def rollouts(self) -> list[float]:
+        """Return the median seconds that each rank's rollout takes, over rounds; [] where nobody knows."""
+        by_round = [each.rollouts for each in self.rounds.values()]
+        return [middle(list(of_rank)) for of_rank in zip(*by_round, strict=True)]
+
 
 def ratio(one: Entrant, other: Entrant) -> Ratio | None:
     """Return how many times as fast `one` is as `other`, pair by pair of common rounds; None without any.

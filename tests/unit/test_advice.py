@@ -15,6 +15,7 @@ from ddppo import advise
 from ddppo.advice.candidates import candidates, changes_learning, question, variants, world_sizes
 from ddppo.advice.probe import OutOfTimeError, Slice, busy_s, used_s
 from ddppo.advice.race import SLOWER, Entrant, Race, choose, ratio
+from ddppo.advice.stragglers import stragglers
 from ddppo.advice.text import Bill, company, predicted, sureness, table
 from ddppo.benchmark.workloads import composed
 from ddppo.errors import ConfigError
@@ -254,6 +255,29 @@ def test_what_nobody_measured_is_predicted_from_workers_with_a_core_each():
     ahead, _ = predicted(found, found[1], [8], math.inf)
     assert ahead[8] < 200
     assert predicted(found[:1], found[0], [8], 2) == ({}, predicted(found[:1], found[0], [8], 2)[1])
+
+
+def waiting(*rollouts, t_sync=0.5, topology="ddp"):
+    """Return what is said of a chosen one whose ranks' rollouts take so many seconds in each of three rounds."""
+    (candidate,) = candidates(
+        question(["env=cartpole", f"distributed={topology}", f"dist.world_size={len(rollouts)}"]), 8
+    )
+    entrant = Entrant(candidate)
+    slices = [Slice(100.0, {**PARTS, "t_sync": t_sync}, 0.0, rollouts)] * 3
+    entrant.rounds = dict(enumerate(slices))
+    return stragglers(entrant, question(["env=cartpole"]))
+
+
+def test_a_rank_that_others_wait_for_is_named_with_what_ends_its_rollouts_early():
+    said = waiting(1.0, 1.1, 0.9, 5.0)
+    assert "Others wait 50 % of an iteration for rank 3, whose rollouts take up to 5.0 times as long." in said
+    assert said.endswith("python -m ddppo.advise env=cartpole distributed=ddp,ddp_preempt")
+    said = waiting(1.0, 5.0)  # .6 of two ranks are both
+    assert said.endswith("distributed=ddp_preempt dist.preempt_rule=throughput")
+    assert waiting(1.0, 1.1, 0.9, 1.2) == ""
+    assert waiting(1.0, 1.0, 1.0, 5.0, t_sync=0.1) == ""
+    assert waiting(1.0, 1.0, 1.0, 5.0, topology="ddp_preempt") == ""
+    assert waiting(1.0) == ""
 
 
 # -- the door -------------------------------------------------------------------------------------------------------
