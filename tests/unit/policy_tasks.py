@@ -87,10 +87,10 @@ for task in (AnyEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, Pixels
     gym.register(f"policies/{task.__name__}-v0", task)
 
 
-def run_folder(path, task, /, *, normalized=True, dtype="float32", **model):
+def run_folder(path, task, /, *, normalized=True, dtype="float32", kwargs=None, **model):
     """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. Returns `path`."""
     env_id = task if "-v" in task else f"tests.unit.policy_tasks:policies/{task}-v0"
-    config = Config(env=EnvConfig(id=env_id), model=ModelConfig(**model), dtype=dtype)
+    config = Config(env=EnvConfig(id=env_id, kwargs=kwargs or {}), model=ModelConfig(**model), dtype=dtype)
     spec = probe(config.env)
     built = build_model(spec, config.model, 0, getattr(torch, dtype))
     state = {"model": built.state_dict(), "iteration": 3, "env_steps": 300}

@@ -130,6 +130,13 @@ def test_a_mistake_is_a_sentence(folders, options, said):
         export(ExportConfig(**{"run": str(folders("BitsEnv")), "format": "torch", **options}))
 
 
+def test_a_graph_network_is_refused_with_what_plays_it(tmp_path):
+    small = {"graph_width": 8, "graph_layers": 1, "normalized": False}
+    run = run_folder(tmp_path, "ddppo/Circuit-v0", name="gnn", kwargs={"circuit": "tof_3"}, **small)
+    with pytest.raises(ConfigError, match=r"model\.name=gnn finds what .* in C\+\+.*use ddppo\.load_policy"):
+        export(ExportConfig(str(run), format="torch"))
+
+
 def test_without_the_packages_of_onnx_they_are_named(folders, monkeypatch):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(

@@ -9,7 +9,10 @@ import pytest
 
 import ddppo
 from ddppo import load_policy
+from ddppo.config import EnvConfig
+from ddppo.envs import probe
 from ddppo.errors import ConfigError, RunFolderError
+from ddppo.policies.loading import spaces
 from ddppo.policies.playing import play, task_of
 from ddppo.policies.scores import by_task, evaluated
 from tests.support import CHECKOUT
@@ -94,6 +97,12 @@ def test_a_folder_or_checkpoint_that_is_none_is_said(folders, tmp_path):
         load_policy(tmp_path)
     with pytest.raises(RunFolderError, match=r"best\.pt does not exist"):
         load_policy(folders("BitsEnv"), "best")
+
+
+def test_a_task_that_servers_make_is_refused_with_who_plays_it():
+    env = EnvConfig(id="CartPole-v1", backend="remote", urls=["ws://127.0.0.1:8000"])
+    with pytest.raises(ConfigError, match=r"env\.urls=ws://127\.0\.0\.1:8000: .* use ddppo\.evaluate"):
+        spaces(env, probe(EnvConfig(id="CartPole-v1")))
 
 
 def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):

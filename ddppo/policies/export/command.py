@@ -68,6 +68,11 @@ def export(options: ExportConfig) -> str:
 
     found = trained(options.run, options.checkpoint)
     no_text(found, f"format={options.format}")
+    if found.config.model.name == "gnn":
+        raise ConfigError(
+            f"format={options.format}: model.name=gnn finds what its choices depend on in C++, which no such file "
+            "holds: use ddppo.load_policy, ddppo.enjoy or ddppo.evaluate"
+        )
     policy = LoadedPolicy(found)
     portable = Portable(found.policy, policy.observation_space, policy.action_space)
     inputs, rows = inputs_of(policy, portable, observed(policy, found.config.seed))
