@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import IntervalSweep
 
 from ddppo import config as configuration
 from ddppo import options
-from ddppo.arguments import prepared_arguments
+from ddppo.door.arguments import prepared_arguments
 from tests.support import CHECKOUT
 
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
