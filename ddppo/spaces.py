@@ -15,11 +15,13 @@ class ActionSpec:
     """What an action is. `sizes` holds the number of choices per component, bits or dimensions:
 
     discrete: (n,); multi_discrete: (n_1, ..., n_k); multi_binary: (num_bits,); box: (num_dims,), flattened;
-    text: (max_length,), characters.
+    text: (max_length,), characters. low, high: bounds of every dimension of a box if all are finite, else ().
     """
 
     kind: str
     sizes: tuple[int, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from ddppo.config.algorithms import check_algorithm
 from ddppo.config.encoding import check_encoders
 from ddppo.config.faults import check_min_workers, check_nonfinite
 from ddppo.config.fields import check_fields
+from ddppo.config.heads import check_heads
 from ddppo.config.ordered import check_ordered, num_shards
 from ddppo.config.preempting import check_preempting
 from ddppo.config.searching import check_search
@@ -21,7 +22,7 @@ from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
-_OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init")
+_OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init", "log_std", "squash")
 _OF_IMAGES = ("image_layout", "pixel_max", "precision")
 _OF_DICTS = ("image_encoder", "encoders", "vector_sizes", "image_features")
 _OF_TOKENS = ("turn_tokens", "obs_tokens", "sampling_temperature", "top_p")
@@ -131,6 +132,7 @@ def validate(config: Config) -> BatchShape:
             f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
         )
     _check_model(config)
+    check_heads(config)
     dist, ppo = config.dist, config.ppo
     if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
         raise ConfigError(

@@ -123,6 +123,18 @@ class ModelConfig:
     )
     shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
     log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
+    log_std: str = setting(
+        "parameter",
+        "log standard deviation of Gaussian actions: a parameter of its own for each dimension, or an output of the "
+        "policy that depends on the observation (state), cut to [-20, 2]",
+        choices=("parameter", "state"),
+    )
+    squash: str = setting(
+        "none",
+        "Gaussian actions: cut to the bounds of the task's Box by the environment (none), or squashed into them, log "
+        "probabilities corrected (tanh)",
+        choices=("none", "tanh"),
+    )
     graph_conv: str = setting(
         "qgnn",
         "of gnn, its convolutions: that of Quarl (linear messages over typed edges), a graph isomorphism network, or "

@@ -14,6 +14,7 @@ from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec
 
 MASK = "action_mask"
+_UNBOUNDED = 1e9  # a bound beyond stands for none, as the largest float32 does
 _BASIC = (Box, Discrete, MultiDiscrete, MultiBinary)
 
 
@@ -27,13 +28,21 @@ def action_spec(space: gym.Space) -> ActionSpec:
         case MultiBinary():
             return ActionSpec("multi_binary", (int(np.prod(space.shape)),))
         case Box() if np.prod(space.shape) > 0:
-            return ActionSpec("box", (int(np.prod(space.shape)),))
+            return ActionSpec("box", (int(np.prod(space.shape)),), *_bounds(space))
         case Text():
             return ActionSpec("text", (space.max_length,))
     raise ConfigError(
         f"action space {space} is not supported: use Discrete, MultiDiscrete with a one-dimensional nvec, "
         "MultiBinary, Box or Text, or wrap the task so that it has one of them"
     )
+
+
+def _bounds(space: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the bounds of every dimension, flattened; two empty ones unless all are finite and apart."""
+    low, high = (np.ravel(bound).astype(np.float64) for bound in (space.low, space.high))
+    if not ((np.abs(low) < _UNBOUNDED) & (np.abs(high) < _UNBOUNDED) & (low < high)).all():
+        return (), ()
+    return tuple(low.tolist()), tuple(high.tolist())
 
 
 def without_mask(space: gym.Space) -> gym.Space:
@@ -114,9 +123,15 @@ def flat_mask(mask: Any) -> np.ndarray:
 def checked_mask_size(size: int, action: ActionSpec) -> int:
     """Return the length of a task's masks. Raises ConfigError where it does not fit the actions."""
     if action.kind not in ("discrete", "multi_discrete"):
+        remedy = ""
+        if action.kind == "multi_binary":
+            remedy = (
+                f"use MultiDiscrete([2] * {action.sizes[0]}), whose masks allow 0 and 1 of every bit, or "
+            )
         raise ConfigError(
             f"the task hands over an action mask, but its actions are {action.kind}: only Discrete and "
-            "MultiDiscrete actions can be masked; remove action_mask from its observations and infos"
+            f"MultiDiscrete actions can be masked; {remedy}remove action_mask from "
+            "its observations and infos"
         )
     if size != sum(action.sizes):
         raise ConfigError(

@@ -11,6 +11,7 @@ from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
+from ddppo.models.heads import begin_log_std_, check_heads, policy_outputs, policy_params
 from ddppo.models.observations import Obs, flat_obs
 from ddppo.spaces import ArraySpec, EnvSpec
 
@@ -51,10 +52,15 @@ class ActorCritic(nn.Module, abc.ABC):
     takes_sequences = False
     stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
 
+    is_squashed = False  # actions are a box, and tanh brings them within its bounds
+
     @abc.abstractmethod
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__()
         self.spec = spec
+        brings_own_policy = type(self).distribution is not ActorCritic.distribution
+        check_heads(spec.action, config, brings_own_policy=brings_own_policy)
+        self.is_squashed = config.squash == "tanh"
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +99,7 @@ class ActorCritic(nn.Module, abc.ABC):
 
     def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
         """Return the distribution that `params` `[..., P]` describe; `mask` `[..., mask_size]` bool allows choices."""
-        return action_distribution(self.spec.action, params, mask)
+        return action_distribution(self.spec.action, params, mask, is_squashed=self.is_squashed)
 
     def cache(self, num_rows: int, num_tokens: int) -> "TokenCache":
         """Return the memory of as many rows, empty, of as many tokens each at most, to type in; of takes_sequences."""
@@ -124,7 +130,8 @@ class At(nn.Module):
 class MLP(ActorCritic):
     """Multi-layer perceptron over all that is observed, flattened, with separate or shared hidden layers.
 
-    The logarithm of the standard deviation of Gaussian actions does not depend on the observation.
+    The logarithm of the standard deviation of Gaussian actions does not depend on the observation, unless
+    model.log_std=state.
     Orthogonal initialisation with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
     (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO").
     """
@@ -135,18 +142,14 @@ class MLP(ActorCritic):
         self.is_box = spec.action.kind == "box"
         self.shared_trunk = config.shared_trunk
         self.activation = config.activation
-        outputs = self.num_params
         sizes = list(config.hidden_sizes)
         self.policy_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
         self.value_trunk = self.policy_trunk
         if not config.shared_trunk:
             self.value_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
-        self.policy_head = linear(
-            config.hidden_sizes[-1], outputs // 2 if self.is_box else outputs, gain=0.01
-        )
+        self.policy_head = linear(config.hidden_sizes[-1], policy_outputs(spec.action, config), gain=0.01)
         self.value_head = linear(config.hidden_sizes[-1], 1, gain=1.0)
-        if self.is_box:
-            self.log_std = nn.Parameter(torch.full((outputs // 2,), config.log_std_init))
+        self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         inputs: Any = obs if self.is_vector else self._flat(obs)
@@ -166,8 +169,7 @@ class MLP(ActorCritic):
         return flat_obs(obs, self.spec, self.value_head.weight.dtype)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = self.policy_head(hidden)
-        return torch.cat([out, self.log_std.expand_as(out)], dim=-1) if self.is_box else out
+        return policy_params(self.policy_head(hidden), self.log_std, is_box=self.is_box)
 
 
 def hidden_layers(inputs: int, sizes: list[int], activation: str) -> nn.Sequential:

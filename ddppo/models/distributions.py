@@ -5,7 +5,7 @@ stream alone, not on the batch it is computed in. Shapes: `...` is any batch sha
 """
 
 import math
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from ddppo.spaces import ActionSpec
+
+_NUM_NODES = 32  # of the rule that integrates over a normal distribution
 
 
 class ActionDistribution(Protocol):
@@ -51,9 +53,12 @@ def num_noise(action: ActionSpec) -> int:
 
 
 def action_distribution(
-    action: ActionSpec, params: torch.Tensor, mask: torch.Tensor | None = None
+    action: ActionSpec, params: torch.Tensor, mask: torch.Tensor | None = None, *, is_squashed: bool = False
 ) -> ActionDistribution:
-    """Return the distribution that `params` `[..., P]` describe; `mask` `[..., sum(sizes)]` bool allows choices."""
+    """Return the distribution that `params` `[..., P]` describe; `mask` `[..., sum(sizes)]` bool allows choices.
+
+    is_squashed: those of a box are of N before tanh brings it within the bounds.
+    """
     if action.kind in ("discrete", "text"):
         return Categorical(params, mask)
     if action.kind == "multi_discrete":
@@ -62,7 +67,7 @@ def action_distribution(
         return Bernoulli(params)
     assert action.kind == "box", action
     mean, log_std = params.chunk(2, dim=-1)
-    return Gaussian(mean, log_std)
+    return TanhGaussian(mean, log_std, action) if is_squashed else Gaussian(mean, log_std)
 
 
 class Categorical:
@@ -161,3 +166,54 @@ class Gaussian:
 
     def entropy(self) -> torch.Tensor:
         return (self.log_std + 0.5 * (1 + math.log(2 * math.pi))).sum(dim=-1)
+
+
+class TanhGaussian:
+    """Independent m + h tanh(u), u ~ N(mean, exp(log_std)^2), of a box with middle m and half width h.
+
+    log pi(a) = log N(u) - log(h (1 - tanh(u)^2)), u = atanh((a - m) / h): Haarnoja et al. 2018, arXiv:1801.01290,
+    appendix C. Where rounding would put an action on a bound, whose u is infinite, it is kept a last bit inside.
+    """
+
+    def __init__(self, mean: torch.Tensor, log_std: torch.Tensor, action: ActionSpec) -> None:
+        self.normal = Gaussian(mean, log_std)
+        pairs = list(zip(action.low, action.high, strict=True))
+        self._middles = [(low + high) / 2 for low, high in pairs]
+        self._halves = [(high - low) / 2 for low, high in pairs]
+
+    def sample(self, noise: torch.Tensor) -> torch.Tensor:
+        return self._squashed(self.normal.sample(noise))
+
+    def mode(self) -> torch.Tensor:
+        """Return m + h tanh(mean), the median; where the density is highest has no closed form."""
+        return self._squashed(self.normal.mean)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        half = actions.new_tensor(self._halves)
+        x = _inside((actions - actions.new_tensor(self._middles)) / half)
+        above, below = x.log1p(), (-x).log1p()  # atanh(x) is half their difference, log(1 - x^2) their sum
+        return self.normal.log_prob((above - below) / 2) - (above + below + half.log()).sum(dim=-1)
+
+    def entropy(self) -> torch.Tensor:
+        """Return H(N) + E log(h (1 - tanh(u)^2)), the expectation by Gauss and Hermite's rule: no noise is drawn."""
+        nodes, weights = _gauss_hermite()
+        mean, std = self.normal.mean.unsqueeze(-1), self.normal.log_std.exp().unsqueeze(-1)
+        u = mean + std * mean.new_tensor(nodes)
+        slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2)
+        expected = (slope * mean.new_tensor(weights)).sum(dim=-1) + mean.new_tensor(self._halves).log()
+        return self.normal.entropy() + expected.sum(dim=-1)
+
+    def _squashed(self, u: torch.Tensor) -> torch.Tensor:
+        return u.new_tensor(self._middles) + u.new_tensor(self._halves) * _inside(u.tanh())
+
+
+def _inside(x: torch.Tensor) -> torch.Tensor:
+    limit = 1.0 - torch.finfo(x.dtype).eps
+    return x.clamp(-limit, limit)
+
+
+@cache
+def _gauss_hermite() -> tuple[list[float], list[float]]:
+    """Return nodes and weights with which a sum over f(nodes) is E f(z), z ~ N(0, 1)."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
+    return nodes.tolist(), (weights / math.sqrt(2 * math.pi)).tolist()

@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.models.actor_critic import ActorCritic, linear
 from ddppo.models.encoders import make_trunk
+from ddppo.models.heads import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.observations import Obs
 from ddppo.spaces import EnvSpec, each, leaves
 
@@ -24,17 +24,15 @@ class OnTrunk(ActorCritic):
         super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"
         self.values_are_beside = config.shared_trunk
-        outputs = self.num_params
         self.policy_trunk = self.value_trunk = make_trunk(spec, config)
         if not config.shared_trunk:
             self.value_trunk = make_trunk(spec, config)
         if self.policy_trunk.computes_images:
             self.stays_eager = "convolutions take the time, and they are compiled already"
         width = self.policy_trunk.num_features
-        self.policy_head = linear(width, outputs // 2 if self.is_box else outputs, gain=0.01)
+        self.policy_head = linear(width, policy_outputs(spec.action, config), gain=0.01)
         self.value_head = linear(width, 1, gain=1.0)
-        if self.is_box:
-            self.log_std = nn.Parameter(torch.full((outputs // 2,), config.log_std_init))
+        self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         features = self._features(self.policy_trunk, obs)
@@ -73,7 +71,7 @@ class OnTrunk(ActorCritic):
 
     def _policy(self, features: torch.Tensor) -> torch.Tensor:
         out = self.policy_head(features)
-        return torch.cat([out, self.log_std.expand_as(out)], dim=-1) if self.is_box else out
+        return policy_params(out, self.log_std, is_box=self.is_box)
 
     def _value(self, features: torch.Tensor) -> torch.Tensor:
         return self.value_head(features).squeeze(-1)

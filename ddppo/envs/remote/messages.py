@@ -195,7 +195,7 @@ def spec_of(value: Any) -> EnvSpec:
         is_alone = value.get("one_a_process", False) is True
         return EnvSpec(
             arrays,
-            ActionSpec(action["kind"], sizes),
+            ActionSpec(action["kind"], sizes, *_bounds(action)),
             mask_size,
             journal=paths[0],
             tokens=paths[1],
@@ -214,6 +214,13 @@ def _array_spec(value: dict[str, Any]) -> ArraySpec:
     return ArraySpec(
         tuple(_size(n) for n in value["shape"]), value["dtype"], None if high is None else int(high)
     )
+
+
+def _bounds(action: dict[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    low, high = (tuple(float(x) for x in action.get(name, ())) for name in ("low", "high"))
+    if len(low) != len(high) or (low and len(low) != action["sizes"][0]):
+        raise ValueError(action)
+    return low, high
 
 
 def _size(n: Any) -> int:

@@ -27,7 +27,7 @@ _PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _MEANINGS = {
     "action": "the likeliest action, as the task takes it",
     "logits": "of every choice, end to end over the components; of a bit, of its being 1",
-    "mean": "of the normal distribution that an action is drawn from, before it is clipped",
+    "mean": "of the normal distribution that an action is drawn from, before it is clipped, or squashed by tanh",
     "log_std": "logarithm of that distribution's standard deviation",
     "params": "of the model's own distribution",
 }

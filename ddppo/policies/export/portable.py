@@ -10,7 +10,7 @@ from torch import nn
 
 from ddppo.envs.codec import MASK, path_name, space_leaves, without_mask
 from ddppo.models import ActionDistribution
-from ddppo.models.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical
+from ddppo.models.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical, TanhGaussian
 from ddppo.run.evaluation import Policy
 from ddppo.spaces import leaves
 
@@ -94,6 +94,8 @@ def described(distribution: ActionDistribution, params: torch.Tensor) -> dict[st
             return {"logits": torch.cat([part.logits for part in distribution.components], dim=-1)}
         case Gaussian():
             return {"mean": distribution.mean, "log_std": distribution.log_std}
+        case TanhGaussian():
+            return {"mean": distribution.normal.mean, "log_std": distribution.normal.log_std}
     return {"params": params}  # of a model that brings its own policy
 
 

@@ -37,7 +37,14 @@ from ddppo.ppo.step import (
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 LIBRARIES = ("gradient", "optimizer")
-_SOURCES = ("step.py", "losses.py", "compiled/compiler.py", "compiled/step.py", "../models/distributions.py")
+_SOURCES = (
+    "step.py",
+    "losses.py",
+    "compiled/compiler.py",
+    "compiled/step.py",
+    "../models/distributions.py",
+    "../models/heads.py",
+)
 _TRIED_ROWS = 11
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
 
@@ -63,7 +70,8 @@ class Recipe:
     def from_json(cls, text: str) -> "Recipe":
         fields = json.loads(text)
         spec = fields.pop("spec")
-        action = ActionSpec(spec["action"]["kind"], tuple(spec["action"]["sizes"]))
+        kind, *numbers = (spec["action"][name] for name in ("kind", "sizes", "low", "high"))
+        action = ActionSpec(kind, *map(tuple, numbers))
         obs = (
             each(_array_spec, dict(spec["obs"]))
             if isinstance(spec["obs"], list)

@@ -21,6 +21,10 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
     """Return why the network cannot be computed in C++ here, in half a sentence, or None; compiles the library."""
     if type(model) is not MLP:
         return f"{type(model).__name__} is not ddppo's MLP"
+    if model.is_squashed:
+        return "model.squash=tanh squashes its actions"
+    if model.is_box and model.log_std is None:
+        return "model.log_std=state has the network give deviations"
     if not all(leaf.is_float for leaf in leaves(model.spec.obs)):
         return "the task observes pixels"
     if model.activation not in _ACTIVATIONS:

@@ -1,0 +1,104 @@
+"""Gaussian policies: squashed into their bounds, and with deviations that depend on the observation."""
+
+import math
+
+import pytest
+import torch
+
+from ddppo.config import Config, ModelConfig, PPOConfig, validate
+from ddppo.errors import ConfigError
+from ddppo.models import MLP, build_model
+from ddppo.policies.export.check import check
+from ddppo.ppo.native.network import why_not_native
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
+from tests.unit.policy_tasks import run_folder
+from tests.unit.test_compiled_step import assert_equal, both
+from tests.unit.test_export import onnx_needed, tried
+
+BOX = ActionSpec("box", (2,), (-2.0, 0.0), (2.0, 1.0))
+VECTOR, IMAGE = EnvSpec(ArraySpec((3,)), BOX), EnvSpec(ArraySpec((2, 8, 8), "uint8"), BOX)
+CNN = {"name": "cnn", "conv_layers": [[4, 4, 4]]}
+
+
+@pytest.mark.parametrize(("spec", "kind"), [(VECTOR, {}), (IMAGE, CNN)], ids=["mlp", "cnn"])
+def test_deviations_depend_on_what_is_observed_and_begin_alike(spec, kind):
+    model = build_model(spec, ModelConfig(log_std="state", log_std_init=-1.5, **kind), 0, torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    obs = (255 * torch.rand(5, *spec.obs.shape, generator=generator, dtype=torch.float64)).to(
+        torch.uint8 if kind else torch.float64
+    )
+    params, _ = model(obs)
+    torch.testing.assert_close(model.action_params(obs), params)
+    log_std = params[:, 2:]
+    assert log_std.std(dim=0).min() > 0
+    assert (log_std + 1.5).abs().max() < 1
+    with torch.no_grad():
+        model.policy_head.bias[2:] += torch.tensor([99.0, -99.0])
+    assert model.action_params(obs)[:, 2:].unique(dim=0).tolist() == [[2.0, -20.0]]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"squash": "tanh"}, {"log_std": "state"}, {"squash": "tanh", "log_std": "state"}]
+)
+def test_the_step_that_torch_compiles_is_the_eager_one_and_cpp_leaves_them_alone(settings, monkeypatch):
+    config = ModelConfig(hidden_sizes=[8], **settings)
+    model = build_model(VECTOR, config, 0, torch.float64)
+    assert any(name in why_not_native(model, torch.device("cpu")) for name in settings)
+    found = both(VECTOR, "torch", monkeypatch, model_config=config, entropy_coef=0.01)
+    assert_equal(found)
+
+
+@pytest.mark.parametrize("format", ["torch", "onnx"])
+def test_a_file_squashes_as_the_policy_does(tmp_path, format):
+    if format == "onnx":
+        onnx_needed()
+    folder = run_folder(tmp_path, "WholeEnv", squash="tanh", log_std="state")
+    policy, run, inputs, rows = tried(folder, format)
+    assert policy.trained.policy.model.is_squashed
+    assert set(check(policy, run, inputs, rows).outputs) == {"action", "mean", "log_std"}
+
+
+class Own(MLP):
+    def distribution(self, params, mask=None):
+        return super().distribution(params, mask)
+
+
+UNBOUNDED = ActionSpec("box", (2,))
+
+
+@pytest.mark.parametrize(
+    ("action", "settings", "said"),
+    [
+        (UNBOUNDED, {"squash": "tanh"}, "needs actions with a finite low < high"),
+        (
+            ActionSpec("discrete", (2,)),
+            {"squash": "tanh"},
+            "model.squash=tanh has no effect on actions that are disc",
+        ),
+        (ActionSpec("multi_binary", (2,)), {"log_std": "state"}, "model.log_std=state has no effect"),
+        (BOX, {"squash": "tanh", "name": "tests.unit.test_heads:Own"}, "brings a distribution of its own"),
+    ],
+)
+def test_what_makes_no_sense_is_said(action, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        build_model(EnvSpec(ArraySpec((3,)), action), ModelConfig(**settings), 0, torch.float32)
+
+
+def test_a_deviation_begins_where_it_can_be():
+    config = Config(model=ModelConfig(log_std="state", log_std_init=3.0), ppo=PPOConfig())
+    config.env.id = "Pendulum-v1"
+    with pytest.raises(
+        ConfigError, match=r"model.log_std_init=3.0 with model.log_std=state, which is cut to \[-20, 2\]"
+    ):
+        validate(config)
+
+
+def test_a_squashed_action_is_worth_what_the_plain_one_is_where_tanh_is_a_line():
+    model = build_model(VECTOR, ModelConfig(squash="tanh", log_std_init=math.log(1e-3)), 0, torch.float64)
+    policy = model.distribution(model.action_params(torch.zeros(1, 3, dtype=torch.float64)))
+    plain = policy.normal
+    torch.testing.assert_close(
+        policy.mode(), torch.tensor([[0.0, 0.5]]).double() + torch.tensor([2, 0.5]) * plain.mean
+    )
+    halves = math.log(2.0) + math.log(0.5)
+    torch.testing.assert_close(policy.entropy(), plain.entropy() + halves, rtol=0, atol=1e-5)
