@@ -11,6 +11,7 @@ from ddppo.config.faults import check_min_workers, check_nonfinite
 from ddppo.config.fields import check_fields
 from ddppo.config.heads import check_heads
 from ddppo.config.ordered import check_ordered, num_shards
+from ddppo.config.own import check_own
 from ddppo.config.preempting import check_preempting
 from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
@@ -133,6 +134,7 @@ def validate(config: Config) -> BatchShape:
         )
     _check_model(config)
     check_heads(config)
+    check_own(config)
     dist, ppo = config.dist, config.ppo
     if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
         raise ConfigError(

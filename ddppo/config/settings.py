@@ -235,6 +235,11 @@ class PPOConfig:
     clip_value_coef: float | None = setting(None, "clip range of the value loss; null does not clip", above=0)
     value_coef: float = setting(0.5, "weight of the value loss", low=0)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)
+    losses: dict[str, Any] = setting(
+        meaning="loss terms of your own, by the names that they are reported under: {still: {term: "
+        "my_pkg.losses:still, coef: 0.01}} (docs/guide/loss.md). With any, the step stays eager",
+        factory=dict,
+    )
     learning_rate: float = setting(3e-4, "Adam step size at the start", above=0)
     learning_rates: dict[str, float] = setting(
         meaning="other step sizes of parts of the model, by name, as {value_head: 1e-3}; schedules multiply all "
@@ -539,6 +544,11 @@ class LogConfig:
     tensorboard: bool = setting(True, "write TensorBoard event files")
     trackers: list[str] = setting(
         meaning="services that are told the same numbers, in files of the run folder: wandb, mlflow",
+        factory=list,
+    )
+    metrics: list[str] = setting(
+        meaning="import paths of metrics of your own, functions of what each rank collected, which are reduced over "
+        "ranks by count: [my_pkg.metrics:pushed_left] (docs/guide/metric.md)",
         factory=list,
     )
     progress: str = setting(

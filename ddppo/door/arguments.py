@@ -30,7 +30,7 @@ from ddppo.errors import ConfigError, RunFolderError
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
 _MAPPINGS = tuple(
     f"{name}{end}"
-    for name in ("env.kwargs", "env.slow_ranks", "ppo.learning_rates", "curriculum.settings")
+    for name in ("env.kwargs", "env.slow_ranks", "ppo.learning_rates", "ppo.losses", "curriculum.settings")
     for end in "=."
 )
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")

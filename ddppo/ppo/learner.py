@@ -16,7 +16,7 @@ from ddppo.ppo.advantages import Estimates, Estimator, Gae
 from ddppo.ppo.by_minibatch import AdvantagesByMinibatch
 from ddppo.ppo.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
 from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered
+from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered, where_not_finite
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
 from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Rollout
@@ -32,7 +32,7 @@ _ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the ta
 class Update:
     """What one iteration's learning was like; equal on all ranks except `local_sums`.
 
-    local_sums: this rank's sums of STATISTICS, and of OF_REFERENCE, over the samples of all epochs done, each by its
+    local_sums: this rank's sums of `statistics` over the samples of all epochs done, each by its
     weight; the mean divides the sum over ranks by num_samples, that of weights. explained_variance: None where no value
     is learned. metrics: others, of how advantages were estimated.
     """
@@ -286,10 +286,9 @@ class Learner:
         return (x.sum(dim=0) if self.takes_sequences else x.flatten()).cpu().numpy()
 
     def _stop(self, error: NotFinite, iteration: int) -> NoReturn:
-        local = torch.tensor([error.loss], dtype=torch.float64)
-        losses_by_rank = self.gather(local).flatten().tolist()
-        bad = [rank for rank, value in enumerate(losses_by_rank) if not math.isfinite(value)]
-        where = f"the loss of rank {', '.join(map(str, bad))}" if bad else error.what
+        local = torch.tensor([error.loss, *error.terms.values()], dtype=torch.float64)
+        losses_by_rank, *to_blame = self.gather(local).T.tolist()
+        where = where_not_finite(error, losses_by_rank, to_blame)
         before = (
             "; all ranks stopped before the optimizer moved" if error.moves_nothing else "; all ranks stopped"
         )

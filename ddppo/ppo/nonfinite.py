@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddppo.ppo.step import adam_state
+from ddppo.ppo.step import NotFinite, adam_state
 
 if TYPE_CHECKING:
     from ddppo.ppo.learner import Learner
@@ -97,3 +97,13 @@ def all_finite(learner: "Learner") -> bool:
     # NumPy adds in a fifth of torch's time what a C++ epoch left; only a sum that overflowed is looked at again.
     with np.errstate(all="ignore"):
         return all(math.isfinite(x.cpu().numpy().sum()) or bool(x.isfinite().all()) for x in found)
+
+
+def where_not_finite(error: NotFinite, losses_by_rank: list[float], to_blame: list[list[float]]) -> str:
+    """Return what was not finite, by ranks. to_blame: of each of error.terms, 1 on ranks where it is why, else 0."""
+    ranks = [rank for rank, value in enumerate(losses_by_rank) if not math.isfinite(value)]
+    if not ranks:
+        return error.what
+    said = f"the loss of rank {', '.join(map(str, ranks))}"
+    terms = [name for name, of_ranks in zip(error.terms, to_blame, strict=True) if any(of_ranks)]
+    return f"ppo.losses.{', ppo.losses.'.join(terms)}, a part of {said}," if terms else said

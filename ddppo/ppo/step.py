@@ -5,8 +5,9 @@ The arithmetic of the loss stands here once for both, in functions of tensors al
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,11 +16,13 @@ from ddppo.config import PPOConfig
 from ddppo.models import ActionDistribution
 from ddppo.ppo import losses
 from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
+from ddppo.ppo.terms import own_losses, samples_of, terms_of
 
 At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model's `at`; with a third argument its `at_own`
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
+OF_OWN = "loss/"  # and the name of one of ppo.losses, which come last
 BETAS = (0.9, 0.999)  # Adam's
 CLIP = 0  # where `constants` has the range of the ratio
 NORM_EPS = 1e-6  # below which a gradient is not scaled up (torch.nn.utils.clip_grad_norm_)
@@ -28,14 +31,23 @@ NORM_EPS = 1e-6  # below which a gradient is not scaled up (torch.nn.utils.clip_
 class NotFinite(Exception):
     """The gradient over all ranks is not finite, which all ranks see; `loss` is this rank's.
 
-    Or `what` else is named, after the optimizer has moved.
+    Or `what` else is named, after the optimizer has moved. terms: of ppo.losses, whether each is why on this rank.
     """
 
-    def __init__(self, loss: float, what: str | None = None) -> None:
+    def __init__(
+        self, loss: float, what: str | None = None, terms: Mapping[str, bool] = MappingProxyType({})
+    ) -> None:
         super().__init__(loss)
         self.loss = loss
+        self.terms = terms
         self.what = what or "the gradient, though no loss,"
         self.moves_nothing = what is None
+
+
+def statistics(config: PPOConfig) -> tuple[str, ...]:
+    """Return the metrics that the sums of a learner are of, in their order."""
+    of_ppo = (*STATISTICS, OF_REFERENCE) if config.kl_coef else STATISTICS
+    return (*(f"train/{name}" for name in of_ppo), *(OF_OWN + name for name in config.losses))
 
 
 class Coefficients(NamedTuple):
@@ -57,7 +69,7 @@ class Coefficients(NamedTuple):
 class Step(Protocol):
     """What the learner calls for every epoch, between `begin` and `end` of an iteration.
 
-    sums: this rank's sums of STATISTICS, and of OF_REFERENCE, since `begin`, `[S, n]` in float64, by its S shards; S is
+    sums: this rank's sums of `statistics` since `begin`, `[S, n]` in float64, by its S shards; S is
     1 where all of a rank's environments are one. A minibatch has S parts then, in turn, between so many more bounds.
     """
 
@@ -215,8 +227,10 @@ class EagerStep(ByMinibatch):
         self.at = at
         self.backward_ = backward_
         self.scale = scale
-        num_sums = len(STATISTICS) + (config.kl_coef > 0)
-        self.sums = torch.zeros(num_shards, num_sums, dtype=torch.float64, device=parameters.device)
+        self.terms = terms_of(config.losses)
+        self.sums = torch.zeros(
+            num_shards, len(statistics(config)), dtype=torch.float64, device=parameters.device
+        )
         self._coefficients = Coefficients.of(config)
         self._max_norm = config.max_grad_norm
         self._norms = torch.zeros((), dtype=torch.float64, device=parameters.device)
@@ -252,6 +266,9 @@ class EagerStep(ByMinibatch):
         per_sample, log_ratio, parts = losses_and_statistics(
             params, values, minibatch, self.distribution, self._coefficients
         )
+        if self.terms:
+            own, found = own_losses(self.terms, samples_of(minibatch, params, values, self.distribution))
+            per_sample, parts = per_sample + own, [*parts, *found]
         loss = torch.dot(weights, per_sample) / count
         self.backward_(loss * poison(loss))
         with torch.no_grad():
@@ -262,5 +279,12 @@ class EagerStep(ByMinibatch):
     def end(self) -> float:
         norms = self._norms.item()
         if not math.isfinite(norms):
-            raise NotFinite(self._loss.item())
+            raise NotFinite(self._loss.item(), terms=self._terms_to_blame())
         return norms
+
+    def _terms_to_blame(self) -> dict[str, bool]:
+        """Return which of the user's terms were not finite though the rest of the loss was."""
+        is_finite = self.sums.isfinite().all(dim=0).tolist()
+        num_ours = len(is_finite) - len(self.terms)
+        of_terms = zip(self.terms, is_finite[num_ours:], strict=True)
+        return {term.name: not finite and all(is_finite[:num_ours]) for term, finite in of_terms}

@@ -23,6 +23,7 @@ from ddppo.run import checkpoint, sweep
 from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
+from ddppo.run.measuring.own_metrics import functions_of
 from ddppo.run.parts import players_of, program_of
 from ddppo.run.records.trackers import check_installed
 from ddppo.scaling import BatchShape
@@ -82,8 +83,14 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         overlaps_from=_overlaps_from(config, local_world_size),
         learning_rates=config.ppo.learning_rates,
     )
-    if of_model is not None and shape.num_shards:
-        raise ConfigError(f"dist.reduction=ordered: {of_model}; or use dist.reduction=fast")
+    of_losses = None
+    if config.ppo.losses:
+        from ddppo.ppo.terms_trial import check_losses  # most runs bring none
+
+        of_losses = check_losses(config.ppo.losses, spec, config.model, getattr(torch, config.dtype))
+    for warning in filter(None, (of_model, of_losses)):
+        if shape.num_shards:
+            raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
     _check_text(config, spec)
     check_episodes(config, shape, spec)
     if config.search.name is not None:
@@ -108,11 +115,15 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job, whose ranks SLURM starts on the "
             "nodes that it gave: leave it out"
         )
+    if config.log.metrics:
+        functions_of(config.log.metrics)
     if local_world_size is not None:
         check_installed(config.log.trackers)
     of_machine = None if local_world_size is None else _check_machine(config, local_world_size)
     more = (exactness.warning(config, spec), initial.told(config, spec))
-    return "\nwarning: ".join(filter(None, (of_model, warning_of(config), of_machine, *more))) or None
+    return (
+        "\nwarning: ".join(filter(None, (of_model, of_losses, warning_of(config), of_machine, *more))) or None
+    )
 
 
 def _check_text(config: Config, spec: EnvSpec) -> None:

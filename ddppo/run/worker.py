@@ -36,6 +36,7 @@ from ddppo.errors import (
     StorageError,
     TrainingError,
 )
+from ddppo.ppo.step import statistics
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
@@ -68,7 +69,13 @@ class Worker:
         self.steps = Steps(self.parts, self.progress)
         self.scoring = Scoring(self.parts)
         self.groups = (group, *self.parts.program.groups)
-        self.reporter = Reporter(self.groups, self.parts.layout, config.log.episode_window, named(self.parts))
+        self.reporter = Reporter(
+            self.groups,
+            self.parts.layout,
+            config.log.episode_window,
+            named(self.parts),
+            statistics(config.ppo),
+        )
         self.saving = Saving(run_dir, self.parts, self.progress, self.scoring, self.reporter.window)
         self.is_cut_short = False
 

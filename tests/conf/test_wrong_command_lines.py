@@ -6,6 +6,7 @@ from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_checkpoints import LINES as OF_CHECKPOINTS
 from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_details import LINES as OF_DETAILS
+from tests.conf.wrong_extensions import LINES as OF_EXTENSIONS
 from tests.conf.wrong_faults import LINES as OF_FAULTS
 from tests.conf.wrong_orders import LINES as OF_ORDER
 from tests.conf.wrong_pixels import LINES as OF_PIXELS
@@ -62,6 +63,13 @@ def test_details_that_are_none_are_a_sentence_with_its_remedy(playground, line):
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_DETAILS[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_EXTENSIONS)
+def test_extensions_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_EXTENSIONS[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_FAULTS)

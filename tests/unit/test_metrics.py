@@ -23,7 +23,7 @@ def test_every_metric_is_listed_once_and_fully():
     names = [m.name for m in METRICS]
     assert len(names) == len(set(names))
     for metric in METRICS:
-        groups = {"rollout", "train", "time", "dist", "curriculum", "search", "eval"}
+        groups = {"rollout", "train", "time", "dist", "curriculum", "search", "eval", "loss", "user"}
         assert metric.name.split("/")[0] in groups
         assert all((metric.unit, metric.reduction, metric.meaning, metric.source))
 

@@ -71,6 +71,8 @@ def _of_settings(config: Config, device: torch.device) -> str | None:
         return (
             f"ppo.learning_rates={config.ppo.learning_rates}, and C++ knows one step size for all parameters"
         )
+    if config.ppo.losses:
+        return f"ppo.losses={config.ppo.losses}, which torch computes"
     if config.env.slow_ranks:
         return f"env.slow_ranks={config.env.slow_ranks} slows steps that Python takes"
     return None

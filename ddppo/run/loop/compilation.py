@@ -47,6 +47,7 @@ def can_be_native(config: Config, model: ActorCritic, device: torch.device, sync
         is_asked
         and is_alike
         and config.ppo.algorithm == "ppo"
+        and not config.ppo.losses
         and sync_name != "ddp"
         and why_not_native(model, device) is None
     )
@@ -79,7 +80,7 @@ class Compilation:
         self._is_native = not idle and can_be_native(config, model, learner.parameters.device, sync_name)
         self._num_shards = learner.shape.local_num_shards
         self._is_ordered = learner.shape.num_shards > 0
-        if config.compile == "off" or config.ppo.algorithm == "grpo":
+        if config.compile == "off" or config.ppo.algorithm == "grpo" or config.ppo.losses:
             return
         if config.compile == "auto" and self._is_ordered:
             return  # torch's would be taken once it is compiled, at an iteration that no two runs share

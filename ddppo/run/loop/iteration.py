@@ -8,10 +8,11 @@ from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.loop.progress import Progress
 from ddppo.run.loop.replicas import fingerprint
 from ddppo.run.loop.steps import Steps
+from ddppo.run.measuring.own_metrics import OwnMetrics
 from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.measuring.timing import IterationClock
 from ddppo.run.parts import Parts
-from ddppo.run.records.metrics import OF_CURRICULUM, OF_SEARCH, IterationReport
+from ddppo.run.records.metrics import OF_CURRICULUM, OF_SEARCH, OF_USER, IterationReport
 
 
 class Iterations:
@@ -35,6 +36,7 @@ class Iterations:
         self._saving = saving
         self._exchange = exchange
         self._reporter = reporter
+        self._own_metrics = OwnMetrics(parts.config.log.metrics, parts.group)
 
     def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], Agreed]:
         """One iteration: all ranks start it with equal parameters and end it with equal parameters.
@@ -51,6 +53,7 @@ class Iterations:
             update = program.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
         news = self._exchange.meet()
         program.hear(news)
+        own = self._own_metrics.reduced(iteration, collected)
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         times = clock.lap()
         progress.wall_s += times.t_iter
@@ -73,14 +76,14 @@ class Iterations:
         if agreed.step_ready and progress.compiled_from is None:
             self._steps.take(iteration + 1)
         progress.iteration, progress.env_steps = iteration, report.env_steps
-        return self._with_what_was_chosen(report), news, agreed
+        return self._with_others(report, own), news, agreed
 
-    def _with_what_was_chosen(self, report: IterationReport) -> IterationReport:
-        """Return the report with the metrics of who chose what was played, if anybody did."""
+    def _with_others(self, report: IterationReport, own: dict[str, float]) -> IterationReport:
+        """Return the report with the user's own metrics, and those of who chose what was played, if anybody did."""
         program = self.parts.program
-        if program.rounds is None and program.campaign is None:
+        if program.rounds is None and program.campaign is None and not own:
             return report
-        metrics = dict(report.global_metrics)
+        metrics = report.global_metrics | {OF_USER + name: x for name, x in own.items()}
         if program.rounds is not None:
             metrics |= {OF_CURRICULUM + name: x for name, x in program.rounds.metrics().items()}
         if program.campaign is not None:

@@ -15,13 +15,14 @@ from ddppo.distributed.programs.kit import News
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import Episode
-from ddppo.ppo.step import OF_REFERENCE, STATISTICS
+from ddppo.ppo.step import STATISTICS
 from ddppo.run.measuring.timing import LocalTimes, split_waiting
 from ddppo.run.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
 from ddppo.topologies import Layout
 
 _MEASURED = [metric.name for metric in OF_TOPOLOGIES]
 _NOTHING = [math.nan] * len(_MEASURED)
+_OF_PPO = tuple(f"train/{name}" for name in STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +56,20 @@ class Agreed(NamedTuple):
 class Reporter:
     """Turns LocalIterations of all ranks into IterationReports, and keeps the window of finished episodes.
 
-    groups: those of the clock, the first of which holds all ranks. compared: what params_hash is of.
+    groups: those of the clock, the first of which holds all ranks. compared: what params_hash is of. learned: the
+    metrics that a learner's sums are of.
     """
 
     def __init__(
-        self, groups: Sequence[Group], layout: Layout, episode_window: int, compared: str = "parameters"
+        self,
+        groups: Sequence[Group],
+        layout: Layout,
+        episode_window: int,
+        compared: str = "parameters",
+        learned: Sequence[str] = _OF_PPO,
     ) -> None:
         self._compared = compared
+        self._learned_names = tuple(learned)
         self.groups = groups
         self.group = groups[0]
         names = [layout.role(rank).name for rank in range(layout.world_size)]
@@ -100,7 +108,7 @@ class Reporter:
         of_all = times.collectives[0]
         parts: list[list[float] | np.ndarray] = [
             row,
-            update.local_sums.numpy(),
+            self._sums(update),
             traffic,
             measured,
             of_all.stamps.ravel(),
@@ -185,9 +193,8 @@ class Reporter:
         """Return how the update went, with the sums of all ranks, and the window's returns."""
         # Of an iteration without samples to learn from, means are unknown.
         means = (sums / (update.num_samples or math.nan)).tolist()
-        names = (*STATISTICS, OF_REFERENCE)[: len(means)]
         metrics = {
-            **{f"train/{name}": mean for name, mean in zip(names, means, strict=True)},
+            **dict(zip(self._learned_names, means, strict=True)),
             **update.metrics,
             "train/grad_norm": update.grad_norm,
             "train/learning_rate": update.learning_rate,
@@ -202,6 +209,11 @@ class Reporter:
             metrics["rollout/return_mean"] = sum(returns) / len(returns)
             metrics["rollout/length_mean"] = sum(lengths) / len(lengths)
         return metrics
+
+    def _sums(self, update: Update) -> np.ndarray:
+        """Return this rank's sums of what is learned by; zeros on one that does not learn."""
+        sums, missing = update.local_sums.numpy(), len(self._learned_names) - len(update.local_sums)
+        return np.pad(sums, (0, missing)) if missing else sums
 
     def _within_parts(self, times: LocalTimes) -> tuple[np.ndarray, float]:
         """Return seconds waited for each of ROLES, and communicated, in collectives of some of the ranks."""

@@ -3,7 +3,14 @@
 `python -m ddppo.run.records.metrics` prints the table of docs/metrics.md.
 """
 
-from ddppo.run.records.metrics.metric import OF_CURRICULUM, OF_SEARCH, OF_TASK, SUCCESS_OF, Metric
+from ddppo.run.records.metrics.metric import (
+    OF_CURRICULUM,
+    OF_SEARCH,
+    OF_TASK,
+    OF_USER,
+    SUCCESS_OF,
+    Metric,
+)
 from ddppo.run.records.metrics.report import IterationReport
 from ddppo.run.records.metrics.table import GLOBAL_NAMES, METRICS, PER_RANK_NAMES, check_names, markdown
 from ddppo.run.records.metrics.timing import EXCLUSIVE_PARTS, OF_TOPOLOGIES, ROLES, TIME_NAMES, WAIT_NAMES
@@ -16,6 +23,7 @@ __all__ = [
     "OF_SEARCH",
     "OF_TASK",
     "OF_TOPOLOGIES",
+    "OF_USER",
     "PER_RANK_NAMES",
     "ROLES",
     "SUCCESS_OF",

@@ -1,8 +1,15 @@
 """What an evaluation says."""
 
-from ddppo.run.records.metrics.metric import EPISODES, GREEDY, SUCCESS_OF, TIME, Metric
+from ddppo.run.records.metrics.metric import EPISODES, GREEDY, OF_USER, SUCCESS_OF, TIME, Metric
 
 OF_EVALUATION: tuple[Metric, ...] = (
+    Metric(
+        f"{OF_USER}<name>",
+        "yours",
+        "mean by count, or sum",
+        "a metric of your own (log.metrics)",
+        "docs/guide/metric.md",
+    ),
     Metric("eval/return_mean", "reward", EPISODES, "mean undiscounted return", GREEDY),
     Metric("eval/return_median", "reward", EPISODES, "median return", GREEDY),
     Metric(

@@ -1,6 +1,6 @@
 """What a rollout brought, and how the update went."""
 
-from ddppo.run.records.metrics.metric import DDPPO, EPISODES, GRPO, PER_RANK, PPO, SAMPLES, Metric
+from ddppo.run.records.metrics.metric import DDPPO, EPISODES, GRPO, OF_LOSSES, PER_RANK, PPO, SAMPLES, Metric
 
 OF_LEARNING: tuple[Metric, ...] = (
     Metric("rollout/local_steps", "steps", PER_RANK, "valid environment steps of this rank", "count"),
@@ -89,6 +89,13 @@ OF_LEARNING: tuple[Metric, ...] = (
         SAMPLES,
         "of grpo with ppo.kl_coef: k3 of KL(pi || pi_ref), pi_ref the policy that the run began with",
         f"{GRPO}, eq. 4",
+    ),
+    Metric(
+        f"{OF_LOSSES}<name>",
+        "1",
+        SAMPLES,
+        "a loss term of your own, before its coefficient",
+        "docs/guide/loss.md",
     ),
     Metric(
         "train/ratio_outliers",

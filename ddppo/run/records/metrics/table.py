@@ -6,20 +6,29 @@ from collections.abc import Iterable
 from ddppo.run.records.metrics.choosing import OF_CHOOSING
 from ddppo.run.records.metrics.evaluation import OF_EVALUATION
 from ddppo.run.records.metrics.learning import OF_LEARNING
-from ddppo.run.records.metrics.metric import OF_CURRICULUM, OF_TASK, PER_RANK, SUCCESS_OF, Metric
+from ddppo.run.records.metrics.metric import (
+    OF_CURRICULUM,
+    OF_LOSSES,
+    OF_TASK,
+    OF_USER,
+    PER_RANK,
+    SUCCESS_OF,
+    Metric,
+)
 from ddppo.run.records.metrics.timing import OF_TIME
 
 METRICS: tuple[Metric, ...] = (*OF_LEARNING, *OF_TIME, *OF_CHOOSING, *OF_EVALUATION)
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
+_OF_OTHERS = (OF_TASK, OF_CURRICULUM, OF_LOSSES, OF_USER, SUCCESS_OF)  # who name what follows
 
 
 def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
-        if name in listed or (name.startswith((OF_TASK, OF_CURRICULUM, SUCCESS_OF)) and not per_rank):
+        if name in listed or (name.startswith(_OF_OTHERS) and not per_rank):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:
