@@ -21,8 +21,9 @@ from ddppo.envs.codec import (
     obs_spec,
     space_leaves,
 )
-from ddppo.envs.faults import EnvNames, explained, no_options, no_state, when_reset, when_stepped
+from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
 from ddppo.envs.rows import ObsArrays, WrongOutput, as_pixels
+from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec, each
@@ -86,7 +87,7 @@ def _at(obs: Any, path: Path) -> Any:
     return obs
 
 
-class NativeEnvs:
+class NativeEnvs(Unsaved):
     """`VecEnv` over a batched task, whatever its autoreset mode.
 
     Seeds: the batch takes one, made of all the seeds of its environments, so its stream depends on which
@@ -161,15 +162,6 @@ class NativeEnvs:
             final_obs=final_obs,
             action_mask=self._mask(infos),
         )
-
-    def state(self) -> dict[str, Any]:
-        raise no_state(self.names)
-
-    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        raise no_state(self.names)
-
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        raise no_state(self.names)
 
     def close(self) -> None:
         self._envs.close()

@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
+from ddppo.processes.lines import exactly
 from ddppo.processes.orphans import end_children, take_in_orphans
 from ddppo.processes.signals import die_with_parent, live_on
 
@@ -229,13 +230,10 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
         return None, []
     if len(head) < _SIZE.size:
         return None, []
-    content = bytearray()
-    while len(content) < _SIZE.unpack(head)[0]:
-        part = connection.recv(_SIZE.unpack(head)[0] - len(content))
-        if not part:
-            return None, fds
-        content += part
-    return json.loads(content), list(fds)
+    try:
+        return json.loads(exactly(connection, *_SIZE.unpack(head))), list(fds)
+    except EOFError:
+        return None, fds
 
 
 def flush() -> None:

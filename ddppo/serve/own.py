@@ -14,6 +14,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
 from ddppo.envs.remote.messages import spec_of
 from ddppo.envs.remote.own_server import FAILED, READY
+from ddppo.processes.lines import exactly
 from ddppo.processes.signals import live_on
 from ddppo.serve.limits import Limits
 from ddppo.serve.server import ServeSettings, listening
@@ -32,7 +33,10 @@ def main() -> None:
     os.close(hole)
     live_on()  # a kill would leave the worlds' folder behind; the line ends however the rank ends
     head, (listener, *_), _, _ = socket.recv_fds(line, 8, 1, socket.MSG_WAITALL)
-    task = json.loads(_exactly(line, int.from_bytes(head, "big")))
+    try:
+        task = json.loads(exactly(line, int.from_bytes(head, "big")))
+    except EOFError:  # the rank has ended
+        raise SystemExit(1) from None
     limits = Limits(
         max_message_bytes=2**26, messages_per_s=_NONE, idle_s=_NONE, step_s=task["step_s"], ready_s=60.0
     )
@@ -56,16 +60,6 @@ def main() -> None:
         with suppress(OSError):
             line.sendall(FAILED + f"{type(e).__name__}: {e}".encode())
         raise SystemExit(1) from None
-
-
-def _exactly(line: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        part = line.recv(size - len(content))
-        if not part:
-            raise SystemExit(1)
-        content += part
-    return bytes(content)
 
 
 if __name__ == "__main__":

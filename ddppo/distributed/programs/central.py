@@ -13,56 +13,39 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group
-from ddppo.distributed.programs.kit import Collected, Kit, Program
+from ddppo.distributed.programs.workers import Worker
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
 from ddppo.models import flat_obs
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Update
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.spaces import each, leaves
 
 
-class Agent(Program):
+class Agent(Worker):
     """A rank with its observers."""
 
     collector: "CentralCollector"
     env: Observers
 
-    def __init__(self, kit: Kit) -> None:
-        self._kit = kit
-        config = kit.config
+    def _acting(self) -> tuple[Observers, "CentralCollector"]:
+        kit, config = self._kit, self._kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
-        env = replace(config.env, num_workers=config.dist.observers or config.env.num_workers)
-        self.env = Observers(env, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
+        settings = replace(config.env, num_workers=config.dist.observers or config.env.num_workers)
+        env = Observers(settings, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
         wait = config.dist.max_wait_ms
-        self.collector = CentralCollector(
-            **kit.of_collector(self.env, kit.env_indices.start),
+        collector = CentralCollector(
+            **kit.of_collector(env, kit.env_indices.start),
             group=kit.group,
             max_wait_s=None if wait is None else wait / 1000,
         )
-        self.learners = kit.group
-        self.sync = kit.sync(kit.group)
-        self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
-
-    def reset(self, iteration: int) -> None:
-        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
-
-    def collect(self, iteration: int) -> Collected:
-        return self._kit.act(self.collector, self._kit.env_indices, iteration)
-
-    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
-        assert collected.rollout is not None
-        return self.learner.update(collected.rollout, iteration, progress)
+        return env, collector
 
     def measured(self) -> dict[str, float]:
         rows = self._kit.shape.local_batch_size
         batch = {"rollout/inference_batch": rows / self.collector.num_forwards}
-        return batch | self._kit.restarts(self.env)
-
-    def close(self) -> None:
-        self.env.close()
+        return batch | super().measured()
 
 
 class CentralCollector(Collector):

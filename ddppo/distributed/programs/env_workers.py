@@ -12,8 +12,9 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
-from ddppo.envs.faults import EnvNames, no_options, no_state
+from ddppo.envs.faults import EnvNames, no_options
 from ddppo.envs.rows import RowLayout
+from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
@@ -141,7 +142,7 @@ class Line:
         return self._layout.obs(rows), self._layout.mask(rows)
 
 
-class FarEnvs:
+class FarEnvs(Unsaved):
     """`VecEnv` of rank 0 over the environments of the other ranks."""
 
     def __init__(self, line: Line, spec: EnvSpec, names: EnvNames) -> None:
@@ -175,15 +176,6 @@ class FarEnvs:
             action_mask=mask,
             goes_on=goes_on if goes_on.any() else None,
         )
-
-    def state(self) -> dict[str, Any]:
-        raise no_state(self.names)
-
-    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        raise no_state(self.names)
-
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        raise no_state(self.names)
 
     def close(self) -> None:
         """Nothing is rank 0's own."""

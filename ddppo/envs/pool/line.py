@@ -20,6 +20,7 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.same_step import Answers, answer_layout
 from ddppo.envs.vec_env import EnvSpec
+from ddppo.processes.lines import exactly
 
 RESET, STEP = b"r", b"s"  # the end of the line asks to leave
 CALL = b"c"  # a method's name and arguments follow
@@ -143,10 +144,4 @@ def hear(line: socket.socket) -> tuple[Any, list[int]]:
     if len(head) < _SIZE.size:
         raise EOFError
     (size,) = _SIZE.unpack(head)
-    content = bytearray()
-    while len(content) < size:
-        part = line.recv(size - len(content))
-        if not part:
-            raise EOFError
-        content += part
-    return pickle.loads(content), list(files)
+    return pickle.loads(exactly(line, size)), list(files)

@@ -1,17 +1,17 @@
 """A batch whose environments are served elsewhere: env.backend=remote."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.faults import EnvNames, no_options, no_state
+from ddppo.envs.faults import EnvNames, no_options
 from ddppo.envs.remote.connection import EnvServerFault
 from ddppo.envs.remote.env_pool import SyncEnvPool
 from ddppo.envs.remote.sessions import Answer
 from ddppo.envs.remote.source import Source, patience
 from ddppo.envs.rows import ObsArrays, RowLayout
+from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvStep, Options
 from ddppo.errors import EnvError
 from ddppo.spaces import EnvSpec, each, leaves
@@ -33,7 +33,7 @@ def make_remote(
         raise
 
 
-class RemoteEnvs:
+class RemoteEnvs(Unsaved):
     """`VecEnv` over sessions. A session that was lost and opened anew is a row that is not valid (`EnvStep`)."""
 
     num_lost_episodes = 0
@@ -88,15 +88,6 @@ class RemoteEnvs:
         return EnvStep(
             self._obs, self._rewards, self._terminated, self._truncated, self._valid, ended, final_obs, self._mask
         )  # fmt: skip
-
-    def state(self) -> dict[str, Any]:
-        raise no_state(self.names)
-
-    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        raise no_state(self.names)
-
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        raise no_state(self.names)
 
     def close(self) -> None:
         """Give the slots back; a second time does nothing."""

@@ -3,6 +3,8 @@
 import socket
 import struct
 
+from ddppo.processes.lines import exactly
+
 HEAD = struct.Struct("!cI")
 TASK = b"t"  # to a new process: what it is to make
 READY, FAILED = b".", b"!"  # its answer; FAILED with the reason as text
@@ -18,15 +20,5 @@ def framed(what: bytes, content: bytes) -> bytes:
 
 def hear(line: socket.socket) -> tuple[bytes, bytes]:
     """Return the next frame. Raises EOFError where the other side has ended."""
-    what, size = HEAD.unpack(_exactly(line, HEAD.size))
-    return what, _exactly(line, size)
-
-
-def _exactly(line: socket.socket, size: int) -> bytes:
-    content = bytearray()
-    while len(content) < size:
-        part = line.recv(size - len(content))
-        if not part:
-            raise EOFError
-        content += part
-    return bytes(content)
+    what, size = HEAD.unpack(exactly(line, HEAD.size))
+    return what, exactly(line, size)
