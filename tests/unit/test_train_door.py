@@ -60,7 +60,7 @@ def assert_one_paragraph(stderr):
         ("env.id=CartPole-v9", ["env.id=CartPole-v9", "CartPole-v0, CartPole-v1"]),
         ("env.id=nomod:Foo-v0", ["nomod", "cannot be imported"]),
         ("env=gym", ["env.id must be given"]),
-        ("env=cartpol", ["env=cartpol", "did you mean cartpole?"]),
+        ("env=cartpol", ["env=cartpol", "did you mean cartpole"]),
         ("scaling=week", ["scaling=week", "did you mean weak?"]),
         ("distributed=dpp", ["distributed=dpp", "did you mean ddp?"]),
         ("model=mpl", ["model=mpl", "did you mean mlp?"]),
