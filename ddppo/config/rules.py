@@ -13,6 +13,7 @@ from ddppo.config.heads import check_heads
 from ddppo.config.ordered import check_ordered, num_shards
 from ddppo.config.own import check_own
 from ddppo.config.preempting import check_preempting
+from ddppo.config.remembering import OF_MEMORY, check_memory
 from ddppo.config.searching import check_search
 from ddppo.config.served import check_served
 from ddppo.config.settings import Config, DistConfig, ModelConfig
@@ -23,7 +24,7 @@ from ddppo.topologies import TOPOLOGIES, Layout, Sizes, find
 
 _LARGEST_BATCH = 2**31
 _LARGEST_LAYER = 2**24
-_OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init", "log_std", "squash")
+_OF_LAYERS = ("hidden_sizes", "activation", "shared_trunk", "log_std_init", "log_std", "squash", *OF_MEMORY)
 _OF_IMAGES = ("image_layout", "pixel_max", "precision")
 _OF_DICTS = ("image_encoder", "encoders", "vector_sizes", "image_features")
 _OF_TOKENS = ("turn_tokens", "obs_tokens", "sampling_temperature", "top_p")
@@ -180,6 +181,7 @@ def validate(config: Config) -> BatchShape:
     shape = batch_shape(config)
     check_algorithm(config, shape)
     check_search(config, shape)
+    check_memory(config, shape)
     _check_slow_ranks(config)
     _check_context(config)
     if config.env.backend == "native" and shape.rollout_steps < 2:

@@ -135,6 +135,14 @@ class ModelConfig:
         "probabilities corrected (tanh)",
         choices=("none", "tanh"),
     )
+    memory: str = setting(
+        "none",
+        "of mlp, cnn, resnet and dict: recurrent layers behind the others, so that the policy remembers its episode: "
+        "none, lstm or gru (model=lstm and model=gru bring them behind those of mlp)",
+        choices=("none", "lstm", "gru"),
+    )
+    memory_size: int = setting(128, "of memory: units of each recurrent layer", low=1, high=65_536)
+    memory_layers: int = setting(1, "of memory: recurrent layers", low=1, high=64)
     graph_conv: str = setting(
         "qgnn",
         "of gnn, its convolutions: that of Quarl (linear messages over typed edges), a graph isomorphism network, or "
@@ -222,6 +230,12 @@ class PPOConfig:
         None,
         "distributed=async_actors: rollouts that an update learns from, each of one actor's environments; null is as "
         "many as there are actors, 1 is A3C's",
+        low=1,
+    )
+    sequence_length: int | None = setting(
+        None,
+        "of policies with memory: steps in a row L that are learned from at once, and that gradients go back; divides "
+        "rollout_steps, which null takes. Shorter ones are learned faster",
         low=1,
     )
     num_epochs: int = setting(4, "passes K over the batch per iteration", low=1, high=1_000_000)

@@ -12,7 +12,7 @@ from ddppo.collectives import Group, Record
 from ddppo.collectives.in_order import OrderedSum
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
-from ddppo.models import ActorCritic, At, Obs
+from ddppo.models import ActorCritic, At
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS: dict[str, Any] = {
@@ -26,13 +26,8 @@ class GradientSync(Protocol):
 
     name: str
 
-    def at(
-        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's action parameters and values where actions were taken, ready to be differentiated.
-
-        own: rows of a model that takes sequences, all if None.
-        """
+    def at(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the model's action parameters and values, ready to be differentiated, of what `At` takes."""
         ...
 
     def backward_(self, loss: torch.Tensor) -> None:
@@ -50,10 +45,8 @@ class FlatSync:
         self.parameters = parameters
         self.group = group
 
-    def at(
-        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.forward(obs, actions, own)
+    def at(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model.forward(*inputs)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
@@ -107,10 +100,8 @@ class BucketSync:
         self._ready: list[float] = []
         self._done: list[float] = []
 
-    def at(
-        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model(obs, actions, own)
+    def at(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.model(*inputs)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()

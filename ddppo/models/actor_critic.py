@@ -50,6 +50,9 @@ class ActorCritic(nn.Module, abc.ABC):
     # obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
     # `at(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, is of the token that follows l.
     takes_sequences = False
+    state_size = (
+        0  # S, numbers remembered of each environment; 0 where nothing is. Others: ddppo.models.Recurrent
+    )
     stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
 
     is_squashed = False  # actions are a box, and tanh brings them within its bounds
@@ -105,6 +108,24 @@ class ActorCritic(nn.Module, abc.ABC):
         """Return the memory of as many rows, empty, of as many tokens each at most, to type in; of takes_sequences."""
         raise NotImplementedError
 
+    def step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return action parameters `[n, P]`, values `[n]` and the state `[n, S]` that follows `state` `[n, S]`.
+
+        Used in acting, where state_size is above 0; zeros are the state at the start of an episode.
+        """
+        raise NotImplementedError
+
+    def unroll(
+        self, obs: Obs, state: torch.Tensor, starts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return action parameters `[T, m, P]` and values `[T, m]` of T steps in a row in m environments.
+
+        obs `[T, m, *shape]`; state `[m, S]` before row 0; starts `[T, m]` bool: rows that start an episode, before
+        which the state is 0, whatever it was. Each row is what `step` says. Used in learning, where state_size is
+        above 0.
+        """
+        raise NotImplementedError
+
     def unchanged(self) -> AbstractContextManager[None]:
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""
         return nullcontext()
@@ -115,16 +136,19 @@ class ActorCritic(nn.Module, abc.ABC):
 
 
 class At(nn.Module):
-    """A model called by `at`, or `at_own`, as modules are; its parameters and buffers are its own, behind "model."."""
+    """A model called as it learns, as modules are; its parameters and buffers are its own, behind "model.".
+
+    By `at` with obs and actions, by `at_own` with rows besides, or with memory by `unroll`.
+    """
 
     def __init__(self, model: ActorCritic) -> None:
         super().__init__()
         self.model = model
 
-    def forward(
-        self, obs: Obs, actions: torch.Tensor, own: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.at(obs, actions) if own is None else self.model.at_own(obs, actions, own)
+    def forward(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.model.state_size:
+            return self.model.unroll(*inputs)
+        return self.model.at(*inputs) if len(inputs) == 2 else self.model.at_own(*inputs)
 
 
 class MLP(ActorCritic):
@@ -159,11 +183,11 @@ class MLP(ActorCritic):
 
     def action_params(self, obs: Obs) -> torch.Tensor:
         inputs: Any = obs if self.is_vector else self._flat(obs)
-        return self._head(_hidden(self.policy_trunk, inputs))
+        return self._head(passed(self.policy_trunk, inputs))
 
     def value(self, obs: Obs) -> torch.Tensor:
         inputs: Any = obs if self.is_vector else self._flat(obs)
-        return self.value_head(_hidden(self.value_trunk, inputs)).squeeze(-1)
+        return self.value_head(passed(self.value_trunk, inputs)).squeeze(-1)
 
     def _flat(self, obs: Obs) -> torch.Tensor:
         return flat_obs(obs, self.spec, self.value_head.weight.dtype)
@@ -181,7 +205,7 @@ def hidden_layers(inputs: int, sizes: list[int], activation: str) -> nn.Sequenti
     return nn.Sequential(*layers)
 
 
-def _hidden(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
+def passed(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
     """Return layers(inputs). In inference mode on a CPU, tanh is NumPy's: 10 times as fast as torch's."""
     if not (torch.is_inference_mode_enabled() and inputs.device.type == "cpu"):
         return layers(inputs)

@@ -10,6 +10,7 @@ from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
 from ddppo.models.gnn import GNN
 from ddppo.models.hf import HuggingFacePolicy
+from ddppo.models.memory import RecurrentActorCritic
 from ddppo.models.on_trunk import OnTrunk
 from ddppo.models.tokens import TokenPolicy
 from ddppo.seeding import derived_seed
@@ -54,6 +55,8 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
 
 def model_class(config: ModelConfig) -> type[ActorCritic]:
     """Return the class that `config` names. Raises ConfigError if there is none."""
+    if config.memory != "none" and config.name in MODELS:
+        return RecurrentActorCritic
     return MODELS.get(config.name) or _imported(config.name)
 
 

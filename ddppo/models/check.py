@@ -10,6 +10,7 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model, model_class
 from ddppo.models.trial import Trial, listed
+from ddppo.models.trial_memory import MemoryTrial
 from ddppo.models.trial_sequences import SequenceTrial
 from ddppo.spaces import EnvSpec
 from ddppo.text import make_tokenizer
@@ -38,6 +39,8 @@ def check_model(
     _check_memory(spec, config, dtype, ranks_here)
     model = build_model(spec, config, 0, dtype)
     trial = Trial(model, spec, config.name)
+    if model.state_size:
+        trial = MemoryTrial(model, spec, config.name)
     if model.takes_sequences:
         trial = SequenceTrial(model, spec, config.name, make_tokenizer(spec, config))
     trial.check_parameters()

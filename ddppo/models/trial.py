@@ -221,7 +221,9 @@ class Trial:
         size = max(size, 2)
         obs = self._obs(size)
         actions = [self._actions(obs)] if self.learns_by == "at" else []
-        params, values = self._call(self.learns_by, obs, *actions)
+        return self._without_gradient(*self._call(self.learns_by, obs, *actions))
+
+    def _without_gradient(self, params: torch.Tensor, values: torch.Tensor) -> list[str]:
         for what, output in (("action parameters", params), ("values", values)):
             if not output.requires_grad:
                 raise self.fails(

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ddppo.ppo.minibatches import Batch, Sequences
 from ddppo.ppo.normalization import Gather, merge_moments, variance
+from ddppo.ppo.step import OfRollout
 
 _EPS = 1e-8
 
@@ -21,7 +21,7 @@ class AdvantagesByMinibatch:
 
     def __init__(
         self,
-        batch: Batch | Sequences,
+        batch: OfRollout,
         plan: Sequence[tuple[np.ndarray, list[int]]],
         num_shards: int,
         gather: Gather,

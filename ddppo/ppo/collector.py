@@ -8,14 +8,17 @@ import torch
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
-from ddppo.models import ActorCritic, Obs, flat_obs, tensor_dtype
+from ddppo.models import ActorCritic, Obs, flat_obs
+from ddppo.ppo.buffers import obs_buffers
+from ddppo.ppo.counting import count_
 from ddppo.ppo.cut import Cut
+from ddppo.ppo.memory import Memory
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Episode, Rollout
-from ddppo.spaces import ArraySpec, EnvSpec, each, leaves, zipped
+from ddppo.spaces import each, zipped
 
 # Rows of one forward pass when values are computed, and numbers in them; they bound memory, not results.
 _VALUE_ROWS, _VALUE_NUMBERS = 32_768, 2**24
@@ -30,9 +33,9 @@ class Collector:
     from `at` once all are taken, and what the model says of states is next_values alone.
 
     raw_obs `[T + 1, E, *shape]` is what was observed and obs what the model is given: one tensor, or a dict of them.
-    They share memory where the two are the same. A state of a model with memory would be kept as they are: that before
-    row 0 for the rollout, that after row T for the next.
+    They share memory where the two are the same. memory: of a model that has one, else None; its values come along.
 
+    sequence_length: rows after which the rollout holds what a model remembers again; T if None.
     cut: what may end the next rollout after fewer steps; it has as many rows then. None: nothing.
     """
 
@@ -46,6 +49,7 @@ class Collector:
         first_env: int,
         device: torch.device,
         dtype: torch.dtype,
+        sequence_length: int | None = None,
     ) -> None:
         self.env = env
         self.model = model
@@ -61,10 +65,10 @@ class Collector:
             return torch.zeros(steps, envs, *shape, dtype=kind, device=device)
 
         # flat_obs: what obs are views of, `[T + 1, E, obs_size]`, where all of them are floats.
-        self.raw_obs, self.flat_obs = _zeros(spec, (steps + 1, envs), dtype, torch.device("cpu"))
+        self.raw_obs, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, torch.device("cpu"))
         self.obs = self.raw_obs
         if normalizer is not None or not self._is_on_cpu:
-            given, self.flat_obs = _zeros(spec, (steps + 1, envs), dtype, device)
+            given, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, device)
             self.obs = each(
                 lambda leaf, raw, x: raw if self._is_on_cpu and not leaf.is_float else x,
                 *(spec.obs, self.raw_obs, given),
@@ -96,7 +100,10 @@ class Collector:
         self.lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
-        self._acted_values = buffer() if model.values_are_beside else None
+        self.memory: Memory | None = None
+        if model.state_size:
+            self.memory = Memory(model, self.logprobs, envs, steps, sequence_length)
+        self._acted_values = buffer() if model.values_are_beside or self.memory else None
         self.cut: Cut | None = None
         self._going_on: set[tuple[int, int]] = set()  # (row, environment) of ends for learning alone
         self._actor: NativeActor | None = None
@@ -114,6 +121,8 @@ class Collector:
         self._num_steps = 0
         check_finite(self.env.names, 0, each(lambda x: x[None], obs), np.zeros((1, self.env.num_envs)), [])
         self._receive(self.rollout_steps, obs, mask)
+        if self.memory is not None:
+            self.memory.reset()
         self.starts[:] = True
         self.returns[:] = 0
         self.lengths[:] = 0
@@ -161,6 +170,8 @@ class Collector:
         """
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
+        if self.memory is not None:
+            self.memory.begin()
         self._num_acted = 0
         self._going_on.clear()
 
@@ -179,17 +190,24 @@ class Collector:
             ends.append((t, step.ended.copy(), each(np.ndarray.copy, step.final_obs)))
             if step.goes_on is not None:
                 self._going_on.update((t, i) for i in step.ended[step.goes_on].tolist())
+        if self.memory is not None:
+            self.memory.stepped(t, step.ended, terminated | truncated | ~valid)
 
     def _act(self, t: int, noise: torch.Tensor) -> None:
         """Write the actions of row t, and what they follow from."""
         mask = self._mask_rows[t].to(self.device) if self._mask_rows is not None else None
-        if self._acted_values is None:
-            params = self.model.action_params(self._obs_rows[t])
-        else:
-            params, self._acted_values[t] = self.model(self._obs_rows[t])
+        params = self._params(t, self._obs_rows[t], slice(None))
         if not self.model.values_are_of_actions:
             self._param_rows[t].copy_(params)
         self._actions[t] = self.model.distribution(params, mask).sample(noise).numpy()
+
+    def _params(self, t: int, obs: Obs, envs: slice) -> torch.Tensor:
+        """Return action parameters for row t of some environments; write their values where these come along."""
+        if self._acted_values is None:
+            return self.model.action_params(obs)
+        params, values = self.model(obs) if self.memory is None else self.memory.act(obs, envs)
+        self._acted_values[t, envs] = values
+        return params
 
     def _check(self, ends: list[End]) -> None:
         """Check what the steps taken returned: once for all of them, for it would cost much at each."""
@@ -221,25 +239,9 @@ class Collector:
 
     def _count(self, ends: list[End]) -> list[Episode]:
         """Return the episodes that ended in this rollout, and keep count of those under way."""
-        taken = self._num_acted
-        valid = self.flags[2, :taken]
-        rewards = np.where(valid, self.rewards[:taken], 0.0)
-        first_rows = np.zeros(self.env.num_envs, dtype=np.int64)  # of the episodes under way
-        episodes: list[Episode] = []
-        for t, ended, _ in ends:
-            for i in ended.tolist():
-                if (t, i) in self._going_on:
-                    continue
-                rows = slice(first_rows[i], t + 1)
-                episode_return = float(self.returns[i] + rewards[rows, i].sum())
-                length = int(self.lengths[i] + valid[rows, i].sum())
-                episodes.append(Episode(t, self.first_env + i, episode_return, length))
-                self.returns[i], self.lengths[i], first_rows[i] = 0.0, 0, t + 1
-        is_under_way = np.arange(taken)[:, None] >= first_rows
-        # Row after row: a sum over rows adds in another order where there is one environment alone.
-        self.returns += (rewards * is_under_way).cumsum(axis=0)[-1:].sum(axis=0)
-        self.lengths += (valid & is_under_way).sum(axis=0)
-        return episodes
+        whole = ((t, i) for t, ended, _ in ends for i in ended.tolist() if (t, i) not in self._going_on)
+        rewards, valid = self.rewards[: self._num_acted], self.flags[2, : self._num_acted]
+        return count_(self.returns, self.lengths, rewards, valid, list(whole), self.first_env)
 
     def _compute_logprobs(self, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """Compute log-probabilities of rows from the parameters acted with; return masks, and values if of actions."""
@@ -301,14 +303,19 @@ class Collector:
             episode_start=flags[3],
             action_mask=masks,
             raw_obs=each(lambda x: x[:taken], self.raw_obs),
+            state=None if self.memory is None else self.memory.kept,
         )
 
     def _state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
         """Return values `[num_rows, E]` of rows of observations."""
+        if self.memory is not None:  # which gave those of other rows as it acted
+            return self.memory.values(each(lambda x: x[0], obs)).unsqueeze(0)
         return self._values(obs, (num_rows, self.env.num_envs))
 
     def _final_values(self, obs: Obs, envs: torch.Tensor) -> torch.Tensor:
         """Return values `[n]` of final observations `[n, *shape]` of these environments."""
+        if self.memory is not None:
+            return self.memory.final_values(obs)
         return self._values(obs, (len(envs),))
 
     def _values(self, obs: Obs, batch: tuple[int, ...]) -> torch.Tensor:
@@ -330,19 +337,3 @@ class Collector:
         """Return the rows of x, whose first dimensions are `num_dims` of a batch, some at a time."""
         num_rows = min(_VALUE_ROWS, max(1, _VALUE_NUMBERS // self.env.spec.obs_size))
         return zipped(each(lambda part: part.flatten(0, num_dims - 1).split(num_rows), x))
-
-
-def _zeros(
-    spec: EnvSpec, batch: tuple[int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[Obs, torch.Tensor | None]:
-    """Return buffers of observations `[*batch, *shape]`, and what they are views of where all are floats."""
-    parts = leaves(spec.obs)
-    if not all(leaf.is_float for leaf in parts):
-
-        def zeros(leaf: ArraySpec) -> torch.Tensor:
-            return torch.zeros(*batch, *leaf.shape, dtype=tensor_dtype(leaf, dtype), device=device)
-
-        return each(zeros, spec.obs), None
-    flat = torch.zeros(*batch, spec.obs_size, dtype=dtype, device=device)
-    columns = iter(flat.split([leaf.size for leaf in parts], dim=-1))
-    return each(lambda leaf: next(columns).view(*batch, *leaf.shape), spec.obs), flat

@@ -14,13 +14,14 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.advantages import Estimates, Estimator, Gae
 from ddppo.ppo.by_minibatch import AdvantagesByMinibatch
+from ddppo.ppo.histories import Histories
 from ddppo.ppo.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered, where_not_finite
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
 from ddppo.ppo.reference import Reference
 from ddppo.ppo.rollout import Rollout
-from ddppo.ppo.step import BETAS, STATISTICS, At, EagerStep, NotFinite, Step
+from ddppo.ppo.step import BETAS, STATISTICS, At, EagerStep, NotFinite, OfRollout, Step
 from ddppo.scaling import BatchShape
 
 Plan = tuple[np.ndarray, list[int]]  # of an epoch: samples in their order, and where minibatches begin
@@ -60,8 +61,9 @@ class Learner:
 
     gather: values `[...]` of every rank as `[W, ...]`. backward_: leaves the gradient over all ranks in
     `parameters.grad`. at, distribution: the model's; takes_sequences: it reads whole sequences, so minibatches are of
-    these. scale: of the step size of each parameter, all 1 if None. estimator: of advantages, Gae if None. reference:
-    the policy that ppo.kl_coef holds this one to. tolerance: of what is not finite; none if None.
+    these; remembers: it has memory, so minibatches are of steps in a row. scale: of the step size of each parameter,
+    all 1 if None. estimator: of advantages, Gae if None. reference: the policy that ppo.kl_coef holds this one to.
+    tolerance: of what is not finite; none if None.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Learner:
         scale: torch.Tensor | None = None,
         estimator: Estimator | None = None,
         takes_sequences: bool = False,
+        remembers: bool = False,
         reference: Reference | None = None,
         tolerance: Tolerance | None = None,
     ) -> None:
@@ -95,6 +98,7 @@ class Learner:
         self.reward_normalizer = reward_normalizer
         self.estimator = estimator or Gae(config)
         self.takes_sequences = takes_sequences
+        self.remembers = remembers
         self.reference = reference
         self.tolerance = tolerance or Tolerance()
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
@@ -151,12 +155,17 @@ class Learner:
         warmth = self._warmth(progress)
         learning_rate = self.learning_rate * warmth * self.tolerance.step_factor
         estimates = self._estimates(rollout)
-        shape = replace(self.shape, rollout_steps=1) if self.takes_sequences else self.shape
+        shape = self.shape
+        if num_sequences := self._num_sequences:
+            shape = replace(shape, rollout_steps=num_sequences)
         estimates, agreed, plan = self._agree(rollout, estimates, self._plan(rollout, iteration, shape))
         if is_ordered := shape.num_shards > 0:
             plan = [by_shard(*minibatches, shape) for minibatches in plan]
+        batch: OfRollout
         if self.takes_sequences:
-            batch: Batch | Sequences = Sequences(rollout, estimates)
+            batch = Sequences(rollout, estimates)
+        elif self.remembers:
+            batch = Histories(rollout, estimates)
         else:
             batch = Batch(rollout, estimates, apart=is_ordered)
         if self.reference is not None:
@@ -207,7 +216,7 @@ class Learner:
         """Return this rank's minibatches of every epoch."""
         num_epochs = self.config.num_epochs
         plan = [local_minibatches(self.seed, iteration, k, shape, self.rank) for k in range(num_epochs)]
-        if len(rollout.rewards) < shape.rollout_steps:
+        if not self._num_sequences and len(rollout.rewards) < shape.rollout_steps:
             plan = [of_first(rollout.rewards.numel(), *of_epoch) for of_epoch in plan]
         return plan
 
@@ -281,9 +290,18 @@ class Learner:
             estimates = replace(estimates, advantages=estimates.advantages.sub(mean).div_(std + 1e-8))
         return estimates, Agreed(counts, weight, explained), plan
 
+    @property
+    def _num_sequences(self) -> int:
+        """Into how many sequences the rows of an environment are cut, of which minibatches are made; 0: of samples."""
+        if self.remembers and self.config.sequence_length is not None:
+            return self.shape.rollout_steps // self.config.sequence_length
+        return int(self.takes_sequences or self.remembers)
+
     def _of_units(self, x: torch.Tensor) -> np.ndarray:
-        """Return x `[T, E]` of what minibatches are made of: samples `[T * E]`, or sequences, summed, `[E]`."""
-        return (x.sum(dim=0) if self.takes_sequences else x.flatten()).cpu().numpy()
+        """Return x `[T, E]` of what minibatches are made of: samples `[T * E]`, or C sequences, summed, `[C * E]`."""
+        if num_sequences := self._num_sequences:
+            x = x.unflatten(0, (num_sequences, -1)).sum(dim=1)
+        return x.flatten().cpu().numpy()
 
     def _stop(self, error: NotFinite, iteration: int) -> NoReturn:
         local = torch.tensor([error.loss, *error.terms.values()], dtype=torch.float64)

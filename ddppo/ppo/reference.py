@@ -5,8 +5,7 @@ from collections.abc import Callable
 import torch
 
 from ddppo.models import ActionDistribution
-from ddppo.ppo.minibatches import Batch, Sequences
-from ddppo.ppo.step import At, outputs
+from ddppo.ppo.step import At, OfRollout, outputs
 
 _ROWS = 8192  # of one forward; they bound memory, not results
 
@@ -26,7 +25,7 @@ class Reference:
         self._at = at
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch | Sequences) -> torch.Tensor:
+    def logprobs(self, batch: OfRollout) -> torch.Tensor:
         """Return log pi_ref of what was done, in the shape of the batch's other fields; 0 for what weighs nothing."""
         weights = batch.fields["weights"]
         found = torch.zeros_like(weights)

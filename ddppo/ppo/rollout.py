@@ -14,8 +14,7 @@ class Rollout:
     obs are what the policy saw (normalised, if observations are), raw_obs what was observed; where the two are the same
     they share memory, as pixels do. next_values are V of the true successor, which is
     the final observation where an episode ended. valid is False on autoreset pseudo-steps, which are never trained
-    on or counted. episode_start marks the first step of an episode. A model with memory will add here the state that it
-    entered row 0 with, `[E, ...]`: episode_start says where it starts anew.
+    on or counted. episode_start marks the first step of an episode.
 
     ratios are pi(a) / mu(a) where another policy mu acted than the one, pi, that logprobs and values are of; None where
     the same did.
@@ -23,6 +22,9 @@ class Rollout:
     Of tasks of text, obs and actions are tokens, row l of the one that follows token l, and valid those that the policy
     typed; next_values are of its next token, wherever that is. achieved `[E]`: of whole episodes, 1 or 0, NaN where it
     failed or nobody knows; None where nobody ever does.
+
+    state `[C, E, S]`: what a model with memory knew before row 0, or before each of C rows at equal distances;
+    episode_start says where it forgets. None of others.
     """
 
     obs: Obs
@@ -39,6 +41,7 @@ class Rollout:
     raw_obs: Obs
     ratios: torch.Tensor | None = None
     achieved: torch.Tensor | None = None
+    state: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

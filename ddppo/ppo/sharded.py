@@ -26,10 +26,7 @@ class ShardedCollector(Collector):
         for envs in self._shards:
             obs = _own(self._obs_rows[t], envs)
             mask = None if self._mask_rows is None else _own(self._mask_rows[t], envs)
-            if self._acted_values is None:
-                params = self.model.action_params(obs)
-            else:
-                params, self._acted_values[t, envs] = self.model(obs)
+            params = self._params(t, obs, envs)
             if not self.model.values_are_of_actions:
                 self._param_rows[t][envs] = params
             actions = self.model.distribution(params, mask).sample(_own(noise, envs))
@@ -53,6 +50,11 @@ class ShardedCollector(Collector):
     def _state_values(self, obs: Obs, num_rows: int) -> torch.Tensor:
         if self._actor is not None:
             return super()._state_values(obs, num_rows)
+        if self.memory is not None:
+            row = each(lambda x: x[0], obs)
+            return torch.cat([self.memory.values(_own(row, envs), envs) for envs in self._shards]).unsqueeze(
+                0
+            )
         parts = [
             self._values(_of_rows(obs, envs), (num_rows, envs.stop - envs.start)) for envs in self._shards
         ]
@@ -65,7 +67,11 @@ class ShardedCollector(Collector):
         for shard in self._shards:
             (mine,) = ((envs >= shard.start) & (envs < shard.stop)).nonzero(as_tuple=True)
             if len(mine):
-                values[mine] = self._values(each(lambda x, mine=mine: x[mine], obs), (len(mine),))
+                own = each(lambda x, mine=mine: x[mine], obs)
+                if self.memory is None:
+                    values[mine] = self._values(own, (len(mine),))
+                else:
+                    values[mine] = self.memory.final_values(own, mine)
         return values
 
 

@@ -15,10 +15,12 @@ import torch
 from ddppo.config import PPOConfig
 from ddppo.models import ActionDistribution
 from ddppo.ppo import losses
+from ddppo.ppo.histories import Histories
 from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
 from ddppo.ppo.terms import own_losses, samples_of, terms_of
 
-At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model's `at`; with a third argument its `at_own`
+At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
+OfRollout = Batch | Sequences | Histories
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
@@ -79,13 +81,12 @@ class Step(Protocol):
         """Start an iteration with this step size and range of the ratio: sums are zero."""
         ...
 
-    def epoch(
-        self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
-    ) -> None:
-        """Move the parameters by the gradient of every minibatch: samples, or sequences, in `order`, cut at `bounds`.
+    def epoch(self, batch: OfRollout, order: torch.Tensor, bounds: list[int], counts: list[float]) -> None:
+        """Move the parameters by the gradient of every minibatch: what is in `order`, cut at `bounds`.
 
-        counts are what minibatches count over all ranks; one of 0, such as only pseudo-steps on all, is passed over.
-        From the first gradient on that is not finite, parameters and moments stay as they were.
+        That is samples, sequences or environments. counts are what minibatches count over all ranks; one of 0, such as
+        only pseudo-steps on all, is passed over. From the first gradient on that is not finite, parameters and moments
+        stay as they were.
         """
         ...
 
@@ -129,9 +130,12 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
 
 
 def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch, by a model's `at`."""
+    """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch."""
     if "sequences" in minibatch:
         return at(*minibatch["sequences"], minibatch["own"])
+    if "unrolled" in minibatch:
+        params, values = at(*minibatch["unrolled"])
+        return params.flatten(0, 1), values.flatten(0, 1)
     return at(minibatch["obs"], minibatch["actions"])
 
 
@@ -188,9 +192,7 @@ class ByMinibatch:
 
     sums: torch.Tensor
 
-    def epoch(
-        self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
-    ) -> None:
+    def epoch(self, batch: OfRollout, order: torch.Tensor, bounds: list[int], counts: list[float]) -> None:
         parts = iter(batch.minibatches(order, bounds))
         for count in counts:
             shards = list(itertools.islice(parts, len(self.sums)))

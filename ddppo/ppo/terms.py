@@ -13,6 +13,7 @@ import torch
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import ActionDistribution, Obs
 from ddppo.ppo.minibatches import Minibatch
+from ddppo.spaces import each
 from ddppo.topologies import imported
 from ddppo.tracebacks import in_one_line
 
@@ -85,9 +86,11 @@ def terms_of(losses: Mapping[str, Any]) -> tuple[Term, ...]:
 def samples_of(
     minibatch: Minibatch, params: torch.Tensor, values: torch.Tensor, distribution: Distribution
 ) -> Samples:
-    mask = minibatch.get("mask")
+    mask, obs = minibatch.get("mask"), minibatch.get("obs")
+    if "unrolled" in minibatch:
+        obs = each(lambda x: x.flatten(0, 1), minibatch["unrolled"][0])
     return Samples(
-        obs=minibatch.get("obs"),
+        obs=obs,
         actions=minibatch["actions"],
         mask=mask,
         params=params,

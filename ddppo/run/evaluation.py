@@ -36,34 +36,62 @@ class Scores:
     tiers: tuple[str, ...] = ()
 
 
+class Remembered:
+    """What a policy remembers of E environments that it acts in: `state` `[E, S]`, 0 where episodes start."""
+
+    def __init__(self, model: ActorCritic, num_envs: int) -> None:
+        self.state = next(model.parameters()).new_zeros(num_envs, model.state_size)
+
+    @torch.inference_mode()
+    def forget(self, envs: np.ndarray) -> None:
+        """Forget what was of some environments, by their indices or as `[E]` bool: new episodes start there."""
+        self.state[torch.from_numpy(envs)] = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A model with its observation normaliser."""
+    """A model with its observation normaliser.
+
+    What a model with memory says follows from what it `remembered`; without, each observation starts an episode.
+    """
 
     model: ActorCritic
     normalizer: ObsNormalizer | None
     spec: EnvSpec
 
+    def memory(self, num_envs: int) -> Remembered | None:
+        """Return what it remembers at the start of episodes, None of a model without memory."""
+        return Remembered(self.model, num_envs) if self.model.state_size else None
+
     @torch.inference_mode()
-    def act(self, obs: ObsArrays, mask: np.ndarray | None) -> np.ndarray:
+    def act(
+        self, obs: ObsArrays, mask: np.ndarray | None, remembered: Remembered | None = None
+    ) -> np.ndarray:
         """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
-        return self.distribution(self.params(obs), mask).mode().cpu().numpy()
+        return self.distribution(self.params(obs, remembered), mask).mode().cpu().numpy()
 
     @torch.inference_mode()
-    def sample(self, obs: ObsArrays, mask: np.ndarray | None, noise: np.ndarray) -> np.ndarray:
+    def sample(
+        self, obs: ObsArrays, mask: np.ndarray | None, noise: np.ndarray, remembered: Remembered | None = None
+    ) -> np.ndarray:
         """Return actions drawn by noise `[E, model.num_noise]`, of the law that `ActionDistribution.sample` names."""
-        return self.distribution(self.params(obs), mask).sample(torch.from_numpy(noise)).numpy()
+        params = self.params(obs, remembered)
+        return self.distribution(params, mask).sample(torch.from_numpy(noise)).numpy()
 
     @torch.inference_mode()
-    def params(self, obs: ObsArrays) -> torch.Tensor:
-        """Return the action parameters `[E, P]` for obs `[E, *shape]`."""
+    def params(self, obs: ObsArrays, remembered: Remembered | None = None) -> torch.Tensor:
+        """Return the action parameters `[E, P]` for obs `[E, *shape]`, and have `remembered` go on."""
         parameter = next(self.model.parameters())
 
         def tensor(leaf: ArraySpec, array: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(array).to(parameter.device, tensor_dtype(leaf, parameter.dtype))
 
         x = each(tensor, self.spec.obs, obs)
-        return self.model.action_params(x if self.normalizer is None else self.normalizer(x))
+        given = x if self.normalizer is None else self.normalizer(x)
+        if remembered is None:
+            return self.model.action_params(given)
+        params, _, remembered.state = self.model.step(given, remembered.state)
+        return params
 
     def distribution(self, params: torch.Tensor, mask: np.ndarray | None) -> ActionDistribution:
         """Return the distribution that action parameters `[E, P]` describe, of what `mask` `[E, mask_size]` allows."""
@@ -108,7 +136,7 @@ def play_episodes(
             wave[i % len(wave)] for i in range(env.num_envs)
         ]  # a short last wave repeats episodes, unread
         obs, mask = env.reset([derived_seed(seed, "eval", j) for j in numbers], of_all)
-        playing = np.arange(env.num_envs) < len(wave)
+        playing, remembered = np.arange(env.num_envs) < len(wave), policy.memory(env.num_envs)
         steps = 0
         while playing.any():
             steps += 1
@@ -117,11 +145,13 @@ def play_episodes(
                     f"evaluation episode {wave[int(np.flatnonzero(playing)[0])]} has not ended after "
                     f"{_LONGEST_EPISODE:,} steps: set env.max_episode_steps for a task without a limit of its own"
                 )
-            step = env.step(policy.act(obs, mask))
+            step = env.step(policy.act(obs, mask, remembered))
             counted = playing & step.valid
             index = first + np.flatnonzero(counted)
             returns[index] += step.rewards[counted]
             lengths[index] += 1
             playing[step.ended] = False
+            if remembered is not None:
+                remembered.forget(step.terminated | step.truncated | ~step.valid)
             obs, mask = step.obs, step.action_mask
     return Scores(tuple(returns.tolist()), tuple(int(n) for n in lengths))

@@ -24,6 +24,7 @@ from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.run.measuring.own_metrics import functions_of
+from ddppo.run.own_memory import check_own_memory
 from ddppo.run.parts import players_of, program_of
 from ddppo.run.records.trackers import check_installed
 from ddppo.scaling import BatchShape
@@ -83,6 +84,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         overlaps_from=_overlaps_from(config, local_world_size),
         learning_rates=config.ppo.learning_rates,
     )
+    check_own_memory(config, spec, shape)
     of_losses = None
     if config.ppo.losses:
         from ddppo.ppo.terms_trial import check_losses  # most runs bring none

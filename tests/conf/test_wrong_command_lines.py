@@ -8,6 +8,7 @@ from tests.conf.wrong_command_lines import Case, Playground, cases
 from tests.conf.wrong_details import LINES as OF_DETAILS
 from tests.conf.wrong_extensions import LINES as OF_EXTENSIONS
 from tests.conf.wrong_faults import LINES as OF_FAULTS
+from tests.conf.wrong_memories import LINES as OF_MEMORIES
 from tests.conf.wrong_orders import LINES as OF_ORDER
 from tests.conf.wrong_pixels import LINES as OF_PIXELS
 from tests.conf.wrong_rewards import LINES as OF_REWARDS
@@ -42,6 +43,13 @@ def test_groups_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_ALGORITHMS[line] in answer
+
+
+@pytest.mark.parametrize("line", OF_MEMORIES)
+def test_memories_that_cannot_be_are_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert OF_MEMORIES[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_TEXT)

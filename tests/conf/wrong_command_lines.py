@@ -27,6 +27,7 @@ from unittest import mock
 
 from ddppo.config import Config, SlurmLauncherConfig
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
+from tests.conf.wrong_memories import LINES as OF_MEMORIES
 from tests.conf.wrong_topologies import LINES
 from tests.study.test_prediction_door import write_run
 
@@ -472,6 +473,7 @@ _TOGETHER = (
     "ppo.learning_rate=1e-400",
     *LINES,
     *OF_ALGORITHMS,
+    *OF_MEMORIES,
 )
 
 

@@ -34,6 +34,13 @@ RUNS = {
     "Pendulum": ["env=pendulum", *EVERYTHING],
     "Pendulum, 2 ranks": ["env=pendulum", *EVERYTHING, "dist.world_size=2"],
     "MountainCar with evaluations": ["env=gym", "env.id=MountainCar-v0", "eval.every_steps=96", "eval.episodes=1"],
+    "LSTM, 2 ranks": [
+        "env=pendulum", "env.max_episode_steps=20", *EVERYTHING, "model=lstm", "model.memory_size=16",
+        "ppo.num_minibatches=2", "dist.world_size=2",
+    ],
+    "GRU, env_workers": [
+        "env=cartpole", "model=gru", "model.memory_size=16", "distributed=env_workers", "dist.world_size=3",
+    ],
     "one by one": ["env=cartpole", "env.backend=sync", "env.max_episode_steps=20"],
     "a pool": ["env=cartpole", "env.backend=pool", "env.num_workers=2"],
     "LunarLander": ["env=lunarlander", "env.backend=sync"],
@@ -51,7 +58,7 @@ RUNS = {
     "observers": ["env=pendulum", *EVERYTHING, "distributed=central_inference", "env.num_workers=2"],
     "device": ["env=pendulum", *EVERYTHING, "distributed=device", "compile=auto"],
 }  # fmt: skip
-QUICK = ("CartPole in C++", "Pendulum, 2 ranks", "one by one", "env_workers")
+QUICK = ("CartPole in C++", "Pendulum, 2 ranks", "LSTM, 2 ranks", "one by one", "env_workers")
 
 
 def trained(run_dir, *arguments):

@@ -84,6 +84,17 @@ def test_games_of_pixels_agree_as_well(runs):
     assert one["window"] == two["window"] != []
 
 
+@pytest.mark.parametrize(
+    "model", [["model=lstm", "model.memory_layers=2"], pytest.param(["model=gru"], marks=pytest.mark.slow)]
+)
+def test_policies_with_memory_agree_as_well(runs, model):
+    cut = ["env=pendulum", "env.max_episode_steps=20", "ppo.num_minibatches=3", "ppo.normalize_obs=true"]
+    folders = runs(model[0], *cut, *model, "model.memory_size=16", "dtype=float64", "dist.world_size=1,2,4")
+    assert_same_learning(folders[1], folders[2], 1e-9)
+    assert_same_learning(folders[1], folders[4], 1e-9)
+    assert len(state(folders[1])["window"]) == 8 * 8  # episodes, each of which was cut
+
+
 def test_rewritten_circuits_agree_as_well(runs):
     small = ["model=gnn", "model.graph_width=16", "model.graph_layers=2", "dtype=float64"]
     folders = runs("circuits", "env=circuit", *small, "dist.world_size=1,2")

@@ -73,9 +73,10 @@ def assert_same_bits(folders):
     [
         (["env=cartpole", "compile=on"], "1,2,4"),
         (["env=pendulum", "compile=off", *EVERYTHING, "ppo.num_epochs=2", "model.shared_trunk=true"], "1,4"),
+        (["env=cartpole", "model=lstm", "model.memory_size=16", "ppo.num_minibatches=3"], "1,4"),
         (["env=cage2", "ppo.rollout_steps=40", "ppo.total_steps=1280", "eval.final_episodes=0"], "1,2"),
     ],
-    ids=["cartpole", "pendulum-eager", "cage2"],
+    ids=["cartpole", "pendulum-eager", "lstm", "cage2"],
 )
 def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_sizes, tmp_path):
     assert_same_bits(runs(tmp_path, *arguments, world_sizes=world_sizes))

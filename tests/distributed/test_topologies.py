@@ -55,6 +55,16 @@ def test_so_it_does_with_every_normaliser_and_schedule(learned, topology):
     assert a["learning_rate"] == b["learning_rate"]
 
 
+@pytest.mark.parametrize(
+    "topology", [x if x == "sync_actors" else pytest.param(x, marks=pytest.mark.slow) for x in SPREAD]
+)
+def test_so_it_does_with_memory(learned, topology):
+    arguments = ("env=pendulum", "env.max_episode_steps=20", "model=gru", "ppo.sequence_length=8")
+    a, b = state(learned("single", 1, *arguments)), state(learned(topology, SPREAD[topology], *arguments))
+    assert largest_difference(a["model"], b["model"]) <= 1e-10
+    assert a["window"] == b["window"] != []
+
+
 @pytest.mark.parametrize("pace", PACES, ids=" ".join)
 def test_what_observers_collect_does_not_depend_on_who_waits_for_whom(learned, pace):
     a = state(learned("single", 1, "env=cartpole"))

@@ -37,7 +37,7 @@ class Actors(Program):
         dtype = getattr(torch, kit.config.dtype)
         self._rollouts = RolloutMessage(
             kit.spec, kit.shape.rollout_steps, kit.shape.local_num_envs, dtype,
-            with_raw_obs=kit.obs_normalizer is not None,
+            with_raw_obs=kit.obs_normalizer is not None, state_size=kit.state_size,
         )  # fmt: skip
         self._parameters = ParameterMessage(kit.parameters, kit.obs_normalizer)
 

@@ -73,6 +73,8 @@ class CentralCollector(Collector):
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
         draws = torch.from_numpy(noise).to(self.logprobs.dtype)
+        if self.memory is not None:
+            self.memory.begin()
         ends: list[Any] = []
         self._num_acted, self.num_forwards = self.rollout_steps, 0
         self._going_on.clear()
@@ -123,7 +125,7 @@ class CentralCollector(Collector):
             return self._network.policy(flat, flat.new_empty(len(flat), self.params.shape[-1]))
         if self._acted_values is None:
             return self.model.action_params(obs)
-        params, values = self.model(obs)
+        params, values = self.model(obs) if self.memory is None else self.memory.act(obs, e.to(self.device))
         self._acted_values[t.to(self.device), e.to(self.device)] = values
         return params
 
@@ -143,6 +145,10 @@ class CentralCollector(Collector):
             flag[row, part] = values
         if len(step.ended):
             ends.append((row, part.start + step.ended, each(np.ndarray.copy, step.final_obs)))
+        if self.memory is not None:
+            starts = np.zeros(self.env.num_envs, bool)
+            starts[part] = step.terminated | step.truncated | ~step.valid
+            self.memory.stepped(row, part.start + step.ended, starts, part)
         arrays = [*leaves(step.obs), *leaves(step.final_obs), step.rewards, step.terminated, step.truncated]
         arrays += [] if step.action_mask is None else [step.action_mask]
         self._group.sends.append(sum(x.nbytes for x in arrays))

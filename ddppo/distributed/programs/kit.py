@@ -54,6 +54,12 @@ class Kit:
         return self.layout.role(self.group.rank)
 
     @property
+    def state_size(self) -> tuple[int, int]:
+        """C and S of `Rollout.state`: how often a rollout holds what the model remembers, and how many numbers."""
+        steps = self.shape.rollout_steps
+        return steps // (self.config.ppo.sequence_length or steps), self.model.state_size
+
+    @property
     def env_indices(self) -> range:
         """Global indices of the environments that this rank steps, none if it steps none."""
         if not self.role.steps:
@@ -119,6 +125,7 @@ class Kit:
             "first_env": first_env,
             "device": self.device,
             "dtype": getattr(torch, self.config.dtype),
+            "sequence_length": self.config.ppo.sequence_length,
         }
 
     def sync(self, group: Group) -> GradientSync:
@@ -156,6 +163,7 @@ class Kit:
             reward_normalizer=normalizer if ppo.normalize_rewards else None,
             estimator=estimator,
             takes_sequences=model.takes_sequences,
+            remembers=model.state_size > 0,
             reference=reference,
             tolerance=Tolerance(
                 self.config.on_nonfinite, self.config.on_nonfinite_max, self.config.on_nonfinite_factor

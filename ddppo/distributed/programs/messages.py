@@ -1,6 +1,6 @@
 """Rollouts and parameters as one flat message each: a collective per tensor would cost as many waits."""
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import torch
 
@@ -18,7 +18,14 @@ class RolloutMessage:
     """How a rollout of T steps and E environments lies in a vector of bytes."""
 
     def __init__(
-        self, spec: EnvSpec, rollout_steps: int, num_envs: int, dtype: torch.dtype, *, with_raw_obs: bool
+        self,
+        spec: EnvSpec,
+        rollout_steps: int,
+        num_envs: int,
+        dtype: torch.dtype,
+        *,
+        with_raw_obs: bool,
+        state_size: tuple[int, int] = (0, 0),
     ) -> None:
         self._spec = spec
         self._with_raw_obs = with_raw_obs
@@ -27,6 +34,10 @@ class RolloutMessage:
         self._starts: list[int] = []
         self.num_bytes = 0
         empty = _empty(spec, rollout_steps, num_envs, dtype)
+        sequences, numbers = state_size  # C and S of Rollout.state
+        self._has_state = numbers > 0
+        if self._has_state:
+            empty = replace(empty, state=torch.zeros(sequences, num_envs, numbers, dtype=dtype))
         for x in self._arrays(empty):
             self._sizes.append(tuple(x.shape))
             self._types.append(x.dtype)
@@ -54,13 +65,15 @@ class RolloutMessage:
             found[name] = next(arrays)
         found["action_mask"] = next(arrays) if self._spec.mask_size is not None else None
         found["raw_obs"] = observed() if self._with_raw_obs else found["obs"]
+        found["state"] = next(arrays) if self._has_state else None
         return Rollout(**found)  # type: ignore[arg-type]
 
     def _arrays(self, rollout: Rollout) -> list[torch.Tensor]:
         arrays = [*leaves(rollout.obs), *(getattr(rollout, name) for name in _PLAIN)]
         if rollout.action_mask is not None:
             arrays.append(rollout.action_mask)
-        return [*arrays, *(leaves(rollout.raw_obs) if self._with_raw_obs else [])]
+        arrays += leaves(rollout.raw_obs) if self._with_raw_obs else []
+        return arrays if rollout.state is None else [*arrays, rollout.state]
 
     def _views(self, parts: torch.Tensor) -> list[torch.Tensor]:
         """Return every array as `[ranks, *shape]`, a view where the bytes lie."""

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ddppo.config import ModelConfig
-from ddppo.models.actor_critic import hidden_layers
+from ddppo.models.actor_critic import hidden_layers, passed
 from ddppo.models.observations import Obs, flat_obs
 from ddppo.spaces import EnvSpec
 
@@ -47,4 +47,4 @@ class Flat(Trunk):
         self.num_products = sum(p.numel() for p in self.layers.parameters() if p.dim() == 2)
 
     def forward(self, obs: Obs) -> torch.Tensor:
-        return self.layers(flat_obs(obs, self.spec, next(self.parameters()).dtype))
+        return passed(self.layers, flat_obs(obs, self.spec, next(self.parameters()).dtype))

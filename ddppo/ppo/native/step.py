@@ -10,9 +10,9 @@ from ddppo.collectives import Group, Record
 from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
-from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
+from ddppo.ppo.minibatches import Minibatch
 from ddppo.ppo.native.network import NativeNetwork, library
-from ddppo.ppo.step import CLIP, STATISTICS, NotFinite, adam_state, constants
+from ddppo.ppo.step import CLIP, STATISTICS, NotFinite, OfRollout, adam_state, constants
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
@@ -70,9 +70,7 @@ class NativeStep:
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
 
-    def epoch(
-        self, batch: Batch | Sequences, order: torch.Tensor, bounds: list[int], counts: list[float]
-    ) -> None:
+    def epoch(self, batch: OfRollout, order: torch.Tensor, bounds: list[int], counts: list[float]) -> None:
         columns, addresses = self._columns(batch.fields)
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)

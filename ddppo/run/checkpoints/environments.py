@@ -55,6 +55,8 @@ class Environments:
             mine = slice(collector.first_env, collector.first_env + collector.env.num_envs)
             for name in _OF_EPISODES:
                 getattr(collector, name)[:] = state[name][mine].numpy()
+            if collector.memory is not None:
+                collector.memory.state.copy_(state["memory"][mine])
         if (learned := self._learned()) is not None and state["discounted"] is not None:
             first, discounted = learned
             discounted.copy_(state["discounted"][first : first + len(discounted)])
@@ -76,11 +78,12 @@ class Environments:
         return learning.index(rank) * len(normalizer.discounted), normalizer.discounted
 
     def _of_rank(self) -> list[bytes]:
-        """Return what this rank knows: a head, arrays of the episodes under way, discounted returns, states."""
+        """Return what this rank knows: a head, arrays of episodes under way, discounted returns, memory, states."""
         program = self._parts.program
         head: dict[str, Any] = {"why": self._doubt, "envs": [0, 0], "episodes": [0, 0], "discounted": [0, 0]}
         collector = program.collector
         env: Any = program.env
+        memory = b""
         states: list[bytes] = []
         if env is not None:
             try:
@@ -94,11 +97,13 @@ class Environments:
             episodes = [
                 getattr(collector, name).astype(kind).tobytes() for name, kind in _OF_EPISODES.items()
             ]
+            if collector.memory is not None:
+                memory = collector.memory.state.double().cpu().numpy().tobytes()
         discounted = b""
         if (learned := self._learned()) is not None:
             head["discounted"] = [learned[0], len(learned[1])]
             discounted = learned[1].double().cpu().numpy().tobytes()
-        return [json.dumps(head).encode(), *episodes, discounted, *states]
+        return [json.dumps(head).encode(), *episodes, discounted, memory, *states]
 
 
 class _Told(NamedTuple):
@@ -110,6 +115,7 @@ class _Told(NamedTuple):
     discounted: range
     arrays: list[np.ndarray]
     returns: np.ndarray
+    memory: np.ndarray
     states: list[bytes]
 
     @classmethod
@@ -121,7 +127,8 @@ class _Told(NamedTuple):
         arrays: list[np.ndarray] = [
             np.frombuffer(part, kind) for part, kind in zip(parts[1:4], _OF_EPISODES.values(), strict=True)
         ]
-        return cls(head["why"], envs, episodes, discounted, arrays, np.frombuffer(parts[4]), parts[5:])
+        returns, memory = map(np.frombuffer, parts[4:6])
+        return cls(head["why"], envs, episodes, discounted, arrays, returns, memory, parts[6:])
 
 
 def _joined(told: Sequence[_Told], num_envs: int) -> dict[str, Any]:
@@ -132,11 +139,15 @@ def _joined(told: Sequence[_Told], num_envs: int) -> dict[str, Any]:
     episodes: dict[str, np.ndarray] = {name: np.zeros(num_envs, kind) for name, kind in _OF_EPISODES.items()}
     num_known = 0
     discounted = np.zeros(num_envs)
+    memory = np.zeros((num_envs, max(x.memory.size // max(len(x.episodes), 1) for x in told)))
     for each in told:
         for i, state in zip(each.envs, each.states, strict=True):
             states[i] = state
         for of_all, own in zip(episodes.values(), each.arrays, strict=True):
             of_all[each.episodes.start : each.episodes.stop] = own
+        memory[each.episodes.start : each.episodes.stop] = each.memory.reshape(
+            len(each.episodes), memory.shape[1]
+        )
         num_known += len(each.episodes)
         discounted[each.discounted.start : each.discounted.stop] = each.returns
     known = [state for state in states if state is not None]
@@ -148,6 +159,7 @@ def _joined(told: Sequence[_Told], num_envs: int) -> dict[str, Any]:
         "sizes": torch.tensor(list(map(len, known))),
         **{name: torch.from_numpy(array) for name, array in episodes.items()},
         "discounted": torch.from_numpy(discounted) if normalizes else None,
+        **({"memory": torch.from_numpy(memory)} if memory.size else {}),
     }
 
 

@@ -1,0 +1,71 @@
+"""The rules of policies with memory: what they need of the batch, and who can act with one."""
+
+from ddppo.config.settings import Config, ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+OF_MEMORY = ("memory", "memory_size", "memory_layers")
+_TOPOLOGIES = (
+    *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
+    *("env_workers", "env_workers_hetero", "central_inference"),
+)
+
+
+def check_memory(config: Config, shape: BatchShape) -> None:
+    """Raise ConfigError for settings of model.memory that make no sense."""
+    model, defaults = config.model, ModelConfig()
+    if model.memory == "none":
+        for name in OF_MEMORY:
+            if (value := getattr(model, name)) != getattr(defaults, name):
+                raise ConfigError(
+                    f"model.{name}={value} has no effect with model.memory=none: use model.memory=lstm or gru, or "
+                    "leave it out"
+                )
+        is_ours = ":" not in model.name  # of others the door asks whether they remember
+        if is_ours and (length := config.ppo.sequence_length) is not None:
+            raise ConfigError(
+                f"ppo.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or leave "
+                "it out"
+            )
+        return
+    said = f"model.memory={model.memory}"
+    if not model.shared_trunk:
+        raise ConfigError(
+            f"{said} with model.shared_trunk=false: policy and value function share the recurrent layers and all below "
+            "them: use model.shared_trunk=true"
+        )
+    check_remembering(config, shape, said)
+
+
+def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
+    """Raise ConfigError where a model with memory cannot be trained; `said` is what brings the memory."""
+    if config.dist.topology not in _TOPOLOGIES:
+        raise ConfigError(
+            f"distributed={config.dist.topology} with {said}: only {', '.join(_TOPOLOGIES)} carry what a policy "
+            "remembers: use distributed=ddp"
+        )
+    if config.ppo.algorithm != "ppo":
+        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {said}: use ppo.algorithm=ppo")
+    if config.search.name is not None:
+        raise ConfigError(
+            f"search.name={config.search.name} with {said}: a search has no memory: use model=mlp"
+        )
+    length, steps = config.ppo.sequence_length, shape.rollout_steps
+    if length is not None and steps % length:
+        near = sorted((n for n in range(1, steps + 1) if steps % n == 0), key=lambda n: abs(n - length))[:2]
+        raise ConfigError(
+            f"ppo.sequence_length={length} does not divide the {steps} steps of a rollout: use "
+            f"{' or '.join(map(str, sorted(near)))}, or another ppo.rollout_steps"
+        )
+    if length is not None and config.dist.topology == "ddp_preempt":
+        raise ConfigError(
+            f"ppo.sequence_length={length} with distributed=ddp_preempt, whose rollouts end after any number of steps: "
+            "leave it out, so that each is one sequence"
+        )
+    num_sequences = shape.num_envs * (steps // length if length else 1)
+    if shape.num_minibatches > num_sequences:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} with {said}: minibatches are of whole sequences, of which "
+            f"there are {num_sequences}: use ppo.num_minibatches={num_sequences} or less, a smaller "
+            "ppo.sequence_length, or more env.num_envs"
+        )
