@@ -28,11 +28,15 @@ from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, RunFolderError
 
 # Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
-_MAPPINGS = tuple(
-    f"{name}{end}"
-    for name in ("env.kwargs", "env.slow_ranks", "ppo.learning_rates", "ppo.losses", "curriculum.settings")
-    for end in "=."
+_NAMED = (
+    "env.kwargs",
+    "env.slow_ranks",
+    "model.encoders",
+    "ppo.learning_rates",
+    "ppo.losses",
+    "curriculum.settings",
 )
+_MAPPINGS = tuple(f"{name}{end}" for name in _NAMED for end in "=.")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
 _INTEGERS = {name for name, annotation in TYPES.items() if is_integer(annotation)}
 _IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)

@@ -4,8 +4,8 @@ _MIXED = "env=gym env.id=tests.unit.seen_tasks:seen/Mixed-v0"
 
 LINES = {
     "model=resnet": "takes images, a Box of 3 dimensions, but the task observes [4]: use model=mlp",
-    f"{_MIXED} model=resnet": "observes a dict of camera, state, cards.0, cards.1: use model=dict",
-    f"{_MIXED} model=dict model.encoders={{lidar:mlp}}": "the task observes camera, state, cards.0, cards.1: use one",
+    f"{_MIXED} model=resnet": "observes a dict of camera, cards.0, cards.1, state: use model=dict",
+    f"{_MIXED} model=dict model.encoders={{lidar:mlp}}": "the task observes camera, cards.0, cards.1, state: use one",
     f"{_MIXED} model=dict model.encoders={{state:cnn}}": "takes images, of 3 dimensions, and state is [2, 2]: use mlp",
     f"{_MIXED} model=dict model.encoders={{state:gru}}": "an encoder is one of cnn, resnet, resnet18, resnet50, mlp",
     f"{_MIXED} model=dict model.conv_layers=[[8,9,1]]": "a kernel of 9 x 9 does not fit into 8 x 8",

@@ -17,7 +17,7 @@ MODELS = {
     "bfloat16": [*CNN, "model.precision=bfloat16"],
     "two ranks": [*CNN, "dist.world_size=2"],
     "residual": ["model=resnet", "model.resnet_channels=[8,8]"],
-    "by shape": ["model=dict", "model.image_features=32"],
+    "by shape": ["model=dict", CNN[1], "model.image_features=32"],
 }
 
 
