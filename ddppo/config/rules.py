@@ -29,7 +29,7 @@ _OF_IMAGES = ("image_layout", "pixel_max", "precision")
 _OF_DICTS = ("image_encoder", "encoders", "vector_sizes", "image_features")
 _OF_TOKENS = ("turn_tokens", "obs_tokens", "sampling_temperature", "top_p")
 _OF_MODELS = {
-    "mlp": _OF_LAYERS,
+    "mlp": (*_OF_LAYERS, "orthogonal"),
     "cnn": (*_OF_LAYERS, *_OF_IMAGES, "conv_layers"),
     "resnet": (*_OF_LAYERS, *_OF_IMAGES, "resnet_channels"),
     "dict": (*_OF_LAYERS, *_OF_IMAGES, *_OF_DICTS, "conv_layers", "resnet_channels"),

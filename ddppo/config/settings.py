@@ -122,6 +122,10 @@ class ModelConfig:
         "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
     )
     shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
+    orthogonal: bool = setting(
+        True,
+        "of mlp: weights begin orthogonal, biases 0; false is torch's own way, both uniform in +-1 / sqrt(inputs)",
+    )
     log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
     log_std: str = setting(
         "parameter",

@@ -157,7 +157,8 @@ class MLP(ActorCritic):
     The logarithm of the standard deviation of Gaussian actions does not depend on the observation, unless
     model.log_std=state.
     Orthogonal initialisation with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
-    (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO").
+    (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO"), unless
+    model.orthogonal is false: then torch.nn.Linear's, as in settings that were tuned with ortho_init=False.
     """
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
@@ -173,6 +174,10 @@ class MLP(ActorCritic):
             self.value_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
         self.policy_head = linear(config.hidden_sizes[-1], policy_outputs(spec.action, config), gain=0.01)
         self.value_head = linear(config.hidden_sizes[-1], 1, gain=1.0)
+        if not config.orthogonal:
+            for layer in self.modules():
+                if isinstance(layer, nn.Linear):
+                    layer.reset_parameters()
         self.log_std = begin_log_std_(self.policy_head, spec.action, config)
 
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:

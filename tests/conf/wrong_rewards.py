@@ -1,4 +1,4 @@
-"""What learning cannot make of rewards and advantages: command lines with what is said of them."""
+"""What cannot be made of rewards, advantages and first weights: command lines with what is said of them."""
 
 LINES = {
     "ppo.reward_scale=0": "ppo.reward_scale=0.0: must be greater than 0",
@@ -8,4 +8,5 @@ LINES = {
     "ppo.normalize_advantages=minibatch ppo.num_minibatches=256": "one sample has no deviation: use at most 128",
     "ppo=grpo ppo.normalize_advantages=minibatch": "has no effect with ppo.algorithm=grpo",
     "ppo.normalize_advantages=minibatches": "must be one of global, minibatch, local, none (did you mean minibatch",
+    "model=cnn model.orthogonal=false": "model.orthogonal=False has no effect with model.name=cnn: use model=mlp, or",
 }

@@ -52,6 +52,18 @@ def test_layers_start_orthogonal_with_the_gains_of_their_place_and_without_bias(
     assert all((p == 0).all() for name, p in built.named_parameters() if name.endswith("bias"))
 
 
+def test_layers_may_start_as_torch_s_own_do():
+    built = model(hidden_sizes=[16, 8], orthogonal=False)
+    layers = linears(built.policy_trunk) + linears(built.value_trunk) + [built.policy_head, built.value_head]
+    for layer in layers:
+        bound = layer.in_features**-0.5
+        assert 0.5 * bound < layer.weight.abs().max() <= bound
+        assert 0 < layer.bias.abs().max() <= bound
+    assert torch.equal(
+        built.policy_head.weight, model(hidden_sizes=[16, 8], orthogonal=False).policy_head.weight
+    )
+
+
 @pytest.mark.parametrize("sizes", [[4], [8, 4], [3, 5, 7, 9]])
 def test_hidden_layers_are_as_many_and_as_wide_as_asked(sizes):
     built = model(hidden_sizes=sizes, activation="relu")
