@@ -33,7 +33,7 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
     settings = [o for o in (*asked.fixed, *chosen.candidate.overrides) if not o.startswith("distributed=")]
     return (
         f"Others wait {100 * chosen.parts()['t_sync']:.0f} % of an iteration for rank{'s' * (len(slow) > 1)} "
-        f"{', '.join(map(str, slow))}, whose rollouts take up to {max(rollouts) / others:.1f} times as long. "
+        f"{', '.join(map(str, slow))}, whose rollouts take up to {max(rollouts) / others:,.1f} times as long. "
         "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of what is slow, and no "
         "run can be repeated to the bit (docs/topologies.md). To try it: "
         f"python -m ddppo.advise {shlex.join(settings)} distributed={topologies}"

@@ -176,7 +176,7 @@ class CompiledStep(ByMinibatch):
         self._scale = scale
         self._gradient_of, self._optimize = (_load(folder / f"{name}.so", device) for name in LIBRARIES)
         self._model_buffers = [x for _, x in model.named_buffers()]
-        self._constants = constants(config, device)
+        self._constants, self._clip_coef = constants(config, device), config.clip_coef
         self.sums = torch.zeros(num_shards, len(STATISTICS), dtype=torch.float64, device=device)
         self._sums_of_shards = self.sums.unbind()
         self._norms = torch.zeros((), dtype=torch.float64, device=device)
@@ -188,7 +188,8 @@ class CompiledStep(ByMinibatch):
     def begin(self, learning_rate: float, clip_coef: float) -> None:
         self._forget()
         self._learning_rate.fill_(learning_rate)
-        self._constants[CLIP] = clip_coef
+        if clip_coef != self._clip_coef:
+            self._constants[CLIP] = self._clip_coef = clip_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 

@@ -52,7 +52,7 @@ class NativeStep:
         self._optimizer = optimizer
         self._norms = torch.zeros((), dtype=torch.float64)
         self._loss = torch.zeros((), dtype=torch.float64)
-        self._constants = constants(config, torch.device("cpu"))
+        self._constants, self._clip_coef = constants(config, torch.device("cpu")), config.clip_coef
         self._learning_rate = 0.0
         mine = [self._norms, self.sums, self._loss, self._constants]
         self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in mine])
@@ -65,7 +65,8 @@ class NativeStep:
         self.sums.zero_()
         self._norms.zero_()
         self._learning_rate = learning_rate
-        self._constants[CLIP] = clip_coef
+        if clip_coef != self._clip_coef:
+            self._constants[CLIP] = self._clip_coef = clip_coef
         self._optimizer.param_groups[0]["lr"] = learning_rate
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
