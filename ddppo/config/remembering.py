@@ -52,10 +52,11 @@ def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
         )
     length, steps = config.ppo.sequence_length, shape.rollout_steps
     if length is not None and steps % length:
-        near = sorted((n for n in range(1, steps + 1) if steps % n == 0), key=lambda n: abs(n - length))[:2]
+        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
+        near = [*[n for n in divisors if n < length][-1:], *[n for n in divisors if n > length][:1]]
         raise ConfigError(
             f"ppo.sequence_length={length} does not divide the {steps} steps of a rollout: use "
-            f"{' or '.join(map(str, sorted(near)))}, or another ppo.rollout_steps"
+            f"{' or '.join(map(str, near))}, or another ppo.rollout_steps"
         )
     if length is not None and config.dist.topology == "ddp_preempt":
         raise ConfigError(

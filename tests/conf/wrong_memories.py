@@ -2,7 +2,7 @@
 
 LINES = {
     "model=lstm ppo.num_minibatches=9": "minibatches are of whole sequences, of which there are 8: use",
-    "model=lstm ppo.sequence_length=5": "ppo.sequence_length=5 does not divide the 8 steps of a rollout: use 4 or 8",
+    "model=lstm ppo.sequence_length=5": "ppo.sequence_length=5 does not divide the 32 steps of a rollout: use 4 or 8",
     "ppo.sequence_length=4": "ppo.sequence_length=4 has no effect with model.memory=none: use model=lstm or gru",
     "model=gru ppo.sequence_length=4 distributed=ddp_preempt dist.world_size=2": "end after any number of steps: leave",
     "model=mlp model.memory=lstm": "share the recurrent layers and all below them: use model.shared_trunk=true",
