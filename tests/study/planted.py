@@ -242,9 +242,15 @@ def true_fps(truth: Truth, world_size: int, num_runs: int = 100) -> float:
 
     That of runs of this length: where some iterations take very long, most runs are faster than their mean.
     """
-    even = replace(truth, run_cv=0.0, stalls={})
-    seconds = [play(even, world_size, 10**6 + k).t_iter for k in range(num_runs)]
-    return truth.steps(world_size) / float(np.median(seconds))
+    asked = (repr(truth), world_size, num_runs)
+    if asked not in _TRUE_FPS:
+        even = replace(truth, run_cv=0.0, stalls={})
+        seconds = [play(even, world_size, 10**6 + k).t_iter for k in range(num_runs)]
+        _TRUE_FPS[asked] = truth.steps(world_size) / float(np.median(seconds))
+    return _TRUE_FPS[asked]
+
+
+_TRUE_FPS: dict[tuple[str, int, int], float] = {}  # a study's judge asks for the same several times
 
 
 def true_shares(truth: Truth, world_size: int, base: int = 1) -> dict[str, float]:

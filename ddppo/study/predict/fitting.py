@@ -116,7 +116,10 @@ def _fit_work(
             fixed, unit = found[:2] if apart else (found[0] / 2, found[0] / 2 / float(sizes.mean()))
             work = Work(fixed, unit, found[-1] if contended else 0.0, interrupted)
             alone = np.array([work.seconds(n, w) for n, w in zip(sizes, ranks, strict=True)])
-            factor = np.array([work.stretched(s, c) for s, c in zip(pieces * alone, crowded, strict=True)])
+            stretched = [work.stretched(s, c) for s, c in zip(pieces * alone, crowded, strict=True)]
+            if stretched == factor.tolist():
+                break
+            factor = np.array(stretched)
         error = float((((count * alone * factor - y) / sigma) ** 2).sum())
         if error < best_error * (1 - 1e-9):
             best, best_error = work, error
