@@ -30,8 +30,9 @@ def runs(request, tmp_path_factory):
     return {name: result.run_dir for name, result in finished.items()}
 
 
-def typical(run_dir, rank, name):
-    return median(line[name] for line in lines(run_dir) if line["rank"] == rank and line["iteration"] > 2)
+def shortest(run_dir, rank, name):
+    """The least of all iterations: in any one, others may have had the core for a while."""
+    return min(line[name] for line in lines(run_dir) if line["rank"] == rank and line["iteration"] > 2)
 
 
 @pytest.mark.parametrize("name", ["even", "uneven"])
@@ -48,7 +49,7 @@ def test_the_parts_sum_to_t_iter_on_every_iteration_and_rank(runs, name):
 def test_a_slow_rank_shows_in_the_waiting_of_the_others_and_nowhere_else(runs):
     injected = SLOW_S * STEPS
     rise = {
-        (rank, part): typical(runs["uneven"], rank, part) - typical(runs["even"], rank, part)
+        (rank, part): shortest(runs["uneven"], rank, part) - shortest(runs["even"], rank, part)
         for rank in (0, 1)
         for part in PARTS
     }

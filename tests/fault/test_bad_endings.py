@@ -59,7 +59,7 @@ def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(tmp_path, grad_sync
         assert process.returncode == 1
         assert time.monotonic() - start < 30
         assert "error: rank 2 of 4 ended with signal 9" in stderr
-        wait_for_end_of_ranks(run_dir, timeout_s=5)
+        wait_for_end_of_ranks(run_dir)
 
 
 def test_a_rank_that_raises_shows_its_traceback_and_stops_the_others(tmp_path):
@@ -146,9 +146,7 @@ def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_anot
     assert len(ranks) == 2
     assert not descendants(str(first))
     assert summary(run_dirs()[1])["status"] == "completed"
-    wait_until(
-        lambda: not processes(f"ddppo.processes.forking for {process.pid}"), "end of the servers", timeout_s=5
-    )
+    wait_until(lambda: not processes(f"ddppo.processes.forking for {process.pid}"), "end of the servers")
 
 
 @pytest.mark.parametrize("to_group", [True, False], ids=["terminal", "parent only"])

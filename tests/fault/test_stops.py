@@ -191,7 +191,7 @@ def test_a_frozen_rank_is_named_a_few_seconds_after_the_limit(tmp_path):
     done = iterations(run_dir)[-1]
     assert any(f"last heard of in iteration {n} " in last for n in (done, done + 1))
     assert "signal 9" not in stderr
-    wait_for_end_of_ranks(run_dir, timeout_s=5)
+    wait_for_end_of_ranks(run_dir)
 
 
 # -- environment processes ---------------------------------------------------------------------------------------------
@@ -231,6 +231,4 @@ def test_environments_that_hang_and_their_fork_server_end_with_a_killed_rank(tmp
         }
         assert fork_server != process.pid
         process.kill()
-    wait_until(
-        lambda: not any(map(is_running, [fork_server, *workers])), "end of the environments", timeout_s=5
-    )
+    wait_until(lambda: not any(map(is_running, [fork_server, *workers])), "end of the environments")

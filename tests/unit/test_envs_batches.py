@@ -130,7 +130,8 @@ def test_a_scalar_environment_hands_its_mask_over_in_the_info():
 
 def test_measuring_a_step_plays_only_allowed_actions():
     env = task("Mask", kwargs={"where": "dict"})
-    assert 0 < measure(env, probe(env), measure_s=0.001).total_s < 0.1
+    tries = (measure(env, probe(env), measure_s=0.001).total_s for _ in range(5))
+    assert any(0 < total_s < 0.1 for total_s in tries)  # others may have had the core meanwhile
 
 
 def test_native_flags_the_step_after_an_end_as_no_transition(batch):
@@ -239,8 +240,11 @@ def test_a_slow_rank_takes_longer_for_every_step_and_no_other_rank_does(batch):
     seconds = {}
     for name, envs in (("fast", fast), ("slow", slow), ("eval", make_eval_env(env, 2))):
         envs.reset([0, 1])
-        start = time.perf_counter()
-        step = envs.step(np.zeros(2, np.int64))
-        seconds[name] = time.perf_counter() - start
-        assert isinstance(step, EnvStep)
-    assert seconds["slow"] >= 0.05 > max(seconds["fast"], seconds["eval"])
+        seconds[name] = []
+        for _ in range(5):
+            start = time.perf_counter()
+            step = envs.step(np.zeros(2, np.int64))
+            seconds[name].append(time.perf_counter() - start)
+            assert isinstance(step, EnvStep)
+    # The shortest of the others: of any step they may have waited for a core.
+    assert min(seconds["slow"]) >= 0.05 > max(min(seconds["fast"]), min(seconds["eval"]))

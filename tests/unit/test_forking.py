@@ -126,7 +126,7 @@ time.sleep(3600)
             pids = [int(word) for word in owner.stdout.readline().split() if word.isdigit()]
         assert all(map(is_alive, pids))
         owner.kill()
-    wait_until(lambda: not any(map(is_alive, pids)), "end of the server and of its fork", timeout_s=5)
+    wait_until(lambda: not any(map(is_alive, pids)), "end of the server and of its fork")
 
 
 def test_a_server_that_is_closed_leaves_nothing(server, start):

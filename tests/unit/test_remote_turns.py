@@ -64,18 +64,23 @@ def test_served_text_is_that_of_this_process(turns_of):
 def test_eight_environments_of_six_turns_of_50_ms_take_no_longer_than_one(turns_of):
     env = EnvConfig(id=WORDS, backend="remote", kwargs={"turns": 6, "sleeps_s": 0.05})
     turns = turns_of(env, 8)
-    for i in range(8):
-        turns.begin(i, 2 * i + 1, {"task": "north"})
-    turns.ready(None)
-    began = time.perf_counter()
-    for _ in range(6):
+
+    def seconds():
         for i in range(8):
-            turns.act(i, "north")
-        answers = turns.ready(None)
-    took = time.perf_counter() - began
-    assert len(answers) == 8
-    assert all(turn.is_over and turn.info["is_success"] for turn in answers)
-    assert took < 1.2, took  # 0.3 at best; one after another 2.4
+            turns.begin(i, 2 * i + 1, {"task": "north"})
+        turns.ready(None)
+        began = time.perf_counter()
+        for _ in range(6):
+            for i in range(8):
+                turns.act(i, "north")
+            answers = turns.ready(None)
+        took = time.perf_counter() - began
+        assert len(answers) == 8
+        assert all(turn.is_over and turn.info["is_success"] for turn in answers)
+        return took
+
+    # 0.3 at best; one after another 2.4, however often it is tried.
+    assert any(seconds() < 1.2 for _ in range(3))
 
 
 def test_who_is_ready_waits_for_the_slow_only_as_long_as_it_is_told(turns_of):
