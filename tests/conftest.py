@@ -4,14 +4,37 @@ import signal
 import sys
 
 import pytest
-from hydra._internal.hydra import Hydra
 
+import tests.composed_once  # noqa: F401
 from tests.support import CHECKOUT
 
 # Hydra looks for plugins once in a process, when something is composed: perhaps before a door adds ours.
 sys.path.append(str(CHECKOUT / "ddppo" / "_plugins"))
 # Under nohup it is ignored, also by all that tests start, some of which is to end at it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# What takes a minute or more, longest first: begun last, one would keep a process busy when the others are done. Those
+# that mostly wait (a cluster, hosts, a run that is disturbed) come before those that compute.
+LONGEST = (
+    "tests/slurm/",
+    "tests/distributed/test_hosts.py",
+    "tests/fault/test_chaos.py",
+    "tests/golden/test_golden_compiled.py",
+    "tests/fault/test_nothing_is_lost.py",
+    "tests/distributed/test_ordered.py",
+    "tests/distributed/test_exact_resume.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Have what takes longest begin first; the rest follows in the order of the folders."""
+
+    def place(item):
+        long = (number for number, start in enumerate(LONGEST) if item.nodeid.startswith(start))
+        return next(long, len(LONGEST))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -24,18 +47,3 @@ def pytest_xdist_make_scheduler(config, log):
             return "tests/slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
 
     return ByFile(config, log)
-
-
-@pytest.fixture(autouse=True)
-def composed_once(monkeypatch):
-    """Have doors that are called in this process compose their configuration once.
-
-    Hydra does it twice, at first only to see whether hydra.mode is set, which but a command line does here. It is most
-    of what hundreds of wrong command lines take. Doors in processes of their own do as Hydra does.
-    """
-    get_mode = Hydra.get_mode
-
-    def mode_of(self, config_name, overrides):
-        return get_mode(self, config_name, overrides) if "hydra.mode" in " ".join(overrides) else None
-
-    monkeypatch.setattr(Hydra, "get_mode", mode_of)

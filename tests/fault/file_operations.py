@@ -277,7 +277,7 @@ def trials(folder: Path, scenario: str, action: str, every: int = 1) -> tuple[in
 
 def preload() -> None:
     """Import what every trial needs, which takes most of its time; nothing that starts a thread."""
-    for module in (*IMPORTED, "ddppo.train"):
+    for module in (*IMPORTED, "ddppo.train", "tests.composed_once"):
         importlib.import_module(module)
     Plugins.instance()
 
