@@ -109,6 +109,9 @@ MODELS = {
     "cloud": "token_policy",
     "halfcheetah": "mlp_256",
     "hopper": "mlp_256",
+    "cartpole_masked": "lstm",
+    "popgym": "lstm",
+    "tmaze": "lstm",
 }
 
 
