@@ -126,6 +126,11 @@ class ActorCritic(nn.Module, abc.ABC):
         """
         raise NotImplementedError
 
+    def portable_step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the action parameters and the state that `step` does, as portable_params does; used in export."""
+        params, _, state = self.step(obs, state)
+        return params, state
+
     def unchanged(self) -> AbstractContextManager[None]:
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""
         return nullcontext()

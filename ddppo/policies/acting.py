@@ -2,6 +2,7 @@
 
 policy = load_policy("outputs/cartpole/<stamp>", checkpoint="best")
 obs, info = env.reset()
+policy.reset()
 obs, reward, terminated, truncated, info = env.step(policy(obs))
 """
 
@@ -13,6 +14,7 @@ import numpy as np
 from ddppo.envs.codec import MASK, decode_actions, space_leaves
 from ddppo.envs.rows import RowEncoder, WrongOutput
 from ddppo.policies.loading import Trained, no_text, spaces, trained
+from ddppo.run.evaluation import Remembered
 from ddppo.seeding import stream
 
 
@@ -30,7 +32,11 @@ def load_policy(
 
 
 class LoadedPolicy:
-    """The policy of a checkpoint with its observation normaliser. Calls do not depend on one another but by `seed`."""
+    """The policy of a checkpoint with its observation normaliser.
+
+    Calls do not depend on one another but by `seed`, and by what a model with memory remembers from one to the next:
+    it is to be told by `reset` where episodes start.
+    """
 
     def __init__(self, of: Trained, seed: int = 0) -> None:
         self.trained = of
@@ -39,6 +45,7 @@ class LoadedPolicy:
         self.layout = self._encode.layout
         self._first = space_leaves(self._encode.space)[0]
         self._stream = stream(seed, "action")
+        self._remembered: Remembered | None = None
 
     def __call__(self, obs: Any, mask: Any = None, deterministic: bool = True) -> Any:
         """Return the action for an observation, or the actions `[n, ...]` for n of them.
@@ -56,6 +63,33 @@ class LoadedPolicy:
         except WrongOutput as e:
             raise ValueError(f"the policy was given {e.found}, {e.wanted}") from e
 
+    def reset(self, starts: Any = None) -> None:
+        """Forget all, or of a batch where `starts` `[n]` bool is true: the next observations begin episodes there.
+
+        Without memory there is nothing to forget. Raises ValueError where the batch of the last call had another size.
+        """
+        if starts is None:
+            self._remembered = None
+        elif self._remembered is not None:
+            where = np.asarray(starts, bool)
+            self._check_size(where.size, "told where episodes start in")
+            self._remembered.forget(where)
+
+    def _memory(self, n: int) -> Remembered | None:
+        """Return what is remembered of n environments."""
+        if self._remembered is None:
+            self._remembered = self.trained.policy.memory(n)
+        else:
+            self._check_size(n, "given observations of")
+        return self._remembered
+
+    def _check_size(self, n: int, what: str) -> None:
+        assert self._remembered is not None
+        if n != (known := len(self._remembered.state)):
+            raise ValueError(
+                f"the policy remembers {known} environments and was {what} {n}: call reset() before others are played"
+            )
+
     def _act(self, observations: list[Any], masks: list[Any], deterministic: bool) -> np.ndarray:
         """Return actions `[n, *action_space.shape]`."""
         if self.trained.spec.mask_size is None and any(mask is not None for mask in masks):
@@ -65,7 +99,11 @@ class LoadedPolicy:
         rows = self.rows(observations, [{} if mask is None else {MASK: mask} for mask in masks])
         obs, mask = self.layout.obs(rows), self.layout.mask(rows)
         policy = self.trained.policy
-        actions = policy.act(obs, mask) if deterministic else policy.sample(obs, mask, self._noise(len(rows)))
+        known = self._memory(len(rows))
+        if deterministic:
+            actions = policy.act(obs, mask, known)
+        else:
+            actions = policy.sample(obs, mask, self._noise(len(rows)), known)
         return decode_actions(self.action_space, actions)
 
     def rows(self, observations: list[Any], infos: list[dict[str, Any]]) -> np.ndarray:

@@ -86,6 +86,7 @@ def play(
     for number in episodes:
         with blamed_on(policy.trained.config.env.id):
             obs, info = task.reset(seed=derived_seed(seed, "eval", number), options=options)
+            policy.reset()
             look()
             episode_return, length, ended = 0.0, 0, False
             while not ended:

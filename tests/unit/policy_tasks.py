@@ -87,7 +87,7 @@ for task in (AnyEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, Pixels
     gym.register(f"policies/{task.__name__}-v0", task)
 
 
-def run_folder(path, task, /, *, normalized=True, dtype="float32", kwargs=None, **model):
+def run_folder(path, task, *, normalized=True, dtype="float32", kwargs=None, **model):
     """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. Returns `path`."""
     env_id = task if "-v" in task else f"tests.unit.policy_tasks:policies/{task}-v0"
     config = Config(env=EnvConfig(id=env_id, kwargs=kwargs or {}), model=ModelConfig(**model), dtype=dtype)

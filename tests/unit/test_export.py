@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,7 +27,12 @@ EVERY = {
     "WholeEnv": {"dtype": "float64"},
     "PixelsEnv": {"name": "cnn", "conv_layers": [[4, 8, 4]], "activation": "relu", "normalized": False},
     "tests.unit.seen_tasks:seen/Mixed-v0": {"name": "tests.unit.seen_tasks:Looking"},
-}
+    "lstm": {"task": "MaskedEnv", "memory": "lstm", "memory_size": 8},
+    "gru": {
+        "task": "PixelsEnv", "name": "cnn", "conv_layers": [[4, 8, 4]], "activation": "relu", "normalized": False,
+        "memory": "gru", "memory_size": 8, "memory_layers": 2,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,7 @@ def folders(tmp_path_factory):
 
     def folder_of(name):
         if name not in made:
-            made[name] = run_folder(tmp_path_factory.mktemp("run"), name, **EVERY[name])
+            made[name] = run_folder(tmp_path_factory.mktemp("run"), **{"task": name, **EVERY[name]})
         return made[name]
 
     return folder_of
@@ -63,13 +69,39 @@ def test_a_torch_file_does_what_the_policy_does(folders, name):
     assert all(policy.action_space.contains(action) for action in agreement.outputs["action"])
 
 
-@pytest.mark.parametrize("name", ["ChosenEnv", pytest.param("PixelsEnv", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["ChosenEnv", *(pytest.param(name, marks=pytest.mark.slow) for name in ("PixelsEnv", "gru"))]
+)
 def test_an_onnx_file_does_what_the_policy_does(folders, name):
     onnx_needed()
     policy, run, inputs, rows = tried(folders(name), "onnx")
     agreement = check(policy, run, inputs, rows)
     assert agreement.largest_difference < 1e-4
     assert all(policy.action_space.contains(action) for action in agreement.outputs["action"])
+
+
+def test_a_file_that_remembers_what_was_before_an_episode_is_refused(folders):
+    """So is one whose memory fades: it is tried over several steps, in some of which episodes start."""
+    policy, run, inputs, rows = tried(folders("lstm"), "torch")
+    assert inputs["state"].shape == (len(rows), 16)
+    last = [inputs["state"]]
+
+    def remembering(given):
+        state = given["state"]
+        is_start = ~state.any(axis=1, keepdims=True)
+        found = run({**given, "state": np.where(is_start, last[0][: len(state)], state)})
+        last[0] = found["next_state"] if len(state) > 1 else last[0]
+        return found
+
+    with pytest.raises(TrainingError, match="is not the policy: its logits of observation"):
+        check(policy, remembering, inputs, rows)
+    with pytest.raises(TrainingError, match="is not the policy: its next_state of observation"):
+        check(
+            policy,
+            lambda given: (found := run(given)) | {"next_state": 0.9 * found["next_state"]},
+            inputs,
+            rows,
+        )
 
 
 @pytest.mark.parametrize("output", ["logits", "action"])
@@ -93,22 +125,25 @@ def test_files_name_no_folder_of_the_machine_that_wrote_them(folders):
 
 
 @pytest.mark.parametrize(
-    ("format", "sign"),
+    ("format", "memory", "sign"),
     [
-        ("onnx", "import onnxruntime"),
-        pytest.param("torch", "torch.export.load", marks=pytest.mark.slow),
+        ("onnx", "none", 'run(["action"]'),
+        ("onnx", "lstm", 'run(["action", "next_state"]'),
+        pytest.param("torch", "none", "torch.export.load", marks=pytest.mark.slow),
     ],
 )
-def test_the_lines_of_the_page_use_the_file_without_ddppo(tmp_path, format, sign):
+def test_the_lines_of_the_page_use_the_file_without_ddppo(tmp_path, format, memory, sign):
     if format == "onnx":
         onnx_needed()
     out = tmp_path / {"onnx": "policy.onnx", "torch": "policy.pt2"}[format]
-    run = run_folder(tmp_path / "run", "CartPole-v1", log_std_init=-1.0)
+    run = run_folder(tmp_path / "run", "CartPole-v1", log_std_init=-1.0, memory=memory)
     said = export(ExportConfig(run=str(run), format=format, out=str(out)))
     assert "checked  on 192 observations, real and drawn: the same actions" in said
     described = json.loads((tmp_path / f"{out.name}.json").read_text())
-    assert described["inputs"] == [{"name": "obs", "dtype": "float32", "shape": ["n", 4]}]
-    assert [output["name"] for output in described["outputs"]] == ["action", "logits"]
+    state = [{"name": "state", "dtype": "float32", "shape": ["n", 256]}] if memory == "lstm" else []
+    assert described["inputs"] == [{"name": "obs", "dtype": "float32", "shape": ["n", 4]}, *state]
+    outputs = ["action", "logits", "next_state"][: 2 + len(state)]
+    assert [output["name"] for output in described["outputs"]] == outputs
     page = (CHECKOUT / "docs" / "policies.md").read_text()
     (code,) = [snippet for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if sign in snippet]
     code += "\nimport sys; assert 'ddppo' not in sys.modules; print('done')"

@@ -115,8 +115,36 @@ def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):
         load_policy(text)
 
 
-def test_played_by_itself_it_scores_what_evaluation_says(tmp_path):
-    policy = load_policy(run_folder(tmp_path, "CartPole-v1"))
+def test_it_remembers_each_environment_until_it_is_told_that_an_episode_starts(tmp_path):
+    folder = run_folder(tmp_path, "BoundedEnv", memory="lstm", memory_size=8)
+    policy, alone = load_policy(folder), load_policy(folder)
+    of = policy.trained.policy
+    seen = np.random.default_rng(0).standard_normal((5, 2, 3), np.float32)
+    together = []
+    for t, obs in enumerate(seen):
+        if t == 3:
+            policy.reset([False, True])
+        policy(obs)
+        together.append(policy._remembered.state.numpy().copy())
+    for i in range(2):
+        alone.reset()
+        for t in range(5):
+            if (t, i) == (3, 1):
+                alone.reset()
+            alone(seen[t, i])
+            np.testing.assert_allclose(alone._remembered.state.numpy()[0], together[t][i], atol=1e-6)
+    assert of.model.state_size == 16
+    with pytest.raises(
+        ValueError, match="remembers 2 environments and was given observations of 3: call reset"
+    ):
+        policy(np.zeros((3, 3), np.float32))
+    policy.reset()
+    assert policy(np.zeros((3, 3), np.float32)).shape == (3, 1, 2)
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_played_by_itself_it_scores_what_evaluation_says(tmp_path, memory):
+    policy = load_policy(run_folder(tmp_path, "CartPole-v1", memory=memory))
     scores = evaluated(policy.trained, 4, [0, 7])
     task = task_of(policy.trained.config.env)
     alone = [episode.episode_return for seed in (0, 7) for episode in play(policy, task, range(4), seed)]

@@ -34,6 +34,10 @@ class RecurrentActorCritic(Recurrent):
         hidden, state = self.core(self.trunk(obs).unsqueeze(0), state)
         return *self._heads(hidden[0]), state
 
+    def portable_step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, state = self.core(self.trunk.plain(obs).unsqueeze(0), state)
+        return self._heads(hidden[0])[0], state
+
     def unroll(
         self, obs: Obs, state: torch.Tensor, starts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

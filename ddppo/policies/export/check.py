@@ -10,11 +10,13 @@ from ddppo.envs.codec import MASK, decode_actions
 from ddppo.errors import TrainingError
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.export.files import Run
-from ddppo.policies.export.portable import ACTION, Arrays, Portable, described
+from ddppo.policies.export.portable import ACTION, NEXT_STATE, STATE, Arrays, Portable, described
 from ddppo.policies.playing import blamed_on, task_of
+from ddppo.run.evaluation import Remembered
 from ddppo.seeding import derived_seed
 
 _NUM_RANDOM, _NUM_REAL = 64, 128
+_STEPS = 4  # of a policy with memory, on all observations side by side
 _TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.05}  # of what is computed in that type
 
 
@@ -48,6 +50,7 @@ def observed(policy: LoadedPolicy, seed: int) -> Observed:
             for step in range(_NUM_REAL):
                 if ended:
                     obs, info = task.reset(seed=derived_seed(seed, "eval", step), options=options)
+                    policy.reset()
                 observations.append(obs)
                 infos.append(info)
                 action = policy(obs, info.get(MASK), deterministic=bool(step % 2))
@@ -73,15 +76,40 @@ def inputs_of(policy: LoadedPolicy, portable: Portable, seen: Observed) -> tuple
 def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> Agreement:
     """Compare what a file makes of inputs `[n, ...]` with what the policy makes of rows `[n]`. Raises TrainingError.
 
-    Parameters may differ by rounding, and actions are to be the likeliest by the file's own.
+    Parameters may differ by rounding, and actions are to be the likeliest by the file's own. With memory it is several
+    steps: the file is given back its own state, and in each step every third row starts an episode.
     """
+    remembered = policy.trained.policy.memory(len(rows))
+    if remembered is None:
+        return _step(policy, run, inputs, rows, None)
+    agreement, largest = None, 0.0
+    for k in range(_STEPS):
+        starts = (np.arange(len(rows)) + k) % 3 == 0
+        if agreement is not None:  # the observations of a row change from step to step
+            inputs = {name: np.roll(x, 1, axis=0) for name, x in inputs.items()}
+            rows = np.roll(rows, 1, axis=0)
+            state = agreement.outputs[NEXT_STATE].copy()
+            state[starts] = 0
+            inputs[STATE] = state
+            remembered.forget(starts)
+        agreement = _step(policy, run, inputs, rows, remembered)
+        largest = max(largest, agreement.largest_difference)
+    assert agreement is not None
+    return Agreement(largest, agreement.outputs)
+
+
+def _step(
+    policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray, remembered: Remembered | None
+) -> Agreement:
+    """Compare one step, and have `remembered` go on."""
     of, mask = policy.trained.policy, policy.layout.mask(rows)
-    params = of.params(policy.layout.obs(rows))
+    params = of.params(policy.layout.obs(rows), remembered)
     wanted = described(of.distribution(params, mask), params)
     found = run(inputs)
     alone = run({name: x[:1] for name, x in inputs.items()})
     tolerance, largest = _TOLERANCES[_precision(policy)], 0.0
-    for name, tensor in wanted.items():
+    after = {} if remembered is None else {NEXT_STATE: remembered.state}
+    for name, tensor in (wanted | after).items():
         expected = tensor.numpy(force=True)
         for got in (found[name], alone[name]):
             distance = np.abs(got - expected[: len(got)])

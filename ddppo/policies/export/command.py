@@ -30,6 +30,7 @@ _MEANINGS = {
     "mean": "of the normal distribution that an action is drawn from, before it is clipped, or squashed by tanh",
     "log_std": "logarithm of that distribution's standard deviation",
     "params": "of the model's own distribution",
+    "next_state": "what the policy remembers: the input state of the next step, 0 where an episode starts",
 }
 
 

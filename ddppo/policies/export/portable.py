@@ -14,7 +14,7 @@ from ddppo.models.distributions import Bernoulli, Categorical, Gaussian, MultiCa
 from ddppo.run.evaluation import Policy
 from ddppo.spaces import leaves
 
-ACTION = "action"
+ACTION, STATE, NEXT_STATE = "action", "state", "next_state"
 _CLIP = 10.0  # as ddppo.ppo.normalization does
 
 Arrays = dict[str, np.ndarray]  # by the names of inputs or outputs, `[n, ...]`
@@ -38,6 +38,7 @@ class Portable(nn.Module):
 
     Inputs: obs, or obs.<path> for each part of a Dict or Tuple, as the task hands it over; action_mask, bool, where it
     has masks. Outputs: action; logits, the least number there is for a forbidden choice, or mean and log_std.
+    A policy with memory has the input state `[n, S]`, 0 where an episode starts, and the output next_state.
     """
 
     def __init__(self, policy: Policy, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -45,6 +46,7 @@ class Portable(nn.Module):
         self.model = policy.model
         self.mask_size = policy.spec.mask_size
         dtype = next(policy.model.parameters()).dtype
+        self.state_dtype = np.dtype(str(dtype).removeprefix("torch."))
         specs = leaves(policy.spec.obs)
         self.is_dict = isinstance(policy.spec.obs, dict)
         self.parts: list[Input] = []
@@ -64,25 +66,36 @@ class Portable(nn.Module):
     def forward(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         arrays = [encode(inputs[part.name]) for part, encode in zip(self.parts, self.encoders, strict=True)]
         keys = [path_name(part.path) for part in self.parts]
-        params = self.model.portable_params(
-            dict(zip(keys, arrays, strict=True)) if self.is_dict else arrays[0]
-        )
+        obs = dict(zip(keys, arrays, strict=True)) if self.is_dict else arrays[0]
+        remembered = {}
+        if self.model.state_size:
+            params, remembered[NEXT_STATE] = self.model.portable_step(obs, inputs[STATE])
+        else:
+            params = self.model.portable_params(obs)
         distribution = self.model.distribution(params, inputs.get(MASK))
-        return {ACTION: self.decoder(distribution.mode()), **described(distribution, params)}
+        return {ACTION: self.decoder(distribution.mode()), **described(distribution, params), **remembered}
 
     @property
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Return type and shape of one row of every input, by name, in order."""
         found = {part.name: (part.dtype, part.shape) for part in self.parts}
-        return found if self.mask_size is None else {**found, MASK: (np.dtype(bool), (self.mask_size,))}
+        if self.mask_size is not None:
+            found[MASK] = (np.dtype(bool), (self.mask_size,))
+        if self.model.state_size:
+            found[STATE] = (self.state_dtype, (self.model.state_size,))
+        return found
 
     def named(self, observations: list[Any], masks: np.ndarray | None) -> Arrays:
-        """Return the inputs of observations as the task hands them over, and masks `[n, mask_size]`."""
+        """Return the inputs of observations as the task hands them over, and masks `[n, mask_size]`, at a start."""
         arrays = {
             part.name: np.stack([np.asarray(_at(obs, part.path), part.dtype) for obs in observations])
             for part in self.parts
         }
-        return arrays if masks is None else {**arrays, MASK: masks}
+        if masks is not None:
+            arrays[MASK] = masks
+        if self.model.state_size:
+            arrays[STATE] = np.zeros((len(observations), self.model.state_size), self.state_dtype)
+        return arrays
 
 
 def described(distribution: ActionDistribution, params: torch.Tensor) -> dict[str, torch.Tensor]:
