@@ -1,8 +1,9 @@
 # Every target works on a fresh machine with Python 3.11 or newer: it makes .venv from requirements.lock first.
 PYTHON ?= python3
 PY := .venv/bin/python
-# Two processes, each a file at a time in the order of the folders (tests/conftest.py): many tests mostly wait.
-PYTEST := $(PY) -m pytest -n 2 --no-loadscope-reorder
+# Two processes, or as many as PROCESSES says, each a file at a time, the longest first (tests/conftest.py): many mostly wait.
+PROCESSES ?= 2
+PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
 .PHONY: help train test test-all bench-check docs lint format slurm-up slurm-down clean
@@ -24,7 +25,7 @@ test: .venv/.installed  ## run the tests, all but the slow: minutes
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed  ## run every test, as CI does: learning, SLURM sweeps, a fault at every file operation
-	$(PYTEST)
+	$(PYTEST) --durations=40
 
 bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was, relative to this machine
 	$(PY) -m ddppo.bench compare=experiments/speed/floor.json tolerance=0.3 workloads=W1 world_sizes=1 rounds=5 seconds=2
