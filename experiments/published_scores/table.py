@@ -19,7 +19,7 @@ import numpy as np
 from ddppo.files import replacing, write_text
 from ddppo.history.curves import read_curves
 from ddppo.policies.scores import by_task
-from ddppo.statistics import difference, median
+from ddppo.statistics import LEAST_SEEDS, difference, median
 from ddppo.study.page.chart import Axis, Chart
 
 HERE = Path(__file__).resolve().parent
@@ -115,7 +115,7 @@ def table(rows: Sequence[Row]) -> str:
         scores = [float(row["return_mean"]) for row in of_group]
         said = by_task([{"env": env, "return_mean": score} for score in scores])[env]
         low, high = said["return_iqm_interval"]
-        target = TARGETS[env]
+        target, so_far = TARGETS[env], "" if len(scores) >= LEAST_SEEDS else ", so far"
         reached = said["return_iqm"] >= target.at_least and min(scores) >= target.each
         asked = f">= {target.at_least:,.0f}" + (
             f", each >= {target.each:.0f}" if target.each > -math.inf else ""
@@ -123,7 +123,11 @@ def table(rows: Sequence[Row]) -> str:
         steps = max(int(row["env_steps"]) for row in of_group)
         cells = [env, f"{steps:,}", world_size, len(scores), f"{said['return_iqm']:,.0f}"]
         cells += [f"{low:,.0f} to {high:,.0f}" if math.isfinite(low) else "too few seeds"]
-        cells += [", ".join(f"{score:,.0f}" for score in scores), asked, "yes" if reached else "NO"]
+        cells += [
+            ", ".join(f"{score:,.0f}" for score in scores),
+            asked,
+            ("yes" if reached else "NO") + so_far,
+        ]
         lines.append(_line([*cells, ", ".join(f"{name} {x:,.0f}" for name, x in target.published.items())]))
     return "\n".join([*lines, *_agreement(rows)])
 
