@@ -1,8 +1,11 @@
 """The whole chain on made-up studies whose truth is known; the long form is `python -m tests.study.fuzz 400`."""
 
+import pytest
+
 from tests.study import fuzz, planted
 
 
+@pytest.mark.slow
 def test_what_is_said_of_made_up_studies_is_true():
     findings = fuzz.judge(planted.studies(14, seed=1))  # one of each kind
     said = findings.text()

@@ -68,6 +68,7 @@ def test_more_seeds_and_more_w_make_intervals_narrower():
     assert width((1, 2, 4, 8, 16), 8) < width((1, 2, 4, 8, 16), 2) < width((1, 2), 2)
 
 
+@pytest.mark.slow
 def test_predictions_lie_in_their_own_intervals():
     held = asked = 0
     for made in planted.studies(26, seed=4):
