@@ -1,4 +1,4 @@
-"""What a setting is: a dataclass field with its meaning and its own rule. The rules across settings: rules.py."""
+"""What a setting is: a dataclass field with its meaning and its own rule. The rules across settings: rules."""
 
 import math
 from dataclasses import MISSING as NO_DEFAULT

@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ddppo.config import Config
-from ddppo.config.algorithms import check_groups
+from ddppo.config.rules.algorithms import check_groups
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker

@@ -1,0 +1,146 @@
+"""All rules across settings, in the order in which a user hears of them."""
+
+import math
+
+from ddppo.config.fields import check_fields
+from ddppo.config.rules.algorithms import check_algorithm
+from ddppo.config.rules.environments import check_context, check_slow_ranks, check_workers
+from ddppo.config.rules.faults import check_nonfinite
+from ddppo.config.rules.heads import check_heads
+from ddppo.config.rules.models import check_model
+from ddppo.config.rules.ordered import check_ordered
+from ddppo.config.rules.own import check_own
+from ddppo.config.rules.preempting import check_preempting
+from ddppo.config.rules.remembering import check_memory
+from ddppo.config.rules.restarts import check_lost
+from ddppo.config.rules.searching import check_search
+from ddppo.config.rules.served import check_served
+from ddppo.config.rules.shapes import batch_shape, layout
+from ddppo.config.rules.topologies import check_observers, check_own_pace, check_topology
+from ddppo.config.rules.tracking import check_tracking
+from ddppo.config.settings import Config
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+_LARGEST_BATCH = 2**31
+
+_LARGEST_LAYER = 2**24
+
+
+def validate(config: Config) -> BatchShape:
+    """Check every rule that needs neither torch nor the environment, and return the sizes of an iteration.
+
+    Raises ConfigError with the value, the rule and the remedy.
+    """
+    if config.env.backend == "async":
+        raise ConfigError(
+            "env.backend=async is now pool: fewer processes, which step several environments each"
+        )
+    check_fields(config)
+    _check_layers(config)
+    check_model(config)
+    check_heads(config)
+    check_own(config)
+    _check_world_size(config)
+    check_topology(config)
+    check_own_pace(config)
+    check_served(config)
+    check_tracking(config)
+    check_preempting(config)
+    check_ordered(config)
+    check_lost(config)
+    check_nonfinite(config, layout(config))
+    _check_updates(config)
+    shape = batch_shape(config)
+    check_algorithm(config, shape)
+    check_search(config, shape)
+    check_memory(config, shape)
+    check_slow_ranks(config)
+    check_context(config)
+    _check_sizes(config, shape)
+    _check_target(config)
+    return shape
+
+
+def _check_layers(config: Config) -> None:
+    if not config.model.hidden_sizes and config.model.name != "dict":
+        raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
+    if any(size < 1 for size in config.model.hidden_sizes):
+        raise ConfigError(
+            f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit"
+        )
+    if max(config.model.hidden_sizes, default=0) > _LARGEST_LAYER:
+        raise ConfigError(
+            f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
+        )
+
+
+def _check_world_size(config: Config) -> None:
+    dist = config.dist
+    if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
+        raise ConfigError(
+            f"dist.world_size={dist.world_size} exceeds {dist.max_world_size}, all that distributed=single allows: "
+            "use distributed=ddp"
+        )
+
+
+def _check_updates(config: Config) -> None:
+    dist, ppo = config.dist, config.ppo
+    if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
+        raise ConfigError(
+            f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "
+            "set dist.grad_sync=ddp, or leave the bucket size out"
+        )
+    if ppo.adaptive_kl is not None and ppo.lr_schedule != "adaptive":
+        raise ConfigError(
+            f"ppo.adaptive_kl={ppo.adaptive_kl} has no effect with ppo.lr_schedule={ppo.lr_schedule}: "
+            "set ppo.lr_schedule=adaptive, or use ppo.target_kl to stop epochs early"
+        )
+    for name, rate in ppo.learning_rates.items():
+        if not isinstance(rate, float) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"ppo.learning_rates={{{name}: {rate}}}: must be a finite number greater than 0; a part of a part is "
+                "named with a dot, ppo.learning_rates={value_head.bias: 1e-3}"
+            )
+    if config.scaling.rule == "strong" and config.scaling.learning_rate_rule != "none":
+        raise ConfigError(
+            f"scaling.learning_rate_rule={config.scaling.learning_rate_rule} has no effect with scaling=strong, "
+            "where the batch does not grow: use scaling=weak"
+        )
+    if dist.collective == "nccl" and config.device == "cpu":
+        raise ConfigError("dist.collective=nccl needs GPUs, but device=cpu: use dist.collective=shm or gloo")
+    if config.compile == "on" and dist.grad_sync == "ddp" and dist.world_size > 1:
+        raise ConfigError(
+            "compile=on with dist.grad_sync=ddp: DistributedDataParallel sums gradients inside backward, which is not "
+            "compiled; use dist.grad_sync=flat, or compile=auto"
+        )
+
+
+def _check_sizes(config: Config, shape: BatchShape) -> None:
+    if config.env.backend == "native" and shape.rollout_steps < 2:
+        raise ConfigError(
+            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
+            "autoreset pseudo-steps: use at least 2, or env.backend=sync"
+        )
+    check_observers(config, shape)
+    check_workers(config, shape)
+    if shape.batch_size > _LARGEST_BATCH:
+        raise ConfigError(
+            f"env.num_envs and ppo.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
+            f"{shape.batch_size} samples an iteration, which no memory holds: use less than {_LARGEST_BATCH}"
+        )
+    if shape.num_minibatches > shape.batch_size:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "
+            f"{shape.rollout_steps} steps = {shape.batch_size} samples: use fewer minibatches or more steps"
+        )
+
+
+def _check_target(config: Config) -> None:
+    if config.objective == "time_to_target" and config.target_return is None:
+        raise ConfigError("objective=time_to_target needs target_return, the evaluation return to be reached")
+    if config.target_return is not None and not (config.eval.every_steps or config.eval.final_episodes):
+        raise ConfigError(
+            f"target_return={config.target_return} is never compared: no evaluation is configured; "
+            "set eval.every_steps or eval.final_episodes"
+        )

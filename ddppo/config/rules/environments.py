@@ -1,0 +1,62 @@
+"""The rules of environments and who steps them."""
+
+from ddppo.config.rules.shapes import layout
+from ddppo.config.settings import Config
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+from ddppo.topologies import find
+
+
+def check_context(config: Config) -> None:
+    env = config.env
+    if env.context is not None and (env.backend in ("native", "remote") or env.is_ale):
+        what = f"env.id={env.id}" if env.is_ale else f"env.backend={env.backend}"
+        raise ConfigError(
+            f"env.context={env.context} with {what}, which begins episodes without a reset's options: use "
+            "env.backend=sync or pool"
+        )
+
+
+def check_slow_ranks(config: Config) -> None:
+    """Check that those which are slowed step environments, in the rank."""
+    dist, stepping = config.dist, layout(config).stepping
+    for rank, seconds in config.env.slow_ranks.items():
+        if not 0 <= rank < dist.world_size:
+            raise ConfigError(
+                f"env.slow_ranks names rank {rank}, but dist.world_size={dist.world_size} has ranks 0 to "
+                f"{dist.world_size - 1}"
+            )
+        if rank not in stepping:
+            raise ConfigError(
+                f"env.slow_ranks names rank {rank}, which steps no environments under distributed={dist.topology}: "
+                f"name one of {', '.join(map(str, stepping))}"
+            )
+        if seconds < 0:
+            raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
+    if config.env.slow_ranks and find(dist.topology).env_backend == "pool":
+        raise ConfigError(
+            f"env.slow_ranks has no effect with distributed={dist.topology}, whose observers step at their own pace: "
+            "use a task that takes its time, as env=synthetic env.kwargs.step_time_s=0.01, or leave it out"
+        )
+
+
+def check_workers(config: Config, shape: BatchShape) -> None:
+    num_workers = config.env.num_workers
+    if num_workers is None:
+        return
+    topology = find(config.dist.topology)
+    if topology.env_backend not in (None, "pool"):
+        raise ConfigError(
+            f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, whose environments "
+            f"are stepped by env.backend={topology.env_backend}: leave the number out"
+        )
+    if (topology.env_backend or config.env.backend) != "pool" and not config.env.is_ale:
+        raise ConfigError(
+            f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
+            "env.backend=pool, or leave the number out"
+        )
+    fewest = min(shape.env_shares, default=shape.local_num_envs)
+    if num_workers > fewest:
+        raise ConfigError(
+            f"env.num_workers={num_workers} exceeds the {fewest} environments of a rank: use at most {fewest}"
+        )

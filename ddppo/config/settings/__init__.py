@@ -1,0 +1,28 @@
+"""The list of every setting: names, types, defaults, units, meanings, and the rule of each by itself."""
+
+from ddppo.config.settings.all import SECTIONS, Config
+from ddppo.config.settings.choosing import CurriculumConfig, SearchConfig
+from ddppo.config.settings.dist import DistConfig, ScalingConfig
+from ddppo.config.settings.env import EnvConfig
+from ddppo.config.settings.model import ModelConfig
+from ddppo.config.settings.ppo import PPOConfig
+from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
+from ddppo.config.settings.sweeps import GpUcbSweeperConfig, SlurmLauncherConfig
+
+__all__ = [
+    "SECTIONS",
+    "CheckpointConfig",
+    "Config",
+    "CurriculumConfig",
+    "DistConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "GpUcbSweeperConfig",
+    "LogConfig",
+    "ModelConfig",
+    "PPOConfig",
+    "RunConfig",
+    "ScalingConfig",
+    "SearchConfig",
+    "SlurmLauncherConfig",
+]
