@@ -136,9 +136,12 @@ def test_with_pixels_beside_other_arrays_and_a_model_of_them_they_agree_whoever_
     assert_same_learning(one, two, 1e-9)
 
 
-def test_with_an_encoder_for_each_array_they_agree_as_well(runs):
+@pytest.mark.parametrize("memory", [[], ["model.memory=lstm", "model.memory_size=8"]], ids=["none", "lstm"])
+def test_with_an_encoder_for_each_array_they_agree_as_well(runs, memory):
     small = ["model=dict", "model.hidden_sizes=[16]", "model.image_features=8", "model.vector_sizes=[8]"]
-    folders = runs("encoders", *MIXED[:2], *small, "dtype=float64", "dist.world_size=1,2")
+    folders = runs(
+        f"encoders{len(memory)}", *MIXED[:2], *small, *memory, "dtype=float64", "dist.world_size=1,2"
+    )
     assert_same_learning(folders[1], folders[2], 1e-9)
 
 

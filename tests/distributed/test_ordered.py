@@ -22,6 +22,9 @@ PONG = [
     "env=atari", "env.id=ALE/Pong-v5", "model=cnn", "model.conv_layers=[[8,8,8],[8,4,2]]", "model.hidden_sizes=[32]",
     "ppo.rollout_steps=8", "ppo.total_steps=192", "eval.final_episodes=0",
 ]  # fmt: skip
+ROUNDED = [
+    *PONG[:2], "model=resnet", "model.resnet_channels=[8,8]", "model.precision=bfloat16", *PONG[4:],
+]  # fmt: skip
 OF_TIME = ("time/", "dist/", "fps", "_per_s", "eval/t_")
 
 
@@ -93,9 +96,20 @@ def test_parameters_metrics_and_evaluations_are_the_same_bits(arguments, world_s
         ["env=cage2"],
         ["env=circuit", *SMALL_GRAPHS],
         PONG,
+        ROUNDED,
         ["env=lunarlander", "env.backend=pool", "env.num_workers=1", "ppo=lunarlander", *SIZES],
     ],
-    ids=["cartpole", "eager-gloo", "compiled", "pendulum", "cage2", "circuits", "pong", "lander-pool"],
+    ids=[
+        "cartpole",
+        "eager-gloo",
+        "compiled",
+        "pendulum",
+        "cage2",
+        "circuits",
+        "pong",
+        "residual-bfloat16",
+        "lander-pool",
+    ],
 )
 def test_they_are_at_1_2_4_and_8_ranks(arguments, tmp_path):
     for module, env in {"ale_py": "env=atari", "Box2D": "env=lunarlander"}.items():

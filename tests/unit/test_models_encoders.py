@@ -114,6 +114,25 @@ def test_the_encoders_of_dd_ppo_are_he_s_of_half_the_filters(kind, published):
     torch.testing.assert_close(deep(obs), torch.cat([deep(x) for x in obs.split(1)]), rtol=1e-4, atol=1e-4)
 
 
+def test_the_net_of_dd_ppo_remembers_in_two_layers_of_512_what_images_and_vectors_say():
+    spec = EnvSpec({"depth": ArraySpec((32, 40, 1)), "goal": ArraySpec((3,))}, DISCRETE)
+    small = {"image_encoder": "resnet18", "image_features": 512, "vector_sizes": [32], "hidden_sizes": []}
+    model = of_dict(spec, torch.float64, **small, memory="lstm", memory_layers=2, memory_size=512)
+    first, second = (4 * 512 * (inputs + 512) for inputs in (512 + 32, 512))
+    assert model.core.num_products == first + second
+    assert model.state_size == 2 * 2 * 512
+    obs = random_obs(spec, 6, torch.float64)
+    starts = torch.tensor([[True, False], [False, True], [False, False]])
+    state = torch.zeros(2, model.state_size, dtype=torch.float64)
+    params, values = model.unroll(each(lambda x: x.unflatten(0, (3, 2)), obs), state, starts)
+    for t in range(3):
+        state = state * ~starts[t, :, None]
+        row = each(lambda x, t=t: x[2 * t : 2 * t + 2], obs)
+        step_params, step_values, state = model.step(row, state)
+        torch.testing.assert_close(params[t], step_params)
+        torch.testing.assert_close(values[t], step_values)
+
+
 def whole_size(layer):
     """Return the parameters of a layer were all its channels, but for the 3 of pixels, twice as many."""
     if isinstance(layer, torch.nn.Conv2d):
