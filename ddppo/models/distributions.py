@@ -5,6 +5,7 @@ stream alone, not on the batch it is computed in. Shapes: `...` is any batch sha
 """
 
 import math
+from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Protocol
 
@@ -189,8 +190,8 @@ class TanhGaussian:
         return self._squashed(self.normal.mean)
 
     def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        half = actions.new_tensor(self._halves)
-        x = _inside((actions - actions.new_tensor(self._middles)) / half)
+        half = _numbers(self._halves, actions)
+        x = _inside((actions - _numbers(self._middles, actions)) / half)
         above, below = x.log1p(), (-x).log1p()  # atanh(x) is half their difference, log(1 - x^2) their sum
         return self.normal.log_prob((above - below) / 2) - (above + below + half.log()).sum(dim=-1)
 
@@ -198,13 +199,20 @@ class TanhGaussian:
         """Return H(N) + E log(h (1 - tanh(u)^2)), the expectation by Gauss and Hermite's rule: no noise is drawn."""
         nodes, weights = _gauss_hermite()
         mean, std = self.normal.mean.unsqueeze(-1), self.normal.log_std.exp().unsqueeze(-1)
-        u = mean + std * mean.new_tensor(nodes)
+        u = mean + std * _numbers(nodes, mean)
         slope = 2 * (math.log(2) - u - F.softplus(-2 * u))  # log(1 - tanh(u)^2)
-        expected = (slope * mean.new_tensor(weights)).sum(dim=-1) + mean.new_tensor(self._halves).log()
+        expected = (slope * _numbers(weights, mean)).sum(dim=-1) + _numbers(self._halves, mean).log()
         return self.normal.entropy() + expected.sum(dim=-1)
 
     def _squashed(self, u: torch.Tensor) -> torch.Tensor:
-        return u.new_tensor(self._middles) + u.new_tensor(self._halves) * _inside(u.tanh())
+        return _numbers(self._middles, u) + _numbers(self._halves, u) * _inside(u.tanh())
+
+
+def _numbers(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    """Return `values` `[n]` as a tensor like another; while operations are traced, which loses constants, by these."""
+    if type(like) is not torch.Tensor:
+        return torch.stack([like.new_full((), x) for x in values])
+    return like.new_tensor(values)
 
 
 def _inside(x: torch.Tensor) -> torch.Tensor:

@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ddppo.config import Config, ModelConfig, PPOConfig, validate
 from ddppo.errors import ConfigError
 from ddppo.models import MLP, build_model
+from ddppo.models.distributions import action_distribution
 from ddppo.policies.export.check import check
 from ddppo.ppo.native.network import why_not_native
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -46,6 +48,18 @@ def test_the_step_that_torch_compiles_is_the_eager_one_and_cpp_leaves_them_alone
     assert any(name in why_not_native(model, torch.device("cpu")) for name in settings)
     found = both(VECTOR, "torch", monkeypatch, model_config=config, entropy_coef=0.01)
     assert_equal(found)
+
+
+def test_what_a_compiler_is_handed_squashes_without_constants_that_export_would_lose():
+    def function(params, actions):
+        distribution = action_distribution(BOX, params, is_squashed=True)
+        return distribution.log_prob(actions), distribution.entropy()
+
+    inputs = torch.randn(4, 4), torch.tensor([[0.3, 0.7]]).repeat(4, 1)
+    traced = make_fx(function, tracing_mode="symbolic")(*inputs)
+    assert not [name for name, _ in traced.named_buffers()]
+    for found, expected in zip(traced(*inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("format", ["torch", "onnx"])
