@@ -78,7 +78,7 @@ class Core(nn.Module, abc.ABC):
     def recur_on_cpu(
         self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], keeps: Keeps, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return what `recur` does, in a third of the time where rows are few."""
+        """Return what `recur` does, of which rows of few environments take a third of the time to learn from."""
 
 
 class LSTM(Core):

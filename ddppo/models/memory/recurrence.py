@@ -1,7 +1,8 @@
 """The recurrences of LSTM and GRU on a CPU, with gradients by hand: operations of torch on few rows cost their calls.
 
 Forward keeps what the gradient needs of every row. Backward first computes all factors of the chain rule for all rows
-at once; what goes row by row is a product with W_h and a handful of NumPy's operations, which cost a third of torch's.
+at once; what goes row by row is a product with W_h and a handful of NumPy's operations, which cost a third of torch's
+in learning from few environments.
 The gradient of W_h is one product over all rows. Oracle: the loops of torch in cores.py.
 
 T rows, m environments, H units. keeps: of each row `[m, 1]`, what the state before it is times; None: 1.
