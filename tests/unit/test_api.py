@@ -75,7 +75,7 @@ def test_several_ranks_learn_the_same_and_change_nothing_of_the_caller(tmp_path)
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["env=cartpol"], "did you mean cartpole?"),
+        (["env=cartpol"], "did you mean cartpole"),
         (["-m", "env=cartpole"], "-m: train takes settings"),
         ("env=cartpole", "overrides are a list of texts"),
         ([Path("env=cartpole")], "overrides are a list of texts"),
