@@ -29,7 +29,7 @@ def test_its_log_probability_is_the_change_of_variables_that_autograd_finds(boun
     actions = policy.sample(noise)
     assert (actions > torch.tensor(low, dtype=torch.float64)).all()
     assert (actions < torch.tensor(high, dtype=torch.float64)).all()
-    # Bounds far from 0 cost digits of what is left to them: 50 / 0.01 of 2^-52, and e^8 of them at |u| = 4, its largest.
+    # Bounds far from 0 cost digits of what is left to them: 50 / 0.01 of 2^-52, and e^8 of them, as |u| < 4.
     torch.testing.assert_close(
         policy.log_prob(actions), (of_noise - slopes.log()).sum(), rtol=1e-7, atol=1e-7
     )
