@@ -235,7 +235,7 @@ def test_it_does_so_for_pixels_beside_other_arrays(name, monkeypatch):
 def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
     learner, model = made(spec, PPOConfig(), kind="torch", monkeypatch=monkeypatch)
-    learner.step.begin(1e-3)
+    learner.step.begin(1e-3, 0.2)
     learner.step.take([example(spec, model, 0, torch.Generator())], count=3)
     assert not learner.parameters.grad.any()
     assert not learner.step.sums.any()
