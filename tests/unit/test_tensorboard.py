@@ -52,6 +52,8 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
     assert {tag.split("/")[0] for tag in tags} == {
         "rollout",
         "train",
+        "loss",
+        "user",
         "time",
         "dist",
         "curriculum",
