@@ -128,6 +128,15 @@ def test_a_run_that_is_killed_is_an_exception_and_the_next_runs(tmp_path):
     assert train([*TINY, f"hydra.run.dir={tmp_path / 'next'}"])["status"] == "completed"
 
 
+@pytest.fixture
+def heard_interrupts():
+    """Interrupts are exceptions, also where whoever started the tests ignores them, as a shell does behind `&`."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_an_interrupt_saves_the_run_and_is_an_interrupt_here(tmp_path):
     def interrupt():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
