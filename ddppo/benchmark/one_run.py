@@ -56,9 +56,8 @@ def measure(code: Code, overrides: Sequence[str], clock: Clock) -> dict[str, Any
         time.sleep(clock.warmup_s)
         run.wait_until(lambda: time.monotonic() - first_s > clock.warmup_s + clock.measure_s)
         run.wait_until(lambda: _num_measured(metrics, clock.warmup_s) >= _FEWEST_ITERATIONS, pause_s=0.1)
-        size, memory = metrics.stat().st_size, memory_of(run.process.pid)
+        lines, memory = _whole_lines(metrics), memory_of(run.process.pid)
         run.stop()
-        lines = [json.loads(line) for line in metrics.read_bytes()[:size].splitlines()]
         summary = json.loads((run.run_dir / "summary.json").read_text())
     measured = summed_up(lines, summary["derived"], clock.warmup_s)
     world_size = summary["derived"]["W"]
@@ -111,11 +110,15 @@ def _last_of_warmup(wall_s: Sequence[float], warmup_s: float) -> int:
 
 
 def _num_measured(metrics: Path, warmup_s: float) -> int:
-    lines = [
+    wall_s = [line["wall_s"] for line in _whole_lines(metrics) if line["rank"] == 0]
+    return len(wall_s) - 1 - _last_of_warmup(wall_s, warmup_s)
+
+
+def _whole_lines(metrics: Path) -> list[dict[str, Any]]:
+    """Return the lines of a file that somebody writes, without one that is half written."""
+    return [
         json.loads(line) for line in metrics.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")
     ]
-    wall_s = [line["wall_s"] for line in lines if line["rank"] == 0]
-    return len(wall_s) - 1 - _last_of_warmup(wall_s, warmup_s)
 
 
 class StartedRun:

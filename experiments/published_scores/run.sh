@@ -4,8 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 seeds="seed=${SEEDS:-0,1,2}"
 for world_size in 1 4; do
-  .venv/bin/python -m ddppo.train -m experiment=mujoco_suite "$seeds" "dist.world_size=$world_size" "$@"
+  .venv/bin/python -m ddppo.train -m experiment=robots "$seeds" "dist.world_size=$world_size" "$@"
   .venv/bin/python -m ddppo.train -m experiment=learning_classic env=lunarlander "$seeds" \
     "dist.world_size=$world_size" sweep=outputs/sweeps/lunarlander "$@"
 done
-.venv/bin/python -m experiments.published_scores.table outputs/sweeps/mujoco_suite outputs/sweeps/lunarlander
+.venv/bin/python -m experiments.published_scores.table outputs/sweeps/robots outputs/sweeps/lunarlander

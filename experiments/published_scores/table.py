@@ -1,6 +1,6 @@
 """Write results.csv, curves.csv, curves.svg and table.md: scores of trained presets beside published ones.
 
-.venv/bin/python -m experiments.published_scores.table outputs/sweeps/mujoco_suite outputs/sweeps/learning_classic
+.venv/bin/python -m experiments.published_scores.table outputs/sweeps/robots outputs/sweeps/learning_classic
 
 The score of a run is the mean return of its deterministic evaluation at the end. Runs are told by task, W and
 seed; those of results.csv that no folder has stay, so that studies add to it.

@@ -108,6 +108,7 @@ MODELS = {
     "circuit": "gnn",
     "cloud": "token_policy",
     "halfcheetah": "mlp_256",
+    "bipedal": "mlp_robot",
     "hopper": "mlp_robot",
     "mujoco": "mlp_robot",
     "walker2d": "mlp_robot",
