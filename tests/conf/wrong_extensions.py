@@ -18,5 +18,4 @@ LINES = {
     "log.metrics=[math:pi]": "log.metrics=[math:pi]: is a float: it must be a function, or a class of such",
     "log.metrics=[no_such:told]": "log.metrics=[no_such:told]: cannot be imported: ModuleNotFoundError",
     "log.metrics=[math:sqrt,math:sqrt]": "log.metrics names math:sqrt twice: leave one out",
-    "log.metrics=[math:sqrt] distributed=async_actors dist.world_size=2": "whose actors end no iteration with others",
 }

@@ -25,6 +25,7 @@ WAITING = [
     "ppo.num_epochs=1", "ppo.num_minibatches=1", "ppo.total_steps=1200",
 ]  # fmt: skip
 SLOW = "env.slow_ranks={3: 0.027}"
+METRICS = ["log.metrics=[tests.distributed.own_parts:pushes,tests.distributed.own_parts:Longest]"]
 LONG = [*ASYNC, *WAITING, "ppo.total_steps=100000000"]
 
 
@@ -56,13 +57,22 @@ def of_learner(run_dir, name):
     return [line[name] for line in lines(run_dir) if line["rank"] == 0]
 
 
+def told(run_dir, name):
+    return [line[name] for line in lines(run_dir) if name in line]
+
+
 def test_with_max_lag_0_it_learns_what_sync_actors_learns(ran):
-    how = [*TINY, *SIZES, *EVERYTHING, "env=cartpole", "dtype=float64", "dist.world_size=3"]
+    how = [*TINY, *SIZES, *EVERYTHING, *METRICS, "env=cartpole", "dtype=float64", "dist.world_size=3"]
     a = state(ran("sync", *how, "distributed=sync_actors"))
     b = state(ran("async", *how, "distributed=async_actors", "dist.max_lag=0"))
     assert a["env_steps"] == b["env_steps"] == ITERATIONS * 256
     assert largest_difference(a["model"], b["model"]) <= 1e-10
     assert a["window"] == b["window"]
+    for name in ("user/push", "user/transitions", "user/longest/of_first"):
+        found = told(ran("async"), name)
+        assert found == pytest.approx(told(ran("sync"), name), rel=1e-12)
+        assert len(found) >= ITERATIONS - 1  # the first episode may outlast an iteration
+    assert told(ran("async"), "user/transitions") == [256] * ITERATIONS
 
 
 def test_an_actor_10_times_slower_does_not_slow_the_others_and_what_it_acted_is_never_too_old(ran):
@@ -105,6 +115,7 @@ def test_one_rollout_an_update_is_learned_from_by_every_correction(ran, correcti
     folder = ran(
         correction,
         *ASYNC,
+        *METRICS,
         "ppo=a3c",
         "env=cartpole",
         "env.num_envs=12",
@@ -115,6 +126,7 @@ def test_one_rollout_an_update_is_learned_from_by_every_correction(ran, correcti
     assert sizes["B"] == sizes["E"] * sizes["T"]
     assert {line["rollout/steps"] for line in lines(folder) if line["rank"] == 0} == {sizes["B"]}
     assert max(of_learner(folder, "dist/lag_max")) <= 3
+    assert told(folder, "user/transitions") == [sizes["B"]] * len(of_learner(folder, "dist/lag_max"))
 
 
 def test_a_killed_actor_is_named_and_ends_the_run(tmp_path):

@@ -6,7 +6,6 @@ from typing import Any
 
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
-from ddppo.topologies import find
 
 _NAME = re.compile(r"[A-Za-z]\w*")
 _EXAMPLE = "ppo.losses={still: {term: my_pkg.losses:still, coef: 0.01}}"
@@ -32,11 +31,6 @@ def _check_metrics(config: Config) -> None:
             raise ConfigError(f"log.metrics=[{path}]: must be an import path like my_pkg.metrics:pushed_left")
         if paths.count(path) > 1:
             raise ConfigError(f"log.metrics names {path} twice: leave one out")
-    if paths and find(config.dist.topology).own_pace:
-        raise ConfigError(
-            f"log.metrics={paths} with distributed={config.dist.topology}, whose actors end no iteration with others: "
-            "use distributed=ddp or sync_actors, or leave it out"
-        )
 
 
 def _check_term(name: Any, of_term: Any) -> None:

@@ -37,7 +37,7 @@ NO_UPDATE = Update(
 class Collected(NamedTuple):
     """What a rank has of an iteration when all have collected: steps that it counts, episodes, and what it acted.
 
-    Every environment step is counted by one rank.
+    Every environment step is counted by one rank. At their own pace, a rank that learns has what others acted.
     """
 
     num_steps: int

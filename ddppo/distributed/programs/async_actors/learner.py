@@ -84,24 +84,26 @@ class AsyncLearner(Program):
                 self._depths += (len(self._taken) - num_taken) * (len(ready) - place)
                 self._answer()
             self._answer()  # who has come back
-        return Collected(0, episodes, None)
+        self._taken.sort()
+        # In the order of actors and their numbers, side by side.
+        rows = self._room[[taken.row for taken in self._taken]]
+        return Collected(0, episodes, self._rollouts.unpack(rows, self._kit.device))
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
-        self._taken.sort()
+        assert collected.rollout is not None
         lags = [taken.lag for taken in self._taken]
         assert max(lags) <= self._max_lag, (lags, self._max_lag)
         if self._rewards is not None:
             self._rewards.expect([(taken.rank, taken.number >> _OF_START) for taken in self._taken])
-        update = self.learner.update(self._joined(lags), iteration, progress)
+        update = self.learner.update(self._corrected(collected.rollout, lags), iteration, progress)
         self._version, self._lags = iteration, lags
         self._taken.clear()
         self._answer()
         return update
 
-    def _joined(self, lags: list[int]) -> Rollout:
-        """Return the rollouts taken side by side, in the order of actors and their numbers."""
-        kit, rows = self._kit, self._room[[taken.row for taken in self._taken]]
-        rollout = self._rollouts.unpack(rows, kit.device)
+    def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
+        """Return the K rollouts as the present policy sees them, with ratios; as they are where none is asked for."""
+        kit = self._kit
         if kit.config.dist.correction == "none" or not any(lags):
             return rollout
         # [K] -> [K * E]
