@@ -16,7 +16,7 @@ from ddppo.distributed.programs.kit import Kit, Program
 from ddppo.envs import probe, settled
 from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, build_model
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
 from ddppo.run.loop.compilation import can_be_native

@@ -87,7 +87,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     check_own_memory(config, spec, shape)
     of_losses = None
     if config.ppo.losses:
-        from ddppo.ppo.terms_trial import check_losses  # most runs bring none
+        from ddppo.ppo.losses.terms_trial import check_losses  # most runs bring none
 
         of_losses = check_losses(config.ppo.losses, spec, config.model, getattr(torch, config.dtype))
     for warning in filter(None, (of_model, of_losses)):

@@ -36,7 +36,7 @@ from ddppo.errors import (
     StorageError,
     TrainingError,
 )
-from ddppo.ppo.step import statistics
+from ddppo.ppo.learning.step import statistics
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving

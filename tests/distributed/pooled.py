@@ -12,8 +12,8 @@ import torch
 from ddppo.distributed.programs.kit import Collected
 from ddppo.distributed.programs.workers import Worker
 from ddppo.envs import make_vec_env
-from ddppo.ppo.cut import Cut
-from ddppo.ppo.rollout import Rollout
+from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.topologies import Layout, Role, Topology
 
 

@@ -61,7 +61,7 @@ def signal_before(monkeypatch, target, number, *, nth=1):
     monkeypatch.setattr(owner, name, signalled)
 
 
-COLLECT = "ddppo.ppo.collector.Collector.collect"
+COLLECT = "ddppo.ppo.acting.collector.Collector.collect"
 
 
 @pytest.mark.parametrize("number", STOPPING)

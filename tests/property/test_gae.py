@@ -16,10 +16,10 @@ from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_vec_env
 from ddppo.models import build_model
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.advantages.returns import gae
+from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.ppo.returns import gae
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
 from ddppo.spaces import ArraySpec

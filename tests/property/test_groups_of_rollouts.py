@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddppo.ppo import groups
+from ddppo.ppo.advantages import groups
 
 NUM_GROUPS = 4
 

@@ -8,10 +8,10 @@ from ddppo.collectives import Group
 from ddppo.config import EnvConfig, ModelConfig, PPOConfig
 from ddppo.envs import probe
 from ddppo.models import At, build_model
-from ddppo.ppo.advantages import Gae, GroupRelative
-from ddppo.ppo.minibatches import Sequences
-from ddppo.ppo.reference import Reference
-from ddppo.ppo.returns import gae
+from ddppo.ppo.advantages.estimators import Gae, GroupRelative
+from ddppo.ppo.advantages.returns import gae
+from ddppo.ppo.learning.minibatches import Sequences
+from ddppo.ppo.losses.reference import Reference
 from tests.unit.test_learner import LN2, SIMPLE, Constant, learner, means, rollout
 
 GRPO = {"algorithm": "grpo", "group_size": 2}

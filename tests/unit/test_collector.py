@@ -5,9 +5,9 @@ import torch
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import EnvNames, EnvStep, make_vec_env
 from ddppo.models import action_distribution, build_model, num_noise
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.rollout import Episode
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.ppo.rollout import Episode
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CPU = torch.device("cpu")
@@ -246,6 +246,6 @@ def test_observations_are_normalised_by_moments_that_are_frozen_while_a_rollout_
 def test_a_rollout_is_collected_the_same_when_values_are_computed_in_small_chunks(monkeypatch):
     whole, _ = collect(collector())
     values = whole.values.clone()
-    monkeypatch.setattr("ddppo.ppo.collector._VALUE_NUMBERS", 6)  # 3 rows
+    monkeypatch.setattr("ddppo.ppo.acting.collector._VALUE_NUMBERS", 6)  # 3 rows
     chunked, _ = collect(collector())
     torch.testing.assert_close(chunked.values, values)

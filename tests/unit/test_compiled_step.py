@@ -17,13 +17,13 @@ from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.compiled import step as compiled_step
 from ddppo.ppo.compiled.compiler import CannotCompile, compile_step, gradient_function, optimize_
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, example
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 

@@ -11,8 +11,8 @@ from ddppo import native
 from ddppo.config import DistConfig
 from ddppo.config.rules.preempting import awaited_ranks
 from ddppo.distributed.programs.preempt import best_awaited
-from ddppo.ppo.cut import Cut
-from ddppo.ppo.minibatches import local_minibatches, of_first
+from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.learning.minibatches import local_minibatches, of_first
 from ddppo.scaling import BatchShape
 from tests.unit import test_native_rollout as of_native
 from tests.unit.test_collector import collector as counting_collector

@@ -5,9 +5,9 @@ import torch
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import make_vec_env
 from ddppo.models import build_model
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.episodes import EpisodeCollector
-from ddppo.ppo.rollout import Episode
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.episodes import EpisodeCollector
+from ddppo.ppo.acting.rollout import Episode
 from tests.unit.test_collector import CPU, DISCRETE, CountingEnvs, noise
 
 

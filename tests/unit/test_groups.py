@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from ddppo.ppo import groups
+from ddppo.ppo.advantages import groups
 
 RETURNS = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.1, 0.1, 0.1, 5.0], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])

@@ -10,7 +10,7 @@ from ddppo.collectives import Group
 from ddppo.collectives.in_order import OrderedSum, sum_in_pairs
 from ddppo.config import Config, DistConfig
 from ddppo.distributed.launch import threads_per_rank
-from ddppo.ppo.minibatches import by_shard, local_minibatches
+from ddppo.ppo.learning.minibatches import by_shard, local_minibatches
 from ddppo.scaling import BatchShape
 
 

@@ -11,11 +11,11 @@ from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, part_of
-from ddppo.ppo.advantages import Gae
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.advantages.estimators import Gae
+from ddppo.ppo.learning.learner import Learner
+from ddppo.ppo.learning.step import STATISTICS
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
-from ddppo.ppo.rollout import Rollout
-from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

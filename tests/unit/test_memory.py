@@ -8,10 +8,10 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
 from ddppo.models.memory.cores import GRU, LSTM
-from ddppo.ppo.advantages import Estimates
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.histories import Histories
-from ddppo.ppo.sharded import ShardedCollector
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.sharded import ShardedCollector
+from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.learning.histories import Histories
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_collector import CountingEnvs
 

@@ -13,7 +13,7 @@ from ddppo.envs import make_vec_env, probe
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.errors import EnvOutputError
 from ddppo.models import build_model, num_noise
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.seeding import action_noise

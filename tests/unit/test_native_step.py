@@ -8,15 +8,15 @@ from ddppo.collectives import Group
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
-from ddppo.ppo.advantages import Estimates
+from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.advantages.returns import gae
 from ddppo.ppo.compiled.step import example, worst_error
-from ddppo.ppo.minibatches import Batch
+from ddppo.ppo.learning.minibatches import Batch
 from ddppo.ppo.native.network import NativeNetwork, why_not_native
 from ddppo.ppo.native.returns import returns_and_moments
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import moments
-from ddppo.ppo.returns import gae
-from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import ENVS, STEPS, assert_equal, both, made, rollout
 

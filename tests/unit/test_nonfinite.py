@@ -8,7 +8,7 @@ import torch
 from ddppo import native
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
-from ddppo.ppo.nonfinite import Tolerance
+from ddppo.ppo.learning.nonfinite import Tolerance
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit import test_learner

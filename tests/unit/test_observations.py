@@ -15,8 +15,8 @@ from ddppo.envs.faults import check_finite
 from ddppo.errors import ConfigError, EnvOutputError
 from ddppo.models import build_model, check_model
 from ddppo.models.observations import flat_obs, random_obs
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork, why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer

@@ -16,7 +16,7 @@ from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
 from ddppo.errors import EnvWorkerLost
 from ddppo.models import action_distribution, build_model
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import leaves
 
 NUM_ENVS, STEPS = 6, 40

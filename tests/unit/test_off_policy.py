@@ -5,8 +5,8 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.models import action_distribution, build_model
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 STEPS, ENVS = 5, 4

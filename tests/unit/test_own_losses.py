@@ -5,8 +5,8 @@ import torch
 
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.errors import ConfigError, NonFiniteError
-from ddppo.ppo.step import STATISTICS, statistics
-from ddppo.ppo.terms_trial import check_losses
+from ddppo.ppo.learning.step import STATISTICS, statistics
+from ddppo.ppo.losses.terms_trial import check_losses
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import made, rollout
 

@@ -14,12 +14,12 @@ from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.envs import make_eval_env, probe
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.compiled import step as compiled_step
 from ddppo.ppo.compiled.compiler import gradient_function, optimize_
 from ddppo.ppo.compiled.step import CompiledStep, agrees
-from ddppo.ppo.learner import Learner
-from ddppo.ppo.step import STATISTICS
+from ddppo.ppo.learning.learner import Learner
+from ddppo.ppo.learning.step import STATISTICS
 from ddppo.run.evaluation import Policy
 from ddppo.scaling import BatchShape
 from tests.unit.staged_task import DOORS, Staged

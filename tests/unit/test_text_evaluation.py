@@ -11,7 +11,7 @@ from ddppo.envs import probe
 from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.models.tokens import TokenPolicy
-from ddppo.ppo.rollout import Episode
+from ddppo.ppo.acting.rollout import Episode
 from ddppo.run.evaluation import Policy
 from ddppo.run.text_evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
 from ddppo.seeding import derived_seed

@@ -13,8 +13,8 @@ from ddppo.collectives import Group, in_words
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
 from ddppo.errors import NonFiniteError
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Update
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.learning.learner import Update
 
 
 class Actors(Program):

@@ -17,9 +17,9 @@ from ddppo.distributed.programs.workers import Worker
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.observers import Observers
 from ddppo.models import flat_obs
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.native.network import NativeNetwork
-from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.spaces import each, leaves
 
 

@@ -12,10 +12,10 @@ from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync
 from ddppo.envs.turns import Turns
 from ddppo.envs.vec_env import VecEnv
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner, Update
-from ddppo.ppo.rollout import Episode, Rollout
-from ddppo.ppo.step import STATISTICS
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.learning.learner import Learner, Update
+from ddppo.ppo.learning.step import STATISTICS
 from ddppo.ppo.text import TextCollector
 from ddppo.processes.signals import StopRequest
 

@@ -16,8 +16,8 @@ from ddppo.envs.faults import EnvNames, no_options
 from ddppo.envs.rows import RowLayout
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Update
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.learning.learner import Update
 from ddppo.spaces import each
 
 

@@ -17,8 +17,8 @@ from ddppo.distributed.programs.workers import Worker
 from ddppo.envs.turns import Turns, make_turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.ppo.episodes import EpisodeCollector
-from ddppo.ppo.learner import Update
+from ddppo.ppo.acting.episodes import EpisodeCollector
+from ddppo.ppo.learning.learner import Update
 from ddppo.ppo.text import TextCollector, text_collector
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec

@@ -18,13 +18,13 @@ from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Prog
 from ddppo.envs import make_vec_env
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, At
-from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner
-from ddppo.ppo.nonfinite import Tolerance
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.sharded import ShardedCollector
+from ddppo.ppo.advantages.estimators import Estimator, Gae, GroupRelative
+from ddppo.ppo.learning.learner import Learner
+from ddppo.ppo.learning.nonfinite import Tolerance
+from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
-from ddppo.ppo.reference import Reference
-from ddppo.ppo.sharded import ShardedCollector
 from ddppo.ppo.text import TextCollector
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise, derived_seed

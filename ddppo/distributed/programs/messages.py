@@ -7,8 +7,8 @@ import torch
 from ddppo.collectives import Group
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import Obs, tensor_dtype
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 _ALIGN = 16  # bytes, so that every array can be viewed in its type

@@ -20,9 +20,9 @@ import torch
 from ddppo.config.rules.preempting import awaited_ranks
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.cut import Cut
-from ddppo.ppo.learner import Update
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.learning.learner import Update
 
 _WINDOW = 8  # iterations whose speeds are thought to come again
 

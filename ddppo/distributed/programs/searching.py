@@ -15,8 +15,8 @@ from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
 from ddppo.envs.context import CONTEXT
 from ddppo.errors import ConfigError
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.step import adam_state
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.learning.step import adam_state
 from ddppo.search.campaign import Campaign
 from ddppo.search.orders import KINDS, ORDERS, code
 from ddppo.search.proposers import PROPOSERS, Proposer

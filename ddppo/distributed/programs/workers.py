@@ -3,8 +3,8 @@
 from ddppo.distributed.programs.kit import Collected, Kit, Program
 from ddppo.envs.turns import Turns
 from ddppo.envs.vec_env import VecEnv
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Update
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.learning.learner import Update
 from ddppo.ppo.text import TextCollector
 
 

@@ -1,4 +1,4 @@
-// PPO's loss of ddppo/ppo/losses.py and its gradient by what the network puts out; rows by SIMD lanes.
+// PPO's loss of ddppo/ppo/losses/per_sample.py and its gradient by what the network puts out; rows by SIMD lanes.
 #pragma once
 
 #include "mlp.hpp"
@@ -7,10 +7,10 @@ namespace ddppo {
 
 enum ActionKind { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };
 
-// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: as STATISTICS in ddppo/ppo/step.py.
+// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: as STATISTICS in ddppo/ppo/learning/step.py.
 constexpr int kNumStatistics = 6;
 
-struct Coefficients {  // in the order of constants() in ddppo/ppo/compiled/step.py
+struct Coefficients {  // in the order of constants() in ddppo/ppo/learning/step.py
   double clip, value, entropy, clip_value, max_norm, adam_eps;
 };
 

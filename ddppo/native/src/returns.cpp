@@ -1,4 +1,5 @@
-// Generalised advantage estimates and the moments that ranks agree on, as ddppo/ppo/returns.py and normalization.py.
+// Generalised advantage estimates, as ddppo/ppo/advantages/returns.py, and the moments that ranks agree on, as
+// ddppo/ppo/normalization.py.
 #include <cmath>
 #include <cstdint>
 

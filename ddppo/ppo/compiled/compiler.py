@@ -23,8 +23,8 @@ from torch.func import functional_call
 
 from ddppo.models import ActorCritic, At, build_model
 from ddppo.ppo.compiled.step import LIBRARIES, Recipe, example, is_made, tensors
-from ddppo.ppo.minibatches import Minibatch
-from ddppo.ppo.step import (
+from ddppo.ppo.learning.minibatches import Minibatch
+from ddppo.ppo.learning.step import (
     BETAS,
     NORM_EPS,
     Coefficients,

@@ -20,9 +20,8 @@ import torch
 
 from ddppo.config import ModelConfig, PPOConfig
 from ddppo.models import ActorCritic, random_obs
-from ddppo.ppo.minibatches import Minibatch
-from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.step import (
+from ddppo.ppo.learning.minibatches import Minibatch
+from ddppo.ppo.learning.step import (
     CLIP,
     STATISTICS,
     ByMinibatch,
@@ -34,12 +33,13 @@ from ddppo.ppo.step import (
     poison,
     scaled_step,
 )
+from ddppo.ppo.native.step import NativeStep
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 LIBRARIES = ("gradient", "optimizer")
 _SOURCES = (
-    "step.py",
-    "losses.py",
+    "learning/step.py",
+    "losses/per_sample.py",
     "compiled/compiler.py",
     "compiled/step.py",
     "../models/distributions.py",

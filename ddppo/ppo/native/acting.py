@@ -12,7 +12,7 @@ from ddppo.models import num_noise
 from ddppo.ppo.native.network import KINDS, NativeNetwork, library
 
 if TYPE_CHECKING:
-    from ddppo.ppo.collector import Collector
+    from ddppo.ppo.acting.collector import Collector
 
 
 class ActingBuffers(ctypes.Structure):

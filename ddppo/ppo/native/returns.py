@@ -4,8 +4,8 @@ import ctypes
 
 import torch
 
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.native.network import library
-from ddppo.ppo.rollout import Rollout
 
 _TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)
 

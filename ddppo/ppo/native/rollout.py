@@ -12,13 +12,13 @@ import torch
 
 from ddppo.envs.batched.native_tasks import NativeEnvs, TaskBatch
 from ddppo.envs.faults import check_finite
-from ddppo.ppo.cut import Cut
+from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.native.acting import ActingBuffers, NativeActor
 from ddppo.ppo.native.network import NativeNetwork, library
-from ddppo.ppo.rollout import Episode, Rollout
 
 if TYPE_CHECKING:
-    from ddppo.ppo.collector import Collector
+    from ddppo.ppo.acting.collector import Collector
 
 _POINTERS = (
     *(

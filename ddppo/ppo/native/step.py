@@ -10,9 +10,9 @@ from ddppo.collectives import Group, Record
 from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
-from ddppo.ppo.minibatches import Minibatch
+from ddppo.ppo.learning.minibatches import Minibatch
+from ddppo.ppo.learning.step import CLIP, STATISTICS, NotFinite, OfRollout, adam_state, constants
 from ddppo.ppo.native.network import NativeNetwork, library
-from ddppo.ppo.step import CLIP, STATISTICS, NotFinite, OfRollout, adam_state, constants
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)

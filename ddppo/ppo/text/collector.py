@@ -10,7 +10,7 @@ import torch
 from ddppo.envs.turns import Turn, Turns
 from ddppo.errors import TrainingError
 from ddppo.models import ActorCritic, nucleus
-from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.text.record import Record
 from ddppo.text import Dialogue, Tokenizer
 

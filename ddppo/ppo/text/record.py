@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from ddppo.models import ActorCritic
-from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import Episode, Rollout
 
 _TOKENS = 2**15  # of one forward pass; they bound memory, not results
 

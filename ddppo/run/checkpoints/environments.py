@@ -15,7 +15,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
 from ddppo.run.loop.exchange import gather_bytes, joined, parted
 from ddppo.run.parts import Parts
 

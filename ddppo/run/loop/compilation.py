@@ -25,7 +25,7 @@ from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import Config
 from ddppo.models import MLP, ActorCritic
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, is_made, remove
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork, why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.spaces import EnvSpec

@@ -1,6 +1,6 @@
 """Which optimizer step a rank takes: the eager one, or one in machine code once all ranks have it."""
 
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.native.step import NativeStep
 from ddppo.run.loop.compilation import Compilation
 from ddppo.run.loop.progress import Progress

@@ -13,9 +13,9 @@ import torch
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import News
 from ddppo.errors import ReplicaMismatchError
-from ddppo.ppo.learner import Update
-from ddppo.ppo.rollout import Episode
-from ddppo.ppo.step import STATISTICS
+from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.learning.learner import Update
+from ddppo.ppo.learning.step import STATISTICS
 from ddppo.run.measuring.timing import LocalTimes, split_waiting
 from ddppo.run.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
 from ddppo.topologies import Layout

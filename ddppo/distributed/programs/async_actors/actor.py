@@ -23,8 +23,8 @@ from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import CollectiveError
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Update
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.learning.learner import Update
 from ddppo.processes.signals import StopRequest
 
 

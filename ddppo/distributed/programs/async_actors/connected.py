@@ -26,7 +26,7 @@ from ddppo.distributed.programs.async_actors.messages import (
 )
 from ddppo.distributed.programs.kit import News
 from ddppo.errors import CollectiveError
-from ddppo.ppo.rollout import Episode
+from ddppo.ppo.acting.rollout import Episode
 
 
 class Actor:

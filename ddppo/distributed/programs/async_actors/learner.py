@@ -15,8 +15,8 @@ from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.distributed.programs.async_actors.rewards import RewardsByActor
 from ddppo.distributed.programs.kit import Collected, Kit, News, Program
 from ddppo.distributed.programs.messages import RolloutMessage
-from ddppo.ppo.learner import Update
-from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.learning.learner import Update
 from ddppo.terminal import warn
 
 _LAGS = {"0": 0, "1": 1, "2_3": 3, "4_7": 7}  # the largest of each bin but the last

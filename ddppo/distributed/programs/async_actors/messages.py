@@ -8,8 +8,8 @@ import torch
 
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.async_actors.line import Wire
+from ddppo.ppo.acting.rollout import Episode
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Episode
 
 
 class Sent(NamedTuple):

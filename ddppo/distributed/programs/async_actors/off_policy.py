@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from ddppo.models import ActorCritic
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import each, zipped
 
 _ROWS = 32_768  # of one forward, which bound memory, not results

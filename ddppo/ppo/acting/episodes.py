@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from ddppo.envs.faults import End
-from ddppo.ppo.collector import Collector
-from ddppo.ppo.rollout import Episode, Rollout
+from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.spaces import each
 
 

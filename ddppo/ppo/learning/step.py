@@ -14,10 +14,10 @@ import torch
 
 from ddppo.config import PPOConfig
 from ddppo.models import ActionDistribution
-from ddppo.ppo import losses
-from ddppo.ppo.histories import Histories
-from ddppo.ppo.minibatches import Batch, Minibatch, Sequences
-from ddppo.ppo.terms import own_losses, samples_of, terms_of
+from ddppo.ppo.learning.histories import Histories
+from ddppo.ppo.learning.minibatches import Batch, Minibatch, Sequences
+from ddppo.ppo.losses import per_sample as losses
+from ddppo.ppo.losses.terms import own_losses, samples_of, terms_of
 
 At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
 OfRollout = Batch | Sequences | Histories

@@ -9,15 +9,15 @@ from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
 from ddppo.models import ActorCritic, Obs, flat_obs
-from ddppo.ppo.buffers import obs_buffers
-from ddppo.ppo.counting import count_
-from ddppo.ppo.cut import Cut
-from ddppo.ppo.memory import Memory
+from ddppo.ppo.acting.buffers import obs_buffers
+from ddppo.ppo.acting.counting import count_
+from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.acting.memory import Memory
+from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.ppo.rollout import Episode, Rollout
 from ddppo.spaces import each, zipped
 
 # Rows of one forward pass when values are computed, and numbers in them; they bound memory, not results.

@@ -12,7 +12,7 @@ import torch
 
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import ActionDistribution, Obs
-from ddppo.ppo.minibatches import Minibatch
+from ddppo.ppo.learning.minibatches import Minibatch
 from ddppo.spaces import each
 from ddppo.topologies import imported
 from ddppo.tracebacks import in_one_line

@@ -7,17 +7,17 @@ from typing import Protocol
 import torch
 
 from ddppo.config import PPOConfig
-from ddppo.ppo.groups import (
+from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.advantages.groups import (
     group_advantages,
     group_statistics,
     merge_group_statistics,
     num_without_spread,
     token_weights,
 )
+from ddppo.ppo.advantages.returns import gae
 from ddppo.ppo.native.returns import returns_and_moments
 from ddppo.ppo.normalization import Gather, moments
-from ddppo.ppo.returns import gae
-from ddppo.ppo.rollout import Rollout
 
 _READ = ("values", "next_values", "terminated", "truncated", "valid")  # of a rollout, by Gae
 

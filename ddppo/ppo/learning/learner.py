@@ -12,16 +12,16 @@ import torch
 from ddppo.config import PPOConfig
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
-from ddppo.ppo.advantages import Estimates, Estimator, Gae
-from ddppo.ppo.by_minibatch import AdvantagesByMinibatch
-from ddppo.ppo.histories import Histories
-from ddppo.ppo.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
+from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.advantages.estimators import Estimates, Estimator, Gae
+from ddppo.ppo.learning.by_minibatch import AdvantagesByMinibatch
+from ddppo.ppo.learning.histories import Histories
+from ddppo.ppo.learning.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
+from ddppo.ppo.learning.nonfinite import Tolerance, all_finite, remembered, where_not_finite
+from ddppo.ppo.learning.step import BETAS, STATISTICS, At, EagerStep, NotFinite, OfRollout, Step
+from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered, where_not_finite
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
-from ddppo.ppo.reference import Reference
-from ddppo.ppo.rollout import Rollout
-from ddppo.ppo.step import BETAS, STATISTICS, At, EagerStep, NotFinite, OfRollout, Step
 from ddppo.scaling import BatchShape
 
 Plan = tuple[np.ndarray, list[int]]  # of an epoch: samples in their order, and where minibatches begin

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ddppo.ppo.advantages import Estimates
-from ddppo.ppo.minibatches import Minibatch, fields_of
-from ddppo.ppo.rollout import Rollout
+from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.learning.minibatches import Minibatch, fields_of
 from ddppo.spaces import each
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddppo.ppo.rollout import Episode
+from ddppo.ppo.acting.rollout import Episode
 
 
 def count_(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from ddppo.models import ActionDistribution
-from ddppo.ppo.step import At, OfRollout, outputs
+from ddppo.ppo.learning.step import At, OfRollout, outputs
 
 _ROWS = 8192  # of one forward; they bound memory, not results
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from ddppo.models import Obs
-from ddppo.ppo.collector import Collector
+from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import each
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ddppo.ppo.step import NotFinite, adam_state
+from ddppo.ppo.learning.step import NotFinite, adam_state
 
 if TYPE_CHECKING:
-    from ddppo.ppo.learner import Learner
+    from ddppo.ppo.learning.learner import Learner
 
 
 @dataclass(slots=True)

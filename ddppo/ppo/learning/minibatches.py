@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ddppo.native import loaded
-from ddppo.ppo.advantages import Estimates
-from ddppo.ppo.rollout import Rollout
+from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.advantages.estimators import Estimates
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
 from ddppo.spaces import each, zipped

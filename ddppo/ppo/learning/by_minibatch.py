@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from ddppo.ppo.learning.step import OfRollout
 from ddppo.ppo.normalization import Gather, merge_moments, variance
-from ddppo.ppo.step import OfRollout
 
 _EPS = 1e-8
 

@@ -1,0 +1,1 @@
+"""Learning from a rollout: epochs of minibatches, and the step on each."""
