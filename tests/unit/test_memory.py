@@ -52,28 +52,43 @@ def test_a_core_computes_what_torchs_own_layers_do(kind, torchs):
 
 
 @pytest.mark.parametrize("kind", [LSTM, GRU])
+@pytest.mark.parametrize("units", [4, 16, 21])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_and_gradients_by_hand_are_those_of_torchs_loop(kind, dtype, monkeypatch):
+def test_rows_and_gradients_in_cpp_are_those_of_torchs_loop(kind, units, dtype):
     torch.manual_seed(0)
-    core = kind(3, 4, 2).to(dtype)
+    core = kind(3, units, 2).to(dtype)
+    for p in core.parameters():
+        torch.nn.init.normal_(p, std=0.3)
     x = torch.randn(STEPS, ENVS, 3, dtype=dtype, requires_grad=True)
     state = torch.randn(ENVS, core.state_size, dtype=dtype, requires_grad=True)
     starts = torch.rand(STEPS, ENVS) < 0.3
     starts[::2] = False
-    weights = torch.randn(STEPS, ENVS, 4, dtype=dtype), torch.randn(ENVS, core.state_size, dtype=dtype)
+    weights = torch.randn(STEPS, ENVS, units, dtype=dtype), torch.randn(ENVS, core.state_size, dtype=dtype)
 
-    def found():
+    def found(starts):
         outputs, after = core(x, state, starts)
         loss = (outputs * weights[0]).sum() + (after * weights[1]).sum()
         return [outputs, after, *torch.autograd.grad(loss, [x, state, *core.parameters()])]
 
-    by_hand = found()
-    with torch.inference_mode():
-        acted, _ = core(x, state, starts)
-    torch.testing.assert_close(acted, by_hand[0], rtol=0, atol=0)
-    monkeypatch.setattr(kind, "recur_on_cpu", kind.recur)
-    for one, other in zip(by_hand, found(), strict=True):
-        torch.testing.assert_close(one, other)
+    for where in (starts, None):
+        core.learns_in_cpp = False
+        by_torch = found(where)
+        core.learns_in_cpp = True
+        for one, other in zip(found(where), by_torch, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4 if dtype == torch.float32 else 1e-10, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [LSTM, GRU])
+def test_in_cpp_no_environment_depends_on_those_beside_it(kind):
+    torch.manual_seed(0)
+    core = kind(3, 16, 1)
+    core.learns_in_cpp = True
+    x, state = torch.randn(STEPS, 7, 16 * core.gates), torch.randn(7, 16).unbind(0)
+    state = tuple(torch.stack(state) for _ in range(core.parts))
+    kept = (torch.rand(STEPS, 7) > 0.3).float()
+    whole, _ = core.recur_in_cpp(x, state, kept, 0)
+    part, _ = core.recur_in_cpp(x[:, 2:5], tuple(s[2:5] for s in state), kept[:, 2:5].contiguous(), 0)
+    torch.testing.assert_close(part, whole[:, 2:5], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("memory", ["lstm", "gru"])

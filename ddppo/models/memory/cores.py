@@ -1,16 +1,20 @@
 """Recurrent layers over time, started anew wherever an episode starts.
 
-Only the recurrence goes row by row: what of a layer depends on its input alone is one product over all rows. On a CPU
-rows are those of recurrence.py; the loops of torch here are for GPUs and for tracing.
+Only the recurrence goes row by row: what of a layer depends on its input alone is one product over all rows. A learner
+on one CPU thread has the rows computed in C++ (recurrence.py), where `learns_in_cpp` says so; the loops of torch here
+are for acting, for GPUs and for tracing.
 """
 
 import abc
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.models.memory.recurrence import GRURecurrence, Keeps, LSTMRecurrence, gru_rows, lstm_rows
+from ddppo.models.memory import recurrence
+
+Keeps = Sequence[torch.Tensor | None]  # of each row `[m, 1]`, what the state before it is times; None: 1
 
 
 class Core(nn.Module, abc.ABC):
@@ -23,6 +27,7 @@ class Core(nn.Module, abc.ABC):
 
     gates: int
     parts: int
+    learns_in_cpp = False
 
     def __init__(self, inputs: int, units: int, num_layers: int) -> None:
         super().__init__()
@@ -50,18 +55,22 @@ class Core(nn.Module, abc.ABC):
 
         x `[T, m, F]`; state `[m, S]` before row 0; starts `[T, m]` bool: rows before which the state is 0; None: none.
         """
+        is_in_cpp = self.learns_in_cpp and len(x) > 1
+        kept = x.new_ones(x.shape[:2]) if starts is None else (~starts).to(x.dtype)
         keeps: Keeps = [None] * len(x)
-        if starts is not None:
-            kept = (~starts).unsqueeze(-1).to(x.dtype).unbind()
-            keeps = [row if some else None for row, some in zip(kept, starts.any(1).tolist(), strict=True)]
-        is_on_cpu = x.device.type == "cpu" and not (torch.jit.is_tracing() or torch.compiler.is_compiling())
+        if starts is not None and not is_in_cpp:
+            rows = kept.unsqueeze(-1).unbind()
+            keeps = [row if some else None for row, some in zip(rows, starts.any(1).tolist(), strict=True)]
         after: list[torch.Tensor] = []
         for i, of_layer in enumerate(
             state.unflatten(-1, (self.num_layers, self.parts, self.units)).unbind(1)
         ):
             inputs = F.linear(x, self.weights_x[i], self.biases[i])
-            recur = self.recur_on_cpu if is_on_cpu else self.recur
-            x, last = recur(inputs, of_layer.unbind(1), keeps, i)
+            of_layer = of_layer.unbind(1)
+            if is_in_cpp:
+                x, last = self.recur_in_cpp(inputs, of_layer, kept, i)
+            else:
+                x, last = self.recur(inputs, of_layer, keeps, i)
             after += last
         return x, torch.cat(after, dim=-1)
 
@@ -75,10 +84,10 @@ class Core(nn.Module, abc.ABC):
         """
 
     @abc.abstractmethod
-    def recur_on_cpu(
-        self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], keeps: Keeps, layer: int
+    def recur_in_cpp(
+        self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], kept: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return what `recur` does, of which rows of few environments take a third of the time to learn from."""
+        """Return what `recur` does up to rounding; kept `[T, m]`: what the state before each row is times."""
 
 
 class LSTM(Core):
@@ -102,15 +111,10 @@ class LSTM(Core):
             rows.append(h)
         return torch.stack(rows), [h, c]
 
-    def recur_on_cpu(
-        self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], keeps: Keeps, layer: int
+    def recur_in_cpp(
+        self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], kept: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        weight = self.weights_h[layer]
-        if torch.is_grad_enabled():
-            outputs, c = LSTMRecurrence.apply(inputs, *state, weight, keeps)
-        else:
-            rows = lstm_rows(inputs, state[0], state[1], weight.detach(), keeps)
-            outputs, c = torch.from_numpy(rows.outputs), torch.from_numpy(rows.c)
+        outputs, c = recurrence.lstm(inputs, *state, self.weights_h[layer], kept)
         return outputs, [outputs[-1], c]
 
 
@@ -141,14 +145,10 @@ class GRU(Core):
             rows.append(h)
         return torch.stack(rows), [h]
 
-    def recur_on_cpu(
-        self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], keeps: Keeps, layer: int
+    def recur_in_cpp(
+        self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], kept: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        weight, bias = self.weights_h[layer], self._bias(layer)
-        if torch.is_grad_enabled():
-            outputs = GRURecurrence.apply(inputs, *state, weight, bias, keeps)
-        else:
-            outputs = torch.from_numpy(gru_rows(inputs, state[0], weight.detach(), bias, keeps).outputs)
+        outputs = recurrence.gru(inputs, *state, self.weights_h[layer], self._bias(layer), kept)
         return outputs, [outputs[-1]]
 
     def _bias(self, layer: int) -> torch.Tensor:

@@ -20,6 +20,8 @@ class RecurrentActorCritic(Recurrent):
     Initialised as MLP is, and the core as `Core` says.
     """
 
+    stays_eager = "only the recurrence of a model with memory is compiled"
+
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"

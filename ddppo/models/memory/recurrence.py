@@ -1,160 +1,76 @@
-"""The recurrences of LSTM and GRU on a CPU, with gradients by hand: operations of torch on few rows cost their calls.
+"""The recurrences of LSTM and GRU in C++ (ddppo/native/src/recurrence.cpp), with gradients by hand: on one CPU thread.
 
-Forward keeps what the gradient needs of every row. Backward first computes all factors of the chain rule for all rows
-at once; what goes row by row is a product with W_h and a handful of NumPy's operations, which cost a third of torch's
-in learning from few environments.
-The gradient of W_h is one product over all rows. Oracle: the loops of torch in cores.py.
-
-T rows, m environments, H units. keeps: of each row `[m, 1]`, what the state before it is times; None: 1.
+T rows, m environments, H units. keeps `[T, m]`: what the state before each row is times, 0 where an episode starts. Every
+row of an environment is computed by itself: it does not depend on which, and how many, are computed beside it.
+Oracle: the loops of torch in cores.py.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import ctypes
+from typing import Any
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-Keeps = Sequence[torch.Tensor | None]
+from ddppo.native import library
+
+_LANES = 16  # numbers in the longest vector of a processor; H is filled up with zeros, which stay zeros
 
 
-class LSTMRows(NamedTuple):
-    """What a forward pass left: gates i, f, g, o `[T, m, 4H]`, h and c before rows and tanh(c) after `[T, m, H]`."""
-
-    gates: np.ndarray
-    h_before: np.ndarray
-    c_before: np.ndarray
-    tanh_c: np.ndarray
-    outputs: np.ndarray
-    c: np.ndarray  # after the last row
-
-
-def lstm_rows(
-    inputs: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, keeps: Keeps
-) -> LSTMRows:
-    """Return all rows from inputs W_x x + b `[T, m, 4H]`, the state `[m, H]` before them and W_h `[4H, H]`."""
-    steps, envs, units = len(inputs), len(h), h.shape[-1]
-    gates, transposed = torch.empty_like(inputs), weight.t()
-    rows = torch.empty(4, steps, envs, units, dtype=h.dtype)
-    h_before, c_before, tanh_c, outputs = rows.numpy()
-    # sigmoid(x) = tanh(x / 2) / 2 + 1 / 2, so that one tanh serves all gates
-    scale = np.full(4 * units, 0.5, gates.numpy().dtype)
-    scale[2 * units : 3 * units] = 1
-    shift = 1 - scale
-    of_c, room = c.numpy().copy(), np.empty((envs, units), scale.dtype)
-    h_rows, gate_rows, gate_arrays = rows[0].unbind(), gates.unbind(), gates.numpy()
-    before = h.numpy()
-    for t, (x, keep) in enumerate(zip(inputs.unbind(), keeps, strict=True)):
-        kept = None if keep is None else keep.numpy()
-        if kept is None:
-            h_before[t], c_before[t] = before, of_c
-        else:
-            np.multiply(before, kept, out=h_before[t])
-            np.multiply(of_c, kept, out=c_before[t])
-        torch.addmm(x, h_rows[t], transposed, out=gate_rows[t])
-        z = gate_arrays[t]
-        z *= scale
-        np.tanh(z, out=z)
-        z *= scale
-        z += shift
-        i, f, g, o = (z[:, k * units : (k + 1) * units] for k in range(4))
-        np.multiply(f, c_before[t], out=of_c)
-        of_c += np.multiply(i, g, out=room)
-        np.tanh(of_c, out=tanh_c[t])
-        before = np.multiply(o, tanh_c[t], out=outputs[t])
-    return LSTMRows(gate_arrays, h_before, c_before, tanh_c, outputs, of_c)
+def lstm(
+    inputs: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, keeps: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return outputs `[T, m, H]`, and c `[m, H]` after the last row, from W_x x + b `[T, m, 4H]` and W_h `[4H, H]`."""
+    units = h.shape[-1]
+    if lacking := -units % _LANES:
+        inputs, weight = _filled(inputs, 4, lacking), _filled(F.pad(weight, (0, lacking)).t(), 4, lacking).t()
+        h, c = F.pad(h, (0, lacking)), F.pad(c, (0, lacking))
+    outputs, c = _LSTM.apply(inputs, h, c, weight, keeps)
+    return outputs[..., :units], c[..., :units]
 
 
-class LSTMRecurrence(Function):
-    """Differentiable `lstm_rows`: the outputs `[T, m, H]`, and c `[m, H]` after the last row."""
+def gru(
+    inputs: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, keeps: torch.Tensor
+) -> torch.Tensor:
+    """Return outputs `[T, m, H]` from W_x x + b `[T, m, 3H]`, W_h `[3H, H]` and what W_h h is added to `[3H]`."""
+    units = h.shape[-1]
+    if lacking := -units % _LANES:
+        inputs, weight = _filled(inputs, 3, lacking), _filled(F.pad(weight, (0, lacking)).t(), 3, lacking).t()
+        h, bias = F.pad(h, (0, lacking)), _filled(bias, 3, lacking)
+    outputs: torch.Tensor = _GRU.apply(inputs, h, weight, bias, keeps)
+    return outputs[..., :units]
 
+
+class _LSTM(Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: torch.Tensor, h: torch.Tensor, c: torch.Tensor, weight: torch.Tensor, keeps: Keeps
+        ctx: Any,
+        inputs: torch.Tensor,
+        h: torch.Tensor,
+        c: torch.Tensor,
+        weight: torch.Tensor,
+        keeps: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows = lstm_rows(inputs.detach(), h.detach(), c.detach(), weight.detach(), keeps)
-        ctx.rows, ctx.keeps = rows, keeps
-        ctx.save_for_backward(weight)
-        return torch.from_numpy(rows.outputs), torch.from_numpy(rows.c)
+        sizes = (*inputs.shape[:2], h.shape[-1])
+        gates, after = torch.empty_like(inputs, memory_format=torch.contiguous_format), c.clone()
+        h_before, c_before, tanh_c, outputs = (inputs.new_empty(sizes) for _ in range(4))
+        before = (inputs.contiguous(), keeps, h.contiguous(), after, weight.t().contiguous())
+        _run("lstm_forward", sizes, *before, gates, h_before, c_before, tanh_c, outputs)
+        ctx.save_for_backward(weight, keeps, gates, h_before, c_before, tanh_c)
+        return outputs, after
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_outputs: torch.Tensor, of_c: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        rows: LSTMRows = ctx.rows
-        steps, envs, units = rows.outputs.shape
-        i, f, g, o = np.split(rows.gates, 4, axis=-1)
-        by_c = np.stack([g * i * (1 - i), rows.c_before * f * (1 - f), i * (1 - g * g)], axis=2)
-        by_h = rows.tanh_c * o * (1 - o)
-        c_by_h = o * (1 - rows.tanh_c * rows.tanh_c)
-        of_gates = torch.empty(steps, envs, 4 * units, dtype=weight.dtype)
-        gate_rows, arrays = of_gates.unbind(), of_gates.numpy().reshape(steps, envs, 4, units)
-        dh, dc = np.zeros_like(rows.c), of_c.numpy().copy()
-        back, grads = torch.from_numpy(dh), of_outputs.numpy()
-        for t in range(steps - 1, -1, -1):
-            dh += grads[t]
-            dc += dh * c_by_h[t]
-            np.multiply(by_c[t], dc[:, None], out=arrays[t, :, :3])
-            np.multiply(dh, by_h[t], out=arrays[t, :, 3])
-            dc *= f[t]
-            torch.mm(gate_rows[t], weight, out=back)
-            if (keep := ctx.keeps[t]) is not None:
-                dh *= keep.numpy()
-                dc *= keep.numpy()
-        before = torch.from_numpy(rows.h_before).flatten(0, 1)
-        of_weight = of_gates.flatten(0, 1).t() @ before
-        return of_gates, back, torch.from_numpy(dc), of_weight, None
+        weight, keeps, gates, h_before, c_before, tanh_c = ctx.saved_tensors
+        dh, dc, of_gates = torch.zeros_like(of_c), of_c.clone(), torch.empty_like(gates)
+        after = (of_outputs.contiguous(), keeps, dh, dc, weight.contiguous())
+        _run("lstm_backward", h_before.shape, *after, gates, c_before, tanh_c, of_gates)
+        return of_gates, dh, dc, of_gates.flatten(0, 1).t() @ h_before.flatten(0, 1), None
 
 
-class GRURows(NamedTuple):
-    """What a forward pass left, `[T, m, H]` but for r, z `[T, m, 2H]`: n, W_hn h + b_hn, and h before each row."""
-
-    gates: np.ndarray
-    n: np.ndarray
-    of_h: np.ndarray
-    h_before: np.ndarray
-    outputs: np.ndarray
-
-
-def gru_rows(
-    inputs: torch.Tensor, h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, keeps: Keeps
-) -> GRURows:
-    """Return all rows from inputs `[T, m, 3H]`, h `[m, H]` before them, W_h `[3H, H]` and its bias `[3H]`."""
-    steps, envs, units = len(inputs), len(h), h.shape[-1]
-    transposed, half = weight.t(), 0.5
-    rows = torch.empty(4, steps, envs, units, dtype=h.dtype)
-    h_before, n_rows, of_h, outputs = rows.numpy()
-    gates = np.empty((steps, envs, 2 * units), outputs.dtype)
-    said = torch.empty(envs, 3 * units, dtype=h.dtype)
-    told, given = said.numpy(), inputs.numpy()
-    h_rows, before = rows[0].unbind(), h.numpy()
-    for t, keep in enumerate(keeps):
-        if keep is None:
-            h_before[t] = before
-        else:
-            np.multiply(before, keep.numpy(), out=h_before[t])
-        torch.addmm(bias, h_rows[t], transposed, out=said)
-        x, rz, n = given[t], gates[t], n_rows[t]
-        np.add(x[:, : 2 * units], told[:, : 2 * units], out=rz)
-        rz *= half
-        np.tanh(rz, out=rz)
-        rz *= half
-        rz += half
-        of_h[t] = told[:, 2 * units :]
-        np.multiply(rz[:, :units], of_h[t], out=n)
-        n += x[:, 2 * units :]
-        np.tanh(n, out=n)
-        out = np.subtract(h_before[t], n, out=outputs[t])
-        out *= rz[:, units:]
-        out += n
-        before = out
-    return GRURows(gates, n_rows, of_h, h_before, outputs)
-
-
-class GRURecurrence(Function):
-    """Differentiable `gru_rows`: the outputs `[T, m, H]`."""
-
+class _GRU(Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -162,40 +78,34 @@ class GRURecurrence(Function):
         h: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor,
-        keeps: Keeps,
+        keeps: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.rows = gru_rows(inputs.detach(), h.detach(), weight.detach(), bias.detach(), keeps)
-        ctx.keeps = keeps
-        ctx.save_for_backward(weight)
-        return torch.from_numpy(ctx.rows.outputs)
+        sizes = (*inputs.shape[:2], h.shape[-1])
+        gates = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+        n, h_before, outputs = (inputs.new_empty(sizes) for _ in range(3))
+        before = (inputs.contiguous(), keeps, h.contiguous(), weight.t().contiguous(), bias.contiguous())
+        _run("gru_forward", sizes, *before, gates, n, h_before, outputs)
+        ctx.save_for_backward(weight, keeps, gates, n, h_before)
+        return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        rows: GRURows = ctx.rows
-        steps, envs, units = rows.outputs.shape
-        r, z = np.split(rows.gates, 2, axis=-1)
-        n_by_h = (1 - z) * (1 - rows.n * rows.n)
-        z_by_h = (rows.h_before - rows.n) * z * (1 - z)
-        r_by_n = rows.of_h * r * (1 - r)
-        of_h = torch.empty(steps, envs, 3 * units, dtype=weight.dtype)
-        of_h_rows, arrays = of_h.unbind(), of_h.numpy().reshape(steps, envs, 3, units)
-        of_n, dh = np.empty_like(rows.n), np.zeros((envs, units), rows.n.dtype)
-        product = torch.empty(envs, units, dtype=weight.dtype)
-        through, grads = product.numpy(), of_outputs.numpy()
-        for t in range(steps - 1, -1, -1):
-            dh += grads[t]
-            dn = np.multiply(dh, n_by_h[t], out=of_n[t])
-            np.multiply(dn, r_by_n[t], out=arrays[t, :, 0])
-            np.multiply(dh, z_by_h[t], out=arrays[t, :, 1])
-            np.multiply(dn, r[t], out=arrays[t, :, 2])
-            torch.mm(of_h_rows[t], weight, out=product)
-            dh *= z[t]
-            dh += through
-            if (keep := ctx.keeps[t]) is not None:
-                dh *= keep.numpy()
-        of_inputs = torch.cat([of_h[..., : 2 * units], torch.from_numpy(of_n)], dim=-1)
+        weight, keeps, gates, n, h_before = ctx.saved_tensors
+        dh, of_h, of_inputs = torch.zeros_like(n[0]), torch.empty_like(gates), torch.empty_like(gates)
+        after = (of_outputs.contiguous(), keeps, dh, weight.contiguous())
+        _run("gru_backward", n.shape, *after, gates, n, h_before, of_h, of_inputs)
         flat = of_h.flatten(0, 1)
-        of_weight = flat.t() @ torch.from_numpy(rows.h_before).flatten(0, 1)
-        return of_inputs, torch.from_numpy(dh), of_weight, flat.sum(dim=0), None
+        return of_inputs, dh, flat.t() @ h_before.flatten(0, 1), flat.sum(dim=0), None
+
+
+def _run(name: str, sizes: tuple[int, ...], *arrays: torch.Tensor) -> None:
+    """Call the function of that name for the type of `arrays`, which are contiguous and in the order of its struct."""
+    kind = {torch.float32: "float", torch.float64: "double"}[arrays[0].dtype]
+    of = (ctypes.c_void_p * len(arrays))(*(x.data_ptr() for x in arrays))
+    getattr(library(), f"{name}_{kind}")(*map(ctypes.c_int64, sizes), of)
+
+
+def _filled(x: torch.Tensor, num_parts: int, lacking: int) -> torch.Tensor:
+    """Return x `[..., num_parts * H]` with so many zeros behind each part."""
+    return F.pad(x.unflatten(-1, (num_parts, -1)), (0, lacking)).flatten(-2)

@@ -4,6 +4,7 @@ from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.native.step import NativeStep
 from ddppo.run.loop.compilation import Compilation
 from ddppo.run.loop.progress import Progress
+from ddppo.run.loop.recurrence import begin_recurrence
 from ddppo.run.parts import Parts
 
 
@@ -21,6 +22,7 @@ class Steps:
         All ranks that learn together call it; only_native: of a rank that has use for no other.
         """
         parts, progress = self._parts, self._progress
+        begin_recurrence(parts)
         shape, role = parts.shape, parts.layout.role(parts.group.rank)
         iterations = -(-(parts.config.ppo.total_steps - progress.env_steps) // shape.batch_size)
         self._compilation = compilation = Compilation(
