@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import door, summary
+from tests.support import door, lines, summary
 
 RECALL = [
     "env=gym", "env.id=tests.unit.remembering:tests/Recall-v0", "env.num_envs=16", "ppo.rollout_steps=32",
@@ -24,3 +24,18 @@ def test_without_memory_nothing_is_recalled(tmp_path):
     result = door(*RECALL, "ppo.total_steps=5120", run_dir=tmp_path / "run", timeout_s=120)
     assert result.code == 0, result.stderr
     assert abs(summary(tmp_path / "run")["eval"]["final"]["return_mean"]) < 0.5
+
+
+@pytest.mark.parametrize("model", ["lstm", "gru"])
+def test_rows_learned_from_in_cpp_lead_where_torchs_do(tmp_path, model):
+    """Ten steps of the optimizer in float64: what of it goes through C++ differs by rounding alone."""
+    said = []
+    for compile_, recurrence in (("off", "torch"), ("auto", "C++")):
+        run_dir = tmp_path / compile_
+        settings = (f"model={model}", f"compile={compile_}", "dtype=float64", "ppo.total_steps=1024")
+        result = door(*RECALL, *settings, "eval.final_episodes=0", run_dir=run_dir, timeout_s=120)
+        assert result.code == 0, result.stderr
+        assert summary(run_dir)["derived"]["recurrence"] == recurrence
+        said.append(lines(run_dir)[-1])
+    for name in ("train/value_loss", "train/approx_kl", "train/entropy", "train/grad_norm"):
+        assert said[0][name] == pytest.approx(said[1][name], rel=1e-9)

@@ -114,7 +114,8 @@ class LSTM(Core):
     def recur_in_cpp(
         self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], kept: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        outputs, c = recurrence.lstm(inputs, *state, self.weights_h[layer], kept)
+        h, c = state
+        outputs, c = recurrence.lstm(inputs, h, c, self.weights_h[layer], kept)
         return outputs, [outputs[-1], c]
 
 
@@ -148,7 +149,8 @@ class GRU(Core):
     def recur_in_cpp(
         self, inputs: torch.Tensor, state: tuple[torch.Tensor, ...], kept: torch.Tensor, layer: int
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        outputs = recurrence.gru(inputs, *state, self.weights_h[layer], self._bias(layer), kept)
+        (h,) = state
+        outputs = recurrence.gru(inputs, h, self.weights_h[layer], self._bias(layer), kept)
         return outputs, [outputs[-1]]
 
     def _bias(self, layer: int) -> torch.Tensor:

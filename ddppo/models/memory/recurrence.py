@@ -1,7 +1,7 @@
 """The recurrences of LSTM and GRU in C++ (ddppo/native/src/recurrence.cpp), with gradients by hand: on one CPU thread.
 
-T rows, m environments, H units. keeps `[T, m]`: what the state before each row is times, 0 where an episode starts. Every
-row of an environment is computed by itself: it does not depend on which, and how many, are computed beside it.
+T rows, m environments, H units. keeps `[T, m]`: what the state before each row is times, 0 where an episode starts.
+Every row of an environment is computed by itself: it does not depend on which, and how many, are computed beside it.
 Oracle: the loops of torch in cores.py.
 """
 
@@ -53,7 +53,8 @@ class _LSTM(Function):
         keeps: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         sizes = (*inputs.shape[:2], h.shape[-1])
-        gates, after = torch.empty_like(inputs, memory_format=torch.contiguous_format), c.clone()
+        keeps, after = keeps.contiguous(), c.clone(memory_format=torch.contiguous_format)
+        gates = torch.empty_like(inputs, memory_format=torch.contiguous_format)
         h_before, c_before, tanh_c, outputs = (inputs.new_empty(sizes) for _ in range(4))
         before = (inputs.contiguous(), keeps, h.contiguous(), after, weight.t().contiguous())
         _run("lstm_forward", sizes, *before, gates, h_before, c_before, tanh_c, outputs)
@@ -64,7 +65,8 @@ class _LSTM(Function):
     @once_differentiable
     def backward(ctx: Any, of_outputs: torch.Tensor, of_c: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         weight, keeps, gates, h_before, c_before, tanh_c = ctx.saved_tensors
-        dh, dc, of_gates = torch.zeros_like(of_c), of_c.clone(), torch.empty_like(gates)
+        dh, dc = torch.zeros_like(h_before[0]), of_c.clone(memory_format=torch.contiguous_format)
+        of_gates = torch.empty_like(gates)
         after = (of_outputs.contiguous(), keeps, dh, dc, weight.contiguous())
         _run("lstm_backward", h_before.shape, *after, gates, c_before, tanh_c, of_gates)
         return of_gates, dh, dc, of_gates.flatten(0, 1).t() @ h_before.flatten(0, 1), None
@@ -81,7 +83,7 @@ class _GRU(Function):
         keeps: torch.Tensor,
     ) -> torch.Tensor:
         sizes = (*inputs.shape[:2], h.shape[-1])
-        gates = torch.empty_like(inputs, memory_format=torch.contiguous_format)
+        keeps, gates = keeps.contiguous(), torch.empty_like(inputs, memory_format=torch.contiguous_format)
         n, h_before, outputs = (inputs.new_empty(sizes) for _ in range(3))
         before = (inputs.contiguous(), keeps, h.contiguous(), weight.t().contiguous(), bias.contiguous())
         _run("gru_forward", sizes, *before, gates, n, h_before, outputs)
@@ -102,6 +104,7 @@ class _GRU(Function):
 def _run(name: str, sizes: tuple[int, ...], *arrays: torch.Tensor) -> None:
     """Call the function of that name for the type of `arrays`, which are contiguous and in the order of its struct."""
     kind = {torch.float32: "float", torch.float64: "double"}[arrays[0].dtype]
+    assert all(x.is_contiguous() for x in arrays)
     of = (ctypes.c_void_p * len(arrays))(*(x.data_ptr() for x in arrays))
     getattr(library(), f"{name}_{kind}")(*map(ctypes.c_int64, sizes), of)
 
