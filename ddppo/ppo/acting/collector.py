@@ -9,7 +9,7 @@ from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
 from ddppo.models import ActorCritic, Obs, flat_obs
-from ddppo.ppo.acting.buffers import obs_buffers
+from ddppo.ppo.acting.buffers import RolloutBuffers
 from ddppo.ppo.acting.counting import count_
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.acting.memory import Memory
@@ -24,7 +24,7 @@ from ddppo.spaces import each, zipped
 _VALUE_ROWS, _VALUE_NUMBERS = 32_768, 2**24
 
 
-class Collector:
+class Collector(RolloutBuffers):
     """Steps its environments with a model and keeps their current state between iterations.
 
     Buffers are allocated once. Acting needs only the policy; values of all T + 1 observations and of the final
@@ -32,8 +32,7 @@ class Collector:
     policy gives those of T observations while it acts. Where values are of actions, they and log-probabilities come
     from `at` once all are taken, and what the model says of states is next_values alone.
 
-    raw_obs `[T + 1, E, *shape]` is what was observed and obs what the model is given: one tensor, or a dict of them.
-    They share memory where the two are the same. memory: of a model that has one, else None; its values come along.
+    memory: of a model that has one, else None; its values come along.
 
     sequence_length: rows after which the rollout holds what a model remembers again; T if None.
     cut: what may end the next rollout after fewer steps; it has as many rows then. None: nothing.
@@ -51,50 +50,12 @@ class Collector:
         dtype: torch.dtype,
         sequence_length: int | None = None,
     ) -> None:
+        super().__init__(env, model, rollout_steps, device, dtype, is_normalized=normalizer is not None)
         self.env = env
         self.model = model
         self.normalizer = normalizer
-        self.device = device
-        self._is_on_cpu = device.type == "cpu"
         self.first_env = first_env
-        steps, envs, spec = rollout_steps, env.num_envs, env.spec
-        self.rollout_steps = steps
-        is_box = spec.action.kind == "box"
-
-        def buffer(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
-            return torch.zeros(steps, envs, *shape, dtype=kind, device=device)
-
-        # flat_obs: what obs are views of, `[T + 1, E, obs_size]`, where all of them are floats.
-        self.raw_obs, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, torch.device("cpu"))
-        self.obs = self.raw_obs
-        if normalizer is not None or not self._is_on_cpu:
-            given, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, device)
-            self.obs = each(
-                lambda leaf, raw, x: raw if self._is_on_cpu and not leaf.is_float else x,
-                *(spec.obs, self.raw_obs, given),
-            )
-        self.actions = buffer(*spec.action.shape, kind=dtype if is_box else torch.int64)
-        self._acted = self.actions if device.type == "cpu" else torch.empty_like(self.actions, device="cpu")
-        self._actions = self._acted.numpy()
-        self.params = buffer(0 if model.values_are_of_actions else model.num_params)
-        self.logprobs = buffer()
-        # Written by numpy on the CPU, one row a step, and moved once per rollout.
-        self.rewards = np.zeros((steps, envs))
-        self.flags = np.zeros((4, steps, envs), dtype=bool)  # terminated, truncated, valid, episode_start
-        self._flag_rows = [tuple(self.flags[:3, t]) for t in range(steps)]
-        self.masks = None
-        if spec.mask_size is not None:
-            self.masks = torch.ones(steps + 1, envs, spec.mask_size, dtype=torch.bool)
-        # One row of each, made once: a view of a tensor costs a microsecond.
-        raw_rows = each(torch.unbind, self.raw_obs)
-        obs_rows = each(
-            lambda x, raw, rows: rows if x is raw else x.unbind(), self.obs, self.raw_obs, raw_rows
-        )
-        self._raw_rows: list[Obs] = zipped(raw_rows)
-        self._obs_rows: list[Any] = zipped(obs_rows)
-        self._param_rows = self.params.unbind()
-        self._mask_rows = self.masks.unbind() if self.masks is not None else None
-        self._raw_obs: Any = each(torch.Tensor.numpy, self.raw_obs)
+        envs = env.num_envs
         self.starts = np.ones(envs, dtype=bool)  # of episodes, in row 0
         self.returns = np.zeros(envs)  # of the episodes under way, before row 0
         self.lengths = np.zeros(envs, dtype=np.int64)
@@ -102,8 +63,10 @@ class Collector:
         self._num_acted = 0  # in this rollout
         self.memory: Memory | None = None
         if model.state_size:
-            self.memory = Memory(model, self.logprobs, envs, steps, sequence_length)
-        self._acted_values = buffer() if model.values_are_beside or self.memory else None
+            self.memory = Memory(model, self.logprobs, envs, rollout_steps, sequence_length)
+        self._acted_values = (
+            torch.zeros_like(self.logprobs) if model.values_are_beside or self.memory else None
+        )
         self.cut: Cut | None = None
         self._going_on: set[tuple[int, int]] = set()  # (row, environment) of ends for learning alone
         self._actor: NativeActor | None = None
@@ -155,12 +118,6 @@ class Collector:
         self._check(ends)
         self._num_steps += self._num_acted
         return self._finish(ends), self._count(ends)
-
-    def _end_after(self, num_steps: int) -> None:
-        """Have what was observed after so many steps where the next rollout looks for it."""
-        each(lambda x: x[-1].copy_(x[num_steps]), self.raw_obs)
-        if self.masks is not None:
-            self.masks[-1] = self.masks[num_steps]
 
     def _begin(self) -> None:
         """Take over the row after the last as the first.

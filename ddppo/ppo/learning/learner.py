@@ -1,12 +1,10 @@
 """Learning: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch."""
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
-import numpy as np
 import torch
 
 from ddppo.config import PPOConfig
@@ -14,17 +12,16 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Estimates, Estimator, Gae
+from ddppo.ppo.learning.agreement import Agreement, Plan
 from ddppo.ppo.learning.by_minibatch import AdvantagesByMinibatch
 from ddppo.ppo.learning.histories import Histories
-from ddppo.ppo.learning.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first, only
+from ddppo.ppo.learning.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first
 from ddppo.ppo.learning.nonfinite import Tolerance, all_finite, remembered, where_not_finite
 from ddppo.ppo.learning.step import BETAS, STATISTICS, At, EagerStep, NotFinite, OfRollout, Step
 from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.native.step import NativeStep
-from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.scaling import BatchShape
-
-Plan = tuple[np.ndarray, list[int]]  # of an epoch: samples in their order, and where minibatches begin
 
 _ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the target: rsl_rl's rule
 
@@ -46,14 +43,6 @@ class Update:
     learning_rate: float
     explained_variance: float | None
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Agreed(NamedTuple):
-    """What all ranks divide by: what each minibatch counts, by epochs, and the weight of all samples of one."""
-
-    counts: list[list[float]]
-    weight: float
-    explained_variance: float | None
 
 
 class Learner:
@@ -105,6 +94,11 @@ class Learner:
         self.optimizer = torch.optim.Adam(
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
+        # Into how many sequences the rows of an environment are cut, of which minibatches are made; 0: of samples.
+        self._num_sequences = int(takes_sequences or remembers)
+        if remembers and config.sequence_length is not None:
+            self._num_sequences = shape.rollout_steps // config.sequence_length
+        self._agree = Agreement(config, shape.local_num_shards, self._num_sequences, gather, obs_normalizer)
         self.step: Step = EagerStep(
             config,
             distribution,
@@ -236,72 +230,6 @@ class Learner:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
         return self.estimator(rollout, rewards, in_cpp=isinstance(self.step, NativeStep))
-
-    def _agree(
-        self, rollout: Rollout, estimates: Estimates, plan: list[Plan]
-    ) -> tuple[Estimates, Agreed, list[Plan]]:
-        """Agree with all ranks, in one collective, on what learning divides by.
-
-        Returns the estimates with normalised advantages, what was agreed, and the plan without what weighs nothing.
-        """
-        of_units = self._of_units(rollout.valid if estimates.counts is None else estimates.counts)
-        all_count = of_units.dtype == bool and of_units.all()
-        local_counts = [
-            float(end - start if all_count else of_units[order[start:end]].sum())
-            for order, bounds in plan
-            for start, end in itertools.pairwise(bounds)
-        ]
-        # In NumPy and Python's own numbers: after an epoch in C++ every small operation of torch costs some 10 us.
-        local_moments, num_shards = estimates.moments, self.shape.local_num_shards
-        counts_of_shards = np.zeros((num_shards, len(local_counts)))
-        counts_of_shards[0] = local_counts
-        mine = [
-            counts_of_shards,
-            np.zeros((1, 9)) if local_moments is None else local_moments.numpy().reshape(-1, 9),
-        ]
-        if estimates.counts is not None:
-            mine.append(np.array([[estimates.weights.sum(dtype=torch.float64).item()]]))
-        if self.obs_normalizer is not None:
-            obs, valid = rollout.raw_obs, rollout.valid.cpu()
-            mine.append(self.obs_normalizer.moments_of_shards(obs, valid, num_shards).flatten(1).numpy())
-        # [W, S, ...] -> [W * S, ...], a row of each shard
-        gathered = self.gather(torch.from_numpy(np.concatenate(mine, axis=1))).flatten(0, 1)
-        at = np.cumsum([part.shape[1] for part in mine]).tolist()
-        counts_of_all = gathered[:, : at[0]].numpy().sum(axis=0)
-        merged = merge_moments(gathered[:, at[0] : at[1]].reshape(-1, 3, 3))
-        if self.obs_normalizer is not None:
-            self.obs_normalizer.update_(merge_moments(gathered[:, at[-2] :].reshape(len(gathered), 3, -1)))
-        counts = counts_of_all.reshape(self.config.num_epochs, -1).tolist()
-        weight = sum(counts[0])
-        if estimates.counts is not None:
-            weight = gathered[:, at[1]].sum().item()
-            is_used = self._of_units(estimates.weights > 0)
-            plan = [only(is_used > 0, order, bounds) for order, bounds in plan]
-        if local_moments is None:
-            return estimates, Agreed(counts, weight, None), plan
-        used = local_moments if self.config.normalize_advantages == "local" else merged
-        (count, *_), (mean, *_), (squares, *_) = used.tolist()
-        _, _, (_, of_returns, of_errors) = (
-            merged.tolist()
-        )  # sums of squares: their ratio is that of variances
-        explained = 1.0 - of_errors / of_returns if of_returns > 0 else math.nan
-        if self.config.normalize_advantages in ("global", "local"):
-            std = math.sqrt(squares / max(count, 1.0))
-            estimates = replace(estimates, advantages=estimates.advantages.sub(mean).div_(std + 1e-8))
-        return estimates, Agreed(counts, weight, explained), plan
-
-    @property
-    def _num_sequences(self) -> int:
-        """Into how many sequences the rows of an environment are cut, of which minibatches are made; 0: of samples."""
-        if self.remembers and self.config.sequence_length is not None:
-            return self.shape.rollout_steps // self.config.sequence_length
-        return int(self.takes_sequences or self.remembers)
-
-    def _of_units(self, x: torch.Tensor) -> np.ndarray:
-        """Return x `[T, E]` of what minibatches are made of: samples `[T * E]`, or C sequences, summed, `[C * E]`."""
-        if num_sequences := self._num_sequences:
-            x = x.unflatten(0, (num_sequences, -1)).sum(dim=1)
-        return x.flatten().cpu().numpy()
 
     def _stop(self, error: NotFinite, iteration: int) -> NoReturn:
         local = torch.tensor([error.loss, *error.terms.values()], dtype=torch.float64)
