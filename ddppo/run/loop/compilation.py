@@ -91,7 +91,8 @@ class Compilation:
         if not self._must and num_steps < _USED_FROM_STEPS:
             return
         if model.stays_eager is not None:
-            self._give_up(model.stays_eager)
+            if config.compile != "auto":
+                self._give_up(model.stays_eager)
             return
         if sync_name == "ddp":
             self._give_up("dist.grad_sync=ddp sums inside backward")
