@@ -1,17 +1,83 @@
-"""Have doors compose their configuration once: those called in a test's process, and those that its forks are.
+"""Have Hydra do once in a process what it does anew for every command: in a test's process, and in those forked of it.
 
-Hydra does it twice, at first only to see whether hydra.mode is set, which but a command line does here. It is most of
-what hundreds of wrong command lines take, and much of what a short run does. It holds in whoever imports this; a door
-whose interpreter is started anew does as Hydra does.
+Doors called by the hundred are mostly Hydra's work, of which nothing differs but the settings at the end. What a choice
+of groups composes to is kept, and copied for who asks again; settings are put into the copy by Hydra itself. So is the
+schema of a class. Hydra also composes a command line twice, at first only to see whether hydra.mode is set, which but
+one of them does here. It holds in whoever imports this; a door whose interpreter is started anew does as Hydra does.
 """
 
+import copy
+import pickle
+from types import SimpleNamespace
+
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
 
 _get_mode = Hydra.get_mode
+_store = ConfigStore.store
+_defaults_of = config_loader_impl.create_defaults_list
+_composed_from = ConfigLoaderImpl._compose_config_from_defaults_list
+
+_schemas: dict[tuple, object] = {}  # what ConfigStore holds under a name, and of which class that is
+_defaults: dict[tuple, tuple[list, dict]] = {}
+_composed: dict[tuple, bytes] = {}
 
 
 def mode_of(self, config_name, overrides):
     return _get_mode(self, config_name, overrides) if "hydra.mode" in " ".join(overrides) else None
 
 
+def store_once(self, name, node, group=None, package=None, provider=None):
+    """Store as Hydra does, but no class under the name that it has already."""
+    of_whom = (id(self.repo), group, name, package, provider)
+    if isinstance(node, type) and _schemas.get(of_whom) is node:
+        return
+    _store(self, name, node, group, package, provider)
+    _schemas[of_whom] = node
+
+
+def _where(repo):
+    """Return what tells one set of presets from another."""
+    paths = tuple((source.scheme(), source.path) for source in repo.get_sources())
+    return (paths, *((key, id(node)) for key, node in _schemas.items() if isinstance(node, type)))
+
+
+def defaults_once(repo, config_name, overrides_list, prepend_hydra, skip_missing):
+    """Return the list of presets that a choice of groups makes, and with it the overrides that are settings."""
+    given = [each for each in overrides_list if not each.is_sweep_override()]
+    settings = [
+        each for each in given if isinstance(each.value(), dict) or not repo.group_exists(each.key_or_group)
+    ]
+    chosen = tuple(each.input_line for each in given if each not in settings)
+    choice = (_where(repo), config_name, prepend_hydra, skip_missing, chosen)
+    if choice not in _defaults:
+        made = _defaults_of(repo, config_name, overrides_list, prepend_hydra, skip_missing)
+        _defaults[choice] = (made.defaults, made.overrides.known_choices)
+    defaults, known_choices = _defaults[choice]
+    return SimpleNamespace(
+        defaults=copy.deepcopy(defaults),
+        config_overrides=settings,
+        overrides=SimpleNamespace(known_choices=dict(known_choices)),
+    )
+
+
+def compose_once(self, defaults, repo):
+    choice = (_where(repo), repr(defaults))
+    if choice not in _composed:
+        _composed[choice] = pickle.dumps(_composed_from(self, defaults, repo))
+    return pickle.loads(_composed[choice])
+
+
+def share_sources(self, delegate):
+    """Keep a repository that may be given other sources, without a copy of all that these hold."""
+    self.delegate, self.cache = copy.copy(delegate), {}
+
+
 Hydra.get_mode = mode_of
+ConfigStore.store = store_once
+CachingConfigRepository.__init__ = share_sources
+config_loader_impl.create_defaults_list = defaults_once
+ConfigLoaderImpl._compose_config_from_defaults_list = compose_once
