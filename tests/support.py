@@ -97,7 +97,7 @@ def warm_server() -> ForkServer:
     # The door would set this before it imports torch, which reads it then.
     with chdir(CHECKOUT), mock.patch.dict(os.environ, GOMP_SPINCOUNT="1000"):
         server = ForkServer.started()
-    server.have_imported((*IMPORTED, "tests.composed_once"))
+    server.have_imported((*IMPORTED, "tests.composed_before"))
     return server
 
 

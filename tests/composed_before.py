@@ -1,0 +1,19 @@
+"""Imported by a process that doors fork from: has it compose what they mostly ask for, and find Hydra's plugins."""
+
+import sys
+
+from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
+
+import ddppo.door.sweeps  # noqa: F401
+import tests.composed_once  # noqa: F401
+from ddppo import config as configuration
+
+conf = configuration.conf_dir()
+sys.path.append(str(conf.parent / "ddppo" / "_plugins"))
+Plugins.instance()
+configuration.register()
+with initialize_config_dir(str(conf), version_base="1.3"):
+    for env in ("cartpole", "pendulum"):
+        compose("config", [f"env={env}"])
+    compose("config", [])
