@@ -7,7 +7,7 @@ from pathlib import Path
 _OURS = Path(__file__).resolve().parent
 _OF_OTHERS = ("gymnasium", "torch", "hydra", "omegaconf", "numpy", "multiprocessing", "importlib")
 # Tasks and spaces in the midst of machinery: what fails there is the task's own.
-_TASKS = (_OURS / "envs" / "synthetic.py",)
+_TASKS = (_OURS / "envs" / "tasks" / "synthetic.py",)
 _TASKS_OF_GYMNASIUM = ("envs", "spaces")
 
 

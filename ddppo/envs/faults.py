@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.envs.rows import ObsArrays, WrongOutput
+from ddppo.envs.encoding.rows import ObsArrays, WrongOutput
 from ddppo.errors import EnvError, EnvOutputError, EnvRaised, EnvStateError
 from ddppo.spaces import ActionSpec, leaves
 from ddppo.tracebacks import own_traceback

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.atari import make_atari, whole_games
+from ddppo.envs.atari.batch import make_atari, whole_games
 from ddppo.envs.batched import make_batched, why_not_batched
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native

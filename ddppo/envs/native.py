@@ -12,7 +12,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import (
+from ddppo.envs.encoding.codec import (
     MASK,
     Path,
     action_spec,
@@ -21,8 +21,8 @@ from ddppo.envs.codec import (
     obs_spec,
     space_leaves,
 )
+from ddppo.envs.encoding.rows import ObsArrays, WrongOutput, as_pixels
 from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
-from ddppo.envs.rows import ObsArrays, WrongOutput, as_pixels
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError

@@ -11,10 +11,10 @@ import gymnasium as gym
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import decode_actions
+from ddppo.envs.encoding.codec import decode_actions
+from ddppo.envs.encoding.rows import ObsArrays, RowLayout
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.rows import ObsArrays, RowLayout
-from ddppo.envs.scalar import RowEnv, make_row_env
+from ddppo.envs.scalar.row_env import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import EnvStateError
 

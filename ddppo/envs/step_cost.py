@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import sample_action
-from ddppo.envs.scalar import RowEnv, make_row_env
+from ddppo.envs.encoding.codec import sample_action
+from ddppo.envs.scalar.row_env import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec
 
 # Asking the processes of a pool and answering the rank: seconds per step of the batch. Measured by

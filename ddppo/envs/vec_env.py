@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ddppo.envs.encoding.rows import ObsArrays
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.rows import ObsArrays
 from ddppo.spaces import ActionSpec, EnvSpec
 
 __all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "Options", "VecEnv"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ddppo.config import Config
-from ddppo.envs.rows import RowEncoder
+from ddppo.envs.encoding.rows import RowEncoder
 from ddppo.envs.tasks.circuit.env import CircuitEnv, Obs
 from ddppo.optimise.walk import Walk
 from ddppo.run import checkpoint

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.envs.codec import MASK, decode_actions, space_leaves
-from ddppo.envs.rows import RowEncoder, WrongOutput
+from ddppo.envs.encoding.codec import MASK, decode_actions, space_leaves
+from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
 from ddppo.policies.loading import Trained, no_text, spaces, trained
 from ddppo.run.evaluation import Remembered
 from ddppo.seeding import stream

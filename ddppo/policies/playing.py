@@ -15,8 +15,8 @@ from gymnasium.spaces import Box, Discrete
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_eval_env
-from ddppo.envs.codec import MASK
-from ddppo.envs.rows import as_number
+from ddppo.envs.encoding.codec import MASK
+from ddppo.envs.encoding.rows import as_number
 from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.files import stored
 from ddppo.package import install_command

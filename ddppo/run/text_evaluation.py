@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from ddppo.config import Config
-from ddppo.envs.turns import make_turns
+from ddppo.envs.turns.local import make_turns
 from ddppo.errors import TrainingError
 from ddppo.ppo.text import TextCollector, text_collector
 from ddppo.run.evaluation import Policy, Scores

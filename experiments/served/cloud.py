@@ -14,7 +14,7 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.tasks.cloud.tokens import CloudDialogue, CloudTokens
-from ddppo.envs.turns import make_turns
+from ddppo.envs.turns.local import make_turns
 from experiments.served.messages import cpu_s, processes
 
 EASY = ("warm-up", "beginner")

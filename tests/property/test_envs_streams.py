@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
-from ddppo.envs.codec import decode_actions
+from ddppo.envs.encoding.codec import decode_actions
 from ddppo.seeding import derived_seed
 
 NUM_ENVS, NUM_STEPS = 6, 60

@@ -9,7 +9,7 @@ import torch
 
 from ddppo.circuits import Circuit
 from ddppo.config import ModelConfig
-from ddppo.envs.codec import obs_spec
+from ddppo.envs.encoding.codec import obs_spec
 from ddppo.envs.tasks.circuit.observation import observation_space
 from ddppo.models import build_model
 from ddppo.spaces import ActionSpec, EnvSpec

@@ -7,7 +7,7 @@ pytest.importorskip("boto3")
 pytest.importorskip("fastapi")
 
 from ddppo.config import EnvConfig
-from ddppo.envs.turns import make_turns
+from ddppo.envs.turns.local import make_turns
 from ddppo.serve.server import ServeSettings, served
 from tests.support import TINY, door, summary
 

@@ -6,8 +6,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from test_envs_tasks import OBSERVATION_SPACES, task
 
 from ddppo.envs import make_env, make_eval_env, probe
-from ddppo.envs.codec import obs_spec
-from ddppo.envs.rows import RowEncoder, WrongOutput
+from ddppo.envs.encoding.codec import obs_spec
+from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, EnvSpec, each, leaves
 

@@ -19,7 +19,7 @@ from test_serve_slots import SPEC, WORLD, runs, until  # noqa: E402
 from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env  # noqa: E402
 from ddppo.envs.remote.turns import RemoteTurns  # noqa: E402
-from ddppo.envs.turns import make_turns  # noqa: E402
+from ddppo.envs.turns.local import make_turns  # noqa: E402
 from ddppo.errors import EnvError  # noqa: E402
 
 WORDS = "tests.unit.text_tasks:tests/Repeat-v0"

@@ -6,7 +6,7 @@ import torch
 
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import probe
-from ddppo.envs.turns import make_turns
+from ddppo.envs.turns.local import make_turns
 from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.text import TextCollector

@@ -6,8 +6,8 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import EnvNames, make_vec_env, probe
-from ddppo.envs.text import scalars
-from ddppo.envs.turns import LocalTurns, make_turns
+from ddppo.envs.scalar.text import scalars
+from ddppo.envs.turns.local import LocalTurns, make_turns
 from ddppo.errors import EnvError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

@@ -10,7 +10,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync
-from ddppo.envs.turns import Turns
+from ddppo.envs.turns.local import Turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode, Rollout

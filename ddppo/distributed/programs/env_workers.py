@@ -12,8 +12,8 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
+from ddppo.envs.encoding.rows import RowLayout
 from ddppo.envs.faults import EnvNames, no_options
-from ddppo.envs.rows import RowLayout
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
 from ddppo.ppo.acting.collector import Collector

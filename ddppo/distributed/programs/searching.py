@@ -13,7 +13,7 @@ from ddppo.config import Config
 from ddppo.config.fields import near
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
-from ddppo.envs.context import CONTEXT
+from ddppo.envs.scalar.context import CONTEXT
 from ddppo.errors import ConfigError
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.step import adam_state

@@ -11,7 +11,7 @@ from ddppo.envs.batched.batch import BatchedEnvs
 from ddppo.envs.batched.dynamics import Dynamics
 from ddppo.envs.batched.native_tasks import make_fastest
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.scalar import make_task
+from ddppo.envs.scalar.row_env import make_task
 from ddppo.envs.vec_env import EnvSpec
 
 
@@ -30,7 +30,7 @@ DYNAMICS: dict[str, Callable[..., Dynamics]] = {
     f"{_CLASSIC}.pendulum:PendulumEnv": classic.Pendulum,
     f"{_CLASSIC}.mountain_car:MountainCarEnv": classic.MountainCar,
     f"{_CLASSIC}.continuous_mountain_car:Continuous_MountainCarEnv": classic.ContinuousMountainCar,
-    "ddppo.envs.synthetic:SyntheticEnv": synthetic.Synthetic,
+    "ddppo.envs.tasks.synthetic:SyntheticEnv": synthetic.Synthetic,
     "ddppo.envs.tasks.cage2.env:CageEnv": _of_task("cage2.batch", "Cage2"),
     "ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv": _of_task("masked_cartpole", "MaskedCartPole"),
     "ddppo.envs.tasks.tmaze:TMazeEnv": _of_task("tmaze", "TMazes"),

@@ -8,7 +8,7 @@ from ddppo.envs.batched.dynamics import Dynamics
 
 
 class Synthetic(Dynamics):
-    """The contextual bandit of `ddppo.envs.synthetic`; its state is what it observes."""
+    """The contextual bandit of `ddppo.envs.tasks.synthetic`; its state is what it observes."""
 
     def __init__(self, num_envs: int, episode_steps: int = 100, obs_size: int = 8, **_: Any) -> None:
         super().__init__(0, num_envs)

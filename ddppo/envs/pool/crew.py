@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.envs.encoding.rows import RowLayout
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.line import (
     DONE,
@@ -28,7 +29,6 @@ from ddppo.envs.pool.line import (
 )
 from ddppo.envs.pool.past import Past, Replay
 from ddppo.envs.pool.process import Worker, lost_server
-from ddppo.envs.rows import RowLayout
 from ddppo.envs.same_step import Answers
 from ddppo.envs.step_cost import choose_num_workers
 from ddppo.envs.vec_env import EnvSpec

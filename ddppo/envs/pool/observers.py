@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import decode_actions
+from ddppo.envs.encoding.codec import decode_actions
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.pool.pool import Pool
 from ddppo.envs.same_step import SteppedEnvs

@@ -9,9 +9,9 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator
 
 from ddppo.config import EnvConfig, near
-from ddppo.envs.atari import ATARI_OURS
+from ddppo.envs.atari.batch import ATARI_OURS
+from ddppo.envs.encoding.rows import WrongOutput
 from ddppo.envs.probing.finding import NOT_THE_TASKS
-from ddppo.envs.rows import WrongOutput
 from ddppo.errors import ConfigError, EnvError
 from ddppo.package import install_command
 from ddppo.tracebacks import in_one_line

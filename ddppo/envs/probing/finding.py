@@ -8,7 +8,7 @@ from gymnasium.envs.registration import parse_env_id
 
 from ddppo.config import EnvConfig, near
 from ddppo.envs.batched import why_not_batched
-from ddppo.envs.extras import register_extra
+from ddppo.envs.scalar.extras import register_extra
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 from ddppo.tracebacks import in_one_line

@@ -3,12 +3,12 @@
 import dataclasses
 
 from ddppo.config import EnvConfig
-from ddppo.envs.atari import atari_spec
+from ddppo.envs.atari.batch import atari_spec
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.probing.explaining import explained
 from ddppo.envs.probing.finding import find_packages, find_task
 from ddppo.envs.probing.shapes import learn_spec
-from ddppo.envs.scalar import ArrayEnv, make_task
+from ddppo.envs.scalar.row_env import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Dict, Text
 from gymnasium.spaces.utils import flatdim
 
-from ddppo.envs.codec import (
+from ddppo.envs.encoding.codec import (
     MASK,
     action_spec,
     checked_mask_size,
@@ -17,9 +17,9 @@ from ddppo.envs.codec import (
     obs_spec,
     sample_action,
 )
+from ddppo.envs.encoding.rows import RowEncoder, WrongOutput, as_number
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.publishing import journal_of
-from ddppo.envs.rows import RowEncoder, WrongOutput, as_number
 from ddppo.envs.saving.savers import saver_of
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError

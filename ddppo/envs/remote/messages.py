@@ -24,8 +24,8 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from ddppo.envs.rows import ObsArrays
-from ddppo.envs.text import scalars
+from ddppo.envs.encoding.rows import ObsArrays
+from ddppo.envs.scalar.text import scalars
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 PROTOCOL = "ddppo/1"

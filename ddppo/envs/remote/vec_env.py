@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.envs.encoding.rows import ObsArrays, RowLayout
 from ddppo.envs.faults import EnvNames, no_options
 from ddppo.envs.remote.connection import EnvServerFault
 from ddppo.envs.remote.env_pool import SyncEnvPool
 from ddppo.envs.remote.sessions import Answer
 from ddppo.envs.remote.source import Source, patience
-from ddppo.envs.rows import ObsArrays, RowLayout
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvStep, Options
 from ddppo.errors import EnvError

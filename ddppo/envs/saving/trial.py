@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import sample_action
+from ddppo.envs.encoding.codec import sample_action
 from ddppo.envs.saving.packing import packed, unpacked
 from ddppo.errors import EnvError, EnvOutputError, EnvRaised
 from ddppo.processes.signals import die_with_parent, stop_signals_kill
 
 if TYPE_CHECKING:
-    from ddppo.envs.scalar import RowEnv
+    from ddppo.envs.scalar.row_env import RowEnv
     from ddppo.spaces import EnvSpec
 
 _STEPS = 20  # of each part of the trial; of slow ones fewer, two at least
@@ -64,7 +64,7 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
 
 
 def _tried(env: EnvConfig, spec: "EnvSpec", steps: int, seconds: float) -> str | None:
-    from ddppo.envs.scalar import make_row_env
+    from ddppo.envs.scalar.row_env import make_row_env
 
     made: list[RowEnv] = []
     try:

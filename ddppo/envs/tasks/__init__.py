@@ -1,6 +1,13 @@
-"""Tasks of our own in folders of theirs, registered here and imported when one of them is made."""
+"""Tasks of our own, registered here and imported when one of them is made."""
 
 import gymnasium as gym
+
+gym.register(
+    "ddppo/Synthetic-v0",
+    entry_point="ddppo.envs.tasks.synthetic:SyntheticEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)
 
 gym.register(
     "ddppo/Circuit-v0",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.envs.codec import MASK, decode_actions
+from ddppo.envs.encoding.codec import MASK, decode_actions
 from ddppo.errors import TrainingError
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.export.files import Run

@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
-from ddppo.envs.codec import MASK, path_name, space_leaves, without_mask
+from ddppo.envs.encoding.codec import MASK, path_name, space_leaves, without_mask
 from ddppo.models import ActionDistribution
 from ddppo.models.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical, TanhGaussian
 from ddppo.run.evaluation import Policy
@@ -113,7 +113,7 @@ def described(distribution: ActionDistribution, params: torch.Tensor) -> dict[st
 
 
 class _Encoder(nn.Module):
-    """What ddppo.envs.rows makes of a part of an observation, normalised."""
+    """What ddppo.envs.encoding.rows makes of a part of an observation, normalised."""
 
     first: torch.Tensor
     mean: torch.Tensor
@@ -146,7 +146,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """What ddppo.envs.codec.decode_actions makes of a model's actions."""
+    """What ddppo.envs.encoding.codec.decode_actions makes of a model's actions."""
 
     low: torch.Tensor
     high: torch.Tensor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.envs.turns import Turn, Turns
+from ddppo.envs.turns.local import Turn, Turns
 from ddppo.errors import TrainingError
 from ddppo.models import ActorCritic, nucleus
 from ddppo.ppo.acting.rollout import Episode, Rollout

@@ -3,7 +3,7 @@
 import torch
 
 from ddppo.config import Config
-from ddppo.envs.turns import Turns
+from ddppo.envs.turns.local import Turns
 from ddppo.models import ActorCritic
 from ddppo.ppo.text.collector import TextCollector
 from ddppo.text import make_tokenizer

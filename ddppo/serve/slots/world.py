@@ -7,7 +7,8 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs import tasks  # noqa: F401 (registers)
-from ddppo.envs.codec import MASK
+from ddppo.envs.encoding.codec import MASK
+from ddppo.envs.encoding.rows import ObsArrays
 from ddppo.envs.remote.messages import (
     JSON,
     PROTOCOL,
@@ -21,8 +22,7 @@ from ddppo.envs.remote.messages import (
     plain_spec,
     spec_of,
 )
-from ddppo.envs.rows import ObsArrays
-from ddppo.envs.scalar import played
+from ddppo.envs.scalar.row_env import played
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.serve.openenv import OpenEnv, is_spoken
 from ddppo.serve.slots.line import LEFT

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.envs.context import CONTEXT
+from ddppo.envs.scalar.context import CONTEXT
 from ddppo.envs.tasks.cage2.compliance import KIND_REPAIRED
 from ddppo.envs.tasks.cage2.env import check_episode_steps
 from ddppo.envs.tasks.cage2.games import OBS_SIZE

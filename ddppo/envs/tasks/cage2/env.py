@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.envs.context import CONTEXT
+from ddppo.envs.scalar.context import CONTEXT
 from ddppo.envs.tasks.cage2.games import OBS_SIZE, Games
 from ddppo.envs.tasks.cage2.orders import CODE_SIZE, JOURNAL, ordered_step, orders_of
 from ddppo.envs.tasks.cage2.rules import NUM_ACTIONS

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.envs.context import CONTEXT, as_context
+from ddppo.envs.scalar.context import CONTEXT, as_context
 from ddppo.envs.tasks.cage2.compliance import RULES, Compliance
 from ddppo.envs.tasks.cage2.games import Games
 from ddppo.errors import ConfigError

@@ -76,11 +76,3 @@ def _spin(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
-
-
-gym.register(
-    "ddppo/Synthetic-v0",
-    entry_point="ddppo.envs.synthetic:SyntheticEnv",
-    order_enforce=False,
-    disable_env_checker=True,
-)

@@ -17,8 +17,8 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from ddppo.config import EnvConfig
-from ddppo.envs.atari_journal import RESEED_AFTER, Journal
-from ddppo.envs.codec import action_spec, decode_actions
+from ddppo.envs.atari.journal import RESEED_AFTER, Journal
+from ddppo.envs.encoding.codec import action_spec, decode_actions
 from ddppo.envs.faults import (
     EnvNames,
     explained,

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
-from ddppo.envs.codec import MASK, flat_mask, space_parts, without_mask
+from ddppo.envs.encoding.codec import MASK, flat_mask, space_parts, without_mask
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 ObsArrays = np.ndarray | dict[str, np.ndarray]  # of a spec that is one array, or several by name

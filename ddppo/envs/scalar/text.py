@@ -6,8 +6,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from ddppo.envs.encoding.rows import WrongOutput, as_number
 from ddppo.envs.faults import explained, when_reset, when_stepped
-from ddppo.envs.rows import WrongOutput, as_number
 from ddppo.spaces import EnvSpec
 
 _SCALARS = (bool, int, float, str, type(None))

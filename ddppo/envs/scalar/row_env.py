@@ -9,13 +9,13 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from ddppo.config import EnvConfig
-from ddppo.envs.codec import MASK, decode_actions
-from ddppo.envs.context import ContextEnv
-from ddppo.envs.extras import adapted, register_extra
+from ddppo.envs.encoding.codec import MASK, decode_actions
+from ddppo.envs.encoding.rows import ObsArrays, RowEncoder, WrongOutput, as_number
 from ddppo.envs.faults import explained, other_state, when_asked, when_reset, when_stepped
-from ddppo.envs.rows import ObsArrays, RowEncoder, WrongOutput, as_number
 from ddppo.envs.saving.savers import LONGEST, SAVERS, ByReplay, as_kept, saver_of
-from ddppo.envs.text import TextEnv, scalars
+from ddppo.envs.scalar.context import ContextEnv
+from ddppo.envs.scalar.extras import adapted, register_extra
+from ddppo.envs.scalar.text import TextEnv, scalars
 from ddppo.errors import EnvStateError
 from ddppo.spaces import EnvSpec, each, leaves
 

@@ -20,8 +20,8 @@ from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.make import settled
 from ddppo.envs.probing import probe
-from ddppo.envs.scalar import played
-from ddppo.envs.turn import Turn, Turns
+from ddppo.envs.scalar.row_env import played
+from ddppo.envs.turns.contract import Turn, Turns
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn

@@ -1,0 +1,1 @@
+"""One environment: made from its settings, and wrapped for whoever steps it."""

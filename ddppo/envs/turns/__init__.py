@@ -1,0 +1,1 @@
+"""Environments that are stepped turn by turn, each at its own pace."""
