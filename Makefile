@@ -21,10 +21,10 @@ help:  ## list the targets
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
 	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
 
-test: .venv/.installed  ## run the tests, all but the slow: minutes
+test: .venv/.installed  ## run the quick tests, those that take a processor less than two seconds: some minutes
 	$(PYTEST) -m "not slow"
 
-test-all: .venv/.installed  ## run every test, as CI does: learning, SLURM sweeps, a fault at every file operation
+test-all: .venv/.installed  ## run every test, as CI does: also SLURM sweeps, hosts, learning, what is killed, most ranks, sums to the bit
 	$(PYTEST) --durations=40
 
 bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was, relative to this machine

@@ -27,8 +27,13 @@ LONGEST = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
 def pytest_collection_modifyitems(items):
-    """Have what takes longest begin first; the rest follows in the order of the folders."""
+    """Have what takes longest begin first, the rest in the order of the folders; mark the cases that are not quick."""
+    for item in items:
+        quick = item.get_closest_marker("quick_cases")
+        if quick is not None and item.callspec.id not in quick.args:
+            item.add_marker("slow")
 
     def place(item):
         long = (number for number, start in enumerate(LONGEST) if item.nodeid.startswith(start))

@@ -110,6 +110,7 @@ def test_actors_gain_nothing_by_the_time_of_evaluations(ran):
     assert summary(folder)["wall_s"] > 9 * 0.048
 
 
+@pytest.mark.quick_cases("vtrace")
 @pytest.mark.parametrize("correction", ["vtrace", "clip", "none"])
 def test_one_rollout_an_update_is_learned_from_by_every_correction(ran, correction):
     folder = ran(
@@ -154,6 +155,7 @@ def test_an_actor_that_hangs_is_named_though_others_have_rollouts(tmp_path):
     assert "rank 2 of 4 did not answer for 2." in stderr
 
 
+@pytest.mark.slow
 def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
     run_dir = tmp_path / "run"
     with running(*LONG, "dist.on_lost=restart", run_dir=run_dir) as process:

@@ -33,6 +33,7 @@ def trained(folder, *arguments):
     return folder / "run", json.loads((folder / "run" / "ended.json").read_text())
 
 
+@pytest.mark.quick_cases("1")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_3_circuits_4_observers_and_3_iterations_are_12_episodes_4_of_each_circuit(tmp_path, world_size):
     num_envs, steps = 4 * world_size, 3 * 4 * world_size * STEPS
@@ -45,6 +46,7 @@ def test_3_circuits_4_observers_and_3_iterations_are_12_episodes_4_of_each_circu
         assert line["rollout/inference_batch"] == 4  # one forward a step, for all observers of the agent
 
 
+@pytest.mark.slow
 def test_a_run_whose_observer_is_killed_is_the_one_that_nothing_befell(tmp_path):
     how = ["dist.observers=4", "env.num_envs=4", f"ppo.total_steps={3 * 4 * STEPS}", "dist.on_lost=restart"]
     (tmp_path / "whole").mkdir()
@@ -65,6 +67,7 @@ def test_a_run_whose_observer_is_killed_is_the_one_that_nothing_befell(tmp_path)
     assert summary(run_dir)["status"] == "completed"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_buffers_and_is_the_one_that_was_not_interrupted(tmp_path):
     how = [
         "env=circuit", "model=mlp", "model.hidden_sizes=[16]", "env.kwargs.circuit=[tof_3,barenco_tof_3]",

@@ -105,6 +105,7 @@ def first_seeds(iteration):
     return {derived_seed(0, "env", i, iteration) for i in range(NUM_ENVS)}
 
 
+@pytest.mark.quick_cases("ddp", "env_workers_hetero", "central_inference", "async_actors", "ddp_preempt")
 @pytest.mark.parametrize("topology", sorted(set(TOPOLOGIES) - NO_TASK_OF_ONES_OWN))
 def test_each_transition_is_learned_from_once(trained, topology):
     run_dir = trained(topology).run_dir
@@ -171,6 +172,7 @@ def test_what_follows_the_last_checkpoint_is_learned_from_again(trained):
     assert "going on from iteration 2 (restart 1 of 3)" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_actor_costs_the_rollout_under_way_and_the_others_go_on(tmp_path, counted):
     run_dir = tmp_path / "run"
     arguments = [*spread("async_actors"), "dist.on_lost=restart", "ppo.total_steps=100000000"]

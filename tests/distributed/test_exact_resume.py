@@ -58,7 +58,7 @@ RUNS = {
     "observers": ["env=pendulum", *EVERYTHING, "distributed=central_inference", "env.num_workers=2"],
     "device": ["env=pendulum", *EVERYTHING, "distributed=device", "compile=auto"],
 }  # fmt: skip
-QUICK = ("CartPole in C++", "Pendulum, 2 ranks", "LSTM, 2 ranks", "one by one", "env_workers")
+QUICK = ("Pendulum, 2 ranks", "one by one", "env_workers")
 
 
 def trained(run_dir, *arguments):

@@ -57,6 +57,7 @@ def model(run_dir):
     return state(run_dir)["model"]
 
 
+@pytest.mark.quick_cases("ddp", "env_workers", "observers")
 @pytest.mark.parametrize("spread", SPREAD)
 def test_whoever_steps_them_environments_hear_the_same_and_the_same_is_learned(trained, spread):
     alone, apart = trained("env.backend=sync"), trained(*SPREAD[spread])
@@ -110,6 +111,7 @@ AGAIN = {
 }
 
 
+@pytest.mark.quick_cases("sync", "observers")
 @pytest.mark.parametrize("again", AGAIN)
 def test_a_resumed_run_is_the_one_that_was_not_interrupted_whoever_goes_on_with_it(trained, tmp_path, again):
     how = ["checkpoint.every_steps=60", "checkpoint.keep=9", "env.backend=sync"]
@@ -127,6 +129,7 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted_whoever_goes_on_with_
     assert state(run_dir)["window"] == state(whole)["window"]  # of episodes that were under way, too
 
 
+@pytest.mark.quick_cases("1")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_environments_of_a_resumed_run_hear_what_its_folder_knows_where_they_begin_anew(tmp_path, world_size):
     how = [
@@ -150,6 +153,7 @@ def test_environments_of_a_resumed_run_hear_what_its_folder_knows_where_they_beg
     assert told(tmp_path / "fresh")[0][1] != after[2][1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_leave_aside_what_its_checkpoint_holds_of_environments(tmp_path):
     def goes_on(held, wanted):
         run_dir = tmp_path / f"{held} {wanted}"

@@ -63,6 +63,7 @@ def assert_same(one_dir, other_dir):
         assert all(found[name] is None for name in names if name not in known)
 
 
+@pytest.mark.quick_cases("everything")
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_and_group_statistics_are_those_of_one_rank(tmp_path, kind):
     folders = trained(tmp_path, KINDS[kind], "1,2,4")
@@ -79,6 +80,7 @@ def test_rollouts_that_failed_are_left_out_whatever_rank_they_were_on(tmp_path):
     assert sum(line["rollout/failed"] + line["rollout/episodes"] for line in numbers) == 8 * len(numbers)
 
 
+@pytest.mark.quick_cases("text-120-60")
 @pytest.mark.parametrize(("kind", "end", "stop"), [("everything", 700, 300), ("text", 120, 60)])
 def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupted(tmp_path, kind, end, stop):
     settings, whole, parted = [*TINY, *KINDS[kind]], tmp_path / "whole", tmp_path / "parted"

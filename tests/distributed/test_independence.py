@@ -66,6 +66,7 @@ def assert_same_learning(run_a, run_b, limit):
         torch.testing.assert_close(a[moments], b[moments], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.quick_cases("cartpole")
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_in_float64_parameters_after_5_iterations_agree_to_1e_9(runs, env):
     folders = runs(f"{env}_float64", f"env={env}", "dtype=float64", "dist.world_size=1,2,4")
@@ -73,6 +74,7 @@ def test_in_float64_parameters_after_5_iterations_agree_to_1e_9(runs, env):
     assert_same_learning(folders[1], folders[4], 1e-9)
 
 
+@pytest.mark.slow
 def test_games_of_pixels_agree_as_well(runs):
     pytest.importorskip("ale_py", reason="needs the extra atari")
     small = ["model=cnn", "model.conv_layers=[[8,8,8],[8,4,2]]", "model.hidden_sizes=[32]", "dtype=float64"]
@@ -95,6 +97,7 @@ def test_policies_with_memory_agree_as_well(runs, model):
     assert len(state(folders[1])["window"]) == 8 * 8  # episodes, each of which was cut
 
 
+@pytest.mark.slow
 def test_rewritten_circuits_agree_as_well(runs):
     small = ["model=gnn", "model.graph_width=16", "model.graph_layers=2", "dtype=float64"]
     folders = runs("circuits", "env=circuit", *small, "dist.world_size=1,2")
@@ -136,6 +139,7 @@ def test_with_pixels_beside_other_arrays_and_a_model_of_them_they_agree_whoever_
     assert_same_learning(one, two, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [[], ["model.memory=lstm", "model.memory_size=8"]], ids=["none", "lstm"])
 def test_with_an_encoder_for_each_array_they_agree_as_well(runs, memory):
     small = ["model=dict", "model.hidden_sizes=[16]", "model.image_features=8", "model.vector_sizes=[8]"]
@@ -159,6 +163,7 @@ def test_distributed_data_parallel_learns_the_same_as_one_rank(runs, tmp_path):
     assert_same_learning(one, two, 1e-9)
 
 
+@pytest.mark.quick_cases("pendulum")
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 def test_in_float32_the_first_metrics_agree_to_1e_4(runs, env):
     """|a - b| <= 1e-4 max(1, |a|): absolute below 1, relative above, in the first 3 iterations."""

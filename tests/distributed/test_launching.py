@@ -12,6 +12,7 @@ SMALL = [*TINY, "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128",
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "ddppo.train"]
 
 
+@pytest.mark.slow
 def test_under_torchrun_the_ranks_share_one_run(tmp_path):
     run_dir = tmp_path / "run"
     how = ["log.progress=plain", "dist.on_lost=restart", f"hydra.run.dir={run_dir}"]
@@ -34,6 +35,7 @@ def test_torchrun_and_another_world_size_are_one_error_and_no_run(tmp_path):
     assert not run_dir.exists()
 
 
+@pytest.mark.slow
 def test_a_multirun_is_one_whole_run_per_combination(tmp_path):
     arguments = ["-m", *SMALL, "dist.world_size=1,2", "seed=0,1", f"sweep={tmp_path / 'sweep'}"]
     result = run(Program([sys.executable, "-m", "ddppo.train", *arguments]), tmp_path)

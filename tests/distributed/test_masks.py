@@ -33,6 +33,7 @@ def alone(tmp_path_factory):
     return learned(tmp_path_factory.mktemp("alone") / "run", "distributed=single", "env.backend=sync")
 
 
+@pytest.mark.quick_cases("eager", "env_workers")
 @pytest.mark.parametrize("how", SPREAD)
 def test_with_masks_of_several_choices_all_learn_the_same(alone, tmp_path, how):
     spread = learned(tmp_path / "run", *SPREAD[how])

@@ -71,6 +71,7 @@ def assert_same_bits(folders):
         assert other == one
 
 
+@pytest.mark.quick_cases("lstm", "cage2")
 @pytest.mark.parametrize(
     ("arguments", "world_sizes"),
     [

@@ -39,6 +39,7 @@ def taken(run_dir, num_envs=2):
     return list(found.values())
 
 
+@pytest.mark.quick_cases("native")
 @pytest.mark.parametrize(
     "task",
     [

@@ -82,6 +82,7 @@ def test_trials_and_policies_are_those_of_one_rank(searched):
     assert_same(alone, searched(*TWO_RANKS))
 
 
+@pytest.mark.slow
 def test_a_search_killed_with_minus_9_goes_on_to_the_same_trials(searched, tmp_path):
     run_dir, whole = tmp_path / "run", searched(*TWO_RANKS)
     command = ["-m", "ddppo.train", *TINY, *SIZES, *SEARCH, *TWO_RANKS, f"hydra.run.dir={run_dir}"]
@@ -138,6 +139,7 @@ def parameters_at(run_dir, iteration):
     return torch.cat([x.flatten() for x in state(run_dir, iteration)["model"].values()])
 
 
+@pytest.mark.quick_cases("shared")
 @pytest.mark.parametrize("inherit", ["nothing", "shared", "same", "nearest"])
 def test_a_trial_begins_with_the_policy_that_it_inherits(searched, inherit):
     how = [f"search.inherit={inherit}", "checkpoint.keep=99"]
@@ -164,6 +166,7 @@ def test_a_trial_begins_with_the_policy_that_it_inherits(searched, inherit):
     assert last["env_steps"] == 10 * BUDGET
 
 
+@pytest.mark.slow
 def test_the_search_finds_an_order_near_the_hidden_one(searched):
     more = [
         "search.budget_episodes=800",
@@ -182,6 +185,7 @@ def test_a_task_that_plays_another_order_ends_the_run_and_is_named(tmp_path):
     assert "environment 0 played an episode by the order" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_workflows_of_cage_2_are_searched_alike_by_two_ranks(tmp_path):
     small = [
         *TINY, "env.num_envs=8", "ppo.rollout_steps=20", "search.budget_episodes=80", "search.gate_compliance=0.5",

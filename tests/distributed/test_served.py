@@ -34,6 +34,7 @@ def of_server(server, tmp_path):
     return ("env=remote", f"env.urls=[{server}]", f"env.token_file={tmp_path / 'token'}")
 
 
+@pytest.mark.quick_cases("2")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_run_on_one_server_is_the_run_on_local_environments_to_the_bit(of_server, tmp_path, world_size):
     ranks = f"dist.world_size={world_size}"
@@ -41,6 +42,7 @@ def test_a_run_on_one_server_is_the_run_on_local_environments_to_the_bit(of_serv
     assert numbers(*of_server, ranks, run_dir=tmp_path / "served") == local
 
 
+@pytest.mark.slow
 def test_ranks_may_have_servers_of_their_own(tmp_path):
     local = numbers("env=cartpole", "env.backend=sync", "dist.world_size=2", run_dir=tmp_path / "local")
     own = numbers("env=cartpole", "env.backend=remote", "dist.world_size=2", run_dir=tmp_path / "own")

@@ -61,6 +61,7 @@ def check_all(group):
     return wrong
 
 
+@pytest.mark.quick_cases("1", "2", "3")
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_every_operation_type_and_size_is_right_to_the_bit(world_size):
     with forked_ranks(world_size, check_all) as (_, results):
@@ -83,6 +84,7 @@ def check_orders_of_arrival(group):
     return wrong
 
 
+@pytest.mark.quick_cases("2")
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_who_comes_first_changes_nothing(world_size):
     with forked_ranks(world_size, check_orders_of_arrival) as (_, results):

@@ -64,6 +64,7 @@ def iterations(run_dir):
     return [line["iteration"] for line in lines(run_dir)]
 
 
+@pytest.mark.slow
 def test_the_same_command_keeps_what_is_complete_and_does_the_rest(sweep, tmp_path):
     code, stdout, stderr = sweep(*SMALL, "seed=range(3)")
     assert (code, stderr) == (0, "")
@@ -203,6 +204,7 @@ def test_what_is_complete_is_skipped_also_where_it_would_be_refused(sweep, tmp_p
     assert sweep(*SMALL, "seed=0", "dist.world_size=1")[0] == 0
 
 
+@pytest.mark.slow
 @NEEDS_TUNE
 def test_optuna_is_told_the_objective_and_repeats_a_study_from_its_folder(tmp_path):
     tiny = [
@@ -239,6 +241,7 @@ def test_optuna_without_a_trial_that_worked_says_why_and_no_more(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @NEEDS_TUNE
 def test_joblib_runs_seeds_side_by_side_and_tells_the_same_at_the_end(tmp_path):
     arguments = [
@@ -253,6 +256,7 @@ def test_joblib_runs_seeds_side_by_side_and_tells_the_same_at_the_end(tmp_path):
     assert sorted(summary(path)["config"]["seed"] for path in run_dirs(tmp_path)) == [0, 1]
 
 
+@pytest.mark.slow
 @NEEDS_TUNE
 def test_ctrl_c_ends_what_joblib_runs(tmp_path):
     arguments = [*SLOW, "seed=0,1", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"sweep={tmp_path}"]
@@ -273,6 +277,7 @@ TUNED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gp_ucb_is_told_the_objective_and_goes_on_from_its_folder(sweep, tmp_path):
     code, stdout, stderr = sweep(*TUNED)
     assert code == 0, stderr
@@ -300,6 +305,7 @@ def test_a_run_that_fails_costs_gp_ucb_no_other(sweep, tmp_path):
     assert 0 < sum(",4096," in row for row in rows) < 6
 
 
+@pytest.mark.slow
 @NEEDS_TUNE
 def test_gp_ucb_runs_several_at_once_by_joblib(tmp_path):
     arguments = [*TUNED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_jobs=2"]

@@ -35,6 +35,7 @@ def learned(tmp_path_factory):
     return of
 
 
+@pytest.mark.quick_cases("env_workers-cartpole", "central_inference-pendulum", "sync_actors-cartpole")
 @pytest.mark.parametrize("env", ["cartpole", "pendulum"])
 @pytest.mark.parametrize("topology", SPREAD)
 def test_a_topology_learns_what_one_process_learns(learned, topology, env):
@@ -45,6 +46,7 @@ def test_a_topology_learns_what_one_process_learns(learned, topology, env):
     assert a["window"] == b["window"]  # every episode, once, to the bit
 
 
+@pytest.mark.quick_cases("env_workers")
 @pytest.mark.parametrize("topology", SPREAD)
 def test_so_it_does_with_every_normaliser_and_schedule(learned, topology):
     arguments = ("env=cartpole", *EVERYTHING)
@@ -85,6 +87,7 @@ def test_so_they_do_where_every_rank_steps_another_number(learned):
     assert a["window"] == b["window"]
 
 
+@pytest.mark.slow
 def test_learners_with_two_actors_each_are_workers_of_ddp_to_the_bit(learned):
     arguments = ("env=cartpole", *EVERYTHING)
     a = state(learned("ddp", 2, *arguments))

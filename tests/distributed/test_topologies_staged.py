@@ -31,6 +31,7 @@ def alone(tmp_path_factory):
     return learned(tmp_path_factory.mktemp("alone") / "run", "distributed=single")
 
 
+@pytest.mark.slow
 def test_steps_warm_up_and_the_policy_moves(alone):
     rates = [line["train/learning_rate"] for line in lines(alone)]
     progress = [256 * k / (ITERATIONS * 256) for k in range(ITERATIONS)]
@@ -39,6 +40,7 @@ def test_steps_warm_up_and_the_policy_moves(alone):
     assert all(line["train/approx_kl"] > 0 for line in lines(alone))
 
 
+@pytest.mark.quick_cases("ddp", "env_workers")
 @pytest.mark.parametrize("how", SPREAD)
 def test_in_stages_a_topology_learns_what_one_process_learns(alone, tmp_path, how):
     spread = learned(tmp_path / "run", *SPREAD[how])

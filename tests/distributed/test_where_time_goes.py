@@ -35,6 +35,7 @@ def shortest(run_dir, rank, name):
     return min(line[name] for line in lines(run_dir) if line["rank"] == rank and line["iteration"] > 2)
 
 
+@pytest.mark.quick_cases("shm-even", "shm-uneven")
 @pytest.mark.parametrize("name", ["even", "uneven"])
 def test_the_parts_sum_to_t_iter_on_every_iteration_and_rank(runs, name):
     records = lines(runs[name])

@@ -47,6 +47,7 @@ def wait_for_end_of_ranks(run_dir, timeout_s=30):
     return wait_until(lambda: not descendants(str(run_dir)), "end of all ranks", timeout_s)
 
 
+@pytest.mark.quick_cases("flat")
 @pytest.mark.parametrize("grad_sync", ["flat", "ddp"])
 def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(tmp_path, grad_sync):
     run_dir = tmp_path / "run"
@@ -119,6 +120,7 @@ def test_ranks_end_when_the_parent_is_killed(tmp_path):
         wait_for_end_of_ranks(run_dir)
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_another(tmp_path):
     def run_dirs():
         return sorted(path.parent for path in tmp_path.glob("[!.]*/config.yaml"))
@@ -149,6 +151,7 @@ def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_anot
     wait_until(lambda: not processes(f"ddppo.processes.forking for {process.pid}"), "end of the servers")
 
 
+@pytest.mark.quick_cases("1-terminal", "2-parent only")
 @pytest.mark.parametrize("to_group", [True, False], ids=["terminal", "parent only"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, world_size, to_group):

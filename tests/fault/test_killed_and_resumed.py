@@ -47,9 +47,8 @@ def killed(run_dir, at_line, *arguments):
     return has_ended
 
 
-@pytest.mark.parametrize(
-    "task", [task if task == "CartPole" else pytest.param(task, marks=pytest.mark.slow) for task in TASKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
 def test_a_run_killed_again_and_again_ends_as_the_undisturbed_one(tmp_path, task):
     whole, again = tmp_path / "whole", tmp_path / "again"
     result = run(command(whole, *TASKS[task]), whole, timeout_s=240)

@@ -47,6 +47,7 @@ def test_a_batch_that_is_skipped_is_taken_back_by_all_ranks_and_counted(tmp_path
     assert summary(run_dir)["status"] == "completed"
 
 
+@pytest.mark.quick_cases("on")
 def test_a_run_that_is_to_go_back_goes_on_from_its_last_checkpoint_with_smaller_steps(tmp_path, how):
     run_dir = tmp_path / "run"
     result = door(*SPIKES, how, "on_nonfinite=restore", run_dir=run_dir, **IN_ITERATION_5)

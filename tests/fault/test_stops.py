@@ -129,6 +129,7 @@ def test_the_exit_code_that_asks_to_be_started_again_is_the_users(call, monkeypa
 LIMITED = (*LONG, "run.max_minutes=0.02")
 
 
+@pytest.mark.quick_cases("2")
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_run_whose_minutes_are_over_is_saved_and_asks_to_be_started_again(tmp_path, world_size):
     run_dir = tmp_path / "run"

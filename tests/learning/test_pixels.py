@@ -21,6 +21,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick_cases("by shape")
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_of_pixels_learns_on_which_side_a_square_is_within_12_000_steps(tmp_path, model):
     """Seed 0, 20 deterministic episodes of 16 steps; random play returns 8."""

@@ -11,6 +11,7 @@ RECALL = [
 ]  # fmt: skip
 
 
+@pytest.mark.quick_cases("gru")
 @pytest.mark.parametrize("model", ["lstm", "gru"])
 def test_what_was_seen_4_steps_ago_is_recalled(tmp_path, model):
     """Seed 0, 20,000 steps, 100 deterministic episodes; whoever cannot remember is worth 0 in the mean."""

@@ -45,6 +45,7 @@ def test_a_restored_curriculum_has_the_same_future(name, seed, num_rounds, skill
     assert second.state() == first.state()
 
 
+@pytest.mark.quick_cases("4-200", "1-800", "8-120")
 @pytest.mark.parametrize(("num_groups", "num_rounds"), [(1, 800), (4, 200), (8, 120), (64, 30)])
 def test_a_policy_that_can_do_everything_masters_all_of_60_tasks_and_keeps_them(num_groups, num_rounds):
     tasks = {f"{tier.name}-{i}": tier.name for tier in TIERS for i in range(12)}

@@ -23,6 +23,7 @@ def test_probes_of_several_w_are_jobs_whose_runs_are_read_and_nothing_is_left(jo
     assert set(CHECKOUT.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_without_a_cluster_it_is_said_and_nothing_is_left(tmp_path):
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=nothing\n")

@@ -116,9 +116,8 @@ def test_a_ratio_to_or_of_something_never_reached_is_not_known():
         assert math.isnan(ratio(*pair).median)
 
 
-@pytest.mark.parametrize(
-    "seeds", [pytest.param(3, marks=pytest.mark.slow), 5, pytest.param(10, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_95_percent_intervals_hold_the_truth_in_94_to_96_of_100_cases(seeds):
     rng = np.random.default_rng(seeds)
     cases = 6000

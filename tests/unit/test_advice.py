@@ -332,6 +332,7 @@ def test_advice_from_end_to_end_is_a_table_and_a_command_and_leaves_nothing(tmp_
     assert not processes("ddppo.advise W=")
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_what_is_known_so_far_and_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "ddppo.advise", *TINY, "dist.world_size=1", "budget_s=600"]
     with started(command, TMPDIR=str(tmp_path)) as process:

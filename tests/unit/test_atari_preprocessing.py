@@ -81,6 +81,7 @@ def test_a_step_is_4_frames_of_one_action_the_maximum_of_the_last_two_grey_and_8
             assert np.abs(seen[t + 1, 0] - np.array(by_hand[-4:])).max() <= 2
 
 
+@pytest.mark.slow
 def test_a_game_starts_with_up_to_30_no_ops_by_its_seed():
     starts = [smaller(Emulator(k).after(ACTIONS[:40])) for k in range(31)]
     together, _ = stepped(game("Pong"), ACTIONS[:40])

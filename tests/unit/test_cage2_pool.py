@@ -37,6 +37,7 @@ def test_a_hundred_games_in_processes_are_those_of_one_batch():
         np.testing.assert_array_equal(pooled, batched)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_a_hundred_games_whose_processes_are_killed():
     before = set(os.listdir("/dev/shm"))
     env = EnvConfig("ddppo/CAGE2-v0", backend="pool", num_workers=NUM_ENVS)

@@ -42,6 +42,7 @@ def test_what_one_environment_found_starts_episodes_of_the_others_and_comes_with
     assert costs == {45.0, *(each.cost for each in told(news))}
 
 
+@pytest.mark.slow
 def test_all_that_is_kept_after_many_exchanges_can_be_repeated_from_the_original():
     run = Together(3, circuit=["tof_3", "mod5_4"], buffer={"level_size": 20})
     for _ in range(10):

@@ -60,6 +60,7 @@ def test_a_reset_empties_the_world(world):
     assert buckets(world) == []
 
 
+@pytest.mark.slow
 def test_all_that_is_printed_follows_from_the_seed(world):
     def transcript(seed):
         printed = []

@@ -208,6 +208,7 @@ def test_an_order_is_observed_taken_from_a_resets_options_and_told_of_with_what_
     assert env.publish() == b""
 
 
+@pytest.mark.slow
 def test_a_search_over_orders_runs_on_cyborg(cyborg, tmp_path):
     run_dir = tmp_path / "run"
     train = [sys.executable, "-m", "ddppo.train", f"hydra.run.dir={run_dir}"]

@@ -136,6 +136,7 @@ def test_environments_stepped_in_turn_and_dealt_otherwise_go_on_to_the_bit(batch
     goes_on_to_the_bit(batch, TASKS[name], "sync")
 
 
+@pytest.mark.quick_cases("pendulum")
 @pytest.mark.parametrize("name", sorted({"pendulum", "cage2_by_orders", "lander", "blackjack"} & set(TASKS)))
 def test_environments_of_a_pool_dealt_otherwise_go_on_to_the_bit(batch, name):
     goes_on_to_the_bit(batch, TASKS[name], "pool")

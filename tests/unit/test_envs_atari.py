@@ -53,6 +53,7 @@ def test_a_game_observes_four_grey_frames_of_pixels():
     assert probe(game("Pong", stack_num=2, img_height=42)).obs == ArraySpec((2, 42, 84), "uint8")
 
 
+@pytest.mark.slow
 def test_a_game_s_stream_is_its_own_whoever_it_is_stepped_with_and_on_how_many_threads():
     together = played(game(num_workers=2), 400)
     for first in range(3):
@@ -114,6 +115,7 @@ def test_a_lost_life_ends_an_episode_for_learning_while_the_game_goes_on():
     )  # five lives a game; three are under way
 
 
+@pytest.mark.slow
 def test_an_evaluation_plays_whole_games_with_rewards_as_they_are():
     env = game("SpaceInvaders")
     found = played(env, 700, make=lambda: make_eval_env(env, 3))
