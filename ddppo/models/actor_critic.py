@@ -53,7 +53,8 @@ class ActorCritic(nn.Module, abc.ABC):
     state_size = (
         0  # S, numbers remembered of each environment; 0 where nothing is. Others: ddppo.models.Recurrent
     )
-    stays_eager: str | None = None  # why compiling the learner's step would gain nothing, if it would not
+    stays_eager: str | None = None  # why the learner's step cannot be compiled, or would gain nothing by it
+    compiles_by_itself = True  # whether compile=auto has it compiled; else only who asks for it
 
     is_squashed = False  # actions are a box, and tanh brings them within its bounds
 

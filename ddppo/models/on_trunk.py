@@ -27,8 +27,8 @@ class OnTrunk(ActorCritic):
         self.policy_trunk = self.value_trunk = make_trunk(spec, config)
         if not config.shared_trunk:
             self.value_trunk = make_trunk(spec, config)
-        if self.policy_trunk.computes_images:
-            self.stays_eager = "convolutions take the time, and they are compiled already"
+        # Convolutions take the time, and are compiled already: 0 to 1.5 times as fast (experiments/pixels).
+        self.compiles_by_itself = not self.policy_trunk.computes_images
         width = self.policy_trunk.num_features
         self.policy_head = linear(width, policy_outputs(spec.action, config), gain=0.01)
         self.value_head = linear(width, 1, gain=1.0)

@@ -19,8 +19,8 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.compiled import step as compiled_step
-from ddppo.ppo.compiled.compiler import CannotCompile, compile_step, gradient_function, optimize_
-from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, example
+from ddppo.ppo.compiled.compiler import _STATE, CannotCompile, gradient_function, gradient_program, optimize_
+from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, example, tensors
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.step import NativeStep
@@ -282,16 +282,34 @@ class Branching(Own):
         return super().forward(obs if obs.sum() > 0 else -obs)
 
 
+def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
+    spec = EnvSpec(ArraySpec((4, 36, 36), "uint8"), ACTIONS[0])
+    layers = {"conv_layers": [[8, 8, 4], [8, 3, 1]], "hidden_sizes": [8], "activation": "relu"}
+    config = ModelConfig(name="cnn", shared_trunk=True, precision="bfloat16", **layers)
+    recipe = Recipe(spec, config, "float32", clips_value=False)
+
+    def model():  # anew for each use, for tracing leaves its own tensors in a trunk that has two names
+        return build_model(spec, config, 0, torch.float32)
+
+    assert (model().stays_eager, model().compiles_by_itself) == (None, False)
+    program, (flat, *inputs) = gradient_program(model(), recipe)
+    function = program.module(check_guards=False)
+    for num_rows in (2, 300):
+        minibatch = tensors(example(spec, model(), num_rows, torch.Generator().manual_seed(1)))
+        inputs[_STATE - 1 :] = minibatch
+        found, eager = torch.zeros_like(flat), torch.zeros_like(flat)
+        function(flat, found, *inputs[1:])
+        gradient_function(model(), spec, len(minibatch), clips_value=False)(flat, eager, *inputs[1:])
+        assert (found - eager).norm() < 0.02 * eager.norm()
+
+
 @pytest.mark.parametrize(("name", "error"), [("Counting", CannotCompile), ("Branching", Exception)])
-def test_a_model_that_a_compiled_step_cannot_repeat_is_refused(name, error, tmp_path):
-    recipe = Recipe(
-        EnvSpec(ArraySpec((4,)), ACTIONS[0]),
-        ModelConfig(name=f"{__name__}:{name}"),
-        "float32",
-        clips_value=False,
-    )
+def test_a_model_that_a_compiled_step_cannot_repeat_is_refused(name, error):
+    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[0]), ModelConfig(name=f"{__name__}:{name}")
+    recipe = Recipe(spec, config, "float32", clips_value=False)
+    model = build_model(spec, config, 0, torch.float32)
     with pytest.raises(error, match="changes its buffers" if error is CannotCompile else "data-dependent"):
-        compile_step(recipe, tmp_path)
+        gradient_program(model, recipe)
 
 
 def test_what_it_is_made_from_survives_a_process_and_names_its_libraries():

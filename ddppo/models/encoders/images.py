@@ -130,7 +130,9 @@ class OfImages(Trunk):
 
     def forward(self, obs: Obs) -> torch.Tensor:
         weights = self.kept or self.weights()
-        rows = self._first(obs).split(_ROWS_AT_ONCE)
+        images = self._first(obs)
+        is_traced = isinstance(images.shape[0], torch.SymInt)
+        rows = (images,) if is_traced else images.split(_ROWS_AT_ONCE)
         x = torch.cat([self.convolved(self.prepared(part, weights), weights).flatten(1) for part in rows])
         for weight, bias in weights[self.num_convolutions :]:
             x = self.activation(F.linear(x, weight, bias))

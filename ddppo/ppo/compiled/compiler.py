@@ -122,71 +122,67 @@ def optimize_(
 # -- compiling -------------------------------------------------------------------------------------------------------
 
 
+Program = tuple[torch.export.ExportedProgram, tuple[torch.Tensor, ...]]  # and inputs that it was traced with
+
+
 def compile_step(recipe: Recipe, folder: Path) -> None:
     """Make the libraries in `folder`. Raises CannotCompile, or what torch raises."""
+    from torch._inductor import aot_compile
+
     dtype, device = getattr(torch, recipe.dtype), torch.device(recipe.device)
     model = build_model(recipe.spec, recipe.model, 0, dtype).to(device)
+    programs = gradient_program(model, recipe), optimizer_program(model)
+    for name, (program, inputs) in zip(LIBRARIES, programs, strict=True):
+        options = {
+            "aot_inductor.output_path": str(folder / f"{name}.so"),
+            "aot_inductor.precompile_headers": False,  # they stay in the temporary folder, wherever the cache is
+            "cpp.threads": recipe.threads,
+        }
+        aot_compile(program.module(check_guards=False), inputs, options=options)
+
+
+def gradient_program(model: ActorCritic, recipe: Recipe) -> Program:
+    """Return the gradient of a model's loss as a graph, for minibatches of any number of rows from 2 on.
+
+    Raises CannotCompile, or what torch raises.
+    """
     minibatch = example(recipe.spec, model, _EXAMPLE_ROWS, torch.Generator().manual_seed(0))
-    flat = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-    def scalar(x: float = 1.0) -> torch.Tensor:
-        return torch.full((), x, dtype=torch.float64, device=device)
-
-    def vector(n: int) -> torch.Tensor:
-        return torch.full((n,), 0.5, dtype=torch.float64, device=device)
-
-    fields = tensors(minibatch)
-    gradient_ = gradient_function(model, recipe.spec, len(fields), clips_value=recipe.clips_value)
-    buffers = [x for _, x in model.named_buffers()]
-    of_gradient = (
-        flat,
-        flat.clone(),
-        vector(6),
-        scalar(),
-        scalar(),
-        vector(6),
-        scalar(),
-        *fields,
-        *buffers,
-    )
-    of_optimizer = (
-        flat, flat.clone(), torch.zeros((), device=device), flat.clone(), flat.clone(), scalar(), scalar(), vector(6)
+    flat, buffers = _flat(model), [x for _, x in model.named_buffers()]
+    fields, scalar, vector = tensors(minibatch), _full(flat), _full(flat, 6)
+    inputs = (
+        flat, flat.clone(), vector, scalar, scalar.clone(), vector.clone(), scalar.clone(), *fields, *buffers
     )  # fmt: skip
+    function = gradient_function(model, recipe.spec, len(fields), clips_value=recipe.clips_value)
     rows = range(_STATE, _STATE + len(fields))
-    _compile(
-        gradient_, of_gradient, rows, folder / "gradient.so", may_change=range(1, 4), threads=recipe.threads
-    )
-    _compile(
-        optimize_,
-        of_optimizer,
-        range(0),
-        folder / "optimizer.so",
-        may_change=range(6),
-        threads=recipe.threads,
-    )
+    return _program(function, inputs, rows, may_change=range(1, 4)), inputs
 
 
-def _compile(
-    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], rows: range, library: Path, *,
-    may_change: range, threads: int,
-) -> None:  # fmt: skip
-    """Compile a function. Inputs in `rows` may have any number of rows, those in `may_change` may change."""
+def optimizer_program(model: ActorCritic) -> Program:
+    flat = _flat(model)
+    step = torch.zeros((), device=flat.device)
+    inputs = (flat, flat.clone(), step, flat.clone(), flat.clone(), _full(flat), _full(flat), _full(flat, 6))
+    return _program(optimize_, inputs, range(0), may_change=range(6)), inputs
+
+
+def _flat(model: ActorCritic) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def _full(like: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.full(shape, 0.5, dtype=torch.float64, device=like.device)
+
+
+def _program(
+    function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], rows: range, *, may_change: range
+) -> torch.export.ExportedProgram:
+    """Trace a function. Inputs in `rows` may have any number of rows, those in `may_change` may change."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
     traced = make_fx(function, tracing_mode="symbolic")(*inputs)
     _check(traced.graph, may_change)
     n = torch.export.Dim("n", min=2, max=_MAX_ROWS)
     shapes = tuple({0: n} if i in rows else {} for i in range(len(inputs)))
-    program = torch.export.export(_Traced(traced), inputs, dynamic_shapes=(shapes,), strict=False)
-    from torch._inductor import aot_compile
-
-    module = program.module(check_guards=False)
-    options = {
-        "aot_inductor.output_path": str(library),
-        "aot_inductor.precompile_headers": False,  # they stay in the temporary folder, wherever the cache is
-        "cpp.threads": threads,
-    }
-    aot_compile(module, inputs, options=options)
+    return torch.export.export(_Traced(traced), inputs, dynamic_shapes=(shapes,), strict=False)
 
 
 def _check(graph: torch.fx.Graph, may_change: range) -> None:

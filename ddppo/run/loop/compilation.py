@@ -94,6 +94,8 @@ class Compilation:
             if config.compile != "auto":
                 self._give_up(model.stays_eager)
             return
+        if config.compile == "auto" and not model.compiles_by_itself:
+            return
         if sync_name == "ddp":
             self._give_up("dist.grad_sync=ddp sums inside backward")
             return
