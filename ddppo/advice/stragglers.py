@@ -6,7 +6,7 @@ from statistics import median
 
 from ddppo.advice.candidates import Question
 from ddppo.advice.race import Entrant
-from ddppo.config.rules.preempting import awaited_ranks
+from ddppo.config.rules.dist.preempting import awaited_ranks
 
 _SLOWER = 1.5  # times as long a rollout as the median of all ranks
 _PAYS_FROM = (

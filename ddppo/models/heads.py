@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ddppo.config import ModelConfig
-from ddppo.config.rules.heads import LOG_STD_RANGE
+from ddppo.config.rules.model.heads import LOG_STD_RANGE
 from ddppo.errors import ConfigError
 from ddppo.models.distributions import num_action_params
 from ddppo.spaces import ActionSpec

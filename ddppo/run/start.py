@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo import config as configuration
 from ddppo.collectives import compiled
 from ddppo.config import Config
-from ddppo.config.rules.preempting import warning_of
+from ddppo.config.rules.dist.preempting import warning_of
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device

@@ -9,7 +9,7 @@ import pytest
 
 from ddppo import native
 from ddppo.config import DistConfig
-from ddppo.config.rules.preempting import awaited_ranks
+from ddppo.config.rules.dist.preempting import awaited_ranks
 from ddppo.distributed.programs.preempt import best_awaited
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.learning.minibatches import local_minibatches, of_first

@@ -27,7 +27,7 @@ from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 from ddppo.config import Config, EnvConfig  # noqa: E402
-from ddppo.config.rules.served import check_served  # noqa: E402
+from ddppo.config.rules.env.served import check_served  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env, probe  # noqa: E402
 from ddppo.envs.remote.connection import (  # noqa: E402
     Connection,

@@ -4,19 +4,19 @@ import math
 
 from ddppo.config.fields import check_fields
 from ddppo.config.rules.algorithms import check_algorithm
-from ddppo.config.rules.environments import check_context, check_slow_ranks, check_workers
-from ddppo.config.rules.faults import check_nonfinite
-from ddppo.config.rules.heads import check_heads
-from ddppo.config.rules.models import check_model
-from ddppo.config.rules.ordered import check_ordered
+from ddppo.config.rules.dist.faults import check_nonfinite
+from ddppo.config.rules.dist.ordered import check_ordered
+from ddppo.config.rules.dist.preempting import check_preempting
+from ddppo.config.rules.dist.restarts import check_lost
+from ddppo.config.rules.dist.topologies import check_observers, check_own_pace, check_topology
+from ddppo.config.rules.env.served import check_served
+from ddppo.config.rules.env.stepping import check_context, check_slow_ranks, check_workers
+from ddppo.config.rules.model.heads import check_heads
+from ddppo.config.rules.model.kinds import check_model
+from ddppo.config.rules.model.remembering import check_memory
 from ddppo.config.rules.own import check_own
-from ddppo.config.rules.preempting import check_preempting
-from ddppo.config.rules.remembering import check_memory
-from ddppo.config.rules.restarts import check_lost
 from ddppo.config.rules.searching import check_search
-from ddppo.config.rules.served import check_served
 from ddppo.config.rules.shapes import batch_shape, layout
-from ddppo.config.rules.topologies import check_observers, check_own_pace, check_topology
 from ddppo.config.rules.tracking import check_tracking
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 
-from ddppo.config.rules.ordered import num_shards
+from ddppo.config.rules.dist.ordered import num_shards
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak

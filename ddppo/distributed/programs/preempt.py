@@ -17,7 +17,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from ddppo.config.rules.preempting import awaited_ranks
+from ddppo.config.rules.dist.preempting import awaited_ranks
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
 from ddppo.ppo.acting.collector import Collector

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config import EnvConfig
-from ddppo.config.rules.served import SERVED
+from ddppo.config.rules.env.served import SERVED
 from ddppo.envs.remote.messages import PROTOCOL, BadMessage, spec_of
 from ddppo.errors import ConfigError
 from ddppo.spaces import EnvSpec

@@ -1,6 +1,6 @@
 """The rules of what is started again."""
 
-from ddppo.config.rules.faults import check_min_workers
+from ddppo.config.rules.dist.faults import check_min_workers
 from ddppo.config.settings import Config, DistConfig
 from ddppo.errors import ConfigError
 from ddppo.topologies import find

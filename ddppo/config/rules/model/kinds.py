@@ -1,7 +1,7 @@
 """The rules of models."""
 
-from ddppo.config.rules.encoding import check_encoders
-from ddppo.config.rules.remembering import OF_MEMORY
+from ddppo.config.rules.model.encoding import check_encoders
+from ddppo.config.rules.model.remembering import OF_MEMORY
 from ddppo.config.settings import Config, ModelConfig
 from ddppo.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""The rules of env: environments and who steps them."""
