@@ -2,11 +2,11 @@
 
 from ddppo.models.actor_critic import MLP, ActorCritic, At
 from ddppo.models.build import MODELS, build_model, part_of
-from ddppo.models.check import check_model
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
+from ddppo.models.language.nucleus import nucleus
 from ddppo.models.memory import Recurrent
-from ddppo.models.nucleus import nucleus
 from ddppo.models.observations import Obs, flat_obs, random_obs, tensor_dtype
+from ddppo.models.trials.check import check_model
 
 __all__ = [
     "MLP",

@@ -9,10 +9,10 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
 from ddppo.models.gnn import GNN
-from ddppo.models.hf import HuggingFacePolicy
+from ddppo.models.language.hf import HuggingFacePolicy
+from ddppo.models.language.tokens import TokenPolicy
 from ddppo.models.memory import RecurrentActorCritic
 from ddppo.models.on_trunk import OnTrunk
-from ddppo.models.tokens import TokenPolicy
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line

@@ -7,7 +7,7 @@ from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, check_model
-from ddppo.models.tokens import Cache, TokenPolicy
+from ddppo.models.language.tokens import Cache, TokenPolicy
 
 REPEAT = "tests.unit.text_tasks:tests/Repeat-v0"
 

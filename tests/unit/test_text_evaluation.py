@@ -10,7 +10,7 @@ from ddppo.config import Config, DistConfig, EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
-from ddppo.models.tokens import TokenPolicy
+from ddppo.models.language.tokens import TokenPolicy
 from ddppo.ppo.acting.rollout import Episode
 from ddppo.run.evaluation import Policy
 from ddppo.run.text_evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates

@@ -9,9 +9,9 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model, model_class
-from ddppo.models.trial import Trial, listed
-from ddppo.models.trial_memory import MemoryTrial
-from ddppo.models.trial_sequences import SequenceTrial
+from ddppo.models.trials.memory import MemoryTrial
+from ddppo.models.trials.sequences import SequenceTrial
+from ddppo.models.trials.trial import Trial, listed
 from ddppo.spaces import EnvSpec
 from ddppo.text import make_tokenizer
 

@@ -7,7 +7,7 @@ import torch
 
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.observations import Obs
-from ddppo.models.trial import Trial, rounding
+from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec
 from ddppo.text import Tokenizer
 

@@ -1,0 +1,1 @@
+"""Policies over tokens: a transformer of ours, or one of Hugging Face."""
