@@ -10,6 +10,7 @@ from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model, model_class
 from ddppo.models.trials.memory import MemoryTrial
+from ddppo.models.trials.parameters import check_parameters, check_parts
 from ddppo.models.trials.sequences import SequenceTrial
 from ddppo.models.trials.trial import Trial, listed
 from ddppo.spaces import EnvSpec
@@ -43,8 +44,8 @@ def check_model(
         trial = MemoryTrial(model, spec, config.name)
     if model.takes_sequences:
         trial = SequenceTrial(model, spec, config.name, make_tokenizer(spec, config))
-    trial.check_parameters()
-    trial.check_parts(learning_rates)
+    check_parameters(trial)
+    check_parts(trial, learning_rates)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for size in (num_envs, 2 * num_envs + 1):  # of acting, and of learning

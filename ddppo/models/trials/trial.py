@@ -1,6 +1,6 @@
-"""A model under test: its parameters, its outputs, its gradients and its layers, each told in a sentence."""
+"""A model under test: its outputs, its gradients and its layers, each told in a sentence."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -8,7 +8,6 @@ from torch import nn
 
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
-from ddppo.models.build import part_of
 from ddppo.models.distributions import ActionDistribution
 from ddppo.models.observations import Obs, random_obs
 from ddppo.spaces import EnvSpec, each, leaves
@@ -35,40 +34,6 @@ class Trial:
 
     def fails(self, method: str, what: str) -> ConfigError:
         return ConfigError(f"model.name={self.name}: {self.kind}.{method} {what}")
-
-    # -- parameters ------------------------------------------------------------------------------------------------
-
-    def check_parameters(self) -> None:
-        parameters = dict(self.model.named_parameters())
-        lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]
-        if lazy:
-            raise self.fails(
-                "__init__",
-                f"leaves {listed(lazy)} without a shape: give lazy layers the size of their input",
-            )
-        if not any(p.requires_grad for p in parameters.values()):
-            what = "none requires a gradient" if parameters else "it has none"
-            raise self.fails("__init__", f"makes no parameter that can learn: {what}")
-        kinds: dict[str, list[str]] = {}
-        for name, p in parameters.items():
-            kinds.setdefault(f"{p.dtype} on {p.device}".removeprefix("torch."), []).append(name)
-        if len(kinds) > 1:
-            found = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items())
-            raise self.fails(
-                "__init__",
-                f"makes parameters of several types or devices ({found}): keep what does not learn in "
-                "register_buffer, and leave devices to the setting device",
-            )
-
-    def check_parts(self, learning_rates: Mapping[str, float]) -> None:
-        names = [name for name, _ in self.model.named_parameters()]
-        for part in learning_rates:
-            if not any(part_of(name, [part]) for name in names):
-                parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
-                raise ConfigError(
-                    f"ppo.learning_rates={{{part}: {learning_rates[part]}}}: no parameter of {self.kind} (model.name="
-                    f"{self.name}) has a name that begins so: use {parts}, or a part of these behind a dot"
-                )
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
