@@ -28,7 +28,14 @@ _POLL_S = 0.003
 _WARMUP_S = 0.3
 _ENDED_WITHIN_S = 5.0
 _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc
-_IMPORTS = ("hydra", "torch._dynamo", "ddppo.run.worker", "ddppo.run.start", "ddppo.run.sweep", "ddppo.train")
+_IMPORTS = (
+    "hydra",
+    "torch._dynamo",
+    "ddppo.run.worker",
+    "ddppo.run.starting.checks",
+    "ddppo.run.sweep",
+    "ddppo.train",
+)
 # Last, so that they win: what would be on the clock, or end a probe by itself.
 QUIET = (
     *("eval.every_steps=0", "eval.final_episodes=0", "checkpoint.every_steps=0", "target_return=null"),

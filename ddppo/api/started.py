@@ -27,7 +27,7 @@ from ddppo.files import write_json
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 
 # What a run needs at once; a second run starts without waiting for it.
-_IMPORTS = ("ddppo.train", "ddppo.run.start", "ddppo.run.worker", "torch.utils.tensorboard")
+_IMPORTS = ("ddppo.train", "ddppo.run.starting.checks", "ddppo.run.worker", "torch.utils.tensorboard")
 _OF_TORCHRUN = (
     "RANK",
     "LOCAL_RANK",

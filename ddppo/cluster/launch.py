@@ -15,9 +15,10 @@ from ddppo.cluster.submit import Ready, submit
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
-from ddppo.run import start, sweep
+from ddppo.run import sweep
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
+from ddppo.run.starting import checks
 
 Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
 Composed = tuple[Config, SlurmLauncherConfig] | ConfigError
@@ -152,7 +153,7 @@ def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
 
 
 def _entered(name: str, run_dir: Path, config: Config) -> Config:
-    if warning := start.check(config):
+    if warning := checks.check(config):
         print(f"warning: {warning}", file=sys.stderr)
     with held(run_dir):
         entry = sweep.enter(run_dir, config)

@@ -55,15 +55,15 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
 
     None of a run that resume=auto finds complete.
     """
-    from ddppo.run import start
+    from ddppo.run.starting import resuming
 
     config: Config | None
     if cfg.resume == "auto":
-        config = start.begun_or_resumed(cfg, run_dir)
+        config = resuming.begun_or_resumed(cfg, run_dir)
         if config is None:
             return None
     elif cfg.resume is not None:
-        config = start.resumed(cfg, run_dir, list(HydraConfig.get().overrides.task))
+        config = resuming.resumed(cfg, run_dir, list(HydraConfig.get().overrides.task))
     elif (run_dir / "config.yaml").exists():
         raise ConfigError(
             f"{run_dir} already holds a run, which would be overwritten: choose another hydra.run.dir, or go on "

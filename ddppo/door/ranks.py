@@ -18,13 +18,13 @@ from ddppo.processes.signals import end_of_time, is_over
 def check(config: Config) -> None:
     """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
     from ddppo.distributed import launcher
-    from ddppo.run import start
+    from ddppo.run.starting import checks, machine
 
     # The checks compute, and so does a job of a sweep before one with several ranks.
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
         launcher.prepare(config.dist.world_size)
-    if warning := start.check(config, local_world_size=start.local_world_size(config)):
+    if warning := checks.check(config, local_world_size=machine.local_world_size(config)):
         print(f"warning: {warning}", file=sys.stderr)
     if under_torchrun() and config.dist.on_lost == "restart":
         print(

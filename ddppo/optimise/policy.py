@@ -13,7 +13,7 @@ from ddppo.envs.encoding.rows import RowEncoder
 from ddppo.envs.tasks.circuit.env import CircuitEnv, Obs
 from ddppo.optimise.walk import Walk
 from ddppo.run import checkpoint
-from ddppo.run.evaluation import load_policy
+from ddppo.run.evaluating.evaluation import load_policy
 from ddppo.seeding import derived_seed, stream
 
 _NUM_ENVS = 16  # of one walk: as many observations as one forward takes

@@ -40,6 +40,7 @@ from ddppo.ppo.learning.step import statistics
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
+from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.folder import RunFolder
 from ddppo.run.loop.exchange import make_exchange
 from ddppo.run.loop.iteration import Iterations
@@ -52,7 +53,6 @@ from ddppo.run.measuring.reporting import Reporter
 from ddppo.run.measuring.timing import IterationClock
 from ddppo.run.parts import build
 from ddppo.run.records.recorder import NullRecorder, Recorder
-from ddppo.run.scoring import Scoring
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
 

@@ -20,7 +20,7 @@ from ddppo.ppo.compiled.compiler import gradient_function, optimize_
 from ddppo.ppo.compiled.step import CompiledStep, agrees
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.step import STATISTICS
-from ddppo.run.evaluation import Policy
+from ddppo.run.evaluating.evaluation import Policy
 from ddppo.scaling import BatchShape
 from tests.unit.staged_task import DOORS, Staged
 

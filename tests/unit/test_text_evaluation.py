@@ -12,8 +12,8 @@ from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.models.language.tokens import TokenPolicy
 from ddppo.ppo.acting.rollout import Episode
-from ddppo.run.evaluation import Policy
-from ddppo.run.text_evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
+from ddppo.run.evaluating.evaluation import Policy
+from ddppo.run.evaluating.text_evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
 from ddppo.seeding import derived_seed
 
 TASKS = {"a": "warm-up", "b": "warm-up", "c": "expert"}

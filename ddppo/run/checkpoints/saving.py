@@ -12,10 +12,10 @@ from ddppo.run import checkpoint
 from ddppo.run.checkpoints import exactness
 from ddppo.run.checkpoints.environments import Environments
 from ddppo.run.checkpoints.writer import Writer
+from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.loop.progress import Progress
 from ddppo.run.parts import Parts
-from ddppo.run.scoring import Scoring
 from ddppo.terminal import warn
 from ddppo.topologies import find
 

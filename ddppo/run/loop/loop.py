@@ -5,11 +5,11 @@ import math
 
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
+from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.iteration import Iterations
 from ddppo.run.measuring.profiling import NullProfiler
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
-from ddppo.run.scoring import Scoring
 
 
 class Loop:

@@ -13,7 +13,7 @@ from ddppo.config import Config
 from ddppo.envs.turns.local import make_turns
 from ddppo.errors import TrainingError
 from ddppo.ppo.text import TextCollector, text_collector
-from ddppo.run.evaluation import Policy, Scores
+from ddppo.run.evaluating.evaluation import Policy, Scores
 from ddppo.run.records.metrics import SUCCESS_OF
 from ddppo.seeding import derived_seed
 

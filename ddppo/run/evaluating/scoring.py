@@ -13,10 +13,10 @@ from ddppo.files import move_aside, stored
 from ddppo.ppo.text import TextCollector
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS
-from ddppo.run.evaluation import Policy, Scores, play_episodes
+from ddppo.run.evaluating.evaluation import Policy, Scores, play_episodes
+from ddppo.run.evaluating.text_evaluation import of_text, play_tasks, rounded_up, success_rates
 from ddppo.run.parts import Parts
 from ddppo.run.records.summary import evaluation_metrics
-from ddppo.run.text_evaluation import of_text, play_tasks, rounded_up, success_rates
 from ddppo.topologies import find
 
 _MAX_EVAL_ENVS = 64

@@ -1,0 +1,167 @@
+"""What is checked of a run before any of its processes starts."""
+
+import dataclasses
+
+from ddppo import config as configuration
+from ddppo.config import Config
+from ddppo.config.rules.dist.preempting import warning_of
+from ddppo.curriculum import curriculum_for
+from ddppo.distributed.launch import resolve_device
+from ddppo.distributed.programs.episodes import check as check_episodes
+from ddppo.envs import check_slots, probe
+from ddppo.errors import ConfigError
+from ddppo.models import check_model
+from ddppo.run.checkpoints import exactness, initial
+from ddppo.run.measuring.own_metrics import functions_of
+from ddppo.run.parts import players_of, program_of
+from ddppo.run.records.trackers import check_installed
+from ddppo.run.starting.machine import check_machine, overlaps_from
+from ddppo.run.starting.own_memory import check_own_memory
+from ddppo.scaling import BatchShape
+from ddppo.spaces import EnvSpec, leaves
+from ddppo.topologies import find, imported
+
+
+def check(config: Config, *, local_world_size: int | None = None) -> str | None:
+    """Check all that needs no second process: settings, task, model, and this machine where ranks run on it.
+
+    `local_world_size` is the number of ranks that this machine is to hold; None leaves the machine out of it, for runs
+    that start elsewhere. Returns warnings, if any, as one text: layers that make results depend on W, and ranks that
+    share cores or GPUs, which dist.oversubscribe=warn allows. Raises ConfigError.
+    """
+    shape = configuration.validate(config)
+    spec = probe(config.env)
+    if config.env.backend == "native":
+        probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
+    curriculum_for(config.curriculum, config.env.id, spec)
+    _check_served(config, spec, shape)
+    _check_normalized(config, spec)
+    of_networks = _check_networks(config, spec, shape, local_world_size)
+    _check_text(config, spec)
+    check_episodes(config, shape, spec)
+    if config.search.name is not None:
+        from ddppo.distributed.programs.searching import check as check_search  # most runs search nothing
+
+        check_search(config, spec)
+    _check_topology(config, spec, is_far=local_world_size is None)
+    if local_world_size is None and config.dist.min_workers is not None:
+        raise ConfigError(
+            f"dist.min_workers={config.dist.min_workers} has no effect in a SLURM job, whose ranks SLURM starts on the "
+            "nodes that it gave: leave it out"
+        )
+    if config.log.metrics:
+        functions_of(config.log.metrics)
+    if local_world_size is not None:
+        check_installed(config.log.trackers)
+    of_machine = None if local_world_size is None else check_machine(config, local_world_size)
+    warnings = (*of_networks, warning_of(config), of_machine)
+    more = (exactness.warning(config, spec), initial.told(config, spec))
+    return "\nwarning: ".join(filter(None, (*warnings, *more))) or None
+
+
+def _check_normalized(config: Config, spec: EnvSpec) -> None:
+    """Check that there are observations to normalise, where they are to be."""
+    if config.ppo.normalize_obs and not any(leaf.is_float for leaf in leaves(spec.obs)):
+        what = "text, whose tokens are names, not numbers"
+        if not spec.is_text:
+            what = "nothing but pixels, which are not normalised, for the model scales them"
+        raise ConfigError(
+            f"ppo.normalize_obs=true: {config.env.id} observes {what}: use ppo.normalize_obs=false"
+        )
+
+
+def _check_networks(
+    config: Config, spec: EnvSpec, shape: BatchShape, local_world_size: int | None
+) -> tuple[str | None, str | None]:
+    """Try the model, and loss terms of a user's own on it; return a warning of each, which ordered sums refuse."""
+    import torch
+
+    dtype = getattr(torch, config.dtype)
+    of_model = check_model(
+        spec,
+        config.model,
+        dtype,
+        num_envs=shape.local_num_envs,
+        ranks_here=local_world_size,
+        overlaps_from=overlaps_from(config, local_world_size),
+        learning_rates=config.ppo.learning_rates,
+    )
+    check_own_memory(config, spec, shape)
+    of_losses = None
+    if config.ppo.losses:
+        from ddppo.ppo.losses.terms_trial import check_losses  # most runs bring none
+
+        of_losses = check_losses(config.ppo.losses, spec, config.model, dtype)
+    for warning in filter(None, (of_model, of_losses)):
+        if shape.num_shards:
+            raise ConfigError(f"dist.reduction=ordered: {warning}; or use dist.reduction=fast")
+    return of_model, of_losses
+
+
+def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
+    """Check that the topology's program can be had and what it asks; is_far: ranks start on other machines."""
+    import torch
+
+    topology = find(config.dist.topology)
+    program_of(topology)
+    if spec.journal is not None and topology.own_pace:
+        raise ConfigError(
+            f"{config.env.id} with distributed={config.dist.topology}: its environments tell one another after every "
+            "iteration what they found, and ranks at their own pace end none together: use distributed=sync_actors, "
+            "ddp or central_inference"
+        )
+    if topology.check is not None:
+        # device=auto may be a GPU where ranks start elsewhere: they check it again
+        device = "cpu" if is_far and config.device == "auto" else config.device
+        known = resolve_device("auto") if device == "auto" else torch.device(device)
+        imported(topology.check)(config, spec, known)
+
+
+def _check_text(config: Config, spec: EnvSpec) -> None:
+    """Check what only a task of text has, and what it cannot have."""
+    env, ppo, model = config.env, config.ppo, config.model
+    if not spec.is_text:
+        if env.max_turns is not None:
+            raise ConfigError(
+                f"env.max_turns={env.max_turns} has no effect with {env.id}, whose actions are no text: use "
+                "env.max_episode_steps, or leave it out"
+            )
+        return
+    if model.obs_tokens >= ppo.rollout_steps:
+        raise ConfigError(
+            f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
+            "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
+            f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
+        )
+
+
+def _check_served(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
+    """Check what only served environments have, and what they cannot have."""
+    env, topology = config.env, find(config.dist.topology)
+    if env.batch_wait_ms is not None and not spec.is_text:
+        raise ConfigError(
+            f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, whose actions are no text: leave it "
+            "out"
+        )
+    if (
+        env.backend == "auto" and topology.env_backend is None and not spec.is_text
+    ):  # whose episodes may be lost
+        configuration.check_restarts(config)
+    if env.backend == "sync" and spec.one_a_process and shape.local_num_envs > 1:
+        raise ConfigError(
+            f"env.backend=sync: a process can hold one {env.id} only, and a rank would step {shape.local_num_envs}: "
+            f"use env.backend={'remote' if spec.is_text else 'pool'}, or auto, which chooses it"
+        )
+    if env.backend != "remote":
+        return
+    if spec.journal is not None:
+        raise ConfigError(
+            f"env.backend=remote: the environments of {env.id} tell one another after every iteration what they found, "
+            "which no server carries: use env.backend=pool or sync"
+        )
+    if env.urls:
+        evaluates_meanwhile = not spec.is_text and (  # which is evaluated in the environments that train
+            config.eval.every_steps or (topology.own_pace and config.eval.final_episodes)
+        )
+        num_players = len(players_of(configuration.layout(config), topology))
+        check_slots(env, shape.num_envs, num_players if evaluates_meanwhile else 0)

@@ -1,0 +1,119 @@
+"""Runs that go on: what may change, and whether what the run folder holds can be gone on from."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from ddppo import config as configuration
+from ddppo.config import Config
+from ddppo.curriculum import Rounds, curriculum_for
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.run import checkpoint, sweep
+from ddppo.run.checkpoints import exactness
+from ddppo.run.evaluating.evaluation import load_policy
+from ddppo.run.folder import RunFolder
+
+# What a resumed run may change; everything else would make it a different run.
+_MAY_CHANGE = (
+    "ppo.total_steps",
+    "env.backend",
+    "env.num_workers",
+    "env.urls",
+    "env.token_file",
+    "env.batch_wait_ms",
+    "search.budget_episodes",
+    "dist.",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "run.",
+    "on_nonfinite",
+    "device",
+    "compile",
+    "target_return",
+    "resume_state",
+)
+
+
+def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
+    """Return the configuration of the run in `run_dir` with the command line's `overrides`, composed in `cfg`, on top.
+
+    Raises ConfigError where one of them would make it a different run, or it is complete or damaged beyond use.
+    """
+    before = configuration.load(run_dir / "config.yaml")
+    stored = configuration.to_omegaconf(before)
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key == "resume":
+            continue
+        if not key.startswith(_MAY_CHANGE):
+            raise ConfigError(
+                f"{override} would turn the resumed run into a different one: a resumed run may change only "
+                f"{', '.join(k + '*' if k.endswith('.') else k for k in _MAY_CHANGE)}"
+            )
+        OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
+    config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
+    _check_goes_on(before, config, run_dir)
+    summary = RunFolder(run_dir).summary()
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+        raise ConfigError(
+            f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
+            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
+        )
+    return config
+
+
+def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
+    """Return the configuration of resume=auto: of a run that begins in `run_dir`, or of the same run, which goes on.
+
+    None if that is complete. Raises ConfigError where the folder holds another run, or one that is damaged beyond use.
+    """
+    config = dataclasses.replace(configuration.from_omegaconf(cfg), resume=None)
+    configuration.validate(config)
+    if not (run_dir / "config.yaml").exists():
+        return config
+    folder = RunFolder(run_dir)
+    before = folder.config()
+    found = sweep.differences(before, config)
+    if different := [each for each in found if not each.startswith(_MAY_CHANGE)]:
+        raise ConfigError(
+            f"resume=auto: {run_dir} holds another run, whose settings differ: {', '.join(different[:3])}: choose "
+            "another hydra.run.dir, or give the settings of that run"
+        )
+    summary = folder.summary()
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+        return None
+    _check_goes_on(before, config, run_dir)
+    resume = str(run_dir) if folder.has_checkpoint else None
+    return dataclasses.replace(config, resume=resume, sweep=before.sweep)
+
+
+def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
+    """Raise ConfigError where the run in `run_dir`, so far `before`, cannot go on as `config` says."""
+    old, new = configuration.validate(before), configuration.validate(config)
+    if (old.num_envs, old.batch_size) != (new.num_envs, new.batch_size):
+        envs_before, envs = (shape.batch_size // shape.rollout_steps for shape in (old, new))
+        raise ConfigError(
+            f"dist.world_size={config.dist.world_size} would change the batch of the resumed run from "
+            f"{envs_before} envs * {old.rollout_steps} steps to {envs} * {new.rollout_steps}: "
+            f"keep dist.world_size={before.dist.world_size}"
+        )
+    path, damaged = checkpoint.last_whole(run_dir / "checkpoints")
+    if path is None and damaged:
+        raise RunFolderError(
+            f"every checkpoint of {run_dir} is damaged, as {damaged[0].name} is: move them away to begin the run anew"
+        )
+    if path is not None:
+        state = checkpoint.load(path)
+        policy = load_policy(dataclasses.replace(config, device="cpu"), state)
+        curriculum = curriculum_for(config.curriculum, config.env.id, policy.spec)
+        Rounds(config.seed, 1, curriculum).restore(state.get("curriculum"))
+        why = exactness.missing(config, policy.spec, state)
+        is_over = state["env_steps"] >= config.ppo.total_steps  # and lacks its summary only
+        if why is not None and config.resume_state == "exact" and not is_over:
+            raise ConfigError(
+                f"{path} does not hold what environments were in the midst of, for {why}: resume_state=approximate "
+                "goes on from it with new episodes"
+            )
