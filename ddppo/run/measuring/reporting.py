@@ -5,7 +5,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -53,6 +53,22 @@ class Agreed(NamedTuple):
     save_due: bool
 
 
+class _Head(NamedTuple):
+    """What every rank tells of itself first: a number each, or a column `[W]` of all ranks' each."""
+
+    t_iter: Any
+    t_rollout: Any
+    t_learn: Any
+    t_checkpoint: Any
+    hidden_comm: Any
+    num_steps: Any
+    num_episodes: Any
+    stop_requested: Any
+    step_ready: Any
+    save_due: Any
+    params_hash: Any
+
+
 class Reporter:
     """Turns LocalIterations of all ranks into IterationReports, and keeps the window of finished episodes.
 
@@ -86,74 +102,29 @@ class Reporter:
 
         Raises ReplicaMismatchError on all ranks if parameters differ.
         """
-        times, update = local.times, local.update
-        waited, communicated = self._within_parts(times)
-        for role, seconds in times.waits.items():
-            waited[ROLES.index(role)] += seconds
-        row: list[float] = [
-            times.t_iter,
-            times.t_rollout,
-            times.t_learn,
-            times.t_checkpoint,
-            times.hidden_comm,
-            local.num_steps,
-            len(local.episodes),
-            local.stop_requested,
-            local.step_ready,
-            local.save_due,
-            local.params_hash,
-        ]
-        measured = [local.measured.get(name, np.nan) for name in _MEASURED] if local.measured else _NOTHING
-        traffic: list[float] = [times.num_messages, times.num_bytes, communicated, *waited]
-        of_all = times.collectives[0]
-        parts: list[list[float] | np.ndarray] = [
-            row,
-            self._sums(update),
-            traffic,
-            measured,
-            of_all.stamps.ravel(),
-        ]
+        of_all = local.times.collectives[0]
+        parts = [*self._own_parts(local), of_all.stamps.ravel()]
         ends = [*itertools.accumulate(map(len, parts))]
         rows = self._gather(self.group, np.concatenate(parts))
-        heads, sums, traffic_of_all, measured_of_all, stamps = (
+        heads, sums, traffic, measured, stamps = (
             rows[:, end - len(part) : end] for part, end in zip(parts, ends, strict=True)
         )
-        t_iter, t_rollout, t_learn, saving, hidden, steps, num_episodes, stops, ready, due, hashes = heads.T
-        _check_replicas(hashes, local.iteration, self._compared)
-        messages, num_bytes, t_comm, *waits = traffic_of_all.T
-        is_measured = not np.isnan(measured_of_all).all()
+        head = _Head(*heads.T)
+        _check_replicas(head.params_hash, local.iteration, self._compared)
         roles = [self._roles[rank] for rank in self.group.members]
-        together, comm = split_waiting(stamps.reshape(len(rows), -1, 2), of_all.is_barrier, roles)
-        t_comm = t_comm + comm
-        t_wait = dict(zip(ROLES, waits, strict=True))
-        for role, of_ranks in together.items():
-            t_wait[role] = t_wait[role] + of_ranks
-        t_sync = sum(t_wait.values(), start=np.zeros(len(rows)))
-        self._share_episodes(local.episodes, int(num_episodes.max()))
-        per_rank = {
-            "rollout/local_steps": steps,
-            "rollout/local_fps": steps / t_iter,
-            "time/t_iter": t_iter,
-            "time/t_rollout": t_rollout,
-            "time/t_learn": t_learn,
-            "time/t_sync": t_sync,
-            "time/t_comm": t_comm,
-            "time/t_other": t_iter - t_rollout - t_learn - t_sync - t_comm,
-            "time/t_checkpoint": saving,
-            "time/t_comm_total": t_comm + hidden,
-            "dist/rho_comm": t_comm / t_iter,
-            "dist/rho_sync": t_sync / t_iter,
-            **{f"time/t_wait_{role}": t_wait[role] for role in self._waited_for},
-            **({"dist/messages": messages, "dist/bytes": num_bytes} if self._waited_for else {}),
-            **(dict(zip(_MEASURED, measured_of_all.T, strict=True)) if is_measured else {}),
-        }
+        waited = split_waiting(stamps.reshape(len(rows), -1, 2), of_all.is_barrier, roles)
+        self._share_episodes(local.episodes, int(head.num_episodes.max()))
+        is_measured = not np.isnan(measured).all()
+        per_rank = self._per_rank(head, traffic, *waited)
+        if is_measured:
+            per_rank.update(zip(_MEASURED, measured.T, strict=True))
         values_of_ranks = np.array(list(per_rank.values())).T.tolist()
-        num_steps = float(steps.sum()) + sum(news.num_steps for news in local.news)
+        num_steps = float(head.num_steps.sum()) + sum(news.num_steps for news in local.news)
         metrics = {
             "rollout/steps": num_steps,
-            "rollout/fps": num_steps / float(t_iter.max()),
-            "rollout/episodes": float(num_episodes.sum()),
-            **self._learned(update, sums.sum(axis=0)),
+            "rollout/fps": num_steps / float(head.t_iter.max()),
+            "rollout/episodes": float(head.num_episodes.sum()),
+            **self._learned(local.update, sums.sum(axis=0)),
         }
         report = IterationReport(
             iteration=local.iteration,
@@ -165,7 +136,61 @@ class Reporter:
             + tuple(self._of_own_pace(news) for news in local.news),
             global_metrics=metrics,
         )
-        return report, Agreed(1.0 in stops.tolist(), 0.0 not in ready.tolist(), 1.0 in due.tolist())
+        return report, Agreed(
+            1.0 in head.stop_requested.tolist(),
+            0.0 not in head.step_ready.tolist(),
+            1.0 in head.save_due.tolist(),
+        )
+
+    def _own_parts(self, local: LocalIteration) -> list[np.ndarray]:
+        """Return what this rank tells: its head, its sums, its traffic, what its topology measured."""
+        times = local.times
+        waited, communicated = self._within_parts(times)
+        for role, seconds in times.waits.items():
+            waited[ROLES.index(role)] += seconds
+        head = _Head(
+            t_iter=times.t_iter,
+            t_rollout=times.t_rollout,
+            t_learn=times.t_learn,
+            t_checkpoint=times.t_checkpoint,
+            hidden_comm=times.hidden_comm,
+            num_steps=local.num_steps,
+            num_episodes=len(local.episodes),
+            stop_requested=local.stop_requested,
+            step_ready=local.step_ready,
+            save_due=local.save_due,
+            params_hash=local.params_hash,
+        )
+        traffic = [times.num_messages, times.num_bytes, communicated, *waited]
+        measured = [local.measured.get(name, np.nan) for name in _MEASURED] if local.measured else _NOTHING
+        return [np.array(head, float), self._sums(local.update), np.array(traffic), np.array(measured)]
+
+    def _per_rank(
+        self, head: _Head, traffic: np.ndarray, together: dict[str, np.ndarray], comm: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return metrics `[W]` of ranks from what they told, and from what they waited and sent all together."""
+        messages, num_bytes, t_comm, *waits = traffic.T
+        t_comm = t_comm + comm
+        t_wait = dict(zip(ROLES, waits, strict=True))
+        for role, of_ranks in together.items():
+            t_wait[role] = t_wait[role] + of_ranks
+        t_iter, t_sync = head.t_iter, sum(t_wait.values(), start=np.zeros(len(comm)))
+        return {
+            "rollout/local_steps": head.num_steps,
+            "rollout/local_fps": head.num_steps / t_iter,
+            "time/t_iter": t_iter,
+            "time/t_rollout": head.t_rollout,
+            "time/t_learn": head.t_learn,
+            "time/t_sync": t_sync,
+            "time/t_comm": t_comm,
+            "time/t_other": t_iter - head.t_rollout - head.t_learn - t_sync - t_comm,
+            "time/t_checkpoint": head.t_checkpoint,
+            "time/t_comm_total": t_comm + head.hidden_comm,
+            "dist/rho_comm": t_comm / t_iter,
+            "dist/rho_sync": t_sync / t_iter,
+            **{f"time/t_wait_{role}": t_wait[role] for role in self._waited_for},
+            **({"dist/messages": messages, "dist/bytes": num_bytes} if self._waited_for else {}),
+        }
 
     def _of_own_pace(self, news: News) -> dict[str, float]:
         """Return the metrics of a rank that serves; zeros where it had no news."""
