@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -12,37 +12,26 @@ from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.launch import cores_per_rank, threads_per_rank
 from ddppo.distributed.parameters import FlatParameters
-from ddppo.distributed.programs.kit import Kit, Program
+from ddppo.distributed.programs.kit import Kit, Program, Replica
 from ddppo.envs import probe, settled
 from ddppo.errors import ConfigError
-from ddppo.models import ActorCritic, build_model
+from ddppo.models import build_model
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
 from ddppo.run.loop.compilation import can_be_native
 from ddppo.run.measuring.machines import gather_machines
-from ddppo.scaling import BatchShape
-from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Topology, find, imported
 from ddppo.tracebacks import in_one_line
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(Replica):
     """The parts of one rank. players: ranks that play evaluations, all that hold the parameters and go in step.
 
     derived: what summary.json tells of the parts.
     """
 
-    config: Config
-    group: Group
-    device: torch.device
-    shape: BatchShape
-    layout: Layout
-    spec: EnvSpec
-    model: ActorCritic
-    parameters: FlatParameters
-    obs_normalizer: ObsNormalizer | None
     program: Program
     players: tuple[int, ...]
     derived: dict[str, Any]
@@ -119,18 +108,8 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         initial.take_(begun_with, model, obs_normalizer)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
-    kit = Kit(
-        config=replace(config, env=env_config),
-        group=group,
-        device=device,
-        shape=shape,
-        layout=roles,
-        spec=spec,
-        model=model,
-        parameters=parameters,
-        obs_normalizer=obs_normalizer,
-        cores=cores,
-    )
+    replica = Replica(config, group, device, shape, roles, spec, model, parameters, obs_normalizer)
+    kit = Kit(**{**_fields(replica), "config": replace(config, env=env_config)}, cores=cores)
     program = program_of(topology)(kit)
     if begun_with is not None:
         initial.take_rewards_(begun_with, program.learner.reward_normalizer)
@@ -138,33 +117,31 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
     if can_be_native(config, model, device, program.sync.name):
         work = 0  # one thread in C++ is faster than several in torch
     torch.set_num_threads(threads_per_rank(config, local_world_size, work))
+    derived = _derived(kit, program, local_world_size)
+    return Parts(**_fields(replica), program=program, players=players_of(roles, topology), derived=derived)
+
+
+def _fields(replica: Replica) -> dict[str, Any]:
+    return {field.name: getattr(replica, field.name) for field in fields(Replica)}
+
+
+def _derived(kit: Kit, program: Program, local_world_size: int) -> dict[str, Any]:
+    """Return what summary.json tells of the parts; all ranks call it."""
+    group, device = kit.group, kit.device
     machines = gather_machines(group, with_gpu=device.type == "cuda")
     derived = {
-        "num_parameters": parameters.gradient.numel(),
-        "num_products": model.num_products(),  # of weights, for one observation
+        "num_parameters": kit.parameters.gradient.numel(),
+        "num_products": kit.model.num_products(),  # of weights, for one observation
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads_per_rank": torch.get_num_threads(),
-        "env_backend": env_config.backend,
+        "env_backend": kit.config.env.backend,
         "num_nodes": int(os.environ.get("GROUP_WORLD_SIZE", -(-group.world_size // local_world_size))),
         "num_hosts": len(machines),
         "machines": machines,
-        "roles": [roles.role(rank).name for rank in range(group.world_size)],
+        "roles": [kit.layout.role(rank).name for rank in range(group.world_size)],
         "collective": group.name,
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }
     if program.rounds is not None:
         derived["whole_episodes"] = True
-    return Parts(
-        config=config,
-        group=group,
-        device=device,
-        shape=shape,
-        layout=roles,
-        spec=spec,
-        model=model,
-        parameters=parameters,
-        obs_normalizer=obs_normalizer,
-        program=program,
-        players=players_of(roles, topology),
-        derived=derived,
-    )
+    return derived

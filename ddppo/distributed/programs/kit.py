@@ -35,8 +35,8 @@ __all__ = ["NO_UPDATE", "Collected", "Kit", "News", "Program"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
-    """One rank's kit. shape: of the batch of all ranks. cores: that the rank has to itself."""
+class Replica:
+    """What one rank holds of a run. shape: of the batch of all ranks."""
 
     config: Config
     group: Group
@@ -47,6 +47,12 @@ class Kit:
     model: ActorCritic
     parameters: FlatParameters
     obs_normalizer: ObsNormalizer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Kit(Replica):
+    """One rank's kit. cores: that the rank has to itself."""
+
     cores: int
 
     @property
