@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,86 +20,21 @@ from typing import IO, Any
 from submitit.helpers import DelayedSubmission
 
 from ddppo.cluster import slurm
+from ddppo.cluster.layout import RankLayout
 from ddppo.cluster.local.conf import is_free
 from ddppo.cluster.slurm import command
-from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, ConfigError, RankLost, TrainingError
+from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, RankLost, TrainingError
 from ddppo.processes.signals import note_beginning
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from ddppo.run.restarts import with_restarts
 
 _FORWARD_EVERY_S = 2.0
-_START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
 _PATIENCE_S = 10.0  # what this job was before it was queued again may still be ending
 # Between the exec of a rank and its first line a signal would kill it; what a shell ignores its exec ignores.
 _DEAF = ("sh", "-c", 'trap "" USR1 USR2 TERM; exec "$@"', "sh")
 _ENDED_TASK = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (?:Exited with exit code (\d+)|(\w[\w ]*))")
 _SIGNALLED = 128
-
-
-@dataclass(frozen=True, slots=True)
-class RankLayout:
-    """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
-
-    interface: the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL. learner: of rank
-    0, if it is the first component of a heterogeneous job; the other ranks are the second.
-    https://slurm.schedmd.com/heterogeneous_jobs.html
-    """
-
-    world_size: int
-    num_nodes: int
-    ranks_per_node: int
-    cpus_per_rank: int
-    gpus_per_node: int = 0
-    interface: str | None = None
-    learner: "RankLayout | None" = None
-
-    def __post_init__(self) -> None:
-        if (
-            not (self.num_nodes - 1) * self.ranks_per_node
-            < self.world_size
-            <= self.num_nodes * self.ranks_per_node
-        ):
-            raise ConfigError(
-                f"{self.num_nodes} nodes with {self.ranks_per_node} ranks each do not hold world_size="
-                f"{self.world_size}, or leave a node idle"
-            )
-
-    @property
-    def components(self) -> "list[RankLayout]":
-        return [self] if self.learner is None else [self.learner, self]
-
-    def sbatch(self, signal_delay_s: int) -> dict[str, Any]:
-        """Return sbatch's options for the first component of a job of this layout, for additional_parameters.
-
-        Not as parameters of submitit's own, which would take every rank for a task that returns a result. The signal
-        goes to the batch script alone (B:), `signal_delay_s` before the job's end.
-        """
-        return self.components[0].resources() | {"signal": f"B:USR2@{signal_delay_s}", "requeue": True}
-
-    def resources(self) -> dict[str, Any]:
-        """Return what sbatch and srun are told of this component alone."""
-        options = {
-            "nodes": self.num_nodes,
-            "ntasks": self.world_size,
-            "ntasks-per-node": self.ranks_per_node,
-            "cpus-per-task": self.cpus_per_rank,
-        }
-        return options | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
-
-    def srun(self, program: Sequence[str] = ()) -> list[str]:
-        """Return the command that starts `program` as every rank inside the job: one step, whatever the components."""
-        parts = []
-        for number, component in enumerate(self.components):
-            options = component.resources() | {
-                "kill-on-bad-exit": 1,
-                "immediate": _START_TIMEOUT_S,
-                "input": "none",
-            }
-            if self.learner is not None:
-                options["het-group"] = number
-            parts += [":", *(f"--{name}={value}" for name, value in options.items()), *program]
-        return ["srun", *parts[1:]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddppo.cluster.driver import RankLayout
+from ddppo.cluster.layout import RankLayout
 from ddppo.config import Config, SlurmLauncherConfig, layout
 from ddppo.errors import ConfigError
 

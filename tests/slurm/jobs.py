@@ -13,7 +13,8 @@ import submitit
 
 from ddppo import config as configuration
 from ddppo.cluster import slurm
-from ddppo.cluster.driver import Driver, RankLayout
+from ddppo.cluster.driver import Driver
+from ddppo.cluster.layout import RankLayout
 from ddppo.cluster.local import LocalCluster
 from ddppo.cluster.resources import sbatch_parameters
 from ddppo.config import (

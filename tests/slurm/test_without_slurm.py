@@ -11,7 +11,7 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo.cluster import driver
-from ddppo.cluster.driver import RankLayout
+from ddppo.cluster.layout import RankLayout
 from ddppo.cluster.local import LocalCluster, conf_path
 from ddppo.cluster.local import cluster as local
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables

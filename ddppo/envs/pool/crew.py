@@ -15,18 +15,7 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.rows import RowLayout
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.pool.line import (
-    DONE,
-    RESET,
-    STEP,
-    Memory,
-    Shape,
-    Task,
-    ToMeasure,
-    create,
-    hear,
-    tell,
-)
+from ddppo.envs.pool.line import DONE, RESET, STEP, Memory, Shape, Task, ToMeasure, create, hear, tell
 from ddppo.envs.pool.past import Past, Replay
 from ddppo.envs.pool.process import Worker, lost_server
 from ddppo.envs.same_step import Answers
