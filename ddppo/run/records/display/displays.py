@@ -120,7 +120,7 @@ class RichDisplay(_Drawn):
 
 
 class FrameDisplay(_Drawn):
-    """Prints frames, each a line of JSON, for a process that shows them in place: see ddppo/api.py."""
+    """Prints frames, each a line of JSON, for a process that shows them in place: see ddppo/api."""
 
     def __init__(self, total_steps: int, columns: int, *, clock: Clock = time.monotonic) -> None:
         super().__init__(total_steps, RICH_INTERVAL_S, clock)
