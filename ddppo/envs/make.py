@@ -17,6 +17,7 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.atari.batch import make_atari, whole_games
 from ddppo.envs.batched import make_batched, why_not_batched
+from ddppo.envs.envpool import make_envpool
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.native import make_native
 from ddppo.envs.pool.pool import make_pool
@@ -60,8 +61,8 @@ def make_vec_env(
     """
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
-    make = make_atari if env.is_ale else BACKENDS[env.backend]
-    more = {"cores": cores} if env.is_ale or env.backend == "pool" else {}
+    make = make_atari if env.is_ale else make_envpool if env.is_envpool else BACKENDS[env.backend]
+    more = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
     if env.backend in ("pool", "remote"):
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
@@ -89,11 +90,12 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
 def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
     """Return the settings with who steps `num_envs` environments where env.backend=auto; it changes no number.
 
-    That is batched where the task can be, native for ALE's games, else the faster of sync and pool, by a measured step.
+    That is batched where the task can be, native for ALE's games and EnvPool's tasks, else the faster of sync
+    and pool, by a measured step.
     """
     if env.backend != "auto":
         return env
-    if env.is_ale:
+    if env.is_ale or env.is_envpool:
         return dataclasses.replace(env, backend="native")
     if spec.is_text:
         is_crowd = spec.one_a_process and num_envs > 1

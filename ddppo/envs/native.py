@@ -113,13 +113,16 @@ class NativeEnvs(Unsaved):
             raise no_options(self.names)
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._just_ended = np.zeros(self.num_envs, bool)
-        seed = np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0] >> 1  # 31 bits
         self._num_steps = 0
         try:
-            obs, infos = self._envs.reset(seed=int(seed))
+            obs, infos = self._envs.reset(seed=self._seed(seeds))
             return self._read(obs), self._mask(infos)
         except (Exception, SystemExit) as e:
             raise explained(self.names.all(), when_reset(0), e) from e
+
+    def _seed(self, seeds: Sequence[int]) -> Any:
+        """Return what the batch is seeded with: one number, of 31 bits."""
+        return int(np.random.SeedSequence([int(seed) for seed in seeds]).generate_state(1)[0] >> 1)
 
     def step(self, actions: np.ndarray) -> EnvStep:
         assert actions.shape == (self.num_envs, *self.spec.action.shape), actions.shape

@@ -13,7 +13,12 @@ from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 DOOR_KEY = "MiniGrid-DoorKey-6x6-v0"
-EXTRAS = [(DOOR_KEY, "minigrid"), ("popgym-PositionOnlyCartPoleEasy-v0", "popgym"), ("ALE/Pong-v5", "ale_py")]
+EXTRAS = [
+    (DOOR_KEY, "minigrid"),
+    ("popgym-PositionOnlyCartPoleEasy-v0", "popgym"),
+    ("ALE/Pong-v5", "ale_py"),
+    ("envpool/Pong-v5", "envpool"),
+]
 
 
 def needs(module):

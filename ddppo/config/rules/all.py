@@ -117,10 +117,10 @@ def _check_updates(config: Config) -> None:
 
 
 def _check_sizes(config: Config, shape: BatchShape) -> None:
-    if config.env.backend == "native" and shape.rollout_steps < 2:
+    if (config.env.backend == "native" or config.env.is_envpool) and shape.rollout_steps < 2:
         raise ConfigError(
-            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native may hold nothing but "
-            "autoreset pseudo-steps: use at least 2, or env.backend=sync"
+            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native, or of envpool/..., "
+            "may hold nothing but autoreset pseudo-steps: use at least 2, or env.backend=sync"
         )
     check_observers(config, shape)
     check_workers(config, shape)

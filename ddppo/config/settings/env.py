@@ -18,9 +18,10 @@ class EnvConfig:
         "auto",
         "who steps them: batched (all at once in the rank: classic control and synthetic, the numbers of sync), sync "
         "(in turn in the rank), pool (a few processes, shared memory), native (the task's own batched implementation; "
-        "its random stream depends on W, but not that of ALE/..., which ale-py preprocesses), remote (each served by a "
-        "process of its own behind an address, the numbers of sync: see env.urls), auto (batched, native for ALE/..., "
-        "or sync or pool by measured step time; of text remote where a process can hold one only, else sync)",
+        "its random stream depends on W, but not that of ALE/..., which ale-py preprocesses, or of envpool/...), "
+        "remote (each served by a process of its own behind an address, the numbers of sync: see env.urls), auto "
+        "(batched, native for these two, or "
+        "sync or pool by measured step time; of text remote where a process can hold one only, else sync)",
         choices=("auto", "batched", "sync", "pool", "native", "remote"),
     )
     urls: list[str] = setting(
@@ -39,7 +40,7 @@ class EnvConfig:
     num_workers: int | None = setting(
         None,
         "processes of a rank with backend=pool; null takes as many as keep the rank's cores busy: its cores, more "
-        "where environments wait rather than compute. For ALE/... threads of a rank; null is its cores",
+        "where environments wait rather than compute. For ALE/... and envpool/... threads of a rank; null is its cores",
         low=1,
     )
     max_episode_steps: int | None = setting(
@@ -69,3 +70,8 @@ class EnvConfig:
     def is_ale(self) -> bool:
         """Whether ale-py's batch steps this task, as it does an id ALE/... unless another backend is asked for."""
         return self.id.startswith("ALE/") and self.backend in ("auto", "native")
+
+    @property
+    def is_envpool(self) -> bool:
+        """Whether EnvPool steps this task, as it does an id envpool/... unless another backend is asked for."""
+        return self.id.startswith("envpool/") and self.backend in ("auto", "native")

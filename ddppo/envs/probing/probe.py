@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import gymnasium as gym
+
 from ddppo.config import EnvConfig
 from ddppo.envs.atari.batch import atari_spec
+from ddppo.envs.envpool import make_envpool_task
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.probing.explaining import explained
 from ddppo.envs.probing.finding import find_packages, find_task
@@ -31,8 +34,9 @@ def probe(env: EnvConfig) -> EnvSpec:
     find_task(env)
     if env.is_ale:
         return explained(env, lambda: atari_spec(env))
-    if env.backend == "native":
-        envs = explained(env, lambda: make_native_task(env, num_envs=2))
+    if env.backend == "native" or env.is_envpool:
+        make = make_envpool_task if env.is_envpool else make_native_task
+        envs: gym.vector.VectorEnv = explained(env, lambda: make(env, num_envs=2))
         try:
             return explained(env, lambda: learn_native_spec(envs))
         finally:

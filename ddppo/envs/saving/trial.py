@@ -56,6 +56,8 @@ def reason_why_not(env: EnvConfig, steps: int = _STEPS, seconds: float = _SECOND
         return None
     if env.backend == "remote":
         return f"{env.id} is stepped by servers (env.backend=remote), and a session hands over no state"
+    if env.is_envpool:
+        return f"{env.id} is stepped by EnvPool, which hands over no state"
     if env.backend == "native":
         return f"{env.id} is stepped by its own batch (env.backend=native), which hands over no state"
     if env.backend in ("auto", "batched") and why_not_batched(env) is None:

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
+from ddppo.envs.envpool import PREFIX, register
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 
@@ -18,6 +19,7 @@ _EXTRAS = {  # by how an id begins: the module to import, and its extra
     "MiniGrid-": ("minigrid", "minigrid"),
     "BabyAI-": ("minigrid", "minigrid"),
     "popgym-": ("popgym", "popgym"),
+    PREFIX: ("envpool", "envpool"),
 }
 _MOST_MISSIONS = 1000
 _LARGEST = 10  # number in an image of MiniGrid: the kind "agent"
@@ -34,6 +36,8 @@ def register_extra(env_id: str) -> None:
                 raise ConfigError(
                     f"env.id={env_id} needs a package that is not installed: {install_command(extra)}"
                 ) from e
+            if prefix == PREFIX:
+                register(env_id)
 
 
 def adapted(task: gym.Env) -> gym.Env:

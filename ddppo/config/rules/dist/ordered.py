@@ -71,7 +71,7 @@ def check_ordered(config: Config) -> None:
             f"ppo.normalize_advantages=local {said}: moments of one rank depend on W: use "
             "ppo.normalize_advantages=global"
         )
-    if config.env.backend == "native" and not config.env.is_ale:
+    if config.env.backend == "native" and not (config.env.is_ale or config.env.is_envpool):
         raise ConfigError(
             f"env.backend=native {said}: its environments share one random stream, so they depend on how many a rank "
             "steps: use env.backend=auto"

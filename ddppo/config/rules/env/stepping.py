@@ -9,8 +9,8 @@ from ddppo.topologies import find
 
 def check_context(config: Config) -> None:
     env = config.env
-    if env.context is not None and (env.backend in ("native", "remote") or env.is_ale):
-        what = f"env.id={env.id}" if env.is_ale else f"env.backend={env.backend}"
+    if env.context is not None and (env.backend in ("native", "remote") or env.is_ale or env.is_envpool):
+        what = f"env.id={env.id}" if env.is_ale or env.is_envpool else f"env.backend={env.backend}"
         raise ConfigError(
             f"env.context={env.context} with {what}, which begins episodes without a reset's options: use "
             "env.backend=sync or pool"
@@ -50,7 +50,8 @@ def check_workers(config: Config, shape: BatchShape) -> None:
             f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, whose environments "
             f"are stepped by env.backend={topology.env_backend}: leave the number out"
         )
-    if (topology.env_backend or config.env.backend) != "pool" and not config.env.is_ale:
+    has_threads = config.env.is_ale or config.env.is_envpool
+    if (topology.env_backend or config.env.backend) != "pool" and not has_threads:
         raise ConfigError(
             f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
             "env.backend=pool, or leave the number out"

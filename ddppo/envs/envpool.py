@@ -1,0 +1,182 @@
+"""Tasks of EnvPool (Weng et al. 2022, arXiv:2206.10558), ids envpool/<its own>, stepped by its threads in C++.
+
+Every environment has a seed of its own, so its episodes depend neither on the others nor on the rank that steps it. An
+episode that has ended is followed by a pseudo-step, which resets it and is no transition (`NativeEnvs`).
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+
+from ddppo.config import EnvConfig, near
+from ddppo.envs.faults import EnvNames, explained
+from ddppo.envs.native import NativeEnvs
+from ddppo.envs.vec_env import EnvSpec
+from ddppo.errors import ConfigError
+
+_NOT_SETTINGS = ("num_envs", "max_episode_steps", "base_path", "max_num_players", "reward_threshold")
+PREFIX = "envpool/"
+_NEVER = 2**31 - 1
+ENVPOOL_OURS = {  # keywords of EnvPool that other settings decide
+    "num_threads": "set env.num_workers",
+    "batch_size": "leave it out: a step is of all environments",
+    "seed": "set seed",
+    "env_seed": "set seed",
+    "reward_clip": "set ppo.reward_clip: learning alone sees what it cuts",
+    "gym_reset_return_info": "leave it out",
+}
+
+
+def register(env_id: str) -> None:
+    """Make Gymnasium know a task that EnvPool has, as single environments."""
+    import envpool
+
+    name = env_id.removeprefix(PREFIX)
+    if env_id in gym.registry or name not in envpool.list_all_envs():
+        return
+    gym.register(
+        env_id,
+        entry_point="ddppo.envs.envpool:OneOfPool",
+        vector_entry_point="ddppo.envs.envpool:PooledTask",
+        kwargs={"name": name},
+        max_episode_steps=getattr(_config(name), "max_episode_steps", None),
+        order_enforce=False,
+    )
+
+
+def make_envpool_task(env: EnvConfig, num_envs: int, num_threads: int = 1) -> "PooledTask":
+    limit = env.max_episode_steps or gym.registry[env.id].max_episode_steps
+    name = env.id.removeprefix(PREFIX)
+    return PooledTask(
+        num_envs, name, num_threads=num_threads, max_episode_steps=limit, **_allowed(name, env.kwargs)
+    )
+
+
+def make_envpool(
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, cores: int = 1
+) -> "EnvPoolEnvs":
+    """Step environments on env.num_workers threads, by default a rank's cores; they change no number.
+
+    Nothing is waited for, so timeout_s is not used.
+    """
+    num_envs = len(names.indices)
+    try:
+        task = make_envpool_task(env, num_envs, min(env.num_workers or cores, num_envs))
+        return EnvPoolEnvs(task, spec, names)
+    except (Exception, SystemExit) as e:
+        raise explained(names.all(), "when they were made", e) from e
+
+
+class EnvPoolEnvs(NativeEnvs):
+    """`VecEnv` over EnvPool. Each environment's stream follows from its own seed, whoever it is stepped with."""
+
+    def _seed(self, seeds: Sequence[int]) -> list[int]:
+        return [int(seed) for seed in seeds]
+
+
+class PooledTask(gym.vector.VectorEnv):
+    """EnvPool as a batch of Gymnasium that resets in the step after an end. It takes seeds by a pool made anew.
+
+    Actions are of single_action_space's kind, of any dtype.
+    """
+
+    def __init__(self, num_envs: int, name: str, **kwargs: Any) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}
+        self.num_envs = num_envs
+        self._name, self._kwargs = name, kwargs
+        self._pool: Any = _made(name, range(num_envs), kwargs)
+        self.single_observation_space = self._pool.observation_space
+        self.single_action_space = self._pool.action_space
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._dtype = (
+            self.single_action_space.dtype if isinstance(self.single_action_space, Box) else np.int32
+        )
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed
+            self._pool = None  # its threads end before others begin
+            self._pool = _made(self._name, seeds, self._kwargs)
+        return self._pool.reset()[0], {}
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        obs, rewards, terminated, truncated, _ = self._pool.step(np.asarray(actions, self._dtype))
+        return obs, rewards, terminated, truncated, {}
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self._pool = None
+
+
+class OneOfPool(gym.Env):
+    """A pool of one, which Gymnasium's own limit truncates: for evaluation, env.backend=sync and pool."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (Gymnasium's)
+
+    def __init__(self, name: str, render_mode: str | None = None, **kwargs: Any) -> None:
+        self._task = PooledTask(1, name, num_threads=1, max_episode_steps=_NEVER, **_allowed(name, kwargs))
+        self.observation_space = self._task.single_observation_space
+        self.action_space = self._task.single_action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        obs, _ = self._task.reset(seed=None if seed is None else [seed])
+        return _first(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, rewards, terminated, truncated, _ = self._task.step(np.asarray(action)[None])
+        return _first(obs), float(rewards[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def close(self) -> None:
+        self._task.close()
+
+
+def _made(name: str, seeds: Sequence[int], kwargs: dict[str, Any]) -> Any:
+    import envpool
+
+    with _quietly():
+        pool = envpool.make(
+            name, env_type="gymnasium", num_envs=len(seeds), env_seed=[int(seed) for seed in seeds], **kwargs
+        )
+        pool.observation_space, pool.action_space  # noqa: B018 (made when first asked for)
+        return pool
+
+
+def _config(name: str) -> Any:
+    import envpool
+
+    with _quietly():
+        return envpool.make_spec(name).config
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Leave unsaid what Gymnasium says of the bounds that EnvPool gives its spaces."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _allowed(name: str, kwargs: dict[str, Any]) -> dict[str, Any]:
+    for key, remedy in ENVPOOL_OURS.items():
+        if key in kwargs:
+            raise ConfigError(f"env.kwargs.{key} is not the task's to decide: {remedy}")
+    known = [key for key in _config(name)._fields if key not in (*ENVPOOL_OURS, *_NOT_SETTINGS)]
+    for key in kwargs:
+        if key not in known:
+            raise ConfigError(
+                f"env.kwargs.{key}: EnvPool's {name} has no such keyword{near(key, known)}; it has {', '.join(known)}"
+            )
+    return kwargs
+
+
+def _first(obs: Any) -> Any:
+    return {key: _first(part) for key, part in obs.items()} if isinstance(obs, dict) else obs[0]
