@@ -155,15 +155,7 @@ class Learner:
         estimates, agreed, plan = self._agree(rollout, estimates, self._plan(rollout, iteration, shape))
         if is_ordered := shape.num_shards > 0:
             plan = [by_shard(*minibatches, shape) for minibatches in plan]
-        batch: OfRollout
-        if self.takes_sequences:
-            batch = Sequences(rollout, estimates)
-        elif self.remembers:
-            batch = Histories(rollout, estimates)
-        else:
-            batch = Batch(rollout, estimates, apart=is_ordered)
-        if self.reference is not None:
-            batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
+        batch = self._batch(rollout, estimates, apart=is_ordered)
         by_minibatch = None
         if config.normalize_advantages == "minibatch":
             by_minibatch = AdvantagesByMinibatch(batch, plan, shape.local_num_shards, self.gather)
@@ -200,6 +192,19 @@ class Learner:
         if config.lr_schedule == "adaptive" and warmth == 1.0:
             self._adapt_learning_rate(epoch_kl)
         return update
+
+    def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> OfRollout:
+        """Return what minibatches are taken from; apart: each has memory of its own, where it is samples."""
+        batch: OfRollout
+        if self.takes_sequences:
+            batch = Sequences(rollout, estimates)
+        elif self.remembers:
+            batch = Histories(rollout, estimates)
+        else:
+            batch = Batch(rollout, estimates, apart=apart)
+        if self.reference is not None:
+            batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
+        return batch
 
     def _summed(self, sums: torch.Tensor) -> torch.Tensor:
         """Return the sums `[n]` over all shards of all ranks on rank 0, zeros on others, of this rank's `[S, n]`."""
