@@ -21,7 +21,7 @@ help:  ## list the targets
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
 	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
 
-test: .venv/.installed  ## run the quick tests, those that take a processor less than two seconds: some minutes
+test: .venv/.installed  ## run the quick tests, without most of what takes a processor two seconds: minutes
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed  ## run every test, as CI does: also SLURM sweeps, hosts, learning, what is killed, most ranks, sums to the bit

@@ -133,6 +133,7 @@ MIXED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_with_pixels_beside_other_arrays_and_a_model_of_them_they_agree_whoever_steps_the_tasks(runs):
     one = runs("mixed_sync", *MIXED, "env.backend=sync", "dist.world_size=1")[1]
     two = runs("mixed_pool", *MIXED, "env.backend=pool", "dist.world_size=2")[2]

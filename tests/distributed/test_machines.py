@@ -19,6 +19,7 @@ def model(run_dir):
     return torch.load(run_dir / "checkpoints" / f"iteration_{ITERATIONS:08d}.pt", weights_only=True)["model"]
 
 
+@pytest.mark.slow
 def test_two_machines_learn_what_one_learns_by_shared_memory_and_by_gloo(tmp_path, unused_port):
     over, arguments = tmp_path / "over", [*SIZES, f"hydra.run.dir={tmp_path / 'over'}"]
     at = ["--master-addr=127.0.0.1", f"--master-port={unused_port}"]

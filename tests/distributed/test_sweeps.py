@@ -106,6 +106,7 @@ def test_a_run_of_other_settings_is_moved_aside_whole(sweep, tmp_path):
     assert summary(run_dir)["config"]["ppo"]["gamma"] == 0.98
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_sweep_and_the_same_command_goes_on_with_it(sweep, tmp_path):
     with started([*TRAIN, *SLOW, "seed=0,1", f"sweep={tmp_path}"]) as process:
         wait_until(

@@ -85,6 +85,7 @@ def test_ddppos_own_model_takes_the_native_step_from_its_first_iteration_also_wh
     assert (found["compiled_from"], found["derived"]["step"]) == (1, "native")
 
 
+@pytest.mark.quick_cases("compile=off")
 @pytest.mark.parametrize("instead", ["compile=off", "threads"])
 def test_it_does_not_with_compile_off_or_several_threads(instead, tmp_path, monkeypatch):
     config = settings(compile="off" if instead == "compile=off" else "auto")
@@ -94,6 +95,7 @@ def test_it_does_not_with_compile_off_or_several_threads(instead, tmp_path, monk
     assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
 
 
+@pytest.mark.quick_cases("auto-expected0")
 @pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 @pytest.mark.parametrize(("compile_", "expected"), [("auto", ("native", 1)), ("off", ("eager", 2))])
 def test_work_that_is_enough_for_two_threads_of_torch_is_left_to_one_in_cpp(

@@ -143,6 +143,7 @@ def test_auto_is_ale_py_s_batch_and_other_backends_are_gymnasium_s_own_environme
     assert probe(EnvConfig(id="ALE/Pong-v5", backend="sync")).obs == ArraySpec((210, 160, 3), "uint8")
 
 
+@pytest.mark.slow
 def test_games_go_on_from_their_states_to_the_bit_whoever_they_are_stepped_with(monkeypatch):
     """Seeds come after 40 steps of a game, which has 150: some games had several, one had its last just now."""
     monkeypatch.setattr(atari, "RESEED_AFTER", 40)
