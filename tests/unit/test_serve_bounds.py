@@ -276,6 +276,7 @@ def dropped(url, reason):
 
 def test_100_clients_on_50_slots_are_50_sessions_and_50_refusals():
     start, told, held, refused = threading.Barrier(100), threading.Barrier(101), [], []
+    looked = threading.Event()  # until then no session ends
 
     def client(url):
         start.wait(30)
@@ -284,6 +285,7 @@ def test_100_clients_on_50_slots_are_50_sessions_and_50_refusals():
                 session.send('{"id": 1, "op": "reset", "seed": 1}')
                 held.append(json.loads(session.recv(60))["obs"][2])
                 told.wait(60)
+                looked.wait(60)
         except InvalidStatus as e:
             refused.append((e.response.status_code, json.loads(e.response.body)["size"]))
             told.wait(60)
@@ -294,6 +296,7 @@ def test_100_clients_on_50_slots_are_50_sessions_and_50_refusals():
             thread.start()
         told.wait(60)
         assert health(url)["held"] == 50
+        looked.set()
         for thread in threads:
             thread.join(60)
         assert len(set(held)) == len(held) == 50
