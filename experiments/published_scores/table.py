@@ -1,6 +1,6 @@
-"""Write results.csv, curves.csv, curves.svg and table.md: scores of trained presets beside published ones.
+"""Write results.csv, curves.csv, a figure for each kind of task and table.md: scores of presets beside published ones.
 
-.venv/bin/python -m experiments.published_scores.table outputs/sweeps/robots outputs/sweeps/learning_classic
+.venv/bin/python -m experiments.published_scores.table outputs/sweeps/robots outputs/sweeps/lunarlander
 
 The score of a run is the mean return of its deterministic evaluation at the end. Runs are told by task, W and
 seed; those of results.csv that no folder has stay, so that studies add to it.
@@ -29,21 +29,40 @@ Row = dict[str, Any]
 
 
 class Target(NamedTuple):
-    """What is asked of the IQM, and of every seed; what others published, the first of which curves are shares of."""
+    """What is asked of the IQM, and of every seed; what others published; how many digits behind the point tell."""
 
-    at_least: float
-    each: float
-    published: Mapping[str, float]
+    at_least: float = -math.inf
+    each: float = -math.inf
+    published: Mapping[str, float] = {}
+    decimals: int = 0
+
+    @property
+    def whole(self) -> float:
+        """The score that curves are shares of: the first that was published, or what is asked."""
+        return next(iter(self.published.values()), self.at_least)
+
+    def said(self, score: float) -> str:
+        return f"{score:,.{self.decimals}f}"
 
 
-TARGETS = {
-    "HalfCheetah-v5": Target(5000, -math.inf, {"SB3 zoo": 5819, "CleanRL": 1443, "Tianshou": 5784}),
-    "Hopper-v5": Target(2400, -math.inf, {"SB3 zoo": 2410, "CleanRL": 2383, "Tianshou": 2609}),
-    "Walker2d-v5": Target(3400, -math.inf, {"SB3 zoo": 3479, "CleanRL": 2288, "Tianshou": 3589}),
-    "LunarLander-v3": Target(250, 200, {"SB3 zoo": 242}),
-    "BipedalWalker-v3": Target(250, -math.inf, {"SB3 zoo": 287}),
+FIGURES = {  # name and title of a figure, and its tasks
+    ("robots", "Robots and landers"): {
+        "HalfCheetah-v5": Target(5000, published={"SB3 zoo": 5819, "CleanRL": 1443, "Tianshou": 5784}),
+        "Hopper-v5": Target(2400, published={"SB3 zoo": 2410, "CleanRL": 2383, "Tianshou": 2609}),
+        "Walker2d-v5": Target(3400, published={"SB3 zoo": 3479, "CleanRL": 2288, "Tianshou": 3589}),
+        "LunarLander-v3": Target(250, 200, {"SB3 zoo": 242}),
+        "BipedalWalker-v3": Target(250, published={"SB3 zoo": 287}),
+    },
+    ("memory_and_pixels", "Memory and pixels"): {
+        "ddppo/TMaze-v0": Target(0.95, decimals=2),
+        "ddppo/MaskedCartPole-v0": Target(450),
+        "MiniGrid-DoorKey-6x6-v0": Target(0.9, decimals=2),
+        "ALE/Pong-v5": Target(18, published={"CleanRL": 20.4, "SB3 zoo": 21.0}, decimals=1),
+        "ALE/Breakout-v5": Target(published={"SB3 zoo": 398}),
+    },
 }
-COLOURS = dict(zip(TARGETS, ("blue", "orange", "green", "red", "purple"), strict=True))
+TARGETS = {env: target for targets in FIGURES.values() for env, target in targets.items()}
+COLOURS = ("blue", "orange", "green", "red", "purple")
 
 
 def result(summary: Mapping[str, Any]) -> Row:
@@ -69,7 +88,7 @@ def curve(row: Row, folder: Path) -> list[Row]:
     kept = np.unique(np.linspace(0, len(found) - 1, NUM_POINTS).round().astype(int))
     key = {name: row[name] for name in KEY}
     return [
-        {**key, "env_steps": int(found.env_steps[i]), "return_mean": round(float(found.values[i]), 1)}
+        {**key, "env_steps": int(found.env_steps[i]), "return_mean": round(float(found.values[i]), 2)}
         for i in kept
     ]
 
@@ -115,21 +134,27 @@ def table(rows: Sequence[Row]) -> str:
         scores = [float(row["return_mean"]) for row in of_group]
         said = by_task([{"env": env, "return_mean": score} for score in scores])[env]
         low, high = said["return_iqm_interval"]
-        target, so_far = TARGETS[env], "" if len(scores) >= LEAST_SEEDS else ", so far"
-        reached = said["return_iqm"] >= target.at_least and min(scores) >= target.each
-        asked = f">= {target.at_least:,.0f}" + (
-            f", each >= {target.each:.0f}" if target.each > -math.inf else ""
-        )
+        target = TARGETS[env]
         steps = max(int(row["env_steps"]) for row in of_group)
-        cells = [env, f"{steps:,}", world_size, len(scores), f"{said['return_iqm']:,.0f}"]
-        cells += [f"{low:,.0f} to {high:,.0f}" if math.isfinite(low) else "too few seeds"]
-        cells += [
-            ", ".join(f"{score:,.0f}" for score in scores),
-            asked,
-            ("yes" if reached else "NO") + so_far,
-        ]
-        lines.append(_line([*cells, ", ".join(f"{name} {x:,.0f}" for name, x in target.published.items())]))
+        cells = [env, f"{steps:,}", world_size, len(scores), target.said(said["return_iqm"])]
+        interval = f"{target.said(low)} to {target.said(high)}"
+        cells += [interval if math.isfinite(low) else "too few seeds"]
+        cells += [", ".join(map(target.said, scores)), *_verdict(target, said["return_iqm"], scores)]
+        lines.append(
+            _line([*cells, ", ".join(f"{name} {target.said(x)}" for name, x in target.published.items())])
+        )
     return "\n".join([*lines, *_agreement(rows)])
+
+
+def _verdict(target: Target, score: float, scores: Sequence[float]) -> tuple[str, str]:
+    """Return what is asked, and whether it is reached."""
+    if not math.isfinite(target.at_least):
+        return "", ""
+    asked = f">= {target.said(target.at_least)}"
+    if math.isfinite(target.each):
+        asked += f", each >= {target.said(target.each)}"
+    is_reached = score >= target.at_least and min(scores) >= target.each
+    return asked, ("yes" if is_reached else "NO") + ("" if len(scores) >= LEAST_SEEDS else ", so far")
 
 
 def _agreement(rows: Sequence[Row]) -> list[str]:
@@ -144,37 +169,40 @@ def _agreement(rows: Sequence[Row]) -> list[str]:
         )
         low, high = difference(first, last)
         if math.isfinite(low):
-            verdict = "holds 0" if low <= 0 <= high else "DOES NOT HOLD 0"
+            verdict, said = "holds 0" if low <= 0 <= high else "DOES NOT HOLD 0", TARGETS[env].said
             lines.append(
-                f"- {env}: W={sizes[0]} less W={sizes[-1]} is {low:,.0f} to {high:,.0f} (95 %), which {verdict}"
+                f"- {env}: W={sizes[0]} less W={sizes[-1]} is {said(low)} to {said(high)} (95 %), which {verdict}"
             )
     return ["", *lines] if lines else []
 
 
-def chart(points: Sequence[Row]) -> Chart:
-    """Return the training return as a share of the first published score, median and range over seeds."""
+def chart(name: str, title: str, points: Sequence[Row]) -> Chart:
+    """Return the training return over `Target.whole` against the part of the steps, median and range over seeds."""
     drawn = Chart(
-        "curves", "Training return, as a share of the SB3 zoo's score", Axis("environment steps", shows=(0,)),
-        Axis("share", shows=(0, 1)),
-    )  # fmt: skip
+        name,
+        f"{title}: training return",
+        Axis("share of the steps", shows=(0,)),
+        Axis("share of the published or asked score", shows=(0, 1)),
+    )
+    colours = dict(zip(dict.fromkeys(env for env, _ in groups(points)), COLOURS, strict=False))
     for (env, world_size), of_group in groups(points).items():
         seeds: dict[str, list[Row]] = {}
         for row in of_group:
             seeds.setdefault(str(row["seed"]), []).append(row)
         last = min(max(int(row["env_steps"]) for row in of_seed) for of_seed in seeds.values())
         xs = np.linspace(0, last, NUM_POINTS + 1)[1:]
-        score = next(iter(TARGETS[env].published.values()))
+        score = TARGETS[env].whole
         shares = np.array(
             [
                 np.interp(xs, [int(r["env_steps"]) for r in s], [float(r["return_mean"]) / score for r in s])
                 for s in seeds.values()
             ]
         )
-        middle = [median(column) for column in shares.T.tolist()]
+        middle, done = [median(column) for column in shares.T.tolist()], (xs / last).tolist()
         if world_size == 1:
-            drawn.band(xs.tolist(), shares.min(axis=0).tolist(), shares.max(axis=0).tolist(), COLOURS[env])
-        label = f"{env.split('-')[0]}, W={world_size}"
-        drawn.line(xs.tolist(), middle, COLOURS[env], label, dashed=world_size > 1)
+            drawn.band(done, shares.min(axis=0).tolist(), shares.max(axis=0).tolist(), colours[env])
+        label = f"{env.rpartition('/')[2].split('-')[0]}, W={world_size}"
+        drawn.line(done, middle, colours[env], label, dashed=world_size > 1)
     return drawn
 
 
@@ -193,7 +221,10 @@ def main(folders: Sequence[str]) -> None:
         sys.exit(f"no completed run in {' '.join(folders) or 'no folder'}; nothing was written")
     text = table(merged("results.csv", rows))
     write_text(HERE / "table.md", text + "\n")
-    write_text(HERE / "curves.svg", chart(merged("curves.csv", points)).svg(standalone=True) + "\n")
+    curves = merged("curves.csv", points)
+    for (name, title), targets in FIGURES.items():
+        if drawn := [point for point in curves if point["env"] in targets]:
+            write_text(HERE / f"{name}.svg", chart(name, title, drawn).svg(standalone=True) + "\n")
     print(text)
 
 

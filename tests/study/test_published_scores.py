@@ -160,8 +160,28 @@ def test_a_curve_is_the_median_of_its_seeds_as_a_share_of_the_first_published_sc
         for seed, share in enumerate((0.25, 0.5, 4.0))
         for steps in (100_000, 1_000_000)
     ]
-    published.chart(points)
+    published.chart("robots", "Robots", points)
     ((xs, ys, _, label),) = drawn
     assert label == "Hopper, W=1"
-    assert (xs[-1], len(xs)) == (1_000_000, published.NUM_POINTS)
+    assert (xs[-1], len(xs)) == (1, published.NUM_POINTS)
     assert ys == pytest.approx([0.5] * len(xs))
+
+
+def test_a_curve_of_a_task_that_nobody_published_is_a_share_of_what_is_asked(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(published.Chart, "line", lambda _, *line, **how: drawn.append(line))
+    points = [row(env="ddppo/TMaze-v0", env_steps=steps, score=0.475) for steps in (50_000, 100_000)]
+    published.chart("memory", "Memory", points)
+    ((_, ys, _, label),) = drawn
+    assert label == "TMaze, W=1"
+    assert ys == pytest.approx([0.5] * published.NUM_POINTS)
+
+
+def test_scores_below_ten_have_two_digits_behind_the_point():
+    line = said(rows([0.97, 0.968, 0.949], env="ddppo/TMaze-v0"))
+    assert (line["asked"], line["reached"], line["each seed"]) == (">= 0.95", "yes", "0.97, 0.97, 0.95")
+
+
+def test_of_a_task_of_which_nothing_is_asked_nothing_is_reached():
+    line = said(rows([100.0, 120.0, 130.0], env="ALE/Breakout-v5"))
+    assert (line["asked"], line["reached"], line["published"]) == ("", "", "SB3 zoo 398")
