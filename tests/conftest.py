@@ -20,11 +20,16 @@ LONGEST = (
     "tests/slurm/",
     "tests/distributed/test_hosts.py",
     "tests/fault/test_chaos.py",
+    "tests/unit/test_new_project.py",
+    "tests/unit/test_envs_batched.py",
     "tests/golden/test_golden_compiled.py",
     "tests/fault/test_nothing_is_lost.py",
     "tests/distributed/test_ordered.py",
     "tests/distributed/test_exact_resume.py",
+    "tests/distributed/test_lost_ranks.py",
 )
+# Files whose tests take minutes together and share nothing that is set up: each test for itself, in any process.
+APART = ("tests/fault/test_chaos.py", "tests/unit/test_new_project.py", "tests/unit/test_envs_batched.py")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
@@ -49,6 +54,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFile(LoadFileScheduling):
         def _split_scope(self, nodeid):
+            if nodeid.startswith(APART):
+                return nodeid
             return "tests/slurm" if nodeid.startswith("tests/slurm/") else super()._split_scope(nodeid)
 
     return ByFile(config, log)

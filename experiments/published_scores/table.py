@@ -1,6 +1,6 @@
 """Write results.csv, curves.csv, a figure for each kind of task and table.md: scores of presets beside published ones.
 
-.venv/bin/python -m experiments.published_scores.table outputs/sweeps/robots outputs/sweeps/lunarlander
+.venv/bin/python -m experiments.published_scores.table outputs/sweeps/published_scores outputs/sweeps/pong
 
 The score of a run is the mean return of its deterministic evaluation at the end. Runs are told by task, W and
 seed; those of results.csv that no folder has stay, so that studies add to it.

@@ -101,7 +101,7 @@ def test_a_batched_task_equals_its_scalar_environments_to_the_bit(name, stepped_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLAYED)
+@pytest.mark.parametrize("name", [name for name in PLAYED if name not in ("acrobot", "cartpole v0")])
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 def test_a_batched_task_equals_its_scalar_environments_over_a_million_steps(name, monkeypatch):
     env, held = PLAYED[name]
