@@ -19,7 +19,14 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.compiled import step as compiled_step
-from ddppo.ppo.compiled.compiler import _STATE, CannotCompile, gradient_function, gradient_program, optimize_
+from ddppo.ppo.compiled.compiler import (
+    _STATE,
+    CannotCompile,
+    compile_step,
+    gradient_function,
+    gradient_program,
+    optimize_,
+)
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, example, tensors
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork
@@ -301,6 +308,16 @@ def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
         function(flat, found, *inputs[1:])
         gradient_function(model(), spec, len(minibatch), clips_value=False)(flat, eager, *inputs[1:])
         assert (found - eager).norm() < 0.02 * eager.norm()
+
+
+def test_both_libraries_are_made_of_a_trunk_that_policy_and_value_share(monkeypatch, tmp_path):
+    made = []
+    monkeypatch.setattr("torch._inductor.aot_compile", lambda program, inputs, options: made.append(options))
+    spec = EnvSpec(ArraySpec((1, 8, 8), "uint8"), ACTIONS[0])
+    config = ModelConfig(name="cnn", shared_trunk=True, conv_layers=[[2, 3, 2]], hidden_sizes=[4])
+    compile_step(Recipe(spec, config, "float32", clips_value=False), tmp_path)
+    names = [Path(options["aot_inductor.output_path"]).name for options in made]
+    assert names == ["gradient.so", "optimizer.so"]
 
 
 @pytest.mark.parametrize(("name", "error"), [("Counting", CannotCompile), ("Branching", Exception)])

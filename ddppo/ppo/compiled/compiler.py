@@ -131,7 +131,9 @@ def compile_step(recipe: Recipe, folder: Path) -> None:
 
     dtype, device = getattr(torch, recipe.dtype), torch.device(recipe.device)
     model = build_model(recipe.spec, recipe.model, 0, dtype).to(device)
-    programs = gradient_program(model, recipe), optimizer_program(model)
+    # In this order: torch's functional_call leaves tensors of the trace in a trunk that has two names.
+    optimizer = optimizer_program(model)
+    programs = gradient_program(model, recipe), optimizer
     for name, (program, inputs) in zip(LIBRARIES, programs, strict=True):
         options = {
             "aot_inductor.output_path": str(folder / f"{name}.so"),
