@@ -106,4 +106,8 @@ def in_words(complaint: str) -> str:
     found = re.match(r"Value '(.*)' is not a valid (\w+) \(type \w+\)$", complaint, re.DOTALL)
     if found and (wanted := _WANTED.get(found[2].capitalize())):
         return f"{found[1]} is not {wanted}"
+    if complaint.endswith("is not a ListConfig, list or tuple."):
+        return "must be a list, in brackets, as [a,b]"
+    if re.match(r"Cannot assign \w+ to Dict\[", complaint):
+        return "must be names and values, in braces, as {a:1,b:2}"
     return complaint

@@ -21,7 +21,7 @@ def composition_message(error: HydraException | OmegaConfBaseException) -> str:
     text = str(error)
     if text.startswith("Error merging override"):
         cause = in_words(str(error.__cause__).splitlines()[0])
-        return f"{text.removeprefix('Error merging override ')}: {cause}"
+        return f"{text.removeprefix('Error merging override ').lstrip('+')}: {cause}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if found := re.match(r"Could not override '([\w.]+)'", text):
         return unknown_setting(found[1], Config)

@@ -106,14 +106,17 @@ class RunFolder:
             )
         if last is None:
             drop_after(self.path / "metrics.jsonl", 0)
-            for name in (
+            names = (
                 "summary.json",
                 "tensorboard",
                 "checkpoints/best.pt",
                 "checkpoints/best.previous.pt",
                 "best",
-            ):
-                move_aside(self.path / name)
+            )
+            if aside := [kept.name for name in names if (kept := move_aside(self.path / name))]:
+                warn(
+                    f"{self.path} has no checkpoint: the run begins anew, and {', '.join(aside)} keeps what was there"
+                )
         config = dataclasses.replace(config, resume=str(self.path) if last else None)
         self._write(config)
         return config

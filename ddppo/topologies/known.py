@@ -134,7 +134,7 @@ def find(name: str) -> Topology:
         raise ConfigError(f"dist.topology={name} cannot be imported: {in_one_line(e)}") from e
     if not isinstance(found, Topology):
         raise ConfigError(
-            f"dist.topology={name} is a {type(found).__name__}, not a ddppo.topologies.Topology"
+            f"dist.topology={name} is of type {type(found).__name__}, not a ddppo.topologies.Topology"
         )
     return found
 

@@ -5,7 +5,7 @@ LINES = {
     "model=lstm ppo.sequence_length=5": "ppo.sequence_length=5 does not divide the 32 steps of a rollout: use 4 or 8",
     "ppo.sequence_length=4": "ppo.sequence_length=4 has no effect with model.memory=none: use model=lstm or gru",
     "model=gru ppo.sequence_length=4 distributed=ddp_preempt dist.world_size=2": "end after any number of steps: leave",
-    "model=mlp model.memory=lstm": "share the recurrent layers and all below them: use model.shared_trunk=true",
+    "model=mlp model.memory=lstm": "share the recurrent layers and all below them: use model=lstm or model=gru",
     "model=lstm model.memory_size=0": "model.memory_size=0: must be at least 1",
     "model.memory_size=64": "model.memory_size=64 has no effect with model.memory=none: use model.memory=lstm or gru",
     "model.memory_layers=2": "model.memory_layers=2 has no effect with model.memory=none",
@@ -15,5 +15,7 @@ LINES = {
     "model=lstm distributed=device": "distributed=device with model.memory=lstm",
     "model=gru ppo=grpo": "ppo.algorithm=grpo with model.memory=gru: use ppo.algorithm=ppo",
     "model.name=tests.unit.remembering:Counter ppo.num_minibatches=9": "minibatches are of whole sequences",
+    "model.name=tests.unit.remembering:Sizeless": "Sizeless sets no state_size, so that nothing would be remembered",
+    "model.name=tests.unit.seen_tasks:Looking model.memory=lstm model.shared_trunk=true": "no effect on a model of",
     "model.name=tests.unit.remembering:Forgetful": "parameters that differ from those of Forgetful.step, row after",
 }

@@ -19,5 +19,9 @@ LINES = {
     "model=dict model.precision=bfloat16 dtype=float64": "model.precision=bfloat16 with dtype=float64",
     "model.resnet_channels=[8]": "no effect with model.name=mlp: use model=resnet or model=dict",
     "model.encoders={a:mlp}": "no effect with model.name=mlp: use model=dict",
+    "env=atari env.kwargs.noop_max=-1": "env.kwargs.noop_max=-1: must be at least 0",
+    "env=atari env.kwargs.frameskip=0": "env.kwargs.frameskip=0: must be at least 1",
+    "env=atari env.kwargs.stack_num=0": "env.kwargs.stack_num=0: must be at least 1",
+    "env=atari_sticky env.kwargs.repeat_action_probability=2": "probability=2: must be between 0 and 1",
     "env=atari env.kwargs.reward_clipping=true": "set ppo.reward_clip",
 }

@@ -71,6 +71,12 @@ class Forgetful(Counter):
         return super().unroll(obs, state, torch.zeros_like(starts))
 
 
+class Sizeless(Counter):
+    def __init__(self, spec, config):
+        super().__init__(spec, config)
+        self.state_size = 0
+
+
 class InPlace(Counter):
     def step(self, obs, state):
         params, values, after = super().step(obs, state)

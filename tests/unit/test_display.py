@@ -236,7 +236,14 @@ def summary(**evaluations):
     return build.build(status="completed", **evaluations)
 
 
-def test_the_closing_gives_scores_times_and_commands():
+def with_checkpoint(run_dir):
+    (run_dir / "checkpoints").mkdir(parents=True)
+    (run_dir / "checkpoints" / "iteration_00000002.pt").touch()
+    return run_dir
+
+
+def test_the_closing_gives_scores_times_and_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     scores = {
         "return_mean": 490.5,
         "return_median": 500.0,
@@ -250,7 +257,7 @@ def test_the_closing_gives_scores_times_and_commands():
             best_eval={**scores, "env_steps": 1000},
             target={"return": 475.0, "reached": True, "time_to_target_s": 125.0, "steps_to_target": 1000},
         ),
-        Path("outputs/cart pole"),
+        with_checkpoint(Path("outputs/cart pole")),
     )
     for words in (
         "2,000 steps in 1.0 s, 2,000 steps/s after warm-up",
@@ -427,10 +434,17 @@ def test_frames_are_lines_of_json_for_whoever_started_the_run(monkeypatch, capsy
     assert isinstance(make_display("plain", 4000), PlainDisplay)
 
 
-def test_the_header_keeps_to_the_width_of_the_terminal_and_commands_stay_whole():
+def test_a_run_without_a_checkpoint_is_to_begin_anew_and_cannot_be_evaluated(tmp_path):
+    text = closing(summary(), tmp_path)
+    assert "ddppo.evaluate" not in text
+    assert re.search(r"begin anew +python -m ddppo.train resume=", text)
+
+
+def test_the_header_keeps_to_the_width_of_the_terminal_and_commands_stay_whole(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     derived = {"machines": [{"hostname": f"node{n}", "cores": 4} for n in range(5)]}
     lines = header(config(), validate(config()), derived, 40).splitlines()
     assert max(map(len, lines)) <= 40
     assert any(line.startswith(" " * 10) for line in lines)
-    text = closing(summary(), Path("outputs/a/folder/with/a/long/path"), 40)
+    text = closing(summary(), with_checkpoint(Path("outputs/a/folder/with/a/long/path")), 40)
     assert "python -m ddppo.evaluate run=outputs/a/folder/with/a/long/path" in text

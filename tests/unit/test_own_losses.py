@@ -84,7 +84,7 @@ def test_one_that_is_not_finite_is_named_and_nothing_moves(monkeypatch):
         ("text", "losses.text returned a str: it must be a tensor"),
         ("fixed", "losses.fixed.term: returned numbers without a gradient"),
         ("failing", "losses.failing.term: raised KeyError: 'camera'"),
-        ("number", "is a int: it must be a function"),
+        ("number", "is of type int: it must be a function"),
         ("missing", "cannot be imported: AttributeError"),
     ],
 )

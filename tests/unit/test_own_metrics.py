@@ -83,7 +83,7 @@ def test_what_is_no_metric_is_said(names, said):
     ("path", "said"),
     [
         (f"{HERE}:Greedy", "cannot be made without arguments: TypeError"),
-        (f"{HERE}:HERE", "is a str: it must be a function"),
+        (f"{HERE}:HERE", "is of type str: it must be a function"),
         (f"{HERE}:missing", "cannot be imported: AttributeError"),
     ],
 )

@@ -45,6 +45,7 @@ ATARI_OURS = {  # keywords of ale-py's batch that other settings decide
     "autoreset_mode": "leave it out",
     "life_loss_info": "set env.kwargs.episodic_life",
 }
+_LEAST = {"noop_max": 0, "frameskip": 1, "stack_num": 1, "img_height": 1, "img_width": 1}
 
 
 def atari_spec(env: EnvConfig) -> EnvSpec:
@@ -88,6 +89,7 @@ def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEn
     for key, remedy in ATARI_OURS.items():
         if key in env.kwargs:
             raise ConfigError(f"env.kwargs.{key} is not the game's to decide: {remedy}")
+    _check_ranges(env.kwargs)
     kwargs = {key: value for key, value in env.kwargs.items() if key != "episodic_life"}
     if env.max_episode_steps is not None:
         kwargs["max_num_frames_per_episode"] = env.max_episode_steps * kwargs.get("frameskip", 4)
@@ -99,6 +101,15 @@ def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEn
         reward_clipping=False,
         **kwargs,
     )
+
+
+def _check_ranges(kwargs: dict[str, Any]) -> None:
+    """Raise ConfigError for numbers that ale-py takes, and no game can be played with."""
+    for key, least in _LEAST.items():
+        if (value := kwargs.get(key, least)) < least:
+            raise ConfigError(f"env.kwargs.{key}={value}: must be at least {least}")
+    if not 0 <= (chance := kwargs.get("repeat_action_probability", 0)) <= 1:
+        raise ConfigError(f"env.kwargs.repeat_action_probability={chance}: must be between 0 and 1")
 
 
 def _spec(ale: "AtariVectorEnv") -> EnvSpec:

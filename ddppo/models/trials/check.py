@@ -8,7 +8,9 @@ import torch
 
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
+from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
+from ddppo.models.memory import Recurrent
 from ddppo.models.trials.memory import MemoryTrial
 from ddppo.models.trials.parameters import check_parameters, check_parts
 from ddppo.models.trials.sequences import SequenceTrial
@@ -39,6 +41,7 @@ def check_model(
     """
     _check_memory(spec, config, dtype, ranks_here)
     model = build_model(spec, config, 0, dtype)
+    _check_state(model, config)
     trial = Trial(model, spec, config.name)
     if model.state_size:
         trial = MemoryTrial(model, spec, config.name)
@@ -63,6 +66,22 @@ def check_model(
             "not used"
         )
     return "; ".join(warnings) or None
+
+
+def _check_state(model: ActorCritic, config: ModelConfig) -> None:
+    """Raise ConfigError where memory is meant, and the model has none."""
+    if model.state_size:
+        return
+    if isinstance(model, Recurrent):
+        raise ConfigError(
+            f"model.name={config.name}: {type(model).__name__} sets no state_size, so that nothing would be "
+            "remembered: set it in __init__ to how many numbers a state has"
+        )
+    if config.memory != "none":
+        raise ConfigError(
+            f"model.memory={config.memory} has no effect on a model of your own, as model.name={config.name}: derive "
+            "it from ddppo.models.Recurrent (docs/guide/memory.md), or leave model.memory out"
+        )
 
 
 def _check_memory(spec: EnvSpec, config: ModelConfig, dtype: torch.dtype, ranks_here: int | None) -> None:

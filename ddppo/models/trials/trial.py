@@ -167,6 +167,11 @@ class Trial:
     def _check_agreement(self, method: str, what: str, together: torch.Tensor, alone: torch.Tensor) -> None:
         close = rounding(together)
         if not torch.allclose(together, alone, rtol=close, atol=close, equal_nan=True):
+            if together.isnan().any():
+                raise self.fails(
+                    "forward",
+                    f"returned {what} that are no numbers (NaN) where those of {self.kind}.{method} are",
+                )
             off = (together - alone).abs().max().item()
             raise self.fails(
                 "forward",

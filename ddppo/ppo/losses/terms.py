@@ -77,7 +77,7 @@ def terms_of(losses: Mapping[str, Any]) -> tuple[Term, ...]:
             raise ConfigError(f"ppo.losses.{name}.term={path}: cannot be imported: {in_one_line(e)}") from e
         if not callable(function):
             raise ConfigError(
-                f"ppo.losses.{name}.term={path}: is a {type(function).__name__}: it must be a function"
+                f"ppo.losses.{name}.term={path}: is of type {type(function).__name__}: it must be a function"
             )
         found.append(Term(name, function, float(of_term["coef"])))
     return tuple(found)

@@ -56,7 +56,7 @@ def functions_of(paths: Iterable[str]) -> dict[str, Function]:
                 raise ConfigError(f"{said}: {path} cannot be made without arguments: {in_one_line(e)}") from e
         if not callable(function):
             raise ConfigError(
-                f"{said}: is a {type(function).__name__}: it must be a function, or a class of such"
+                f"{said}: is of type {type(function).__name__}: it must be a function, or a class of such"
             )
         found[path] = function
     return found

@@ -32,7 +32,7 @@ def check_memory(config: Config, shape: BatchShape) -> None:
     if not model.shared_trunk:
         raise ConfigError(
             f"{said} with model.shared_trunk=false: policy and value function share the recurrent layers and all below "
-            "them: use model.shared_trunk=true"
+            "them: use model=lstm or model=gru, or model.shared_trunk=true"
         )
     check_remembering(config, shape, said)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config import Config
+from ddppo.run import checkpoint
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.scaling import BatchShape
 
@@ -92,11 +93,13 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
     more = f" ppo.total_steps={2 * summary['env_steps']}" if summary["status"] == "completed" else ""
     if more and "search" in summary:
         more = f" search.budget_episodes={2 * summary['config']['search']['budget_episodes']}{more}"
-    commands = [
-        ("curves", f"tensorboard --logdir {folder}"),
-        ("evaluate", f"python -m ddppo.evaluate run={folder}"),
-        ("go on", f"python -m ddppo.train resume={folder}{more}"),
-    ]
+    commands = [("curves", f"tensorboard --logdir {folder}")]
+    has_checkpoint = checkpoint.last(run_dir / "checkpoints") is not None
+    if has_checkpoint:
+        commands.append(("evaluate", f"python -m ddppo.evaluate run={folder}"))
+    commands.append(
+        ("go on" if has_checkpoint else "begin anew", f"python -m ddppo.train resume={folder}{more}")
+    )
     return _columns(rows, width, [("all numbers", str(run_dir / "summary.json")), *commands])
 
 
