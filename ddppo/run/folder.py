@@ -113,7 +113,7 @@ class RunFolder:
                 "checkpoints/best.previous.pt",
                 "best",
             )
-            if aside := [kept.name for name in names if (kept := move_aside(self.path / name))]:
+            if aside := [path.name for name in names if (path := move_aside(self.path / name))]:
                 warn(
                     f"{self.path} has no checkpoint: the run begins anew, and {', '.join(aside)} keeps what was there"
                 )
