@@ -19,6 +19,7 @@ LINES = {
     "model=dict model.precision=bfloat16 dtype=float64": "model.precision=bfloat16 with dtype=float64",
     "model.resnet_channels=[8]": "no effect with model.name=mlp: use model=resnet or model=dict",
     "model.encoders={a:mlp}": "no effect with model.name=mlp: use model=dict",
+    "env=atari env.kwargs.noop_max=many": "env.kwargs.noop_max=many: must be at least 0, and whole",
     "env=atari env.kwargs.noop_max=-1": "env.kwargs.noop_max=-1: must be at least 0",
     "env=atari env.kwargs.frameskip=0": "env.kwargs.frameskip=0: must be at least 1",
     "env=atari env.kwargs.stack_num=0": "env.kwargs.stack_num=0: must be at least 1",

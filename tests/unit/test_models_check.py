@@ -36,6 +36,11 @@ class Wide(Plain):
         return self.layer(obs)
 
 
+class NaNInForward(Plain):
+    def forward(self, obs):
+        return self.action_params(obs) * torch.nan, self.value(obs)
+
+
 class Column(Plain):
     def value(self, obs):
         return self.layer(obs)[..., :1]
@@ -276,3 +281,11 @@ def test_batch_norm_is_refused_where_a_rank_acts_on_one_environment_and_warned_o
         ConfigError, match=r"Normed.action_params raised for obs .1, 4.: ValueError: Expected more than 1"
     ):
         check(Normed, num_envs=1)
+
+
+def test_numbers_that_are_none_are_called_so():
+    config = ModelConfig(name=f"{__name__}:NaNInForward")
+    with pytest.raises(
+        ConfigError, match=r"that are no numbers \(NaN\) where those of NaNInForward.action_params"
+    ):
+        check_model(SPEC, config, torch.float32, num_envs=4)

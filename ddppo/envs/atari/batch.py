@@ -106,9 +106,11 @@ def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEn
 def _check_ranges(kwargs: dict[str, Any]) -> None:
     """Raise ConfigError for numbers that ale-py takes, and no game can be played with."""
     for key, least in _LEAST.items():
-        if (value := kwargs.get(key, least)) < least:
-            raise ConfigError(f"env.kwargs.{key}={value}: must be at least {least}")
-    if not 0 <= (chance := kwargs.get("repeat_action_probability", 0)) <= 1:
+        value = kwargs.get(key, least)
+        if not isinstance(value, int) or value < least:
+            raise ConfigError(f"env.kwargs.{key}={value}: must be at least {least}, and whole")
+    chance = kwargs.get("repeat_action_probability", 0)
+    if not (isinstance(chance, (int, float)) and 0 <= chance <= 1):
         raise ConfigError(f"env.kwargs.repeat_action_probability={chance}: must be between 0 and 1")
 
 
