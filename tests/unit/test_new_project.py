@@ -45,6 +45,13 @@ def test_a_name_that_no_package_can_have_or_that_another_has_is_refused(name, tm
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["cartpole", "lstm", "default"])
+def test_a_name_of_a_preset_of_ours_is_refused(name, tmp_path):
+    with pytest.raises(ConfigError, match=f"name={name}: ddppo has a preset"):
+        make_project(name, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_what_is_there_already_stays(tmp_path):
     (tmp_path / "kept.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is there already"):
