@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ddppo.config import Config, setting
+from ddppo.config import SECTIONS, Config, setting
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable
 from ddppo.history.comparison import compared, in_words
@@ -48,13 +48,14 @@ def main() -> None:
 
 
 def _parted(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the settings that runs are to have, and what is left: section.name=value is no option of the door."""
-    sections = [item.name for item in fields(Config)]
+    """Return the settings that runs are to have, and what is left, which are options of the door."""
+    settings = {item.name for item in fields(Config)} - {item.name for item in fields(TableOptions)}
     filters, others = {}, []
     for argument in arguments:
         key, equals, value = argument.partition("=")
         section, dot, _ = key.partition(".")
-        if equals and dot and section in sections and not Path(argument).exists():
+        is_setting = section in (SECTIONS if dot else settings.difference(SECTIONS))
+        if equals and is_setting and not Path(argument).exists():
             filters[key] = value
         else:
             others.append(argument)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from ddppo.study.read.fields import FieldError, Fields, flat, one_line, parsed
 
 STATUSES = ("completed", "stopped", "failed", "running", "unfinished", "damaged")
 _TAIL = 1 << 18  # bytes at the end of metrics.jsonl in which a run's last iterations are looked for
+_EVALUATED = "eval/return_mean"  # in a line of an iteration that was followed by an evaluation
 _FRESH_S = 60.0  # since the last line of a run that goes on on another machine
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -54,9 +55,13 @@ class Record:
 
 def read_records(folder: Path) -> list[Record]:
     """Return all runs at or below `folder`, in the order of their paths."""
-    locks = _locks()
-    found = (_read(path, folder, locks) for path in _run_folders(folder))
-    return [record for record in found if record is not None]
+    locks, found = _locks(), []
+    for here, subfolders, _ in os.walk(folder):
+        if is_run(path := Path(here)) and (record := _read(path, folder, locks)) is not None:
+            found.append(record)
+            subfolders.clear()
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+    return found
 
 
 def read_record(folder: Path) -> Record | None:
@@ -67,14 +72,6 @@ def read_record(folder: Path) -> Record | None:
 def is_run(folder: Path) -> bool:
     """Return whether a folder has files of a run, whole or not."""
     return any((folder / name).is_file() for name in ("config.yaml", "summary.json", "metrics.jsonl"))
-
-
-def _run_folders(folder: Path) -> Iterator[Path]:
-    for here, subfolders, files in os.walk(folder):
-        if {"config.yaml", "summary.json", "metrics.jsonl"} & set(files):
-            subfolders.clear()
-            yield Path(here)
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
 
 
 def _read(path: Path, below: Path, locks: frozenset[int]) -> Record | None:
@@ -99,7 +96,7 @@ def _of_summary(path: Path, name: str, summary: Fields) -> Record:
     final = evaluation.section("final", default={}).number("return_mean", default=math.nan)
     best = evaluation.section("best", default={}).number("return_mean", default=math.nan)
     if math.isnan(final) and summary.values.get("env_steps"):
-        final = _last_return(_tail(path / "metrics.jsonl"))
+        final = _last_return(path / "metrics.jsonl", _evaluations(path / "metrics.jsonl"))
     return Record(
         path,
         name,
@@ -120,14 +117,14 @@ def _of_metrics(path: Path, name: str, config: Fields, locks: frozenset[int]) ->
     """Return the record of a run without summary.json: one that goes on, or was cut off."""
     lines = _tail(path / "metrics.jsonl")
     last = Fields(lines[-1] if lines else {})
-    scores = [x for line in lines if isinstance(x := line.get("eval/return_mean"), float)]
+    scores = _evaluations(path / "metrics.jsonl")
     return Record(
         path,
         name,
         "running" if _is_under_way(path, locks) else "unfinished",
         **_of_config(config),
         env_steps=last.number("env_steps", default=math.nan if lines else 0.0),
-        final_return=_last_return(lines),
+        final_return=_last_return(path / "metrics.jsonl", scores),
         best_return=max(scores, default=math.nan),
         fps=last.number("rollout/fps", default=math.nan),
         wall_s=last.number("wall_s", default=math.nan),
@@ -141,7 +138,7 @@ def _of_config(config: Fields) -> dict[str, Any]:
         "task": env.text("id", default=""),
         "world_size": dist.number("world_size", default=math.nan),
         "topology": dist.text("topology", default=""),
-        "seed": config.number("seed", default=math.nan),
+        "seed": math.nan if config.values.get("seed") is None else config.whole("seed", high=2**63),
         "total_steps": config.section("ppo", default={}).number("total_steps", default=math.nan),
         "settings": flat(config.tree()),
     }
@@ -179,12 +176,25 @@ def _tail(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _last_return(lines: list[dict[str, Any]]) -> float:
-    for name in ("eval/return_mean", "rollout/return_mean"):
-        for line in reversed(lines):
-            if isinstance(value := line.get(name), (int, float)):
-                return float(value)
-    return math.nan
+def _evaluations(path: Path) -> list[float]:
+    """Return the mean return of every evaluation that metrics.jsonl has; few of its lines are parsed for it."""
+    wanted, found = f'"{_EVALUATED}"'.encode(), []
+    with suppress(OSError), path.open("rb") as file:
+        for text in file:
+            if wanted in text:
+                with suppress(ValueError, RecursionError):
+                    line = json.loads(text)
+                    if isinstance(line, dict) and isinstance(value := line.get(_EVALUATED), float):
+                        found.append(value)
+    return found
+
+
+def _last_return(path: Path, scores: list[float]) -> float:
+    """Return the last of the evaluations' scores; the training return where there are none."""
+    if scores:
+        return scores[-1]
+    values = (line.get("rollout/return_mean") for line in reversed(_tail(path)))
+    return next((float(value) for value in values if isinstance(value, (int, float))), math.nan)
 
 
 def _is_under_way(path: Path, locks: frozenset[int]) -> bool:

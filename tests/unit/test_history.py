@@ -34,12 +34,13 @@ def write_run(
     env="CartPole-v1",
     seed=0,
     gamma=0.99,
+    dtype="float32",
     **more,
 ):
     """Write what a run leaves behind; without a status no summary.json, as while it goes on."""
     folder.mkdir(parents=True)
     config = Config()
-    config.env.id, config.seed, config.ppo.gamma = env, seed, gamma
+    config.env.id, config.seed, config.ppo.gamma, config.dtype = env, seed, gamma, dtype
     config.dist.world_size, config.ppo.total_steps = world_size, 100 * len(returns)
     (folder / "config.yaml").write_text(configuration.to_yaml(config))
     text = "".join(
@@ -89,6 +90,23 @@ def test_a_run_that_was_cut_off_is_told_by_its_last_whole_line(tmp_path):
     assert (record.status, record.env_steps, record.final_return) == ("unfinished", 300, 30)
 
 
+def test_of_a_run_that_was_cut_off_every_evaluation_counts(tmp_path):
+    run = write_run(tmp_path / "a", status=None, returns=())
+    scores = {1: 10.0, 2: 90.0, 3: 30.0}
+    with (run / "metrics.jsonl").open("a") as file:
+        for k in range(1, 5000):
+            evaluation = {"eval/return_mean": scores[k]} if k in scores else {}
+            file.write(line(k, **{"rollout/return_mean": 1.0}, **evaluation))
+    record = read_record(run)
+    assert (record.env_steps, record.final_return, record.best_return) == (499_900, 30, 90)
+
+
+def test_any_seed_is_that_of_a_run(tmp_path):
+    write_run(tmp_path / "a", seed=2**63 - 1)
+    write_run(tmp_path / "b", seed=2**63 - 2)
+    assert chosen(tmp_path, seed=2**63 - 1) == ["a"]
+
+
 def test_a_run_whose_folder_a_process_holds_is_running(tmp_path):
     run = write_run(tmp_path / "a", status=None)
     os.utime(run / "metrics.jsonl", (LONG_AGO, LONG_AGO))
@@ -136,6 +154,8 @@ def test_folders_of_others_are_passed_over(tmp_path):
     write_run(tmp_path / ".hidden" / "a")
     (tmp_path / "empty").mkdir()
     write_run(tmp_path / "sweep" / "b" / "0")
+    (tmp_path / "sweep" / "config.yaml").write_text("[]")
+    (tmp_path / "summary.json").write_text("{}")
     assert [record.name for record in read_records(tmp_path)] == ["sweep/b/0"]
 
 

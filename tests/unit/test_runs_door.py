@@ -38,10 +38,11 @@ def test_the_table_has_a_row_for_each_run_and_counts_them(tmp_path, monkeypatch,
 
 def test_settings_are_filters(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "a")
-    write_run(tmp_path / "b", gamma=0.5)
-    out, _, _ = answered(monkeypatch, capsys, tmp_path, "ppo.gamma=0.5", "json=true")
-    (found,) = map(json.loads, out.splitlines())
-    assert found["run"].endswith("/b")
+    write_run(tmp_path / "b", gamma=0.5, dtype="float64")
+    for given in (["ppo.gamma=0.5"], ["dtype=float64"]):
+        out, _, _ = answered(monkeypatch, capsys, tmp_path, *given, "json=true")
+        (found,) = map(json.loads, out.splitlines())
+        assert found["run"].endswith("/b")
     assert found["settings"]["ppo.gamma"] == 0.5
 
 

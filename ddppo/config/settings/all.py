@@ -24,7 +24,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
     run: RunConfig = field(default_factory=RunConfig)
-    seed: int = setting(0, "root of every random stream", low=0)
+    seed: int = setting(0, "root of every random stream", low=0, high=2**63 - 1)
     device: str = setting("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
     compile: str = setting(
