@@ -37,6 +37,8 @@ def train(overrides: Sequence[str] = ()) -> Summary:
     for word in overrides:
         if word.startswith("-"):
             raise ConfigError(f"{word}: train takes settings, key=value; flags are for python -m ddppo.train")
+        if word.partition("=")[0].lstrip("+") == "hydra.mode":
+            raise ConfigError(f"{word}: train starts one run; python -m ddppo.train -m starts several")
     return Summary.read(started(list(overrides)))
 
 

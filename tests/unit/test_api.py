@@ -77,6 +77,7 @@ def test_several_ranks_learn_the_same_and_change_nothing_of_the_caller(tmp_path)
     [
         (["env=cartpol"], "did you mean cartpole"),
         (["-m", "env=cartpole"], "-m: train takes settings"),
+        (["hydra.mode=MULTIRUN", "seed=0,1"], "hydra.mode=MULTIRUN: train starts one run"),
         ("env=cartpole", "overrides are a list of texts"),
         ([Path("env=cartpole")], "overrides are a list of texts"),
     ],
