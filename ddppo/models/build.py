@@ -14,7 +14,7 @@ from ddppo.models.language.tokens import TokenPolicy
 from ddppo.models.memory import RecurrentActorCritic
 from ddppo.models.on_trunk import OnTrunk
 from ddppo.seeding import derived_seed
-from ddppo.spaces import EnvSpec
+from ddppo.spaces import EnvSpec, leaves
 from ddppo.tracebacks import in_one_line
 
 MODELS: dict[str, type[ActorCritic]] = {
@@ -34,6 +34,11 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
             f"model.name={config.name} with a task of text, for which it has no tokens: use model=token_policy"
             if spec.is_text
             else f"model.name={config.name} with a task that is no text, the only thing it takes: use model=mlp"
+        )
+    has_pixels = any(leaf.dtype == "uint8" and len(leaf.shape) == 3 for leaf in leaves(spec.obs))
+    if config.name in MODELS and config.pixel_max != ModelConfig().pixel_max and not has_pixels:
+        raise ConfigError(
+            f"model.pixel_max={config.pixel_max} has no effect where no image of uint8 is observed: leave it out"
         )
     threads = torch.get_num_threads()
     torch.set_num_threads(

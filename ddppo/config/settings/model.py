@@ -43,7 +43,7 @@ class ModelConfig:
     )
     pixel_max: float = setting(
         255.0,
-        "of images of uint8: what counts as 1, e.g. 10 where pixels name things, as Minigrid's",
+        "of images of uint8: what counts as 1, e.g. 10 where pixels name things",
         above=0,
     )
     precision: str = setting(

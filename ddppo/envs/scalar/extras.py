@@ -48,6 +48,35 @@ def adapted(task: gym.Env) -> gym.Env:
     return task
 
 
+class Missions(Discrete):
+    """The numbers of a task's sentences, in their order."""
+
+    def __init__(self, sentences: list[str]) -> None:
+        super().__init__(len(sentences))
+        self.sentences = sentences
+        self._numbers = {sentence: k for k, sentence in enumerate(sentences)}
+
+    def number(self, sentence: str) -> int:
+        """Return a sentence's number. Raises ValueError for one that the task does not have."""
+        if sentence not in self._numbers:
+            raise ValueError(f"mission {sentence!r}: the task has no such mission")
+        return self._numbers[sentence]
+
+
+def missions_of(space: gym.Space) -> Missions | None:
+    """Return what numbers the missions in observations of `space`, if any does."""
+    missions = space.spaces.get("mission") if isinstance(space, Dict) else None
+    return missions if isinstance(missions, Missions) else None
+
+
+def numbered(space: gym.Space, observation: Any) -> Any:
+    """Return an observation as its `space` has it, whose mission may be a sentence as MiniGrid by itself says it."""
+    missions = missions_of(space)
+    if missions is not None and isinstance(observation, dict) and isinstance(observation.get("mission"), str):
+        return {**observation, "mission": missions.number(observation["mission"])}
+    return observation
+
+
 class GridObs(gym.ObservationWrapper):
     """MiniGrid's observations as numbers: `image` uint8 `[7, 7, 3]`, by cell its kind, colour and state; `direction`.
 
@@ -60,15 +89,14 @@ class GridObs(gym.ObservationWrapper):
         super().__init__(env)
         spaces = dict(env.observation_space.spaces)  # type: ignore[attr-defined]  # adapted() saw a Dict
         sentences = _sentences(spaces.pop("mission"))
-        self._missions = {sentence: k for k, sentence in enumerate(sentences)} if len(sentences) > 1 else {}
         spaces["image"] = Box(0, _LARGEST, spaces["image"].shape, np.uint8)
-        if self._missions:
-            spaces["mission"] = Discrete(len(self._missions))
+        if len(sentences) > 1:
+            spaces["mission"] = Missions(sentences)
         self.observation_space = Dict(spaces)
 
     def observation(self, observation: dict[str, Any]) -> dict[str, Any]:
-        numbers = {key: x for key, x in observation.items() if key != "mission"}
-        return {**numbers, "mission": self._missions[observation["mission"]]} if self._missions else numbers
+        known = self.observation_space.spaces  # type: ignore[attr-defined]  # a Dict
+        return numbered(self.observation_space, {key: x for key, x in observation.items() if key in known})
 
 
 def _sentences(space: Any) -> list[str]:

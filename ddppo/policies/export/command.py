@@ -103,7 +103,9 @@ def _described(
     num_observations: int,
 ) -> dict[str, Any]:
     """Return what who uses the file needs to know: see docs/policies.md."""
-    found = policy.trained
+    from ddppo.envs.scalar.extras import missions_of
+
+    found, missions = policy.trained, missions_of(policy.observation_space)
     is_normalized = found.policy.normalizer is not None
     return {
         "format": FORMAT,
@@ -117,6 +119,7 @@ def _described(
         "env_steps": found.state["env_steps"],
         "observation_space": str(policy.observation_space),
         "action_space": str(policy.action_space),
+        **({} if missions is None else {"missions": missions.sentences}),
         "inputs": [
             {"name": name, "dtype": dtype.name, "shape": ["n", *shape]}
             for name, (dtype, shape) in inputs.items()
