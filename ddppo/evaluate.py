@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.evaluate`: play trained policies deterministically and report their scores."""
+"""The door `python -m ddppo.evaluate`: play trained policies, by their modes or drawn actions, and report scores."""
 
 import json
 import math
@@ -37,6 +37,7 @@ class EvaluateConfig:
     seeds: list[int] = setting(
         meaning="several such roots, e.g. [0,1,2]: so many episodes are played of each", factory=list
     )
+    deterministic: bool = setting(True, "take the likeliest action; false draws it, as training does")
     video: bool = setting(False, "record one episode (needs the extra video)")
     video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
     json: bool = setting(False, "print one JSON object instead of text")
@@ -54,20 +55,22 @@ def evaluate(options: EvaluateConfig) -> str:
     """Play the episodes and return what to print. Raises ConfigError for a folder or checkpoint that is none."""
     folders = _check(options)
 
-    from ddppo.policies.loading import trained
+    from ddppo.policies.loading import no_text, trained
     from ddppo.policies.scores import by_task, evaluated
 
     # All are read before any is played: a mistake in the last costs no minutes.
     found = [trained(folder, options.checkpoint, options.device) for folder in folders]
-    if options.video:
-        for each in found:
+    for each in found:
+        if options.video:
             _check_video(each, options)
+        if not options.deterministic:
+            no_text(each, "deterministic=false")
     results = []
     for each in found:
         seeds = options.seeds or [each.config.seed if options.seed is None else options.seed]
-        results.append(evaluated(each, options.episodes, seeds))
+        results.append(evaluated(each, options.episodes, seeds, options.deterministic))
         if options.video:
-            results[-1] |= _recorded(each, seeds[0], options.video_format)
+            results[-1] |= _recorded(each, seeds[0], options)
     tasks = by_task(results)
     whole = results[0] if len(results) == 1 else {"runs": results, "tasks": tasks}
     if options.out is not None:
@@ -92,26 +95,37 @@ def _check(options: EvaluateConfig) -> list[Path]:
     is_list = options.run.startswith("[") and options.run.endswith("]") and not Path(options.run).exists()
     given = [word.strip() for word in options.run[1:-1].split(",")] if is_list else [options.run]
     given += options.others
-    twice = [folder for i, folder in enumerate(given) if Path(folder) in map(Path, given[:i])]
-    if twice:
-        raise ConfigError(f"run={twice[0]} is given twice: name every run once")
-    return [Path(folder) for folder in given]
+    folders = [Path(folder) for folder in given]
+    for i, folder in enumerate(folders):
+        if folder.resolve() in [earlier.resolve() for earlier in folders[:i]]:
+            raise ConfigError(f"run={folder} is given twice: name every run once")
+    if len(folders) > 1 and options.checkpoint not in ("last", "best"):
+        raise ConfigError(
+            f"checkpoint={options.checkpoint} is one run's, and {len(folders)} runs are given: use last or best"
+        )
+    if options.out is not None and (Path(options.out).is_dir() or not Path(options.out).parent.is_dir()):
+        raise ConfigError(f"out={options.out}: a file, in a folder that is there")
+    return folders
 
 
 def _check_video(each: "Trained", options: EvaluateConfig) -> None:
+    from ddppo.policies.acting import LoadedPolicy
     from ddppo.policies.loading import no_text
-    from ddppo.policies.playing import check_pictures
+    from ddppo.policies.playing import check_draws, check_pictures
 
     no_text(each, "video=true")
     check_pictures(Path(f"x.{options.video_format}"), "video=true")
+    check_draws(LoadedPolicy(each), "video=true")
 
 
-def _recorded(each: "Trained", seed: int, suffix: str) -> dict[str, Any]:
+def _recorded(each: "Trained", seed: int, options: EvaluateConfig) -> dict[str, Any]:
     from ddppo.policies.acting import LoadedPolicy
     from ddppo.policies.playing import record
+    from ddppo.seeding import derived_seed
 
-    path = _free_path(each.run_dir / "videos", f"steps_{each.state['env_steps']}", suffix)
-    (episode,) = record(LoadedPolicy(each), range(1), seed, path, asked="video=true")
+    path = _free_path(each.run_dir / "videos", f"steps_{each.state['env_steps']}", options.video_format)
+    policy = LoadedPolicy(each, derived_seed(seed, "eval", 0))  # whose drawn actions are those of evaluation
+    (episode,) = record(policy, range(1), seed, path, asked="video=true", deterministic=options.deterministic)
     return {"video_return": episode.episode_return, "video": str(path)}
 
 
@@ -127,6 +141,7 @@ def _free_path(folder: Path, stem: str, suffix: str) -> Path:
 
 def _text(r: dict[str, Any], unit: str) -> str:
     seeds = f"seed {r['seed']}" if "seed" in r else f"seeds {', '.join(map(str, r['seeds']))}"
+    seeds += "" if r["deterministic"] else ", drawn actions"
     lines = [
         f"{r['env']}, {r['checkpoint']} at {r['env_steps']:,} steps, {r['episodes']:.0f} episodes, {seeds}",
         f"mean    {r['return_mean']:.2f} (std {r['return_std']:.2f}, {r['return_min']:.2f} to {r['return_max']:.2f})",

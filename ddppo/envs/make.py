@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.atari.batch import make_atari, whole_games
+from ddppo.envs.atari.batch import make_atari
 from ddppo.envs.batched import make_batched, why_not_batched
 from ddppo.envs.envpool import make_envpool
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
@@ -62,7 +62,7 @@ def make_vec_env(
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
     make = make_atari if env.is_ale else make_envpool if env.is_envpool else BACKENDS[env.backend]
-    more = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
+    more: dict[str, Any] = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
     if env.backend in ("pool", "remote"):
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
@@ -76,12 +76,16 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     What is served at env.urls is stepped there. Its episodes are whole games, whatever ends one for learning.
     """
     if env.is_ale:
-        return CheckedEnvs(make_atari(whole_games(env), probe(env), EnvNames(range(num_envs), None), 0.0))
+        names = EnvNames(range(num_envs), None)
+        return CheckedEnvs(make_atari(env, probe(env), names, 0.0, whole_games=True))
     if env.urls:
         from ddppo.envs.remote.vec_env import make_remote
 
         return CheckedEnvs(make_remote(env, probe(env), EnvNames(range(num_envs), None), _EVAL_S))
-    env = dataclasses.replace(env, backend="sync", slow_ranks={})
+    kwargs = dict(env.kwargs)
+    if env.is_envpool:
+        kwargs.pop("episodic_life", None)
+    env = dataclasses.replace(env, backend="sync", slow_ranks={}, kwargs=kwargs)
     spec, names = probe(env), EnvNames(range(num_envs), None)
     backend = "sync" if why_not_batched(env) else "batched"
     return CheckedEnvs(BACKENDS[backend](env, spec, names, 0.0))

@@ -13,6 +13,7 @@ import numpy as np
 
 from ddppo.envs.encoding.codec import MASK, decode_actions, space_leaves
 from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
+from ddppo.envs.scalar.extras import numbered
 from ddppo.policies.loading import Trained, no_text, spaces, trained
 from ddppo.run.evaluating.evaluation import Remembered
 from ddppo.seeding import stream
@@ -57,9 +58,10 @@ class LoadedPolicy:
         n = self._batch_size(obs)
         try:
             if n is None:
-                return self._act([obs], [mask], deterministic)[0]
+                return self._act([numbered(self.observation_space, obs)], [mask], deterministic)[0]
             masks = [None] * n if mask is None else [_row(mask, i) for i in range(n)]
-            return self._act([_row(obs, i) for i in range(n)], masks, deterministic)
+            observations = [numbered(self.observation_space, _row(obs, i)) for i in range(n)]
+            return self._act(observations, masks, deterministic)
         except WrongOutput as e:
             raise ValueError(f"the policy was given {e.found}, {e.wanted}") from e
 
@@ -103,17 +105,12 @@ class LoadedPolicy:
         if deterministic:
             actions = policy.act(obs, mask, known)
         else:
-            actions = policy.sample(obs, mask, self._noise(len(rows)), known)
+            actions = policy.sample(obs, mask, policy.noise([self._stream] * len(rows)), known)
         return decode_actions(self.action_space, actions)
 
     def rows(self, observations: list[Any], infos: list[dict[str, Any]]) -> np.ndarray:
         """Return rows `[n]` of `layout`, new ones. Raises WrongOutput for what is of another space."""
         return np.stack([self._encode(obs, info) for obs, info in zip(observations, infos, strict=True)])
-
-    def _noise(self, n: int) -> np.ndarray:
-        size = (n, self.trained.policy.model.num_noise)
-        is_normal = self.trained.spec.action.kind == "box"
-        return self._stream.standard_normal(size) if is_normal else self._stream.random(size)
 
     def _batch_size(self, obs: Any) -> int | None:
         """Return how many observations these are, None for one by itself."""
@@ -131,4 +128,5 @@ def _row(batch: Any, i: int) -> Any:
     """Return observation, or mask, i of a batch in dicts and tuples of arrays."""
     if isinstance(batch, dict):
         return {key: _row(part, i) for key, part in batch.items()}
-    return tuple(_row(part, i) for part in batch) if isinstance(batch, tuple) else batch[i]
+    is_tuple = isinstance(batch, tuple) and not isinstance(batch[0], str)  # of texts a batch is a tuple too
+    return tuple(_row(part, i) for part in batch) if is_tuple else batch[i]

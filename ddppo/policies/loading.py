@@ -7,6 +7,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import yaml
 from gymnasium.spaces import Box, Discrete
 
 from ddppo import config as configuration
@@ -48,7 +49,19 @@ def trained(run: str | Path, which: str = "last", device: str = "cpu") -> Traine
     config = config_of(run_dir, device)
     path = checkpoint.chosen(which, run_dir)
     state = checkpoint.load(path)
+    if which not in ("last", "best"):
+        _check_model(config, state, path)
     return Trained(run_dir, config, path, state, policy_of(config, state))
+
+
+def _check_model(config: Config, state: dict[str, Any], path: Path) -> None:
+    """Raise RunFolderError where a checkpoint is of another model: parameters may fit one that computes otherwise."""
+    ours, its = dataclasses.asdict(config.model), yaml.safe_load(state["config"]).get("model", {})
+    for name, value in its.items():
+        if name in ours and ours[name] != value:
+            raise RunFolderError(
+                f"checkpoint={path}: it is another run's, with model.{name}={value}; this run has {ours[name]}"
+            )
 
 
 def spaces(env: EnvConfig, spec: EnvSpec) -> tuple[gym.Space, gym.Space]:

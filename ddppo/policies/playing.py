@@ -25,6 +25,7 @@ from ddppo.seeding import derived_seed
 from ddppo.tracebacks import in_one_line
 
 FORMATS = (".gif", ".mp4")
+_COUNTS = "ddppo.counts"
 _ZOOM = 4  # of what a policy sees of a game, 84 x 84
 _FRAMES_A_SECOND = 60  # of a game
 
@@ -58,9 +59,11 @@ class Game(gym.Env):
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Play the action; in the info, whether it counts: where a life was lost, the game is begun anew instead."""
         step = self._envs.step(np.array([action]))
         self._obs = np.asarray(step.final_obs if len(step.ended) else step.obs)[0]
-        return self._obs, float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), {}
+        info = {_COUNTS: bool(step.valid[0])}
+        return self._obs, float(step.rewards[0]), bool(step.terminated[0]), bool(step.truncated[0]), info
 
     def render(self) -> np.ndarray:
         frame = self._obs[-1].repeat(_ZOOM, axis=0).repeat(_ZOOM, axis=1)
@@ -93,8 +96,11 @@ def play(
                 action = policy(obs, info.get(MASK), deterministic)
                 obs, reward, terminated, truncated, info = task.step(action)
                 look()
-                episode_return += as_number(reward)
-                length += 1
+                if info.get(_COUNTS, True):
+                    episode_return += as_number(reward)
+                    length += 1
+                else:
+                    policy.reset()
                 ended = terminated or truncated
         yield Episode(number, episode_return, length)
 
@@ -159,24 +165,47 @@ def record(
     video. Raises ConfigError where the task draws none, TrainingError, StorageError.
     """
     check_pictures(path, asked)
+    frames: list[np.ndarray] = []
+    with _drawn(policy, asked) as (task, picture):
+        played = list(
+            play(
+                policy,
+                task,
+                episodes,
+                seed,
+                deterministic=deterministic,
+                look=lambda: frames.append(picture()),
+            )
+        )
+        _write(path, frames, fps or float(task.metadata.get("render_fps") or 30))
+    return played
+
+
+def check_draws(policy: LoadedPolicy, asked: str) -> None:
+    """Raise ConfigError where the policy's task draws no pictures, or what it raises; a state is drawn to see that."""
+    with _drawn(policy, asked) as (task, picture), blamed_on(policy.trained.config.env.id):
+        task.reset(seed=0, options=policy.trained.state.get("options"))
+        picture()
+
+
+@contextmanager
+def _drawn(policy: LoadedPolicy, asked: str) -> Iterator[tuple[gym.Env, Callable[[], np.ndarray]]]:
+    """Make the policy's task, with what returns the picture of its state or raises ConfigError."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     env = policy.trained.config.env
     task = task_of(env, render_mode="rgb_array")
-    frames: list[np.ndarray] = []
 
-    def look() -> None:
-        picture = task.render()
-        if not isinstance(picture, np.ndarray):
+    def picture() -> np.ndarray:
+        found = task.render()
+        if not isinstance(found, np.ndarray):
             raise ConfigError(f"{asked}: {env.id} draws no pictures (render_mode=rgb_array gave nothing)")
-        frames.append(picture)
+        return found
 
     try:
-        played = list(play(policy, task, episodes, seed, deterministic=deterministic, look=look))
-        _write(path, frames, fps or float(task.metadata.get("render_fps") or 30))
+        yield task, picture
     finally:
         task.close()
-    return played
 
 
 def _write(path: Path, frames: list[np.ndarray], fps: float) -> None:

@@ -15,13 +15,15 @@ from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
 _MOST_ENVS = 64
 
 
-def evaluated(of: Trained, num_episodes: int, seeds: Sequence[int]) -> dict[str, Any]:
-    """Play episodes 0 to num_episodes - 1 of every seed deterministically; return what they scored.
+def evaluated(
+    of: Trained, num_episodes: int, seeds: Sequence[int], deterministic: bool = True
+) -> dict[str, Any]:
+    """Play episodes 0 to num_episodes - 1 of every seed, by the mode or by drawn actions; return what they scored.
 
     Means, quartiles and their like are of all episodes, intervals are 95 % bootstraps over them: what other episodes
     would have given, not other runs. Of tasks of text as many more are played as make it as many of every task.
     """
-    scores = _joined([_played(of, num_episodes, seed) for seed in seeds])
+    scores = _joined([_played(of, num_episodes, seed, deterministic) for seed in seeds])
     metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | success_rates(scores)
     low, high = np.percentile(scores.returns, (25, 75))
     result: dict[str, Any] = {
@@ -30,6 +32,7 @@ def evaluated(of: Trained, num_episodes: int, seeds: Sequence[int]) -> dict[str,
         "env_steps": of.state["env_steps"],
         "env": of.config.env.id,
         **({"seed": seeds[0]} if len(seeds) == 1 else {"seeds": list(seeds)}),
+        "deterministic": deterministic,
         **{k.removeprefix("eval/"): v for k, v in metrics.items() if k != "eval/t_eval"},
         "return_p25": float(low),
         "return_p75": float(high),
@@ -65,12 +68,13 @@ def _of_runs(means: list[float]) -> dict[str, Any]:
     }
 
 
-def _played(of: Trained, num_episodes: int, seed: int) -> Scores:
+def _played(of: Trained, num_episodes: int, seed: int, deterministic: bool) -> Scores:
     if of.spec.is_text:
         return play_alone(of.policy, of.config, num_episodes, seed)
     env = make_eval_env(of.config.env, min(num_episodes, _MOST_ENVS))
     try:
-        return play_episodes(of.policy, env, range(num_episodes), seed, of.state.get("options"))
+        options = of.state.get("options")
+        return play_episodes(of.policy, env, range(num_episodes), seed, options, deterministic=deterministic)
     finally:
         env.close()
 

@@ -93,7 +93,7 @@ def run_folder(path, task, *, normalized=True, dtype="float32", kwargs=None, **m
     config = Config(env=EnvConfig(id=env_id, kwargs=kwargs or {}), model=ModelConfig(**model), dtype=dtype)
     spec = probe(config.env)
     built = build_model(spec, config.model, 0, getattr(torch, dtype))
-    state = {"model": built.state_dict(), "iteration": 3, "env_steps": 300}
+    state = {"config": to_yaml(config), "model": built.state_dict(), "iteration": 3, "env_steps": 300}
     if normalized:
         size = sum(leaf.size for leaf in leaves(spec.obs) if leaf.is_float)
         moments = torch.rand(2, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -115,6 +115,12 @@ def test_a_lost_life_ends_an_episode_for_learning_while_the_game_goes_on():
     )  # five lives a game; three are under way
 
 
+def test_where_lives_are_no_episodes_the_game_starts_by_the_agent_s_own_fire():
+    steps = [step for _, step in played(game(episodic_life=False), 800)]
+    assert all(step.valid.all() for step in steps)
+    assert sum(len(step.ended) for step in steps) >= 1
+
+
 @pytest.mark.slow
 def test_an_evaluation_plays_whole_games_with_rewards_as_they_are():
     env = game("SpaceInvaders")

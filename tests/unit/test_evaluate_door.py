@@ -9,6 +9,7 @@ import torch
 
 from ddppo import evaluate
 from tests.support import TINY, door, run
+from tests.unit.policy_tasks import run_folder
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,10 @@ def test_help_needs_nothing(call):
         (["run={run}", "device=gpu"], "cpu"),
         (["run={run}", "seed=-1"], "at least 0"),
         (["{run}", "{run}/"], "is given twice"),
+        (["{run}", "{run}/../run"], "is given twice"),
+        (["{run}", "{run}/..", "checkpoint={run}/x.pt"], "is one run's, and 2 runs are given"),
+        (["{run}", "out=/no/such/folder/x.json"], "in a folder that is there"),
+        (["{run}", "out={run}"], "in a folder that is there"),
         (["{run}", "/no/such/folder"], "run=/no/such/folder: not a run folder"),
         (["{run}", "seeds=[1,1]"], "different numbers"),
         (["{run}", "seeds=[1]", "seed=1"], "give one of them"),
@@ -159,6 +164,24 @@ def test_a_checkpoint_of_another_model_is_named(call, finished_run, tmp_path):
     assert "- 64" in text
     (copy / "config.yaml").write_text(text.replace("- 64", "- 32"))
     assert "another run's" in refuses(call, f"run={copy}")
+
+
+def test_a_checkpoint_of_a_model_that_computes_otherwise_is_named(call, finished_run, tmp_path):
+    copy = shutil.copytree(finished_run, tmp_path / "copy")
+    text = (copy / "config.yaml").read_text()
+    assert "activation: tanh" in text
+    (copy / "config.yaml").write_text(text.replace("activation: tanh", "activation: relu"))
+    path = finished_run / "checkpoints" / "iteration_00000001.pt"
+    said = refuses(call, f"run={copy}", f"checkpoint={path}")
+    assert "with model.activation=tanh; this run has relu" in said
+    assert call(f"run={finished_run}", f"checkpoint={path}", "episodes=1")[0] == 0
+
+
+def test_a_video_of_a_task_without_pictures_costs_no_episode(call, tmp_path, monkeypatch):
+    pytest.importorskip("imageio")
+    monkeypatch.setattr("ddppo.policies.scores.evaluated", None)
+    run = run_folder(tmp_path, "tests.unit.seen_tasks:seen/Picture-v0", normalized=False)
+    assert "render_mode" in refuses(call, f"run={run}", "video=true")
 
 
 def test_a_run_without_checkpoints_is_named(call, finished_run, tmp_path):

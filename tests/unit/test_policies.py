@@ -6,6 +6,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 import ddppo
 from ddppo import load_policy
@@ -152,6 +153,51 @@ def test_played_by_itself_it_scores_what_evaluation_says(tmp_path, memory):
     assert scores["seeds"] == [0, 7]
     low, high = scores["return_mean_interval"]
     assert low < scores["return_mean"] < high
+
+
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1"])
+def test_drawn_actions_are_each_episode_s_own(tmp_path, task):
+    policy = load_policy(run_folder(tmp_path, task))
+    few, many = (evaluated(policy.trained, n, [3], deterministic=False) for n in (2, 5))
+    assert few["returns"] == pytest.approx(many["returns"][:2], rel=1e-5)
+    assert few["returns"] != evaluated(policy.trained, 2, [3])["returns"]
+    assert not few["deterministic"]
+
+
+@pytest.mark.parametrize("memory", ["none", "lstm"])
+def test_so_it_does_in_a_game_that_begins_anew_when_a_life_is_lost(tmp_path, memory):
+    pytest.importorskip("ale_py", reason="needs the extra atari")
+    kwargs = {"img_height": 21, "img_width": 21, "episodic_life": True}
+    model = {"name": "cnn", "conv_layers": [[4, 8, 4]], "hidden_sizes": [16], "memory": memory}
+    remembering = {} if memory == "none" else {"memory_size": 8, "shared_trunk": True}
+    folder = run_folder(tmp_path, "ALE/Breakout-v5", normalized=False, kwargs=kwargs, **model, **remembering)
+    policy = load_policy(folder)
+    with torch.no_grad():  # else it does the same in every state
+        generator = torch.Generator().manual_seed(3)
+        for p in policy.trained.policy.model.parameters():
+            p.normal_(std=0.3, generator=generator)
+    scores = evaluated(policy.trained, 1, [0])
+    alone = list(play(policy, task_of(policy.trained.config.env), range(1), 0))
+    assert list(scores["returns"]) == [episode.episode_return for episode in alone]
+    assert list(scores["lengths"]) == [episode.length for episode in alone]
+
+
+def test_a_mission_may_be_its_sentence(tmp_path):
+    pytest.importorskip("minigrid", reason="needs the extra minigrid")
+    env_id = "MiniGrid-GoToDoor-5x5-v0"
+    model = {"name": "dict", "image_layout": "hwc"}
+    policy = load_policy(run_folder(tmp_path, env_id, normalized=False, **model))
+    task, ours = gym.make(env_id), task_of(policy.trained.config.env)
+    obs, _ = task.reset(seed=5)
+    numbers, _ = ours.reset(seed=5)
+    assert isinstance(obs["mission"], str)
+    assert policy(obs) == policy(numbers)
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make(env_id)] * 2)
+    many, _ = envs.reset(seed=5)
+    assert policy(many).shape == (2,)
+    envs.close()
+    with pytest.raises(ValueError, match="the task has no such mission"):
+        policy({**obs, "mission": "dance"})
 
 
 def test_runs_of_a_task_are_scored_together_with_intervals_over_runs():

@@ -2,12 +2,11 @@
 
 The details of published PPO (Huang et al. 2022, "The 37 implementation details of PPO", Atari) and where they are:
 up to 30 no-ops at the start, each action for 4 frames, the maximum of the last two, 84 x 84 pixels in grey, 4 of them
-stacked: ale-py. A lost life ends an episode for learning, FIRE starts a game and every further life: ale-py and here.
+stacked: ale-py. A lost life ends an episode for learning, FIRE starts every episode: ale-py and here.
 Rewards are cut to [-1, 1] by ppo.reward_clip, pixels scaled to [0, 1] and features shared by model=cnn. So returns are
 of whole games, as the game counts.
 """
 
-import dataclasses
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,29 +57,26 @@ def atari_spec(env: EnvConfig) -> EnvSpec:
 
 
 def make_atari(
-    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, cores: int = 1
+    env: EnvConfig,
+    spec: EnvSpec,
+    names: EnvNames,
+    timeout_s: float,
+    *,
+    cores: int = 1,
+    whole_games: bool = False,
 ) -> "AtariEnvs":
     """Step games on env.num_workers threads, by default a rank's cores; they change no number.
 
-    Nothing is waited for, so timeout_s is not used.
+    whole_games: as evaluation plays them, where no lost life ends an episode. Nothing is waited for, so timeout_s is
+    not used.
     """
     num_envs = len(names.indices)
     try:
         ale = _make_ale(env, num_envs, min(env.num_workers or cores, num_envs))
-        return AtariEnvs(
-            ale,
-            spec,
-            names,
-            lives_end=env.kwargs.get("episodic_life", False),
-            fires=env.kwargs.get("use_fire_reset", True),
-        )
+        lives_end, fires = env.kwargs.get("episodic_life", False), env.kwargs.get("use_fire_reset", True)
+        return AtariEnvs(ale, spec, names, lives_end=lives_end and not whole_games, fires=lives_end and fires)
     except (Exception, SystemExit) as e:
         raise explained(names.all(), "when they were made", e) from e
-
-
-def whole_games(env: EnvConfig) -> EnvConfig:
-    """Return the settings of evaluation: episodes are whole games."""
-    return dataclasses.replace(env, kwargs={**env.kwargs, "episodic_life": False})
 
 
 def _make_ale(env: EnvConfig, num_envs: int, num_threads: int) -> "AtariVectorEnv":

@@ -16,7 +16,7 @@ from ddppo.envs import ObsArrays, VecEnv, probe
 from ddppo.errors import RunFolderError, TrainingError
 from ddppo.models import ActionDistribution, ActorCritic, build_model, tensor_dtype
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.seeding import derived_seed
+from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
 
 _LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be evaluated for ever
@@ -70,6 +70,11 @@ class Policy:
         """Return the mode of the policy for obs `[E, *shape]` as actions `[E, *action.shape]`."""
         return self.distribution(self.params(obs, remembered), mask).mode().cpu().numpy()
 
+    def noise(self, streams: Sequence[np.random.Generator]) -> np.ndarray:
+        """Draw the noise `[E, model.num_noise]` of a step, of each environment by its own stream."""
+        size, is_normal = self.model.num_noise, self.spec.action.kind == "box"
+        return np.stack([s.standard_normal(size) if is_normal else s.random(size) for s in streams])
+
     @torch.inference_mode()
     def sample(
         self, obs: ObsArrays, mask: np.ndarray | None, noise: np.ndarray, remembered: Remembered | None = None
@@ -121,11 +126,13 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
 
 
 def play_episodes(
-    policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int, options: dict[str, Any] | None = None
-) -> Scores:
+    policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int, options: dict[str, Any] | None = None,
+    *, deterministic: bool = True,
+) -> Scores:  # fmt: skip
     """Play the episodes of these numbers, as many side by side as `env` has environments.
 
-    options: that each begins with, if any.
+    options: that each begins with, if any. deterministic: by the mode, else actions are drawn, of each episode by a
+    stream of its own.
     """
     of_all = None if options is None else [options] * env.num_envs
     returns = np.zeros(len(episodes))
@@ -135,7 +142,9 @@ def play_episodes(
         numbers = [
             wave[i % len(wave)] for i in range(env.num_envs)
         ]  # a short last wave repeats episodes, unread
-        obs, mask = env.reset([derived_seed(seed, "eval", j) for j in numbers], of_all)
+        seeds = [derived_seed(seed, "eval", j) for j in numbers]
+        streams = [stream(of_episode, "action") for of_episode in seeds]
+        obs, mask = env.reset(seeds, of_all)
         playing, remembered = np.arange(env.num_envs) < len(wave), policy.memory(env.num_envs)
         steps = 0
         while playing.any():
@@ -145,7 +154,11 @@ def play_episodes(
                     f"evaluation episode {wave[int(np.flatnonzero(playing)[0])]} has not ended after "
                     f"{_LONGEST_EPISODE:,} steps: set env.max_episode_steps for a task without a limit of its own"
                 )
-            step = env.step(policy.act(obs, mask, remembered))
+            if deterministic:
+                actions = policy.act(obs, mask, remembered)
+            else:
+                actions = policy.sample(obs, mask, policy.noise(streams), remembered)
+            step = env.step(actions)
             counted = playing & step.valid
             index = first + np.flatnonzero(counted)
             returns[index] += step.rewards[counted]
