@@ -70,13 +70,11 @@ def _check_name(name: str) -> None:
     spec = find_spec(name)  # of a folder without __init__.py it has no origin
     if name in ("tests", "conf") or (spec is not None and spec.origin is not None):
         raise ConfigError(f"name={name}: something here has that name already, and would be imported instead")
-    groups = {path.parent.name for path in _TEMPLATES.glob("conf/*/*.yaml")}
-    for preset in (
-        f"{group}={name}" for group in sorted(groups) if (conf_dir() / group / f"{name}.yaml").exists()
-    ):
-        raise ConfigError(
-            f"name={name}: ddppo has a preset {preset}, which would be taken for the project's own"
-        )
+    for group in sorted({path.parent.name for path in _TEMPLATES.glob("conf/*/*.yaml")}):
+        if (conf_dir() / group / f"{name}.yaml").exists():
+            raise ConfigError(
+                f"name={name}: ddppo has a preset {group}={name}, which would be taken for the project's own"
+            )
 
 
 if __name__ == "__main__":
