@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains what outputs/sweeps lacks of the runs in the table, then writes it: SEEDS, 0,1,2 of all; further settings go to all.
-# Two hours of a core, and half an hour more for every seed of a game of Atari. One thread to a rank, as those runs had that the table keeps.
+# Three hours of a core, an hour more for every seed of Pong and half of Breakout. One thread to a rank, as those runs had that the table keeps.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 seeds="seed=${SEEDS:-0,1,2}"
