@@ -165,6 +165,16 @@ def test_a_mistake_is_a_sentence(folders, options, said):
         export(ExportConfig(**{"run": str(folders("BitsEnv")), "format": "torch", **options}))
 
 
+def test_beside_a_file_stands_which_number_is_which_mission(tmp_path):
+    pytest.importorskip("minigrid", reason="needs the extra minigrid")
+    model = {"name": "dict", "image_layout": "hwc"}
+    run = run_folder(tmp_path, "MiniGrid-GoToDoor-5x5-v0", normalized=False, **model)
+    export(ExportConfig(str(run), format="torch"))
+    missions = json.loads((run / "policy.pt2.json").read_text())["missions"]
+    assert missions == load_policy(run).observation_space["mission"].sentences
+    assert missions[0].startswith("go to the ")
+
+
 def test_a_graph_network_is_refused_with_what_plays_it(tmp_path):
     small = {"graph_width": 8, "graph_layers": 1, "normalized": False}
     run = run_folder(tmp_path, "ddppo/Circuit-v0", name="gnn", kwargs={"circuit": "tof_3"}, **small)
