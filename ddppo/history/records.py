@@ -96,7 +96,7 @@ def _of_summary(path: Path, name: str, summary: Fields) -> Record:
     final = evaluation.section("final", default={}).number("return_mean", default=math.nan)
     best = evaluation.section("best", default={}).number("return_mean", default=math.nan)
     if math.isnan(final) and summary.values.get("env_steps"):
-        final = _last_return(path / "metrics.jsonl", _evaluations(path / "metrics.jsonl"))
+        final = _last_return(_evaluations(path / "metrics.jsonl"), _tail(path / "metrics.jsonl"))
     return Record(
         path,
         name,
@@ -124,7 +124,7 @@ def _of_metrics(path: Path, name: str, config: Fields, locks: frozenset[int]) ->
         "running" if _is_under_way(path, locks) else "unfinished",
         **_of_config(config),
         env_steps=last.number("env_steps", default=math.nan if lines else 0.0),
-        final_return=_last_return(path / "metrics.jsonl", scores),
+        final_return=_last_return(scores, lines),
         best_return=max(scores, default=math.nan),
         fps=last.number("rollout/fps", default=math.nan),
         wall_s=last.number("wall_s", default=math.nan),
@@ -189,11 +189,11 @@ def _evaluations(path: Path) -> list[float]:
     return found
 
 
-def _last_return(path: Path, scores: list[float]) -> float:
-    """Return the last of the evaluations' scores; the training return where there are none."""
+def _last_return(scores: list[float], lines: list[dict[str, Any]]) -> float:
+    """Return the last of the evaluations' scores; where there are none, the last training return of the lines."""
     if scores:
         return scores[-1]
-    values = (line.get("rollout/return_mean") for line in reversed(_tail(path)))
+    values = (line.get("rollout/return_mean") for line in reversed(lines))
     return next((float(value) for value in values if isinstance(value, (int, float))), math.nan)
 
 

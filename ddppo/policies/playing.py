@@ -25,7 +25,7 @@ from ddppo.seeding import derived_seed
 from ddppo.tracebacks import in_one_line
 
 FORMATS = (".gif", ".mp4")
-_COUNTS = "ddppo.counts"
+_COUNTS = "ddppo.counts"  # in infos of a Game: whether the step was a transition
 _ZOOM = 4  # of what a policy sees of a game, 84 x 84
 _FRAMES_A_SECOND = 60  # of a game
 

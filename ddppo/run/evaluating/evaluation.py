@@ -143,7 +143,7 @@ def play_episodes(
             wave[i % len(wave)] for i in range(env.num_envs)
         ]  # a short last wave repeats episodes, unread
         seeds = [derived_seed(seed, "eval", j) for j in numbers]
-        streams = [stream(of_episode, "action") for of_episode in seeds]
+        streams = [] if deterministic else [stream(of_episode, "action") for of_episode in seeds]
         obs, mask = env.reset(seeds, of_all)
         playing, remembered = np.arange(env.num_envs) < len(wave), policy.memory(env.num_envs)
         steps = 0
