@@ -47,7 +47,7 @@ class Counted(gym.Env):
             self._is_astray = False
         self._at[1:] = self._at[1] + 1, 0
         if self._of_process:
-            self._at[1] += os.getpid()
+            self._at[1] += 46 * os.getpid()  # of which neither an episode's length nor its end depends
         return self._at * SCALE, {}
 
     def step(self, action):
