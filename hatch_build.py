@@ -13,11 +13,11 @@ class CompiledPart(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable" or sys.platform != "linux":
             return
-        compiled = _module(Path(self.root) / "ddppo" / "collectives" / "compiled.py")
-        library = Path(tempfile.mkdtemp()) / compiled.file_name()
+        compiled = _module(Path(self.root) / "ddppo" / "native" / "compiling.py")
+        library = Path(tempfile.mkdtemp()) / compiled.SHARED_MEMORY.file_name
         try:
-            compiled.build(library)
-        except compiled.NotCompiled as e:
+            compiled.SHARED_MEMORY.build(library)
+        except (compiled.NotCompiled, OSError) as e:
             self.app.display_warning(f"ddppo.collectives is not compiled: {e}")
             return
         build_data["force_include"][str(library)] = f"ddppo/collectives/{library.name}"

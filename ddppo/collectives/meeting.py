@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 from ddppo.collectives.board import Board, MemoryBoard, StoreBoard, board_bytes
-from ddppo.collectives.compiled import NotCompiled
 from ddppo.collectives.contract import Group
 from ddppo.collectives.hierarchy import Hierarchy
 from ddppo.collectives.peers import Peers, Watch, in_words, shared_by_all
@@ -33,6 +32,7 @@ from ddppo.collectives.shared_memory import (
 )
 from ddppo.collectives.torch_distributed import ProcessGroup
 from ddppo.errors import TrainingError
+from ddppo.native import NotCompiled
 from ddppo.processes.cores import allowed_cores, at_most, cpu_quota
 
 

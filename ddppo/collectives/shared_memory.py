@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from ddppo.collectives.compiled import library
 from ddppo.collectives.contract import Record, SumCall
 from ddppo.collectives.peers import Peers, Watch
 from ddppo.errors import CollectiveError
+from ddppo.native.compiling import SHARED_MEMORY
 
 # What a rank gives at once; longer tensors take several turns. The segment is 2 (W + 1) of it: 4.7 MB at W = 8.
 _SLOT_BYTES = 256 * 1024
@@ -108,7 +108,7 @@ def open_segment(pid: int, file: int) -> int:
 
 
 def _segment_bytes(world_size: int) -> int:
-    count = library().segment_bytes
+    count = SHARED_MEMORY.load().segment_bytes
     count.argtypes, count.restype = [ctypes.c_uint64] * 2, ctypes.c_uint64
     return count(world_size, _SLOT_BYTES)
 
@@ -149,7 +149,7 @@ class SharedMemoryGroup(Peers):
             nap_ns=min(900_000_000, _NAP_NS * max(1, self._size // 8)),
         )
         self._at = ctypes.addressof(self._context)
-        self._begin, self._resume = library().begin, library().resume
+        self._begin, self._resume = SHARED_MEMORY.load().begin, SHARED_MEMORY.load().resume
         self._begin.argtypes = (*_POINTER, *[ctypes.c_uint64] * 2, *_POINTER, *_POINTER, ctypes.c_uint64)
         self._resume.argtypes = _POINTER
         watch.at_loss.append(self._give_up)
@@ -223,7 +223,7 @@ class SharedMemoryGroup(Peers):
         return time.perf_counter()
 
     def _give_up(self) -> None:
-        library().give_up(ctypes.c_void_p(self._at))
+        SHARED_MEMORY.load().give_up(ctypes.c_void_p(self._at))
 
     def _wait(self, status: int, what: str, start: float) -> None:
         """Go on with a collective that slept a while, with a look at the others in between."""

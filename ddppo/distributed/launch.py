@@ -12,11 +12,13 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import Group, compiled, leave_word, note_met
+from ddppo.collectives import Group, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.own_pace import OwnPace
 from ddppo.config import Config, layout
 from ddppo.errors import CollectiveError, ConfigError
+from ddppo.native import NotCompiled
+from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.cores import available_cores
 from ddppo.processes.signals import die_with_parent
 from ddppo.topologies import find
@@ -68,8 +70,8 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
         )
     if config.dist.world_size > 1 and kind in ("auto", "shm"):
         try:
-            compiled.prepare()
-        except compiled.NotCompiled as e:
+            SHARED_MEMORY.load()
+        except NotCompiled as e:
             if kind == "shm":
                 raise ConfigError(
                     f"dist.collective=shm needs its compiled part: {e}; install one, or use dist.collective=gloo"

@@ -165,7 +165,7 @@ def test_the_configuration_and_the_door_import_no_torch():
         *(module for module in MODULES if module.startswith("config")),
         "errors",
         "run.rank",
-        "collectives.compiled",
+        "native.compiling",
         "files",
         "processes.fork_server",
         "processes.forking",

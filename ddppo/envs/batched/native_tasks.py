@@ -197,7 +197,7 @@ def _step_alike(native: NativeEnvs, numpy: BatchedEnvs) -> bool:
 @functools.cache
 def _functions() -> tuple[Any, Any] | None:
     """Return tasks_step and tasks_reset, or None where they cannot be compiled."""
-    from ddppo.native.library import NotCompiled, library  # which brings torch: probing a task does without
+    from ddppo.native import NotCompiled, library
 
     try:
         compiled = library()

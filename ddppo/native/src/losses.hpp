@@ -42,15 +42,10 @@ inline Simd<float>::V exp_of(Simd<float>::V x) {
   F bounded = x < low ? low : x;
   bounded = bounded > high ? high : bounded;
   const F magic = Simd<float>::all(12582912.0f);  // 1.5 * 2^23: what is added to it is rounded to an integer
-  const F n = (bounded * 1.44269504088896341f + magic) - magic;
-  const F r = (bounded - n * 0.693145751953125f) - n * 1.42860677e-06f;
-  F p = r * (1.0f / 5040) + (1.0f / 720);
-  p = p * r + (1.0f / 120);
-  p = p * r + (1.0f / 24);
-  p = p * r + (1.0f / 6);
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  const F n = fma(bounded, Simd<float>::all(1.44269504088896341f), magic) - magic;
+  const F rough = fma(n, Simd<float>::all(-0.693145751953125f), bounded);
+  const F r = fma(n, Simd<float>::all(-1.42860677e-06f), rough);
+  const F p = polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
   const Int exponent = (__builtin_convertvector(n, Int) + 127) << 23;
   F scale;
   std::memcpy(&scale, &exponent, sizeof scale);
@@ -66,12 +61,7 @@ inline Simd<double>::V exp_minus_line(Simd<double>::V x, Simd<double>::V) {
 
 inline Simd<float>::V exp_minus_line(Simd<float>::V x, Simd<float>::V exp_x) {
   using F = Simd<float>::V;
-  F p = x * (1.0f / 40320) + (1.0f / 5040);
-  p = p * x + (1.0f / 720);
-  p = p * x + (1.0f / 120);
-  p = p * x + (1.0f / 24);
-  p = p * x + (1.0f / 6);
-  p = p * x + 0.5f;
+  const F p = polynomial(x, 1.0f / 40320, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f);
   const F size = x < F{} ? -x : x;
   return size < 0.5f ? x * x * p : (exp_x - 1.0f) - x;
 }
@@ -80,6 +70,8 @@ template <class Real>
 class PPOLoss {
   using S = Simd<Real>;
   static constexpr int kLanes = S::lanes;
+  // Sums over rows have as many chains on every processor: row r of a block belongs to chain r % kChains.
+  static constexpr int kChains = 16, kVectors = kChains / kLanes;
   static constexpr Real kHalfLog2Pi = Real(0.91893853320467274178);
 
  public:
@@ -97,8 +89,7 @@ class PPOLoss {
   void block(
       long first, long rows, const Real* params, long params_width, const Real* values, long values_width,
       Real* dparams, Real* dvalues, Real* dlog_std) {
-    V<Real> block_sums[kNumStatistics] = {};
-    V<Real> block_loss{};
+    V<Real> block_sums[kVectors][kNumStatistics + 1] = {};  // the loss comes last
     for (long r0 = 0; r0 < rows; r0 += kLanes) {
       const int k = static_cast<int>(std::min<long>(kLanes, rows - r0));
       for (int i = 0; i < kLanes; i++) {
@@ -129,20 +120,22 @@ class PPOLoss {
       const V<Real> value_loss = value_part(value, share, k, dvalues + r0 * values_width, values_width);
       descend(dlogp, dentropy, r0, k, dparams, params_width, dlog_std);
 
-      block_loss += (policy_loss + Real(c_.value) * value_loss - Real(c_.entropy) * entropy) * share;
+      V<Real>* chains = block_sums[r0 / kLanes % kVectors];
+      chains[kNumStatistics] += (policy_loss + Real(c_.value) * value_loss - Real(c_.entropy) * entropy) * share;
       const V<Real> kl = exp_minus_line(log_ratio, ratio);
       const V<Real> off = kl + log_ratio, size = off < V<Real>{} ? -off : off;
       const V<Real> distance = log_ratio < V<Real>{} ? -log_ratio : log_ratio;
-      block_sums[0] += weight * policy_loss;
-      block_sums[1] += weight * value_loss;
-      block_sums[2] += weight * entropy;
-      block_sums[3] += weight * kl;
-      block_sums[4] += size > Real(c_.clip) ? weight : V<Real>{};
-      block_sums[5] += distance > Real(0.6931471805599453) ? weight : V<Real>{};
+      chains[0] += weight * policy_loss;
+      chains[1] += weight * value_loss;
+      chains[2] += weight * entropy;
+      chains[3] += weight * kl;
+      chains[4] += size > Real(c_.clip) ? weight : V<Real>{};
+      chains[5] += distance > Real(0.6931471805599453) ? weight : V<Real>{};
     }
-    for (int i = 0; i < kLanes; i++) {
-      for (int s = 0; s < kNumStatistics; s++) sums[s] += block_sums[s][i];
-      loss += block_loss[i];
+    for (int r = 0; r < kChains; r++) {
+      const V<Real>* chains = block_sums[r / kLanes];
+      for (int s = 0; s < kNumStatistics; s++) sums[s] += chains[s][r % kLanes];
+      loss += chains[kNumStatistics][r % kLanes];
     }
   }
 
@@ -161,7 +154,7 @@ class PPOLoss {
     if (std::isfinite(c_.clip_value)) {
       const V<Real> old = gathered(batch_.values), bound = S::all(Real(c_.clip_value));
       V<Real> moved = value - old;
-      const V<Real> is_inside = (moved >= -bound) & (moved <= bound) ? S::all(1) : V<Real>{};
+      const V<Real> is_inside = ((moved >= -bound) & (moved <= bound)) ? S::all(1) : V<Real>{};
       moved = moved > bound ? bound : moved;
       moved = moved < -bound ? -bound : moved;
       const V<Real> clipped_error = old + moved - returns, clipped_squared = clipped_error * clipped_error;

@@ -1,8 +1,15 @@
 // Products of small matrices, and the functions of each entry that follow them, in SIMD registers.
 //
-// Every entry of a product is one chain of fused multiply-adds over k = 0, 1, ..., whatever the tile that holds it. So
-// a row of activations does not depend on the rows computed beside it, nor on their number.
+// Every entry of a product is one chain of fused multiply-adds over k = 0, 1, ..., in every tile. So a row of activations
+// does not depend on the rows beside it, on their number or on the width of a vector. The library is compiled with
+// -ffp-contract=off: a multiply-add is fused exactly where `fma` is written, and no compiler or tuning decides.
 #pragma once
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #include <cmath>
 #include <cstdint>
@@ -14,7 +21,7 @@ namespace ddppo {
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64, kTileRows = 6, kTileVectors = 4;  // 24 of 32 registers accumulate
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && defined(__FMA__)
 constexpr int kVectorBytes = 32, kTileRows = 6, kTileVectors = 2;  // 12 of 16
 #else
 constexpr int kVectorBytes = 16, kTileRows = 4, kTileVectors = 2;
@@ -30,6 +37,31 @@ struct Simd {
   static void store(Real* p, V x) { *reinterpret_cast<Unaligned*>(p) = x; }
   static V all(Real x) { return x - V{}; }
 };
+
+// a * b + c, rounded once. Processors without the instruction (x86 before 2013) round twice, as every tile of theirs does.
+inline Simd<float>::V fma(Simd<float>::V a, Simd<float>::V b, Simd<float>::V c) {
+#if defined(__AVX512F__)
+  return Simd<float>::V(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return Simd<float>::V(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#elif defined(__aarch64__)
+  return Simd<float>::V(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
+#else
+  return a * b + c;
+#endif
+}
+
+inline Simd<double>::V fma(Simd<double>::V a, Simd<double>::V b, Simd<double>::V c) {
+#if defined(__AVX512F__)
+  return Simd<double>::V(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return Simd<double>::V(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
+#elif defined(__aarch64__)
+  return Simd<double>::V(vfmaq_f64(float64x2_t(c), float64x2_t(a), float64x2_t(b)));
+#else
+  return a * b + c;
+#endif
+}
 
 template <class Real>
 constexpr int padded(int n) {
@@ -98,8 +130,8 @@ inline void tile(Left<Real> a, const Real* b, long b_row, long depth, Finish&& f
     typename S::V right[N];
     for (int n = 0; n < N; n++) right[n] = S::load(b + k * b_row + n * S::lanes);
     for (int m = 0; m < M; m++) {
-      const Real x = left[m * a.row + k * a.column];
-      for (int n = 0; n < N; n++) sum[m][n] += x * right[n];
+      const typename S::V x = S::all(left[m * a.row + k * a.column]);
+      for (int n = 0; n < N; n++) sum[m][n] = fma(x, right[n], sum[m][n]);
     }
   }
   for (int m = 0; m < M; m++)

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from ddppo.collectives import Group
-from ddppo.collectives.compiled import NotCompiled, cache_folder
 from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import Config
 from ddppo.models import MLP, ActorCritic
+from ddppo.native.compiling import NotCompiled, cache_folder
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, is_made, remove
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork, why_not_native

@@ -3,11 +3,11 @@
 import os
 
 from ddppo import config as configuration
-from ddppo.collectives import compiled
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.errors import ConfigError
+from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.cores import available_cores
 
 
@@ -23,7 +23,7 @@ def overlaps_from(config: Config, local_world_size: int | None) -> int | None:
     if config.dist.grad_sync == "ddp":
         return 0
     runs_on_cpu = local_world_size is not None and resolve_device(config.device).type == "cpu"
-    speaks_gloo = config.dist.collective == "gloo" or not compiled.is_available()
+    speaks_gloo = config.dist.collective == "gloo" or SHARED_MEMORY.why_not() is not None
     return FLAT_BELOW if runs_on_cpu and speaks_gloo else None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ddppo.envs.tasks.cage2 import agents, tables
 from ddppo.envs.tasks.cage2.rules import DETECTED, PREFERRED
 from ddppo.envs.tasks.cage2.state import GAME
-from ddppo.native.library import NotCompiled, library
+from ddppo.native import NotCompiled, library
 
 _logger = logging.getLogger(__name__)
 
