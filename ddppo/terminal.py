@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import sys
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -83,6 +84,15 @@ def unbroken_streams() -> Iterator[None]:
 def warn(text: str) -> None:
     """Say on stderr what is not as it should be but ends nothing."""
     print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def warn_once(text: str) -> None:
+    """Warn unless a process of this run has: of what each of its ranks, pools and evaluations meets alike."""
+    said = os.environ.get("DDPPO_WARNED", "").split()
+    mark = f"{zlib.crc32(text.encode()):08x}"
+    if mark not in said and os.environ.get("RANK", "0") == "0":
+        warn(text)
+        os.environ["DDPPO_WARNED"] = " ".join([*said, mark])
 
 
 def _encodable(stream: Any) -> Any:

@@ -19,7 +19,7 @@ from ddppo.models import build_model
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
-from ddppo.run.loop.compilation import can_be_native
+from ddppo.run.loop.compilation import why_not_cpp
 from ddppo.run.measuring.machines import gather_machines
 from ddppo.topologies import Layout, Topology, find, imported
 from ddppo.tracebacks import in_one_line
@@ -114,7 +114,7 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
     if begun_with is not None:
         initial.take_rewards_(begun_with, program.learner.reward_normalizer)
     work = model.num_products() * shape.minibatch_size // len(roles.learning)
-    if can_be_native(config, model, device, program.sync.name):
+    if why_not_cpp(config, model, device, program.sync.name) is None:
         work = 0  # one thread in C++ is faster than several in torch
     torch.set_num_threads(threads_per_rank(config, local_world_size, work))
     derived = _derived(kit, program, local_world_size)

@@ -11,7 +11,9 @@ from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed import launch
 from ddppo.distributed.launch import resolve_device
+from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import MLP
+from ddppo.native.compiling import CPP, NotCompiled
 from ddppo.ppo.compiled import step as compiled_step
 from ddppo.ppo.compiled.compiler import gradient_function, optimize_
 from ddppo.run import checkpoint
@@ -116,18 +118,72 @@ def test_a_short_run_and_one_with_compile_off_look_for_nothing(tmp_path, monkeyp
     assert not (tmp_path / "cache" / "ddppo").exists()
 
 
-def test_without_a_compiler_one_line_says_so_and_the_eager_step_goes_on(tmp_path, monkeypatch, capsys):
+def warnings_of(config, folder, monkeypatch, capsys):
+    found, _ = train(config, folder, monkeypatch)
+    assert (found["status"], found["derived"]["step"]) == ("completed", "eager")
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"model.name": f"{__name__}:Own"}, "Own is not ddppo's MLP"),
+        ({"model.activation": "gelu"}, "model.activation=gelu is none of tanh"),
+        ({"ppo.learning_rates": {"value_head": 1e-3}}, "ppo.learning_rates gives parts"),
+        ({"dist.threads_per_rank": 2}, "dist.threads_per_rank=2, and it knows one thread"),
+    ],
+)
+def test_a_run_that_cannot_learn_in_cpp_says_why_in_one_line(changed, why, tmp_path, monkeypatch, capsys):
+    config = settings()
+    config.model.name = "mlp"
+    for name, value in changed.items():
+        section, name = name.split(".")
+        setattr(getattr(config, section), name, value)
+    [line] = warnings_of(config, tmp_path / "run", monkeypatch, capsys)
+    assert line.startswith("warning: acting and learning run in PyTorch, not in C++: ")
+    assert why in line
+    assert "several times as long" in line
+
+
+def test_a_machine_without_a_compiler_says_so_in_one_line_whatever_the_model(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(CPP, "_loaded", None)
+    monkeypatch.setattr(CPP, "_failure", NotCompiled("there is no C++ compiler"))
+    for memory in ("none", "lstm"):
+        config = settings()
+        config.model.name, config.model.memory = "mlp", memory
+        [line] = warnings_of(config, tmp_path / memory, monkeypatch, capsys)
+        assert "not in C++: " in line
+
+
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.parametrize("check", ["agrees", "rows_are_independent"])
+def test_cpp_that_computes_wrongly_on_this_machine_is_not_used(check, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compilation, check, lambda *_: False)
+    config = settings()
+    config.model.name = "mlp"
+    [line] = warnings_of(config, tmp_path / "run", monkeypatch, capsys)
+    assert "not in C++: " in line
+
+
+@pytest.mark.parametrize("changed", [{"compile": "off"}, {"model": "wide"}, {"memory": "lstm"}])
+def test_a_run_that_loses_nothing_says_nothing(changed, tmp_path, monkeypatch, capsys):
+    config = settings(compile=changed.get("compile", "auto"))
+    config.model.name, config.model.memory = "mlp", changed.get("memory", "none")
+    if changed.get("model") == "wide":
+        config.model.hidden_sizes = [1024, 600]
+    assert warnings_of(config, tmp_path / "run", monkeypatch, capsys) == []
+
+
+def test_what_compile_asks_for_and_cannot_be_ends_the_run_before_its_first_iteration(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    found, _ = train(settings(compile="torch"), tmp_path / "run", monkeypatch)
-    assert (found["status"], found["compiled_from"]) == ("completed", None)
-    said = capsys.readouterr().err
-    assert (
-        said
-        == "warning: compile=torch: the step stays eager: there is no C++ compiler (g++, or what CXX names)\n"
-    )
+    with pytest.raises(
+        TrainingError,
+        match=r"compile=torch: the step cannot be compiled: there is no C\+\+ compiler .*; use compile=auto",
+    ):
+        train(settings(compile="torch"), tmp_path / "run", monkeypatch)
 
 
-def test_libraries_that_do_not_load_are_removed_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_libraries_that_do_not_load_are_removed(tmp_path, monkeypatch):
     worker = Worker(settings(compile="torch"), tmp_path, Group(), resolve_device("cpu"))
     folders = set()
 
@@ -139,10 +195,9 @@ def test_libraries_that_do_not_load_are_removed_and_the_run_goes_on(tmp_path, mo
         return True
 
     monkeypatch.setattr(compilation, "is_made", made)
-    worker.run()
-    assert "was removed, and the next run compiles anew" in capsys.readouterr().err
+    with pytest.raises(TrainingError, match="was removed, and the next run compiles anew"):
+        worker.run()
     assert [folder.exists() for folder in folders] == [False]
-    assert summary(tmp_path)["compiled_from"] is None
 
 
 class Random(MLP):
@@ -152,21 +207,17 @@ class Random(MLP):
         return super().forward(torch.dropout(obs, 0.5, train=True))
 
 
-def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path):
     config = settings(compile="torch")
     config.model.name = "tests.unit.test_compilation:Random"
     worker = Worker(config, tmp_path, Group(), resolve_device("cpu"))
-    worker.run()
-    assert "the step stays eager: it draws random numbers" in capsys.readouterr().err
-    assert summary(tmp_path)["compiled_from"] is None
+    with pytest.raises(TrainingError, match="the step cannot be compiled: it draws random numbers"):
+        worker.run()
 
 
-def test_a_model_that_compiling_would_not_make_faster_stays_eager_for_its_own_reason(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_model_that_compiling_would_not_make_faster_stays_eager_for_its_own_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(Own, "stays_eager", "its time is elsewhere")
-    for compile_, said in (("on", "the step stays eager: its time is elsewhere"), ("auto", "")):
-        found, _ = train(settings(compile=compile_), tmp_path / compile_, monkeypatch, made_at=1)
-        assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
-        err = capsys.readouterr().err
-        assert said in err if said else err == ""
+    found, _ = train(settings(), tmp_path / "auto", monkeypatch, made_at=1)
+    assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
+    with pytest.raises(TrainingError, match="the step cannot be compiled: its time is elsewhere"):
+        train(settings(compile="on"), tmp_path / "on", monkeypatch, made_at=1)

@@ -16,6 +16,7 @@ from ddppo.envs.batched.batch import BatchedEnvs
 from ddppo.envs.batched.dynamics import Dynamics
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.terminal import warn_once
 
 _logger = logging.getLogger(__name__)
 
@@ -157,7 +158,10 @@ def make_fastest(
         setting = float(kwargs.get(task.setting, task.default))
         if _agrees(task, setting, kwargs, space, spec):
             return NativeEnvs(dynamics, setting, space, spec, names, max_episode_steps)
-        _logger.debug("%s is stepped by NumPy, whose functions are not libm's", task.dynamics.__name__)
+        warn_once(
+            f"{task.dynamics.__name__} is stepped by NumPy, not in C++, and several times slower: its "
+            "sines or random numbers have other bits on this machine"
+        )
     return BatchedEnvs(dynamics, space, spec, names, max_episode_steps)
 
 

@@ -29,11 +29,32 @@ def why_not_native(model: ActorCritic, device: torch.device) -> str | None:
         return "the task observes pixels"
     if model.activation not in _ACTIVATIONS:
         return f"model.activation={model.activation} is none of {', '.join(_ACTIVATIONS)}"
-    if max(p.numel() for p in model.parameters()) > _MOST_WEIGHTS:
+    if is_faster_in_torch(model):
         return f"a layer has more than {_MOST_WEIGHTS:,} weights, which torch multiplies faster"
     if device.type != "cpu":
         return f"it computes on CPUs, and device is {device.type}"
     return native.why_not()
+
+
+def is_faster_in_torch(model: ActorCritic) -> bool:
+    return max(p.numel() for p in model.parameters()) > _MOST_WEIGHTS
+
+
+def rows_are_independent(network: "NativeNetwork", obs: torch.Tensor) -> bool:
+    """Return whether a row `[obs_size]` of obs has the same bits in any batch and at any place in it.
+
+    Compilers may round otherwise in a loop's remainder; what every W computes alike rests on this.
+    """
+    network.refresh()
+
+    def of(rows: torch.Tensor) -> torch.Tensor:
+        params = network.policy(rows, rows.new_empty(len(rows), network.num_params))
+        return torch.cat([params, network.values(rows).unsqueeze(1)], dim=1)
+
+    whole = of(obs)
+    parts = [torch.cat([of(part.clone()) for part in obs.split(size)]) for size in (1, 2, 3, 6, 7)]
+    shifted = of(obs.roll(1, 0)).roll(-1, 0)
+    return all(torch.equal(whole, each) for each in (*parts, shifted))
 
 
 class NativeNetwork:

@@ -22,11 +22,18 @@ import torch
 from ddppo.collectives import Group
 from ddppo.collectives.in_order import OrderedSum
 from ddppo.config import Config
-from ddppo.models import MLP, ActorCritic
+from ddppo.errors import TrainingError
+from ddppo.models import MLP, ActorCritic, flat_obs, random_obs
+from ddppo.native import why_not as why_not_library
 from ddppo.native.compiling import NotCompiled, cache_folder
 from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, is_made, remove
 from ddppo.ppo.learning.learner import Learner
-from ddppo.ppo.native.network import NativeNetwork, why_not_native
+from ddppo.ppo.native.network import (
+    NativeNetwork,
+    is_faster_in_torch,
+    rows_are_independent,
+    why_not_native,
+)
 from ddppo.ppo.native.step import NativeStep
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
@@ -37,20 +44,25 @@ _USED_FROM_STEPS = (
     1_000  # where it is there already; shorter runs keep their bits, whatever others left in the cache
 )
 _POLL_S = 0.1
+_TRIED_ROWS = 111  # whole tiles and their remainders, in one block of rows and the next
+_HOW_MUCH_SLOWER = "Small networks take several times as long; docs/performance.md has figures"
 
 
-def can_be_native(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> bool:
-    """Return whether this rank may take our own step, which knows one thread and sums after backward."""
-    is_asked = config.compile in ("auto", "on") and config.dist.threads_per_rank in (None, 1)
-    is_alike = not config.ppo.learning_rates  # one step size for all
-    return (
-        is_asked
-        and is_alike
-        and config.ppo.algorithm == "ppo"
-        and not config.ppo.losses
-        and sync_name != "ddp"
-        and why_not_native(model, device) is None
-    )
+def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
+    """Return why this rank cannot take the step in C++, in half a sentence, or None; compiles the library."""
+    if config.compile not in ("auto", "on"):
+        return f"compile={config.compile}"
+    if config.ppo.algorithm != "ppo":
+        return f"ppo.algorithm={config.ppo.algorithm} has no step in C++"
+    if config.ppo.losses:
+        return "ppo.losses adds terms of your own to the loss"
+    if config.ppo.learning_rates:
+        return "ppo.learning_rates gives parts of the model step sizes of their own"
+    if config.dist.threads_per_rank not in (None, 1):
+        return f"dist.threads_per_rank={config.dist.threads_per_rank}, and it knows one thread"
+    if sync_name == "ddp":
+        return "dist.grad_sync=ddp sums gradients inside backward"
+    return why_not_native(model, device)
 
 
 class Compilation:
@@ -75,9 +87,11 @@ class Compilation:
         self._compiles = int(os.environ.get("LOCAL_RANK", "0")) == 0
         self._process: subprocess.Popen[str] | None = None
         self._folder: Path | None = None
-        self._gave_up, self._must = True, False
+        self._gave_up, self._must, self._reason = True, False, ""
         self._is_idle = idle
-        self._is_native = not idle and can_be_native(config, model, learner.parameters.device, sync_name)
+        self._why_not_cpp = (
+            "" if idle else why_not_cpp(config, model, learner.parameters.device, sync_name)
+        )  # None: this rank can take our own step
         self._num_shards = learner.shape.local_num_shards
         self._is_ordered = learner.shape.num_shards > 0
         if config.compile == "off" or config.ppo.algorithm == "grpo" or config.ppo.losses:
@@ -114,7 +128,8 @@ class Compilation:
     def begin(self) -> bool:
         """Load the step or have it compiled, and wait for that where the run must not begin without it.
 
-        Every rank calls it before its first iteration. Returns whether all ranks are ready.
+        Every rank calls it before its first iteration. Returns whether all ranks are ready. Raises TrainingError where
+        compile=on or torch asks for what cannot be.
         """
         if self.begin_native():
             return True
@@ -123,6 +138,11 @@ class Compilation:
         while True:
             states = self._group.gather(torch.tensor([self.is_ready(), self._gave_up], dtype=torch.float64))
             ready, gave_up = (states > 0).unbind(dim=1)
+            if not ready.all() and gave_up.any() and self._config.compile in ("on", "torch"):
+                reason = self._reason or f"rank {gave_up.nonzero()[0].item()} says why"
+                raise TrainingError(
+                    f"compile={self._config.compile}: the step cannot be compiled: {reason}; use compile=auto"
+                )
             if ready.all() or gave_up.any() or not self._must:
                 return bool(ready.all())
             time.sleep(_POLL_S)
@@ -136,19 +156,42 @@ class Compilation:
 
     def begin_native(self) -> bool:
         """Take our own step if every rank can, and return whether; all that a rank which only acts has use for."""
-        step, learner = None, self._learner
+        step, learner, why_not = None, self._learner, self._why_not_cpp
         if self._config.compile not in ("auto", "on"):
             return False
-        if self._is_native:
+        if why_not is None:
             assert isinstance(self._model, MLP)
             network = NativeNetwork(self._model, self._spec, learner.parameters)
             num_shards = self._num_shards if self._is_ordered else 0
             step = NativeStep(network, self._config.ppo, learner.optimizer, self._learners, num_shards)
-        is_ready = step is not None and agrees(step, self._spec, self._model, self._config.ppo)
-        words = self._group.gather(torch.tensor([is_ready or self._is_idle], dtype=torch.float64))
-        if all_are := bool(words.all()):
+            why_not = self._fault_of(step)
+        can = torch.tensor([why_not is None or self._is_idle], dtype=torch.float64)
+        words = self._group.gather(can).flatten()
+        if words.all():
             self.step = step
-        return all_are
+            return True
+        if self._group.rank == int((words == 0).nonzero()[0]) and self._leaves_cpp():
+            warn(f"acting and learning run in PyTorch, not in C++: {why_not}. {_HOW_MUCH_SLOWER}")
+        return False
+
+    def _fault_of(self, step: NativeStep) -> str | None:
+        """Return what our own step computes wrongly on this machine, or None."""
+        if not agrees(step, self._spec, self._model, self._config.ppo):
+            return "its gradient is not autograd's here"
+        p, generator = next(self._model.parameters()), torch.Generator().manual_seed(0)
+        obs = flat_obs(random_obs(self._spec, _TRIED_ROWS, p.dtype, generator), self._spec, p.dtype)
+        if not rows_are_independent(step.network, obs):
+            return (
+                "what it computes of an observation depends on the batch here, so results would depend on W"
+            )
+        return None
+
+    def _leaves_cpp(self) -> bool:
+        """Whether this run is slower for want of our own step: another built-in network never has one."""
+        if self._learner.parameters.device.type != "cpu" or self._config.compile != "auto":
+            return False
+        is_mlp_or_own = type(self._model) is MLP or not type(self._model).__module__.startswith("ddppo.")
+        return why_not_library() is not None or (is_mlp_or_own and not is_faster_in_torch(self._model))
 
     def is_ready(self) -> bool:
         """Return whether this rank can take the compiled step, which then is `step`; loads it once it is there."""
@@ -215,8 +258,8 @@ class Compilation:
         self._process.stdin.flush()  # and stays open: its end tells the process that this one has ended
 
     def _give_up(self, reason: str) -> None:
-        self._gave_up = True
-        if self._says:
+        self._gave_up, self._reason = True, reason
+        if self._says and self._config.compile == "auto":
             warn(f"compile={self._config.compile}: the step stays eager: {reason}")
 
 
