@@ -1,6 +1,6 @@
 """A run's folder as whoever starts, resumes, queues or lists runs sees it. Imports no torch.
 
-What ranks write into it: docs in README, "What a run leaves behind".
+What ranks write into it: docs/usage.md, "What a run leaves behind".
 """
 
 import dataclasses

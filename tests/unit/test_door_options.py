@@ -157,11 +157,11 @@ def test_a_door_says_in_a_sentence_what_ended_it(capsys, error, code, said):
     assert capsys.readouterr().err == said
 
 
-def test_commands_of_the_wheel_are_doors_that_the_readme_lists():
+def test_commands_of_the_wheel_are_doors_that_docs_usage_lists():
     scripts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["scripts"]
-    readme = (CHECKOUT / "README.md").read_text()
+    page = (CHECKOUT / "docs" / "usage.md").read_text()
     assert "ddppo-serve" in scripts
     for name, where in scripts.items():
         module, _, function = where.partition(":")
-        assert f"`{name}`" in readme
+        assert f"`{name}`" in page
         assert callable(getattr(importlib.import_module(module), function))
