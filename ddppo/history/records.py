@@ -79,8 +79,8 @@ def _read(path: Path, below: Path, locks: frozenset[int]) -> Record | None:
     try:
         if (path / "summary.json").is_file():
             summary = parsed((path / "summary.json").read_text(encoding="utf-8"))
-            if "schema_version" not in summary.values:
-                return None  # a report's, or somebody else's
+            if "schema_version" not in summary.values or "kind" in summary.values:
+                return None  # somebody else's, or a report's: its `kind` tells it from a run's
             return _of_summary(path, name, summary)
         config = _config(path)
         return None if config is None else _of_metrics(path, name, config, locks)

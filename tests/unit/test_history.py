@@ -147,7 +147,7 @@ def test_a_run_whose_files_are_damaged_stands_in_the_table_with_the_reason(tmp_p
 
 def test_folders_of_others_are_passed_over(tmp_path):
     (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "summary.json").write_text('{"kind": "scaling report"}')
+    (tmp_path / "report" / "summary.json").write_text('{"kind": "scaling report", "schema_version": 1}')
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "config.yaml").write_text("services: {web: {}}")
     (tmp_path / ".hidden").mkdir()
