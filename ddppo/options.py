@@ -12,11 +12,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import SECTIONS, Config, check_fields, escaped, in_words, near
-from ddppo.config.help import shown_default
+from ddppo.config.help import setting_line
 from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.package import versions
@@ -189,10 +189,5 @@ def help_text(sections: Sequence[type[Any]], usage: str) -> str:
         said = (section.__doc__ or "").partition(". ")[0].rstrip(".")
         by_dataclass = said.startswith(f"{section.__name__}(")
         lines += ["", *([f"{said}:"] if said and not by_dataclass else [])]
-        for item in fields(section):
-            meaning, choices = item.metadata["meaning"], item.metadata["choices"]
-            if not all(choice in meaning for choice in choices):
-                meaning += f" ({', '.join(choices)})"
-            default = "" if item.default == MISSING else shown_default(item)
-            lines.append(f"  {item.name + '=' + default:<34}  {meaning}")
+        lines += [setting_line(item, "", 34) for item in fields(section)]
     return "\n".join(lines)

@@ -1,21 +1,24 @@
 """The text of `--help`: every option of every group, every setting with its default and meaning."""
 
+import shutil
+import sys
+import textwrap
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from ddppo.config.fields import near
 
-_USAGE = """ddppo: decentralised, synchronous, data-parallel PPO
+_USAGE = """ddppo: data-parallel PPO on one worker or many
 
   python -m ddppo.train env=cartpole                                    one process
   python -m ddppo.train env=cartpole dist.world_size=4                  four ranks on this machine
-  python -m ddppo.train -m env=cartpole dist.world_size=1,2,4 seed=0,1  one job per combination, in turn
-  python -m ddppo.train -m env=cartpole 'seed=range(5)' sweep=<folder>  again: skip the complete, go on with the rest
+  python -m ddppo.train -m env=cartpole dist.world_size=1,2,4 seed=0,1  a run per combination, one after another
+  python -m ddppo.train -m env=cartpole 'seed=range(5)' sweep=<folder>  again: skip complete runs, go on with others
   python -m ddppo.train -m experiment=<name>                            a whole study, in a folder of its own
-  python -m ddppo.train env=circuit env.circuit=tof_3                   a task's own keywords are settings of env too
-  torchrun --nproc-per-node=4 -m ddppo.train env=cartpole               ranks started by torchrun
-  python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from a run's last checkpoint
+  python -m ddppo.train env=circuit env.circuit=tof_3                   keywords of a task are settings of env too
+  torchrun --nproc-per-node=4 -m ddppo.train env=cartpole               four ranks that torchrun starts
+  python -m ddppo.train resume=outputs/cartpole/<stamp>                 go on from the last checkpoint of a run
   python -m ddppo.train env=cartpole --cfg job                          show the composed configuration
 """
 # Hydra's own options and those of plugins; ours are in conf/hydra.
@@ -25,8 +28,8 @@ _OF_HYDRA = {
         "joblib": "Small jobs side by side, hydra.launcher.n_jobs of them at once. Needs the extra tune.",
     },
     "hydra/sweeper": {
-        "basic": "Every combination of the values given, the default.",
-        "optuna": "Optuna draws hydra.sweeper.n_trials settings by what `objective` tells it. Needs the extra tune.",
+        "basic": "Every combination of the given values, the default.",
+        "optuna": "Optuna draws hydra.sweeper.n_trials settings, guided by `objective`. Needs the extra tune.",
     },
 }
 
@@ -49,7 +52,7 @@ def help_text(conf: Path, root: type, groups: list[str], launcher: type, sweeper
         for path in sorted((conf / group).rglob("*.yaml")):
             options[path.relative_to(conf / group).with_suffix("").as_posix()] = description(path)
         lines += ["", f"  {group}"] if options else []
-        lines += [f"    {name:<22}  {text}" for name, text in options.items()]
+        lines += [_folded(f"    {name:<22}  ", text) for name, text in options.items()]
     lines += ["", "Settings (key=value), their defaults and meanings:"]
     lines += _settings(root, "")
     lines += ["", "Settings of hydra/launcher=slurm and slurm_local:"]
@@ -85,10 +88,31 @@ def _settings(section: type, prefix: str) -> list[str]:
         if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
             nested += ["", *_settings(item.default_factory, f"{item.name}.")]
         elif item.metadata["meaning"]:
-            plain.append(
-                f"  {prefix + item.name + '=' + shown_default(item):<38}  {item.metadata['meaning']}"
-            )
+            plain.append(setting_line(item, prefix, 38))
     return plain + nested
+
+
+def setting_line(item: Any, prefix: str, width: int) -> str:
+    """Return the name, default, meaning and choices of a setting, the meaning after `width` columns."""
+    meaning, choices = item.metadata["meaning"], item.metadata["choices"]
+    if not all(choice in meaning for choice in choices):
+        meaning += f" ({', '.join(choices)})"
+    default = "" if item.default == "???" else shown_default(item)
+    return _folded(f"  {prefix + item.name + '=' + default:<{width}}  ", meaning)
+
+
+def _folded(name: str, text: str) -> str:
+    """Return one line, which grep finds whole; on a terminal it is folded, the text in a column beside the name."""
+    if not sys.stdout.isatty():
+        return name + text
+    indent = " " * min(len(name), 42)
+    return textwrap.fill(
+        name + text,
+        max(80, shutil.get_terminal_size().columns),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def shown_default(item: Any) -> str:

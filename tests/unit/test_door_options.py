@@ -2,7 +2,7 @@
 
 import importlib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +11,7 @@ from omegaconf import MISSING
 
 import ddppo
 from ddppo.config import setting
+from ddppo.config.help import setting_line
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import door, parse, parse_all
 from tests.support import CHECKOUT
@@ -111,6 +112,19 @@ def test_help_names_each_field_with_default_meaning_and_choices(capsys):
     ):
         assert line in lines
     assert "Door(" not in text
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_help_is_folded_to_a_terminal_and_elsewhere_a_line_for_each_setting(monkeypatch, is_terminal):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    meaning = "seconds " * 20
+    item = field(default=1.5, metadata={"meaning": meaning, "choices": ()})
+    item.name = "latency"
+    first, *others = setting_line(item, "dist.", 38).splitlines()
+    assert first.startswith("  dist.latency=1.5  ")
+    assert bool(others) == is_terminal
+    assert all(line.startswith(" " * 42 + "seconds") and len(line) <= 80 for line in others)
 
 
 def test_whole_numbers_are_read_however_they_are_written():

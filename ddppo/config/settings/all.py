@@ -25,52 +25,61 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
     run: RunConfig = field(default_factory=RunConfig)
     seed: int = setting(0, "root of every random stream", low=0, high=2**63 - 1)
-    device: str = setting("auto", "auto takes a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    device: str = setting(
+        "auto", "auto takes a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
+    )
     dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
     compile: str = setting(
         "auto",
-        "the learner's step in machine code: auto (ddppo's own for model=mlp on CPUs, for others torch's compiler, "
-        "in the background if the run is long or at once if an earlier one did), on (any model before the first "
-        "iteration), torch (as on, always by torch's compiler), off",
+        "machine code for the learner's step. auto: ddppo's C++ for model=mlp on CPUs; torch's compiler "
+        "for other models, in the background of a long run, or at once if an earlier run compiled. on: "
+        "compiled before the first iteration, any model. torch: as on, always by torch's compiler. off: "
+        "no compiler",
         choices=("auto", "on", "torch", "off"),
     )
     on_nonfinite: str = setting(
         "stop",
-        "where a loss, a gradient or what was learned is not finite: stop (all ranks end), skip_batch (all take back "
-        "what the iteration's batch taught them), or restore (all go back to the last checkpoint, with smaller steps)",
+        "if a loss, a gradient or a parameter is not finite: stop (all ranks end), skip_batch (all ranks "
+        "undo the iteration's batch), restore (all ranks go back to the last checkpoint, with smaller "
+        "steps)",
         choices=("stop", "skip_batch", "restore"),
     )
     on_nonfinite_max: int = setting(
-        10, "of skip_batch, batches skipped in a row, of restore, ways back, after which all ranks end", low=1
+        10,
+        "all ranks end after this many skipped batches in a row (skip_batch) or restores in all (restore)",
+        low=1,
     )
     on_nonfinite_factor: float = setting(
-        0.5, "of restore, what step sizes are multiplied by with every way back", above=0, high=0.99
+        0.5, "restore: factor on the step sizes at each restore", above=0, high=0.99
     )
     target_return: float | None = setting(
-        None, "evaluation return whose first reaching gives time-to-target and steps-to-target"
+        None,
+        "evaluation return for time-to-target and steps-to-target, which are taken when it is first reached",
     )
     resume: str | None = setting(
         None,
-        "a run folder to go on from; auto: begin in hydra.run.dir, or go on with the same run there, whichever applies",
+        "run folder to go on from. auto: go on with the same run in hydra.run.dir, or begin it there",
     )
     resume_state: str = setting(
         "exact",
-        "resume= where a checkpoint does not hold what environments are in the midst of: refuse (exact), or go on with "
-        "new episodes (approximate)",
+        "resume= from a checkpoint without the states of environments: exact refuses, approximate goes on"
+        " with new episodes",
         choices=("exact", "approximate"),
     )
     init_from: str | None = setting(
         None,
-        "a run folder (its last checkpoint) or a checkpoint whose parameters and normalisers, as far as they fit, a "
-        "new run begins with",
+        "run folder (its last checkpoint) or checkpoint file: a new run begins with its parameters and "
+        "normalisers, where they fit",
     )
     sweep: str | None = setting(
         None,
-        "folder of the runs of -m; the same command with the same folder skips the complete and redoes the others",
+        "folder of the runs of -m; the same command with the same folder skips complete runs and repeats "
+        "the others",
     )
     objective: str = setting(
         "eval_return",
-        "what a sweeper such as gp_ucb is told: the final evaluation's mean return, or seconds to target_return",
+        "number that a sweeper such as gp_ucb is given: mean return of the final evaluation, or seconds "
+        "to target_return",
         choices=("eval_return", "time_to_target"),
     )
 

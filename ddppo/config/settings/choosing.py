@@ -10,12 +10,14 @@ from ddppo.config.fields import setting
 class CurriculumConfig:
     name: str | None = setting(
         "auto",
-        "of tasks of text that the environment tells the tiers of, which comes next: tiers (those not mastered first, "
-        "docs/curriculum.md), uniform (all alike), the import path of your own (my_pkg.curricula:Mine), null (the "
-        "environment chooses), auto (tiers, null where it tells none)",
+        "tasks of text with tiers: which task comes next: tiers (first those that are not mastered, "
+        "docs/curriculum.md), uniform (all equally often), an import path of your own "
+        "(my_pkg.curricula:Mine), null (the environment chooses), auto (tiers if the environment names "
+        "tiers, else null)",
     )
     settings: dict[str, Any] = setting(
-        meaning="its keyword arguments; of tiers its rules, as {window: 20} (docs/curriculum.md lists them)",
+        meaning="keyword arguments of the curriculum; for tiers its rules, as {window: 20} (docs/curriculum.md "
+        "lists them)",
         factory=dict,
     )
 
@@ -24,41 +26,45 @@ class CurriculumConfig:
 class SearchConfig:
     name: str | None = setting(
         None,
-        "of a task that is given an order at every reset, which order comes next: orders (upper confidence bounds of a "
-        "Gaussian process over all 120, docs/search.md), the import path of your own (my_pkg.searches:make), null (no "
-        "search)",
+        "tasks that receive an order at every reset: which order comes next: orders (upper confidence "
+        "bounds of a Gaussian process over all 120, docs/search.md), an import path of your own "
+        "(my_pkg.searches:make), null (no search)",
     )
     budget_episodes: int = setting(100_000, "episodes of all environments until the search ends", low=1)
     max_episodes_per_order: int = setting(
-        100, "episodes of each environment after which a trial of an order ends, whatever came of it", low=1
+        100, "most episodes of each environment in a trial of one order", low=1
     )
     gate_compliance: float = setting(
-        0.95, "compliance of an iteration, mean over its episodes, at which a trial ends", low=0, high=1
+        0.95,
+        "a trial may end when an iteration's compliance, mean over its episodes, reaches this",
+        low=0,
+        high=1,
     )
-    gate_repairs: int = setting(10, "repairs of an iteration, below which the gate stays shut", low=0)
+    gate_repairs: int = setting(10, "least number of repairs in an iteration for the gate to open", low=0)
     plateau: int | None = setting(
         None,
-        "iterations without compliance rising by 0.01 after which a trial ends; null is none",
+        "iterations without a rise of compliance by 0.01 after which a trial ends; null is no limit",
         low=1,
     )
     settle_iterations: int = setting(
         10,
-        "iterations for which the mean return of the last search.score_iterations must not have risen by 1 % before a "
-        "trial ends at its gate; 0: it ends there at once",
+        "a trial ends at its gate when the mean return of the last search.score_iterations has not risen "
+        "by 1 % for this many iterations; 0 ends it at once",
         low=0,
     )
     inherit: str = setting(
         "nearest",
-        "whose policy a trial begins with: nothing (parameters as at the start), shared (the trial's before), same "
-        "(the last of the same order, else nothing), nearest (of the order at the least Kendall distance)",
+        "policy that a trial begins with: nothing (parameters of the start), shared (of the trial "
+        "before), same (of the last trial of this order, else nothing), nearest (of the order at the "
+        "least Kendall distance)",
         choices=("nothing", "shared", "same", "nearest"),
     )
     beta: float = setting(2.0, "weight of the deviation in the upper confidence bound", low=0)
     score_iterations: int = setting(
-        5, "last iterations of a trial whose mean environment return is its score", low=1
+        5, "a trial's score is its mean environment return over this many last iterations", low=1
     )
     shortfall_weight: float = setting(
         30.0,
-        "what a trial that failed its gate loses of its score, per unit of compliance that it lacks",
+        "score that a trial loses per unit of missing compliance if it failed its gate",
         low=0,
     )

@@ -7,135 +7,140 @@ from ddppo.config.fields import setting
 
 @dataclass(slots=True)
 class DistConfig:
-    world_size: int = setting(1, "ranks W", low=1, high=1_000_000)
+    world_size: int = setting(1, "number of ranks W", low=1, high=1_000_000)
     topology: str = setting(
         "ddp",
-        "who steps environments, acts and learns: ddp, ddp_preempt, sync_actors, async_actors, multi_learner, "
-        "env_workers, env_workers_hetero, central_inference, device, or the import path of your own, "
-        "my_pkg.topologies:Ring (docs/topologies.md)",
+        "which ranks step environments, act and learn: ddp, ddp_preempt, sync_actors, async_actors, "
+        "multi_learner, env_workers, env_workers_hetero, central_inference, device, or an import path of "
+        "your own, my_pkg.topologies:Ring (docs/topologies.md)",
     )
     num_learners: int | None = setting(
         None,
-        "topology=multi_learner: learners L in data parallel, each fed by W / L - 1 actors; null is as many as W "
-        "allows, W / 2 with one actor each if it is even",
+        "topology=multi_learner: data-parallel learners L, each with W / L - 1 actors. null: the most "
+        "that W allows, W / 2 if W is even",
         low=1,
     )
     env_shares: list[int] = setting(
-        meaning="topology=env_workers_hetero: environments of rank 1, 2, ..., env.num_envs in all; [] deals them as "
-        "evenly as goes",
+        meaning="topology=env_workers_hetero: environments of rank 1, 2, ..., env.num_envs in all; [] deals them "
+        "as evenly as possible",
         factory=list,
     )
     observers: int | None = setting(
         None,
-        "topology=central_inference: processes that step an agent's environments, each as many; null as many as "
-        "env.num_workers says",
+        "topology=central_inference: processes that step an agent's environments, an equal number each; "
+        "null takes env.num_workers",
         low=1,
     )
     max_wait_ms: float | None = setting(
         None,
-        "topology=central_inference: how long a forward waits for further observers once one is there; null for all",
+        "topology=central_inference: how long a forward pass waits for further observers after the first "
+        "one; null waits for all",
         low=0,
         high=60_000,
     )
     max_lag: int | None = setting(
         None,
-        "topology=async_actors: updates between the parameters that acted and those that learn, at most; what is older "
-        "is refused. 0 is in step; null the least with which no actor waits for an update to end",
+        "topology=async_actors: largest number of updates between the parameters that acted and those "
+        "that learn; older rollouts are refused. 0: in step. null: the least number with which no actor "
+        "waits for an update",
         low=0,
     )
     correction: str = setting(
         "clip",
-        "topology=async_actors: of what other parameters acted: clip (advantages by truncated importance ratios), "
-        "vtrace (also the values' targets), none (what PPO's own clipping does)",
+        "topology=async_actors: for rollouts of older parameters: clip (truncated importance ratios in "
+        "the advantages), vtrace (also in the value targets), none (only PPO's own clipping)",
         choices=("clip", "vtrace", "none"),
     )
     preempt_rule: str = setting(
         "fraction",
-        "topology=ddp_preempt: for how many ranks' rollouts to wait before others end theirs early: fraction "
-        "(sync_frac of them), throughput (so many that steps / (rollout + learn time) is highest by the speeds of the "
-        "last iterations)",
+        "topology=ddp_preempt: how many ranks must finish before the others end their rollouts early: "
+        "fraction (sync_frac of them), throughput (the number with the most steps per second of rollout "
+        "and learning, by the last iterations)",
         choices=("fraction", "throughput"),
     )
     sync_frac: float = setting(
         0.6,
-        "topology=ddp_preempt: once this share of the ranks have ended their rollouts the others end theirs",
+        "topology=ddp_preempt: share of the ranks that must finish their rollouts before the others end "
+        "theirs",
         above=0,
         high=1,
     )
     min_frac: float = setting(
         0.25,
-        "topology=ddp_preempt: share of its steps that a rank does in any case before it ends a rollout early",
+        "topology=ddp_preempt: least share of its steps that a rank does before it ends a rollout early",
         low=0,
         high=1,
     )
     rollout_time_cap_s: float | None = setting(
         None,
-        "topology=ddp_preempt: seconds after which a rank that has min_frac of its steps ends its rollout, whatever "
-        "others do; null is no limit",
+        "topology=ddp_preempt: seconds after which a rank with min_frac of its steps ends its rollout by "
+        "itself; null is no limit",
         above=0,
         high=2_000_000,
     )
-    max_world_size: int | None = setting(None, "largest world_size this option allows", low=1)
+    max_world_size: int | None = setting(None, "largest world_size that this topology allows", low=1)
     grad_sync: str = setting(
         "auto",
-        "ddp (DistributedDataParallel: buckets, overlapped), flat (one sum), auto (ddp with dist.collective=gloo "
-        "on CPUs from 1 M parameters, else flat)",
+        "sum of gradients: ddp (DistributedDataParallel: buckets, overlapped with backward), flat (one "
+        "sum), auto (ddp with dist.collective=gloo on CPUs from 1 M parameters, else flat)",
         choices=("auto", "ddp", "flat"),
     )
     reduction: str = setting(
         "fast",
-        "fast (results depend on W by the order of floating-point sums), or ordered (the same bits at any W that "
-        "divides dist.shards, on CPUs; slower, docs/ordered.md)",
+        "order of floating-point sums: fast (results at different W agree to rounding), ordered (the same"
+        " bits at every W that divides dist.shards; CPUs only, slower; docs/ordered.md)",
         choices=("fast", "ordered"),
     )
     shards: int | None = setting(
         None,
-        "reduction=ordered: shards V of the environments, each computed by itself and summed in an order that follows "
-        "from V; divides env.num_envs. null is 8",
+        "reduction=ordered: number of shards V of the environments; each is computed by itself, and V "
+        "alone decides the order of sums. Divides env.num_envs. null is 8",
         low=1,
     )
     bucket_cap_mb: float | None = setting(
-        None, "bucket size of grad_sync=ddp in MB (torch's default if null)", above=0
+        None, "grad_sync=ddp: bucket size in MB; null is torch's default", above=0
     )
     collective: str = setting(
         "auto",
-        "how ranks exchange: shm (shared memory inside a machine, Gloo between machines), gloo or nccl "
-        "(torch.distributed), auto (nccl where every rank has a GPU of its own, else shm)",
+        "how ranks exchange numbers: shm (shared memory inside a machine, Gloo between machines), gloo or"
+        " nccl (torch.distributed), auto (nccl if every rank has a GPU of its own, else shm)",
         choices=("auto", "shm", "gloo", "nccl"),
     )
     check_every: int = setting(
-        10, "iterations between comparisons of the parameters' hash; 0 is never", low=0
+        10, "iterations between comparisons of the ranks' parameters by hash; 0 is never", low=0
     )
     timeout_s: float = setting(
-        600.0, "seconds a rank waits for another before it gives up", above=0, high=2_000_000
+        600.0, "seconds that a rank waits for another before it gives up", above=0, high=2_000_000
     )
     on_lost: str = setting(
         "stop",
-        "when a process is killed by a signal or does not answer for timeout_s: stop (all ranks end), or restart (a "
-        "process of environments, a session with a server of them, and a killed rank that acts at its own pace, is "
-        "started again; for any other rank all end and go on from the last checkpoint). So it is with a rank whose "
-        "environment raised or that ran out of memory; any other exception always stops",
+        "if a process is killed or does not answer for timeout_s, an environment raises, or a rank runs "
+        "out of memory: stop (all ranks end), or restart (a process of environments, a session with a "
+        "server and a killed actor of async_actors alone; for any other rank all ranks, from the last "
+        "checkpoint). Any other exception stops",
         choices=("stop", "restart"),
     )
     max_restarts: int = setting(
         3,
-        "with on_lost=restart, how often ranks, one rank's processes, or one environment's session are started again",
+        "on_lost=restart: how often ranks, the processes of one rank, or the session of one environment "
+        "are started again",
         low=1,
     )
     min_workers: int | None = setting(
         None,
-        "with on_lost=restart: where ranks were lost, or could not be started, twice without a checkpoint in between, "
-        "fewer go on: the most below world_size, but no fewer than these, that the batch can be dealt to; null: never",
+        "on_lost=restart: if ranks are lost, or cannot be started, twice without a checkpoint in between,"
+        " go on with the most ranks below world_size that divide the batch, but at least this many; null:"
+        " never fewer ranks",
         low=1,
     )
     oversubscribe: str = setting(
         "warn",
-        "more ranks on this machine than it has cores (or GPUs): warn and go on, or refuse",
+        "more ranks on this machine than cores (or GPUs): warn and go on, or refuse",
         choices=("warn", "refuse"),
     )
     threads_per_rank: int | None = setting(
         None,
-        "CPU threads of one rank; null takes cores / W where a minibatch is work enough, else 1, and 1 with "
+        "CPU threads of one rank. null: cores / W if a minibatch is large enough, else 1; always 1 with "
         "reduction=ordered, where another number gives other bits",
         low=1,
         high=1024,
@@ -150,8 +155,10 @@ class DistConfig:
 @dataclass(slots=True)
 class ScalingConfig:
     rule: str = setting(
-        "strong", "strong keeps the global batch, weak keeps one rank's", choices=("strong", "weak")
+        "strong",
+        "as W grows: strong keeps the global batch, weak keeps the batch of one rank",
+        choices=("strong", "weak"),
     )
     learning_rate_rule: str = setting(
-        "none", "learning rate against W under rule=weak", choices=("none", "linear", "sqrt")
+        "none", "rule=weak: how the learning rate grows with W", choices=("none", "linear", "sqrt")
     )

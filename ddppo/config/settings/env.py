@@ -16,31 +16,32 @@ class EnvConfig:
     )
     backend: str = setting(
         "auto",
-        "who steps them: batched (all at once in the rank: classic control and synthetic, the numbers of sync), sync "
-        "(in turn in the rank), pool (a few processes, shared memory), native (the task's own batched implementation; "
-        "its random stream depends on W, but not that of ALE/..., which ale-py preprocesses, or of envpool/...), "
-        "remote (each served by a process of its own behind an address, the numbers of sync: see env.urls), auto "
-        "(batched, native for these two, or "
-        "sync or pool by measured step time; of text remote where a process can hold one only, else sync)",
+        "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
+        "classic control and synthetic), pool (in a few processes, by shared memory), native (the task's "
+        "own batch, whose random stream depends on W, except for ALE/... and envpool/...), remote (behind"
+        " an address, see env.urls), auto (batched where it can be; native for ALE/... and envpool/...; "
+        "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
+        "one). sync, batched, pool and remote give the same numbers",
         choices=("auto", "batched", "sync", "pool", "native", "remote"),
     )
     urls: list[str] = setting(
-        meaning="backend=remote: addresses of servers (python -m ddppo.serve), which environments take in turn, e.g. "
-        "[ws://127.0.0.1:8000]; [] starts one for each rank, which ends with it",
+        meaning="backend=remote: addresses of servers (python -m ddppo.serve), e.g. [ws://127.0.0.1:8000]; "
+        "environments take them in turn. []: each rank starts a server of its own, which ends with the "
+        "rank",
         factory=list,
     )
-    token_file: str | None = setting(None, "a file whose first line is the token that env.urls ask for")
+    token_file: str | None = setting(None, "file whose first line is the token for env.urls")
     batch_wait_ms: float | None = setting(
         None,
-        "of a task of text: how long a batch of generation waits for further environments once one has answered; null "
-        "for all, with which a run can be repeated to the bit",
+        "tasks of text: how long a batch of generation waits for further environments after the first "
+        "answer; null waits for all, so that the run can be repeated to the bit",
         low=0,
         high=60_000,
     )
     num_workers: int | None = setting(
         None,
-        "processes of a rank with backend=pool; null takes as many as keep the rank's cores busy: its cores, more "
-        "where environments wait rather than compute. For ALE/... and envpool/... threads of a rank; null is its cores",
+        "backend=pool: processes of a rank. null: the rank's cores, or more if environments wait instead "
+        "of compute. For ALE/... and envpool/...: threads of a rank; null is its cores",
         low=1,
     )
     max_episode_steps: int | None = setting(
@@ -48,22 +49,23 @@ class EnvConfig:
     )
     context: int | None = setting(
         None,
-        "numbers of a context that is observed beside all else, and given to every episode by a reset's options, as a "
-        "search over orders does; null is none (docs/design.md)",
+        "length of a context that is observed beside everything else and given to each episode in the "
+        "options of reset, as a search over orders does; null is none (docs/design.md)",
         low=1,
         high=65_536,
     )
     kwargs: dict[str, Any] = setting(
-        meaning="keyword arguments of the environment; those that its preset names may be set as env.<keyword>",
+        meaning="keyword arguments of the environment; a keyword that its preset names may be set as "
+        "env.<keyword>",
         factory=dict,
     )
     max_turns: int | None = setting(
         None,
-        "of a task of text: turns of an episode before it is truncated; null leaves it to the task",
+        "tasks of text: turns after which an episode is truncated; null leaves it to the task",
         low=1,
     )
     slow_ranks: dict[int, float] = setting(
-        meaning="injected slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
+        meaning="slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
     )
 
     @property
