@@ -23,13 +23,13 @@ python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif"""
 class EnjoyConfig:
     run: str = setting(MISSING, "the run folder")
     out: str | None = setting(
-        None, "a file of pictures, .gif or .mp4, instead of a window (needs the extra video)"
+        None, "file for the pictures, .gif or .mp4, instead of a window (needs the extra video)"
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
-    episodes: int = setting(1, "how many episodes to show", low=1)
-    seed: int | None = setting(None, "root of the episodes' seeds; the run's own if null", low=0)
-    deterministic: bool = setting(True, "the likeliest actions, or sampled ones")
-    fps: float | None = setting(None, "pictures a second; the task's own if null", low=0.1, high=1000)
+    episodes: int = setting(1, "number of episodes to show", low=1)
+    seed: int | None = setting(None, "root of the episodes' seeds; null is the run's own", low=0)
+    deterministic: bool = setting(True, "true takes the likeliest actions, false draws them")
+    fps: float | None = setting(None, "pictures a second; null is the task's own", low=0.1, high=1000)
 
 
 @door()

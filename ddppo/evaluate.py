@@ -31,17 +31,17 @@ class EvaluateConfig:
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     episodes: int = setting(
-        100, "how many episodes to play; of text the next multiple of the number of tasks", low=1
+        100, "number of episodes; for text the next multiple of the number of tasks", low=1
     )
-    seed: int | None = setting(None, "root of the episodes' seeds; the run's own if null", low=0)
+    seed: int | None = setting(None, "root of the episodes' seeds; null is the run's own", low=0)
     seeds: list[int] = setting(
-        meaning="several such roots, e.g. [0,1,2]: so many episodes are played of each", factory=list
+        meaning="several roots, e.g. [0,1,2]; `episodes` episodes for each", factory=list
     )
     deterministic: bool = setting(True, "take the likeliest action; false draws it, as training does")
     video: bool = setting(False, "record one episode (needs the extra video)")
     video_format: str = setting("mp4", "format of the video", choices=("mp4", "gif"))
     json: bool = setting(False, "print one JSON object instead of text")
-    out: str | None = setting(None, "a file that the JSON object goes to as well")
+    out: str | None = setting(None, "file that also receives the JSON object")
     device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
 
 

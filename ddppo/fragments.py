@@ -19,8 +19,8 @@ python -m ddppo.fragments distributed=ddp dist.world_size=4 format=svg out=ddp.s
 
 @dataclass(slots=True)
 class FragmentsConfig:
-    format: str = setting("text", "how it is said", choices=("text", "mermaid", "svg"))
-    out: str | None = setting(None, "the file that it goes to, instead of the terminal")
+    format: str = setting("text", "format of the graph", choices=("text", "mermaid", "svg"))
+    out: str | None = setting(None, "file for the graph; null prints it")
 
 
 @door()

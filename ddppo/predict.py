@@ -35,19 +35,19 @@ _USAGE = "python -m ddppo.predict <sweep folder> [world_sizes=1,2,...] [change=v
 class PredictConfig:
     folder: str | None = setting(None, "the sweep folder; also as a word of its own")
     world_sizes: Any = setting(None, f"W to predict, e.g. 1,2,4; null: the measured and 2^k to {_LARGEST}")
-    env: str | None = setting(None, "of several tasks in the folder, fit this one, by its id")
+    env: str | None = setting(None, "task to fit, by its id, if the folder has several")
     fit_rule: str | None = setting(
-        None, "of strong and weak scaling in the folder, fit this", choices=("strong", "weak")
+        None, "scaling rule to fit, if the folder has strong and weak runs", choices=("strong", "weak")
     )
     fit_on: Any = setting(
-        None, "fit on these W only, e.g. 1,2,4, and compare at the others: how good the model is"
+        None, "fit on these W only, e.g. 1,2,4, and compare at the others: this tells how good the model is"
     )
-    target_return: float | None = setting(None, "return that time to target asks for; the runs' own if null")
-    efficiency_floor: float = setting(0.7, "least efficiency of the W that is recommended", low=0, high=1)
+    target_return: float | None = setting(None, "return for time to target; null is the runs' own")
+    efficiency_floor: float = setting(0.7, "least efficiency of a recommended W", low=0, high=1)
     price_per_worker_hour: float | None = setting(
         None, "price of a worker for an hour; null: the workers' time counts", low=0
     )
-    published: Any = setting(None, '"{world_size: 128, speedup: 107}": what a published point alone implies')
+    published: Any = setting(None, '"{world_size: 128, speedup: 107}": what one published point implies')
 
 
 @door()

@@ -30,16 +30,20 @@ _OF_FIRST = 0.7  # of the time, the rest for variants of the best
 
 @dataclass(slots=True)
 class AdviseConfig:
-    budget_s: float = setting(60.0, "seconds that all may take, but for jobs of SLURM", low=10, high=86400)
+    budget_s: float = setting(60.0, "seconds for all probes, except jobs of SLURM", low=10, high=86400)
     steps_to_target: str | None = setting(
         None,
-        "environment steps until the target, or a sweep folder whose runs reached it; ppo.total_steps if null",
+        "environment steps until the target, or a sweep folder whose runs reached it; null is "
+        "ppo.total_steps",
     )
     price_per_worker_hour: float | None = setting(
         None, "price of a worker for an hour, in any currency", low=0
     )
     tolerance: float = setting(
-        0.05, "what is slower by no more than this counts as equal, and fewer workers win", above=0, high=0.5
+        0.05,
+        "speeds that differ by no more than this count as equal, and fewer workers win",
+        above=0,
+        high=0.5,
     )
     predict: str | None = setting(None, "W to predict from those measured, e.g. 64,128")
 

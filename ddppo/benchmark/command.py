@@ -33,27 +33,30 @@ _CHOOSE = ("env=", "experiment=")  # settings that say what the work is
 
 @dataclass(slots=True)
 class BenchConfig:
-    workloads: Any = setting(None, "fixed workloads of conf/experiment/bench; W1,W2 if null")
-    world_sizes: Any = setting(None, "W to measure; 1,2 if null")
-    rules: Any = setting(None, "scaling rules to measure at W > 1; strong,weak if null")
+    workloads: Any = setting(None, "fixed workloads of conf/experiment/bench; null is W1,W2")
+    world_sizes: Any = setting(None, "W to measure; null is 1,2")
+    rules: Any = setting(None, "scaling rules to measure at W > 1; null is strong,weak")
     rounds: int | None = setting(
         None,
         f"rounds, in each of which everything is run in turn; {_ROUNDS}, or {_PAIRED_ROUNDS} with against",
         low=1,
     )
     seconds: float = setting(5.0, "seconds of training measured in each run", above=0, high=3600)
-    warmup_s: float = setting(1.0, "seconds of training before them", low=0, high=3600)
+    warmup_s: float = setting(1.0, "seconds of training before the measurement", low=0, high=3600)
     out: str | None = setting(
         None,
-        "files for the result, e.g. a.json,b.jsonl: .json the whole, .jsonl a line appended per configuration",
+        "files for the result, e.g. a.json,b.jsonl: .json has all of it, .jsonl gets a line per "
+        "configuration",
     )
-    compare: Any = setting(None, "old.json,new.json, or old.json alone against what is measured now")
+    compare: Any = setting(None, "old.json,new.json, or old.json alone to compare with a new measurement")
     against: str | None = setting(
-        None, "a commit, or the folder of another checkout, to run beside this code"
+        None, "a commit, or the folder of another checkout, to measure beside this code"
     )
-    tolerance: float = setting(0.05, "slowdown that compare and against still allow", above=0, high=0.9)
+    tolerance: float = setting(0.05, "slowdown that compare and against allow", above=0, high=0.9)
     profile: bool = setting(
-        False, "write traces and pages of where the time goes instead, into the folder out (outputs/profile)"
+        False,
+        "write traces and pages of where the time goes, into the folder out (outputs/profile), instead of"
+        " measuring",
     )
 
 

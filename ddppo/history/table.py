@@ -45,22 +45,24 @@ _ORDERS: dict[str, tuple[Callable[[Record], Any], bool]] = {
 
 @dataclass(slots=True)
 class TableOptions:
-    folder: str = setting("outputs", "the folder whose runs are listed, at any depth; also as the first word")
+    folder: str = setting("outputs", "folder whose runs are listed, at any depth; also as the first word")
     env: str | None = setting(
-        None, "only tasks with this in their id, or like this pattern: cartpole, 'Cart*'"
+        None, "only tasks whose id contains this, or matches this pattern: cartpole, 'Cart*'"
     )
-    status: str | None = setting(None, f"only runs that are so, or one of several: {', '.join(STATUSES)}")
+    status: str | None = setting(
+        None, f"only runs with this status, or with one of several: {', '.join(STATUSES)}"
+    )
     world_size: str | None = setting(None, "only these numbers of workers, e.g. 1,4")
     topology: str | None = setting(None, "only this topology, e.g. ddp")
     seed: int | None = setting(None, "only this seed", low=0)
-    since: str | None = setting(None, "only runs begun since a day, 2026-01-31, or within 12h, 3d, 2w")
+    since: str | None = setting(None, "only runs that began since a day, 2026-01-31, or within 12h, 3d, 2w")
     sort: str = setting(
         "when",
-        "column to sort by: of when, steps, return, best, fps and time the largest first",
+        "column to sort by; when, steps, return, best, fps and time put the largest first",
         choices=tuple(_ORDERS),
     )
-    reverse: bool = setting(False, "the other way round")
-    limit: int = setting(0, "at most so many; 0 is all", low=0)
+    reverse: bool = setting(False, "reverse the order")
+    limit: int = setting(0, "most runs to list; 0 is all", low=0)
     show: list[str] = setting(
         meaning="settings as further columns, e.g. [ppo.gamma,ppo.epochs]", factory=list
     )

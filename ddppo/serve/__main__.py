@@ -28,28 +28,28 @@ _LIMITS, _WORLDS = Limits(), Confinement()
 
 @dataclass(slots=True)
 class ServeOptions:
-    pool: int = setting(8, "slots: worlds that can be held at once, each a process", low=1)
-    host: str = setting("127.0.0.1", "the address that is listened on")
-    port: int = setting(8000, "its port; 0 takes a free one", low=0, high=65535)
-    token_file: str | None = setting(None, "a file whose first line clients must know")
-    max_message_bytes: int = setting(_LIMITS.max_message_bytes, "of a request or an answer", low=256)
+    pool: int = setting(8, "number of worlds that clients can hold at once, each a process", low=1)
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
+    token_file: str | None = setting(None, "file whose first line is the token that clients need")
+    max_message_bytes: int = setting(_LIMITS.max_message_bytes, "largest request or answer", low=256)
     messages_per_s: float = setting(
-        _LIMITS.messages_per_s, "of a session; what comes faster waits unread", above=0
+        _LIMITS.messages_per_s, "most messages of a session per second; further ones wait unread", above=0
     )
-    idle_s: float = setting(_LIMITS.idle_s, "a session without a request for so long is ended", above=0)
-    step_s: float = setting(_LIMITS.step_s, "a world that does not answer within it is ended", above=0)
+    idle_s: float = setting(_LIMITS.idle_s, "a session ends after this time without a request", above=0)
+    step_s: float = setting(_LIMITS.step_s, "a world ends if it does not answer within this time", above=0)
     keep_env: list[str] = setting(
-        meaning="names of environment variables that worlds see too, * for any letters: [AWS_*]", factory=list
+        meaning="environment variables that worlds see too, * for any letters: [AWS_*]", factory=list
     )
-    prints: bool = setting(False, "what worlds print appears among what the server prints, else nowhere")
-    max_files: int = setting(_WORLDS.max_files, "that a world has open at once", low=16)
-    max_file_mb: int = setting(_WORLDS.max_file_mb, "of one file that a world writes", low=1)
+    prints: bool = setting(False, "print the output of worlds with the server's own; false drops it")
+    max_files: int = setting(_WORLDS.max_files, "most files that a world may have open", low=16)
+    max_file_mb: int = setting(_WORLDS.max_file_mb, "largest file that a world may write", low=1)
     max_processes: int | None = setting(
-        None, "of the worlds' user, threads included; root is held to none", low=1
+        None, "most processes of the worlds' user, threads included; no limit for root", low=1
     )
-    max_memory_mb: int | None = setting(None, "of addresses that a world's process may take", low=64)
+    max_memory_mb: int | None = setting(None, "most address space of a world's process", low=64)
     first_uid: int | None = setting(
-        None, "the world of slot i runs as the user first_uid + i; takes a server that is root", low=1
+        None, "the world of slot i runs as the user first_uid + i; the server must be root", low=1
     )
 
 

@@ -31,36 +31,40 @@ _SHOWN = 20  # of what is left out, where nothing is left
 class ReportOptions:
     path: str = setting(MISSING, "a sweep folder, or a .csv or .jsonl file with a row per run")
     others: list[str] = setting(
-        meaning="sweep folders after the first, whose runs are reported with its", factory=list
+        meaning="further sweep folders, reported together with the first", factory=list
     )
     out: str | None = setting(
-        None, "where the report goes; <sweep>/report if null, <table>_report for a file"
+        None, "folder for the report; null is <sweep>/report, or <table>_report for a file"
     )
-    env: str | None = setting(
-        None, "report the runs of this task only, by its id; of a table without tasks: its name"
-    )
+    env: str | None = setting(None, "report only this task, by its id; for a table without tasks: its name")
     rule: str | None = setting(
         None,
-        "report only strong or only weak scaling; of a table without such a column: what it is",
+        "report only strong or only weak scaling; for a table without such a column: its rule",
         choices=("strong", "weak"),
     )
-    target_return: float | None = setting(None, "return that time to target asks for; the runs' own if null")
-    return_tolerance: float = setting(0.05, "|R_W - R_1| may be this part of |R_1|", low=0)
-    return_tolerance_abs: float | None = setting(None, "|R_W - R_1| may be this much, instead", low=0)
-    unexplained_tolerance: float = setting(0.05, "part of the loss that may stay unexplained", above=0)
+    target_return: float | None = setting(None, "return for time to target; null is the runs' own")
+    return_tolerance: float = setting(0.05, "allowed |R_W - R_1|, as a part of |R_1|", low=0)
+    return_tolerance_abs: float | None = setting(
+        None, "allowed |R_W - R_1|, instead of return_tolerance", low=0
+    )
+    unexplained_tolerance: float = setting(0.05, "allowed part of the loss without a cause", above=0)
     watch: bool = setting(False, "keep the page current until the sweep has ended, or Ctrl-C")
     columns: dict[str, str] = setting(
-        meaning="of a table: our columns to its own, {world_size: W, fps: FPS}", factory=dict
+        meaning="for a table: our column names to its own, {world_size: W, fps: FPS}", factory=dict
     )
     what_if: dict[str, Any] = setting(
         meaning="changes to predict for, {latency_s: 2e-5, num_envs: 256}; see ddppo.study.predict.model.WhatIf",
         factory=dict,
     )
-    predict_to: int | None = setting(None, "largest W predicted; 4 times the largest measured if null", low=1)
-    cores_per_worker: float | None = setting(
-        None, "cores of a worker at W not measured; as measured if null, the report says how", low=1e-3
+    predict_to: int | None = setting(
+        None, "largest W to predict; null is 4 times the largest measured", low=1
     )
-    efficiency_floor: float = setting(0.7, "least efficiency of the W recommended for it", low=0, high=1)
+    cores_per_worker: float | None = setting(
+        None,
+        "cores of a worker at W that were not measured; null is as measured, and the report says how",
+        low=1e-3,
+    )
+    efficiency_floor: float = setting(0.7, "least efficiency of a recommended W", low=0, high=1)
     price_per_worker_hour: float | None = setting(
         None, "price of a worker for an hour, in any currency; null: the workers' time counts", low=0
     )

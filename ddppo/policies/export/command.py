@@ -39,13 +39,15 @@ class ExportConfig:
     run: str = setting(MISSING, "the run folder")
     format: str = setting(
         "onnx",
-        "onnx (any ONNX runtime; needs the extra export) or torch (a program of torch.export, which torch alone runs)",
+        "onnx (for any ONNX runtime; needs the extra export) or torch (a program of torch.export, which "
+        "needs torch alone)",
         choices=("onnx", "torch"),
     )
     checkpoint: str = setting("last", "last, best, or the path of a checkpoint file")
     out: str | None = setting(
         None,
-        "the file; null is policy.onnx or policy.pt2 in the run folder. A second one, .json, describes it",
+        "file for the policy; null is policy.onnx or policy.pt2 in the run folder. A .json beside it "
+        "describes the policy",
     )
 
 

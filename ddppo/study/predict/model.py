@@ -27,17 +27,23 @@ _SIZES = ("rollout_steps", "num_minibatches", "num_epochs")
 class WhatIf:
     """Changes to the measured system; null keeps what was measured."""
 
-    latency_s: float | None = setting(None, "alpha: seconds of a message of any size", low=0, high=1e3)
+    latency_s: float | None = setting(None, "alpha: seconds per message of any size", low=0, high=1e3)
     bandwidth: float | None = setting(None, "1 / beta: bytes per second between two ranks", low=1, high=1e15)
-    num_parameters: int | None = setting(None, "of the model; only communication follows", low=1, high=10**13)
-    env_step_s: float | None = setting(None, "seconds of one step of one environment", low=0, high=1e6)
-    num_envs: int | None = setting(None, "environments: strong of all ranks, weak of one", low=1, high=10**9)
+    num_parameters: int | None = setting(
+        None, "parameters of the model; changes communication only", low=1, high=10**13
+    )
+    env_step_s: float | None = setting(None, "seconds per step of one environment", low=0, high=1e6)
+    num_envs: int | None = setting(
+        None, "environments of all ranks (strong) or of one rank (weak)", low=1, high=10**9
+    )
     rollout_steps: int | None = setting(None, "steps T per environment and iteration", low=1, high=10**9)
     num_epochs: int | None = setting(None, "passes K over the batch", low=1, high=10**4)
     num_minibatches: int | None = setting(None, "minibatches M per epoch", low=1, high=10**6)
     rule: str | None = setting(None, "how the batch follows W", choices=("strong", "weak"))
     cores_per_worker: float | None = setting(None, "cores of a rank; null: as measured", low=1e-3, high=1e6)
-    slow_factor: float | None = setting(None, "how much slower one rank acts; 1: none is", low=1, high=1e6)
+    slow_factor: float | None = setting(
+        None, "how many times slower one rank acts; 1: no rank is slower", low=1, high=1e6
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)
