@@ -151,6 +151,7 @@ def test_a_machine_without_a_compiler_says_so_in_one_line_whatever_the_model(tmp
     for memory in ("none", "lstm"):
         config = settings()
         config.model.name, config.model.memory = "mlp", memory
+        config.model.shared_trunk = memory != "none"
         [line] = warnings_of(config, tmp_path / memory, monkeypatch, capsys)
         assert "not in C++: " in line
 
@@ -169,6 +170,7 @@ def test_cpp_that_computes_wrongly_on_this_machine_is_not_used(check, tmp_path, 
 def test_a_run_that_loses_nothing_says_nothing(changed, tmp_path, monkeypatch, capsys):
     config = settings(compile=changed.get("compile", "auto"))
     config.model.name, config.model.memory = "mlp", changed.get("memory", "none")
+    config.model.shared_trunk = "memory" in changed
     if changed.get("model") == "wide":
         config.model.hidden_sizes = [1024, 600]
     assert warnings_of(config, tmp_path / "run", monkeypatch, capsys) == []
