@@ -1,6 +1,8 @@
 """dist.reduction=ordered: the same bits at any W that divides dist.shards, with real processes."""
 
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -117,6 +119,25 @@ def test_they_are_at_1_2_4_and_8_ranks(arguments, tmp_path):
         if env in arguments:
             pytest.importorskip(module, reason="needs the extra")
     assert_same_bits(runs(tmp_path, *arguments, world_sizes="1,2,4,8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "needs"),
+    [
+        ("-march=haswell -mtune=znver3", "fma"),
+        ("-march=skylake-avx512", "avx512f"),
+        ("-march=znver3", "sse4a"),
+    ],
+)
+def test_they_are_whatever_processor_the_library_is_compiled_for(flags, needs, tmp_path, monkeypatch):
+    cpuinfo = Path("/proc/cpuinfo")
+    if shutil.which("g++") is None or not cpuinfo.is_file() or f" {needs} " not in cpuinfo.read_text():
+        pytest.skip(f"needs g++ and an x86-64 processor with {needs}")
+    monkeypatch.setenv("CXX", f"g++ {flags}")
+    folders = runs(tmp_path, "env=cartpole", "compile=on", world_sizes="1,2,4,8")
+    assert_same_bits(folders)
+    assert learned(folders[1])[-1] == "native"
 
 
 @pytest.mark.slow
