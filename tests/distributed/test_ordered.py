@@ -127,7 +127,6 @@ def test_they_are_at_1_2_4_and_8_ranks(arguments, tmp_path):
     [
         ("-march=haswell -mtune=znver3", "fma"),
         ("-march=skylake-avx512", "avx512f"),
-        ("-march=znver3", "sse4a"),
     ],
 )
 def test_they_are_whatever_processor_the_library_is_compiled_for(flags, needs, tmp_path, monkeypatch):
