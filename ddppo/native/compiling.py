@@ -35,9 +35,9 @@ _NO_SPACE = ("No space left on device", "Disk quota exceeded", "Read-only file s
 
 # When the first process of this run began here, on the clock that all processes of a machine share. A failure that is
 # noted later is a failure of this run.
-_BEGAN = os.environ.get("DDPPO_BEGAN", "")
-if _BEGAN.rpartition(" ")[0] != platform.node():
-    _BEGAN = os.environ["DDPPO_BEGAN"] = f"{platform.node()} {time.monotonic()!r}"
+_SINCE = os.environ.get("DDPPO_COMPILES_SINCE", "")
+if _SINCE.rpartition(" ")[0] != platform.node():
+    _SINCE = os.environ["DDPPO_COMPILES_SINCE"] = f"{platform.node()} {time.monotonic()!r}"
 
 
 class NotCompiled(Exception):
@@ -134,7 +134,7 @@ class Library:
         note = path.with_suffix(f".{hashlib.sha256(repr(compiler).encode()).hexdigest()[:8]}.failed")
         with suppress(OSError, ValueError, KeyError, TypeError):
             failed = json.loads(note.read_text(encoding="utf-8"))
-            if float(_BEGAN.rpartition(" ")[2]) <= failed["monotonic"] <= time.monotonic():
+            if float(_SINCE.rpartition(" ")[2]) <= failed["monotonic"] <= time.monotonic():
                 raise NotCompiled(failed["reason"])
         try:
             self.build(path, compiler=compiler)

@@ -98,10 +98,10 @@ def test_a_compiler_that_fails_is_not_called_again_by_this_run_and_is_by_the_nex
     others = [in_another_process(tmp_path) for _ in range(3)]
     assert all(expected in process.communicate(timeout=300)[0] for process in others)
     assert len(calls.read_text().splitlines()) == 1
-    assert expected in in_another_process(tmp_path, DDPPO_BEGAN="").communicate(timeout=300)[0]
+    assert expected in in_another_process(tmp_path, DDPPO_COMPILES_SINCE="").communicate(timeout=300)[0]
     assert len(calls.read_text().splitlines()) == 2
     compiler()
-    assert in_another_process(tmp_path, DDPPO_BEGAN="").communicate(timeout=300)[0] == "42\n"
+    assert in_another_process(tmp_path, DDPPO_COMPILES_SINCE="").communicate(timeout=300)[0] == "42\n"
     assert not list(cache.glob("*.failed"))
 
 
