@@ -1,5 +1,6 @@
 """What of a traceback is a user's own: the frames of a task or model, without those of the machinery around it."""
 
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -36,6 +37,32 @@ def in_one_line(error: BaseException) -> str:
     said = " ".join(str(error).split())
     what = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return f"{what}, in {', called by '.join(places)}" if places else what
+
+
+# What C++ puts around a sentence: its place in torch's sources before, its stack behind.
+_PLACE = re.compile(r"^\[(enforce fail at )?[^\]\s]*:\d+\] ")
+_CONDITION = re.compile(r"^.*?\. (?=\S)")
+
+
+def first_sentence(error: BaseException) -> str:
+    """Return what an error of torch's C++ says in one line, without conditions, places and frames of its sources."""
+    text = str(error)
+    for begin in ("Exception raised from", "frame #", "C++ CapturedTraceback"):
+        text = text.partition(begin)[0]
+    said = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    if found := _PLACE.match(said):
+        said = said[found.end() :]
+        if found[1]:  # the condition that did not hold comes before what it means
+            said = _CONDITION.sub("", said, count=1)
+    return said.strip().rstrip(".")
+
+
+def is_of_torch_distributed(error: BaseException) -> bool:
+    """Return whether torch.distributed raised an error: the network's fault, whose frames tell a user nothing."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_inside = bool(frames) and "/torch/distributed/" in Path(frames[-1].filename).as_posix()
+    is_known = type(error).__module__ == "torch.distributed" or "gloo" in str(error).partition("\n")[0]
+    return isinstance(error, RuntimeError) and (is_inside or is_known)
 
 
 def _is_own(filename: str) -> bool:

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
@@ -25,7 +26,7 @@ from ddppo.door.complaints import composition_message, one_line
 from ddppo.door.one_run import train_alone
 from ddppo.door.sweep_folder import SweepFolder
 from ddppo.door.sweeps import tell_sweep, train_in_sweep
-from ddppo.door.torchrun import dismiss, follow, forget_torchrun, under_torchrun
+from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
 from ddppo.errors import ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import versions
 from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
@@ -54,6 +55,8 @@ def main() -> None:
     # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
     # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep what a second thread gives.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Torch's C++ warns of every address that it tries, with its stack; what ends anything is an error, and ours to say.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     SweepFolder.path = None
     try:
         _command()
@@ -65,9 +68,9 @@ def _command() -> None:
     began = time.time()
     error: Exception | None = None
     try:
-        if under_torchrun() and int(os.environ["RANK"]) > 0:
-            follow()
-            return
+        check_launcher()
+        if under_torchrun() and os.environ["RANK"] != "0":
+            follow(sys.argv[1:])
         if not under_torchrun():
             forget_torchrun()
         if "--version" in sys.argv[1:]:
@@ -96,7 +99,10 @@ def _command() -> None:
         error = StorageError.of(e.filename, e)
     except Exception as e:
         if SweepFolder.path is None:
-            raise
+            if not under_torchrun():
+                raise
+            traceback.print_exc()
+            _leave(1)
         error = e
     failed = tell_sweep(began, error)
     if error is None and SweepFolder.path is not None and not SweepFolder.began(began):
@@ -112,10 +118,10 @@ def _command() -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit; as a rank under torchrun that met its peers (no mistake, code 2) without waiting for them."""
+    """Exit; as a rank under torchrun that may have met its peers without waiting for them."""
     if under_torchrun():
         dismiss(code)
-    if under_torchrun() and code != 2:
+    if under_torchrun() and "torch" in sys.modules:
         from ddppo.distributed.launch import leave
 
         leave(code)

@@ -95,7 +95,7 @@ def process_of(command: list[str], Popen=subprocess.Popen, **more) -> subprocess
 def warm_server() -> ForkServer:
     """Return this test process's server of doors; it ends with the tests."""
     # The door would set this before it imports torch, which reads it then.
-    with chdir(CHECKOUT), mock.patch.dict(os.environ, GOMP_SPINCOUNT="1000"):
+    with chdir(CHECKOUT), mock.patch.dict(os.environ, GOMP_SPINCOUNT="1000", TORCH_CPP_LOG_LEVEL="ERROR"):
         server = ForkServer.started()
     server.have_imported((*IMPORTED, "tests.composed_before"))
     return server

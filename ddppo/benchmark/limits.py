@@ -137,7 +137,7 @@ def collective_us(config: Config, world_size: int = 2) -> float:
             of_torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size}
             for name, value in (of_torchrun | {"LOCAL_WORLD_SIZE": world_size}).items():
                 os.environ[name] = str(value)
-            group, _ = join(config, dist.FileStore(f"{folder}/store", world_size))
+            group, _ = join(config, lambda _: dist.FileStore(f"{folder}/store", world_size))
             seconds = []
             for _ in range(_WARMUP_CALLS + _CALLS):
                 start = time.perf_counter()

@@ -215,7 +215,8 @@ def _rank_variables(layout: RankLayout, job_id: str) -> dict[str, str]:
     variables = {"MASTER_ADDR": first_node, "MASTER_PORT": str(port)}
     if layout.interface is not None:
         variables |= {"GLOO_SOCKET_IFNAME": layout.interface, "NCCL_SOCKET_IFNAME": layout.interface}
-    return {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000"), **variables}  # as ddppo.train has it
+    as_the_door = {"GOMP_SPINCOUNT": "1000", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {name: os.environ.get(name, value) for name, value in as_the_door.items()} | variables
 
 
 def _pass_on(stderr: IO[str], failures: list[Failure]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,9 @@ from ddppo.collectives.torch_distributed import ProcessGroup
 from ddppo.errors import TrainingError
 from ddppo.native import NotCompiled
 from ddppo.processes.cores import allowed_cores, at_most, cpu_quota
+from ddppo.processes.signals import interrupts_kill
+
+_SLICE_S = 0.5  # of a wait inside torch, where no handler of Python's for a signal runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +241,10 @@ class _Meeting:
         return Hierarchy(watch, local, across, machines)
 
     def _init_process_group(self, backend: str, store: dist.Store, rank: int, world_size: int) -> None:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
+        with interrupts_kill():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout
+            )
 
 
 def _hello(wanted: Wanted) -> dict[str, Any]:
@@ -280,8 +287,22 @@ def _say(
     keys = [f"ddppo/{topic}/{each}" for each in range(world_size)]
     store.set(keys[rank], json.dumps(word))
     is_file = isinstance(shared_by_all(store), dist.FileStore)  # which can answer one question at a time
+    if not is_file:
+        _await(store, keys)
     values = map(store.get, keys) if is_file else store.multi_get(keys)
     return [json.loads(value) for value in values]
+
+
+def _await(store: dist.Store, keys: list[str]) -> None:
+    """Block until all ranks' keys are there. Raises DistStoreError after the store's timeout."""
+    end = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
+    while (left_s := end - time.monotonic()) > 0:
+        with suppress(dist.DistStoreError):
+            store.wait(keys, timedelta(seconds=min(max(left_s, 0.001), _SLICE_S)))  # 0 is for ever
+            return
+    missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+    if missing:
+        raise dist.DistStoreError(f"no word from {in_words(missing)}")
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ddppo.collectives.contract import Group
 from ddppo.collectives.peers import in_words, leave_word
 from ddppo.errors import CollectiveError
+from ddppo.tracebacks import first_sentence
 
 
 class OwnPace(Group):
@@ -43,5 +44,5 @@ class OwnPace(Group):
                 who = in_words(silent)
             raise CollectiveError(
                 f"rank {self.rank} on {socket.gethostname()} did not hear of {who} within dist.timeout_s="
-                f"{self._timeout_s:g}: {e}"
+                f"{self._timeout_s:g}: {first_sentence(e)}"
             ) from e

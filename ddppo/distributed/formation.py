@@ -16,12 +16,13 @@ import torch.distributed as dist
 
 from ddppo.collectives import in_words
 from ddppo.errors import CollectiveError
+from ddppo.tracebacks import first_sentence
 
 _LOOK_EVERY_S = 0.05
 _HERE, _ANSWER, _CAME = "ddppo/here/{}", "ddppo/answer/{}", "ddppo/came/{}"
 
 
-def lead(store: dist.Store, world_size: int, run_dir: Path, timeout_s: float = 300.0) -> dist.Store:
+def lead(store: dist.Store, world_size: int, run_dir: Path, timeout_s: float) -> dist.Store:
     """Tell the other ranks of this start the run folder, as rank 0; return the store that is theirs alone.
 
     Raises CollectiveError where one has not come after `timeout_s`.
@@ -31,10 +32,10 @@ def lead(store: dist.Store, world_size: int, run_dir: Path, timeout_s: float = 3
     try:
         missing = _answer(store, world_size, {"start": name, "run_dir": str(run_dir)}, theirs, timeout_s)
     except dist.DistError as e:
-        raise CollectiveError(f"rank 0 lost torchrun's store: {e}") from e
+        raise CollectiveError(f"rank 0 lost torchrun's store: {first_sentence(e)}") from e
     if missing:
         raise CollectiveError(
-            f"{in_words(missing)} of {world_size} did not come within {timeout_s:g} s of rank 0"
+            f"{in_words(missing)} of {world_size} did not come within {timeout_s:g} s of rank 0 (dist.timeout_s)"
         )
     return theirs
 
@@ -46,7 +47,7 @@ def dismiss(store: dist.Store, world_size: int, exit_code: int, timeout_s: float
     _answer(store, world_size, {"start": name, "exit_code": exit_code}, theirs, timeout_s)
 
 
-def follow(store: dist.Store, rank: int, timeout_s: float = 300.0) -> tuple[dist.Store, Path]:
+def follow(store: dist.Store, rank: int, timeout_s: float) -> tuple[dist.Store, Path]:
     """Return the store of this start's ranks and the run folder, once rank 0 has told it.
 
     Raises SystemExit if there is no run, CollectiveError where rank 0 says nothing for `timeout_s`.
@@ -57,7 +58,9 @@ def follow(store: dist.Store, rank: int, timeout_s: float = 300.0) -> tuple[dist
         store.set(_HERE.format(rank), word)
         answer = json.loads(store.get(_ANSWER.format(word)))
     except dist.DistError as e:
-        raise CollectiveError(f"rank {rank} had no answer from rank 0 within {timeout_s:g} s: {e}") from e
+        raise CollectiveError(
+            f"rank {rank} had no answer from rank 0 within {timeout_s:g} s (dist.timeout_s): {first_sentence(e)}"
+        ) from e
     theirs = dist.PrefixStore(f"ddppo/start/{answer['start']}", store)
     theirs.set(_CAME.format(rank), word)
     if "exit_code" in answer:

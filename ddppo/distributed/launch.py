@@ -2,10 +2,9 @@
 
 import os
 import shutil
-import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing import current_process
 from typing import NoReturn
 
@@ -16,12 +15,21 @@ from ddppo.collectives import Group, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.collectives.own_pace import OwnPace
 from ddppo.config import Config, layout
-from ddppo.errors import CollectiveError, ConfigError
+from ddppo.distributed.network import (
+    check_host_name,
+    check_interfaces,
+    in_one_sentence,
+    loopback_interface,
+    rendezvous_store,
+)
+from ddppo.errors import ConfigError, TrainingError
 from ddppo.native import NotCompiled
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.cores import available_cores
 from ddppo.processes.signals import die_with_parent
+from ddppo.terminal import warn
 from ddppo.topologies import find
+from ddppo.tracebacks import is_of_torch_distributed
 
 # Products of weights in a minibatch from which a second thread pays: operations must last milliseconds, for waking
 # a thread takes tens of us. At 2e7 (64 units, 2,048 samples) two threads need 1.7 times one's time on some machines and
@@ -68,7 +76,11 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
             f"dist.collective=nccl needs a GPU for each of the {local_world_size} ranks of this machine, which has "
             f"{torch.cuda.device_count()}: use dist.collective=shm or gloo, or fewer ranks"
         )
-    if config.dist.world_size > 1 and kind in ("auto", "shm"):
+    if config.dist.world_size == 1:
+        return
+    is_one_machine = local_world_size == config.dist.world_size
+    speaks_gloo = kind == "gloo" or config.dist.grad_sync == "ddp" or not is_one_machine
+    if kind in ("auto", "shm"):
         try:
             SHARED_MEMORY.load()
         except NotCompiled as e:
@@ -76,6 +88,11 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
                 raise ConfigError(
                     f"dist.collective=shm needs its compiled part: {e}; install one, or use dist.collective=gloo"
                 ) from e
+            speaks_gloo = True
+    if kind == "nccl" or (kind == "auto" and has_own_gpu(device, local_world_size)):
+        check_interfaces("NCCL_SOCKET_IFNAME")
+    elif speaks_gloo:
+        check_interfaces("GLOO_SOCKET_IFNAME")
 
 
 def cores_per_rank(local_world_size: int) -> int:
@@ -97,25 +114,13 @@ def threads_per_rank(config: Config, local_world_size: int, work: int) -> int:
     return config.dist.threads_per_rank or (cores_per_rank(local_world_size) if enough else 1)
 
 
-def loopback_interface() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in names if name.startswith("lo")), "lo")
+def join(
+    config: Config, enter: Callable[[float], dist.Store] = rendezvous_store
+) -> tuple[Group, torch.device]:
+    """Make this process the rank that its environment says it is. At W = 1, or own pace, it is a group of its own.
 
-
-def launchers_store(timeout_s: float = 300.0) -> dist.Store:
-    """Return the store of the process that started this rank by start_ranks."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
-
-
-def rendezvous_store(timeout_s: float = 300.0) -> dist.Store:
-    """Enter the rendezvous that torchrun's environment variables describe and return its store."""
-    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    return store
-
-
-def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.device]:
-    """Make this process the rank that its environment says it is. At W = 1, or own pace, it is a group of its own."""
+    `enter` returns the store in which the ranks meet, within as many seconds as it is given.
+    """
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     device = device_of_rank(config, rank, local_rank)
@@ -126,10 +131,12 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
     if local_world_size == config.dist.world_size:  # one machine needs no network
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
         os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback_interface())
+    elif local_rank == 0 and device.type == "cpu" and (warning := check_host_name()):
+        warn(warning)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world_size = int(os.environ["WORLD_SIZE"])
-    store = store or rendezvous_store()
+    store = enter(config.dist.timeout_s)
     if find(config.dist.topology).own_pace:
         note_met(store)  # whom it waits for it waits for with a limit, and notices the end of
         return OwnPace(store, rank, world_size, config.dist.timeout_s), device
@@ -143,13 +150,12 @@ def join(config: Config, store: dist.Store | None = None) -> tuple[Group, torch.
     )
     try:
         group = meet(store, rank, world_size, wanted)
-    except dist.DistError as e:
+    except RuntimeError as e:
+        if isinstance(e, TrainingError) or not is_of_torch_distributed(e):
+            raise
         with suppress(dist.DistError):
             leave_word(store, rank, f"for {config.dist.timeout_s:.1f} s, never heard of")
-        raise CollectiveError(
-            f"rank {rank} on {socket.gethostname()} did not meet all other ranks within dist.timeout_s="
-            f"{config.dist.timeout_s:g}: {e}"
-        ) from e
+        raise in_one_sentence(e, rank, config.dist.timeout_s) from e
     note_met(store)
     return group, device
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ddppo.collectives import have_met, in_words, last_words
 from ddppo.config import Config
 from ddppo.config.rules import layout
+from ddppo.distributed.network import loopback_address
 from ddppo.errors import LOST_PEERS, MAY_PASS, RankLost, Stopped, TrainingError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.processes.signals import StopRequest
@@ -72,13 +73,14 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
     """
     world_size, timeout_s = config.dist.world_size, config.dist.timeout_s
     # Ranks meet here: a store of this process lives as long as the last of them and tells how they ended.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    address = loopback_address()  # the door has tried, and a restart may come days later
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
     remedy = f"Checkpoints, if any, are in {run_dir}: go on with resume={run_dir}"
     with StopRequest() as stop:
         stop.listen()
         server = _ready_server()
         try:
-            start = partial(_start, server, run_dir, world_size, store.port)
+            start = partial(_start, server, run_dir, world_size, address, store.port)
             ranks = [start(rank) for rank in range(world_size)]
             replacements = _Replacements(start, config, note)
             ended = _wait_for_end(ranks, stop, store, replacements, timeout_s)
@@ -103,8 +105,10 @@ def _failed(who: str, remedy: str, *, is_lost: bool, stop: StopRequest) -> Train
     return RankLost(who, remedy) if is_lost and not stop.requested else TrainingError(f"{who}. {remedy}")
 
 
-def _start(server: ForkServer, run_dir: Path, world_size: int, port: int, rank: int) -> ForkedProcess:
-    environ = os.environ | torchrun_variables(rank, world_size, port)
+def _start(
+    server: ForkServer, run_dir: Path, world_size: int, address: str, port: int, rank: int
+) -> ForkedProcess:
+    environ = os.environ | torchrun_variables(rank, world_size, address, port)
     title = f"ddppo.run.rank {run_dir} rank {rank} of {world_size}"
     try:
         return server.start("ddppo.run.rank", [str(run_dir)], environ, title=title)
@@ -152,7 +156,7 @@ def _ended_well(ended: dict[int, int], world_size: int, replaceable: set[int]) -
     )
 
 
-def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+def torchrun_variables(rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
     """Return what torchrun would tell a rank of this machine in environment variables."""
     return {
         "RANK": str(rank),
@@ -160,7 +164,7 @@ def torchrun_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "GROUP_WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
     }
 

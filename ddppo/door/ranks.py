@@ -17,13 +17,15 @@ from ddppo.processes.signals import end_of_time, is_over
 
 def check(config: Config) -> None:
     """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
-    from ddppo.distributed import launcher
+    from ddppo.distributed import launcher, network
     from ddppo.run.starting import checks, machine
 
     # The checks compute, and so does a job of a sweep before one with several ranks.
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
         launcher.prepare(config.dist.world_size)
+        if config.dist.world_size > 1:
+            network.loopback_address()
     if warning := checks.check(config, local_world_size=machine.local_world_size(config)):
         print(f"warning: {warning}", file=sys.stderr)
     if under_torchrun() and config.dist.on_lost == "restart":
@@ -39,7 +41,7 @@ def run(config: Config, run_dir: Path) -> int | None:
     Raises TrainingError, and Stopped if a signal cut the run short; returns the number of one that came too late.
     """
     if under_torchrun():
-        stop_signal = lead(run_dir)
+        stop_signal = lead(run_dir, config.dist.timeout_s)
     elif config.dist.world_size == 1:
         from ddppo.run.worker import train_rank
 

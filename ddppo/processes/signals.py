@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,6 +110,20 @@ def stop_signals_kill(*also: int) -> None:
     for number in (*_OF_OTHERS, *also):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def interrupts_kill() -> Iterator[None]:
+    """Have Ctrl-C end this process at once inside the block: what waits in it is inside torch, deaf to Python's."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def die_with_parent(parent: int | None = None) -> None:

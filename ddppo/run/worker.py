@@ -20,11 +20,8 @@ import torch.distributed as dist
 from ddppo import config as configuration
 from ddppo.collectives import Group
 from ddppo.config import Config
-from ddppo.distributed.launch import (
-    join,
-    launchers_store,
-    leave,
-)
+from ddppo.distributed.launch import join, leave
+from ddppo.distributed.network import launchers_store, rendezvous_store
 from ddppo.errors import (
     LOST_PEERS,
     MAY_PASS,
@@ -55,6 +52,7 @@ from ddppo.run.parts import build
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
+from ddppo.tracebacks import first_sentence, is_of_torch_distributed
 
 
 class Worker:
@@ -179,14 +177,16 @@ class Worker:
             self.parts.program.close()
 
 
-def train_rank(run_dir: Path, store: dist.Store | None = None, if_cut_short: int = 0) -> int | None:
+def train_rank(
+    run_dir: Path, enter: Callable[[float], dist.Store] = rendezvous_store, if_cut_short: int = 0
+) -> int | None:
     """Train as the rank that the environment variables say this process is (rank 0 of 1 without any).
 
-    `store` is the rendezvous if this process has entered it already. Returns the signal that asked this rank to stop,
-    or ends with the exit code `if_cut_short`, unless that is 0, where a stop came before the run was complete.
+    `enter` returns the ranks' store, within as many seconds as it is given. Returns the signal that asked this rank to
+    stop, or ends with the exit code `if_cut_short`, unless that is 0, where a stop came before the run was complete.
     """
     config = configuration.load(run_dir / "config.yaml")
-    group, device = join(config, store)
+    group, device = join(config, enter)
     restored: int | None = None
     while True:
         worker = _made(config, run_dir, group, device)
@@ -236,16 +236,16 @@ def go_back(worker: Worker, error: NonFiniteError) -> tuple[Config, int]:
 
 @unbroken_streams()
 def run_rank(
-    run_dir: Path, enter: Callable[[], dist.Store | None] = lambda: None, if_cut_short: int = 0
+    run_dir: Path, enter: Callable[[float], dist.Store] = rendezvous_store, if_cut_short: int = 0
 ) -> NoReturn:
     """Train as a rank among others and leave; exit code LOST_PEERS if the fault was another's, else MAY_PASS or 1.
 
-    `enter` returns the rendezvous, if it is not the one that torchrun's environment variables describe.
+    `enter` returns the ranks' store, if it is not the one that torchrun's environment variables describe.
     """
     rank, exit_code = os.environ.get("RANK", "0"), 1
     stop_signals_kill(signal.SIGINT)  # until the loop can stop in good order
     try:
-        train_rank(run_dir, enter(), if_cut_short)
+        train_rank(run_dir, enter, if_cut_short)
     except (ConfigError, TrainingError) as e:
         print(f"rank {rank}: {type(e).__name__}: {e}", file=sys.stderr, flush=True)
         exit_code = LOST_PEERS if isinstance(e, CollectiveError) else 1
@@ -253,7 +253,9 @@ def run_rank(
             exit_code = MAY_PASS
     except BaseException as e:
         exit_code = MAY_PASS if isinstance(e, (MemoryError, torch.OutOfMemoryError)) else 1
-        print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        # Of the network's faults the stack says nothing that the sentence does not.
+        said = f" {first_sentence(e)}" if is_of_torch_distributed(e) else f"\n{traceback.format_exc()}"
+        print(f"rank {rank} failed:{said}", file=sys.stderr, flush=True)
     else:
         exit_code = 0
     leave(exit_code)

@@ -110,7 +110,7 @@ class DistConfig:
         10, "iterations between comparisons of the ranks' parameters by hash; 0 is never", low=0
     )
     timeout_s: float = setting(
-        600.0, "seconds that a rank waits for another before it gives up", above=0, high=2_000_000
+        600.0, "seconds that a rank waits for another before it gives up", low=0.1, high=2_000_000
     )
     on_lost: str = setting(
         "stop",

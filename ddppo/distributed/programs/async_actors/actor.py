@@ -26,6 +26,7 @@ from ddppo.errors import CollectiveError
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.learner import Update
 from ddppo.processes.signals import StopRequest
+from ddppo.tracebacks import first_sentence
 
 
 class AsyncActor(Program):
@@ -92,9 +93,8 @@ class AsyncActor(Program):
 
     def _lost(self, how: str, error: Exception) -> str:
         limit = f"limit dist.timeout_s={self._kit.config.dist.timeout_s:g}"
-        return (
-            f"rank {self._group.rank} on {socket.gethostname()} {how} rank 0, the learner ({limit}): {error}"
-        )
+        who, why = f"rank {self._group.rank} on {socket.gethostname()}", first_sentence(error)
+        return f"{who} {how} rank 0, the learner ({limit}): {why}"
 
     def reset(self, iteration: int) -> None:
         self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))

@@ -1,0 +1,177 @@
+"""The network that ranks meet over: an address that answers, interfaces that exist, the store; in a sentence if not.
+
+What torch waits for inside C++ no signal of Python's interrupts, and what fails there prints its stack. So addresses
+are tried from Python first, and torch connects to what answers.
+"""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ddppo.errors import CollectiveError, ConfigError, TrainingError
+from ddppo.tracebacks import first_sentence
+
+_PROBE_S = 0.4  # the kernel answers for a socket that listens, however busy the machine is
+_AGAIN_S = 0.1
+# How long a name may be unknown, a network unreachable or torchrun's own store not there: it was there a moment ago.
+_PATIENCE_S = 10.0
+_LOOPBACK = ("127.0.0.1", "::1")
+
+
+def loopback_interface() -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in names if name.startswith("lo")), "lo")
+
+
+def loopback_address() -> str:
+    """Return an address under which the processes of this machine reach one another.
+
+    Raises ConfigError within a second where there is none.
+    """
+    failures = []
+    for address in _LOOPBACK:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.create_server((address, 0), family=family) as server:
+                socket.create_connection(server.getsockname()[:2], timeout=_PROBE_S).close()
+            return address
+        except OSError as e:
+            failures.append(f"{address}: {_reason(e)}")
+    raise ConfigError(
+        f"ranks of this machine cannot reach one another over its loopback interface ({'; '.join(failures)}): bring it "
+        "up (ip link set lo up) and have the firewall let it pass, or use dist.world_size=1"
+    )
+
+
+def unknown_interface(environ: Mapping[str, str], variable: str, names: Sequence[str]) -> str | None:
+    """Return what is wrong with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, if it names no interface among `names`.
+
+    Gloo takes whole names, NCCL their beginnings, `=` before whole names, `^` before those to leave out.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    value = environ.get(variable, "")
+    is_nccl = variable.startswith("NCCL")
+    if not value or (is_nccl and value.startswith("^")):
+        return None
+    is_whole = not is_nccl or value.startswith("=")
+    wanted = [each.strip().partition(":")[0] for each in value.removeprefix("=").split(",")]
+    known = [
+        each for each in wanted if any(n == each or (not is_whole and n.startswith(each)) for n in names)
+    ]
+    if known == wanted or (is_nccl and known):
+        return None
+    return (
+        f"{variable}={value}: {socket.gethostname()} has no such network interface; it has {', '.join(names)}: use one "
+        f"of them, or unset {variable}"
+    )
+
+
+def check_interfaces(*variables: str) -> None:
+    """Raise ConfigError where an environment variable names an interface that this machine does not have."""
+    names = [name for _, name in socket.if_nameindex()]
+    for variable in variables:
+        if wrong := unknown_interface(os.environ, variable, names):
+            raise ConfigError(wrong)
+
+
+def check_host_name() -> str | None:
+    """Return a warning where Gloo would tell other hosts an address of this one that means themselves.
+
+    Without GLOO_SOCKET_IFNAME it takes the address of the host's name, or the loopback's if the name has none.
+    """
+    name = socket.gethostname()
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
+    except OSError:
+        found = set()
+    if os.environ.get("GLOO_SOCKET_IFNAME") or any(not each.startswith(("127.", "::1")) for each in found):
+        return None
+    others = [each for _, each in socket.if_nameindex() if each != loopback_interface()]
+    means = f"means {', '.join(sorted(found))}" if found else "does not resolve"
+    return (
+        f"the name of this host, {name}, {means} here, which other hosts cannot reach: set GLOO_SOCKET_IFNAME to the "
+        f"interface that they reach ({', '.join(others) or 'this host has none'})"
+    )
+
+
+def launchers_store(timeout_s: float) -> dist.Store:
+    """Return the store of the process that started this rank by start_ranks."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
+def rendezvous_store(timeout_s: float) -> dist.Store:
+    """Return the store that torchrun's environment variables describe: torchrun's, or one that rank 0 holds.
+
+    Raises CollectiveError where it does not answer for `timeout_s`, TrainingError where rank 0 cannot open it.
+    """
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = os.environ["RANK"] == "0" and not is_torchruns
+    if not is_master:
+        _reach(address, port, timeout_s, is_there=is_torchruns)
+    try:
+        store = dist.TCPStore(
+            address, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), multi_tenant=is_master,
+            wait_for_workers=False,
+        )  # fmt: skip
+    except RuntimeError as e:
+        if is_master:
+            raise TrainingError(
+                f"rank 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {first_sentence(e)}; another "
+                "run, or what is left of one, may hold the port: choose another --master-port"
+            ) from e
+        raise CollectiveError(f"no rendezvous at {address}:{port}: {first_sentence(e)}") from e
+    # Torchruns with one --rdzv-endpoint and different --rdzv-id share a store.
+    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
+    return store if run_id is None else dist.PrefixStore(f"ddppo/run/{run_id}", store)
+
+
+def _reach(address: str, port: int, timeout_s: float, *, is_there: bool) -> None:
+    """Wait until something listens; is_there: it did before this process began, and is gone if it does not."""
+    began = time.monotonic()
+    while True:
+        try:
+            socket.create_connection((address, port), timeout=min(timeout_s, _PATIENCE_S)).close()
+            return
+        except OSError as e:
+            error = e
+        may_come = isinstance(error, (ConnectionRefusedError, TimeoutError)) and not is_there
+        waited_s = time.monotonic() - began
+        if waited_s >= (timeout_s if may_come else min(timeout_s, _PATIENCE_S)):
+            break
+        time.sleep(_AGAIN_S)
+    rank = os.environ["RANK"]
+    stale = (
+        "; if a torchrun that has ended left these variables in this shell, unset them" if is_there else ""
+    )
+    raise CollectiveError(
+        f"rank {rank} on {socket.gethostname()} found no rendezvous at {address}:{port} (MASTER_ADDR, MASTER_PORT) "
+        f"within {waited_s:.0f} s: {_reason(error)}{stale}"
+    ) from None
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the name does not resolve ({error.strerror})"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return os.strerror(error.errno).lower() if error.errno else str(error)
+
+
+def in_one_sentence(error: RuntimeError, rank: int, timeout_s: float) -> TrainingError:
+    """Return the error of a rank that did not meet the others, for what torch.distributed said."""
+    names = [name for _, name in socket.if_nameindex()]
+    if re.search("address for|interface|device", str(error)) and isinstance(error, RuntimeError):
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            if wrong := unknown_interface(os.environ, variable, names):
+                return TrainingError(wrong)
+    return CollectiveError(
+        f"rank {rank} on {socket.gethostname()} did not meet all other ranks within dist.timeout_s="
+        f"{timeout_s:g}: {first_sentence(error)}"
+    )
