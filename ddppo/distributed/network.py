@@ -5,8 +5,10 @@ are tried from Python first, and torch connects to what answers.
 """
 
 import os
+import queue
 import re
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -115,21 +117,37 @@ def rendezvous_store(timeout_s: float) -> dist.Store:
     is_master = os.environ["RANK"] == "0" and not is_torchruns
     if not is_master:
         _reach(address, port, timeout_s, is_there=is_torchruns)
+    made: queue.SimpleQueue[dist.Store | RuntimeError] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            store = dist.TCPStore(
+                address, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), multi_tenant=is_master,
+                wait_for_workers=False,
+            )  # fmt: skip
+        except RuntimeError as e:
+            made.put(e)
+        else:
+            made.put(store)
+
+    # In a thread: torch waits without a limit, and deaf to Ctrl-C, for the answer of what is no store.
+    threading.Thread(target=make, daemon=True).start()
     try:
-        store = dist.TCPStore(
-            address, port, is_master=is_master, timeout=timedelta(seconds=timeout_s), multi_tenant=is_master,
-            wait_for_workers=False,
-        )  # fmt: skip
-    except RuntimeError as e:
-        if is_master:
-            raise TrainingError(
-                f"rank 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {first_sentence(e)}; another "
-                "run, or what is left of one, may hold the port: choose another --master-port"
-            ) from e
-        raise CollectiveError(f"no rendezvous at {address}:{port}: {first_sentence(e)}") from e
-    # Torchruns with one --rdzv-endpoint and different --rdzv-id share a store.
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    return store if run_id is None else dist.PrefixStore(f"ddppo/run/{run_id}", store)
+        found = made.get(timeout=timeout_s)
+    except queue.Empty:
+        found = RuntimeError("what listens there does not answer as a store of torch")
+    if not isinstance(found, RuntimeError):
+        return found
+    if not is_master:
+        raise CollectiveError(
+            f"no rendezvous at {address}:{port} (MASTER_ADDR, MASTER_PORT): {first_sentence(found)}"
+        )
+    is_taken = "EADDRINUSE" in str(found)
+    why = "another program, or what is left of a run, holds the port" if is_taken else first_sentence(found)
+    raise TrainingError(
+        f"rank 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {why}; choose another MASTER_PORT, by "
+        "torchrun's --master-port"
+    )
 
 
 def _reach(address: str, port: int, timeout_s: float, *, is_there: bool) -> None:

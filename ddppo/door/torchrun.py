@@ -145,11 +145,10 @@ def lead(run_dir: Path, timeout_s: float) -> int | None:
     stop_signals_kill()
     world_size = int(os.environ["WORLD_SIZE"])
     try:
-        store = rendezvous_store(timeout_s)
+        store = formation.lead(rendezvous_store(timeout_s), world_size, run_dir.resolve(), timeout_s)
     except TrainingError:
         _has_told = True
         raise
-    store = formation.lead(store, world_size, run_dir.resolve(), timeout_s)
     _has_told = True
     return train_rank(run_dir, lambda _: store)
 

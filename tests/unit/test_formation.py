@@ -37,7 +37,7 @@ def following(store, ranks, timeout_s=60.0):
 
 def formed(store, world_size, run_dir):
     threads, found = following(store, range(1, world_size))
-    theirs = formation.lead(client(store), world_size, run_dir)
+    theirs = formation.lead(client(store), world_size, run_dir, timeout_s=60)
     for thread in threads:
         thread.join(60)
     return theirs, found

@@ -283,9 +283,17 @@ def test_a_single_run_of_an_experiment_that_is_a_sweep_says_so(call, monkeypatch
     assert stderr == "warning: experiment=learning_classic is a sweep, of which this is one run: add -m\n"
 
 
+def be_rank_0_of_2(monkeypatch, **more):
+    """Set what torchrun would. The other rank is not there to be told anything, and the end is none of the tests'."""
+    told = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (told | {"MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": "none"} | more).items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("ddppo.door.torchrun._has_told", True)
+    monkeypatch.setattr("ddppo.distributed.launch.leave", sys.exit)
+
+
 def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
-    for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+    be_rank_0_of_2(monkeypatch)
     code, stderr = call("dist.world_size=4")
     assert code == 2
     assert "dist.world_size=4, but torchrun started 2 ranks" in stderr
@@ -295,11 +303,7 @@ def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
 
 
 def test_what_torchrun_would_start_again_must_find_its_run(call, no_ranks, monkeypatch):
-    of_torchrun = {"RUN_ID": "1", "MAX_RESTARTS": "3"}
-    for name, value in {f"TORCHELASTIC_{name}": value for name, value in of_torchrun.items()}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    be_rank_0_of_2(monkeypatch, TORCHELASTIC_MAX_RESTARTS=3)
     code, stderr = call()
     assert code == 2
     assert "add resume=auto hydra.run.dir=<folder>, or leave --max-restarts out" in stderr
@@ -308,7 +312,7 @@ def test_what_torchrun_would_start_again_must_find_its_run(call, no_ranks, monke
 
 def test_what_torchrun_left_in_the_shell_counts_under_torchrun_only(call, monkeypatch):
     monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
-    for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "RANK"):
+    for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "64")
     assert call() == (7, "")  # neither a warning of 64 ranks on this machine
     assert "LOCAL_WORLD_SIZE" not in os.environ  # nor cores and a GPU for them later
