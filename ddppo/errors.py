@@ -3,6 +3,8 @@
 import difflib
 import signal
 
+from ddppo.processes import limits
+
 LOST_PEERS = 3  # exit code of a rank that ended only because another one had
 MAY_PASS = 4  # of one whose environment raised, or that had no memory: started again it may have better luck
 
@@ -25,7 +27,7 @@ class StorageError(TrainingError):
     @classmethod
     def of(cls, path: object, error: OSError) -> "StorageError":
         """Return the error for what the operating system said of `path`."""
-        return cls(f"{path} cannot be written: {error.strerror or error}")
+        return cls(f"{path} cannot be written: {limits.why(error)}")
 
 
 class NonFiniteError(TrainingError):

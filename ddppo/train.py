@@ -29,6 +29,7 @@ from ddppo.door.sweeps import tell_sweep, train_in_sweep
 from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
 from ddppo.errors import ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import versions
+from ddppo.processes import limits
 from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
 from ddppo.terminal import unbroken_streams
 
@@ -50,6 +51,7 @@ def main() -> None:
     what else stopped it, as 130 is Ctrl-C.
     """
     note_beginning()
+    limits.allow_open_files()
     if under_torchrun():
         die_with_parent()
     # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
@@ -94,16 +96,22 @@ def _command() -> None:
     except (HydraException, OmegaConfBaseException) as e:
         error = ConfigError(composition_message(e))
     except OSError as e:  # Hydra makes folders
-        if e.filename is None:
+        if e.filename is not None:
+            error = StorageError.of(e.filename, e)
+        elif words := limits.met(e):
+            error = TrainingError(words)
+        else:
             raise
-        error = StorageError.of(e.filename, e)
     except Exception as e:
-        if SweepFolder.path is None:
-            if not under_torchrun():
-                raise
+        if words := limits.met(e):
+            error = TrainingError(words)
+        elif SweepFolder.path is not None:
+            error = e
+        elif under_torchrun():
             traceback.print_exc()
             _leave(1)
-        error = e
+        else:
+            raise
     failed = tell_sweep(began, error)
     if error is None and SweepFolder.path is not None and not SweepFolder.began(began):
         error = ConfigError("the values given with -m make no combination: there is no run in this sweep")

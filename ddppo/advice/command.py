@@ -61,7 +61,7 @@ def advise(options: AdviseConfig, overrides: Sequence[str], began: float) -> Non
         else:
             _race(asked, todo, cores, began + options.budget_s, options.tolerance, stages)
     except ForkServerLost as e:
-        raise TrainingError(f"the process that probes fork from ended with code {e.code}") from None
+        raise TrainingError(f"the process that probes fork from {e}") from None
     finally:
         chosen, waited_for = None, ""
         for number, entrants in enumerate(stages):

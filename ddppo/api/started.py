@@ -24,7 +24,8 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.files import write_json
-from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes import limits
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, how_ended
 
 # What a run needs at once; a second run starts without waiting for it.
 _IMPORTS = ("ddppo.train", "ddppo.run.starting.checks", "ddppo.run.worker", "torch.utils.tensorboard")
@@ -63,16 +64,18 @@ def started(overrides: list[str]) -> Path:
         try:
             code = _run(file, shown)
         except ForkServerLost as e:
-            raise TrainingError(f"the process that runs are forked from ended with {_how(e.code)}") from None
+            raise TrainingError(f"the process that runs are forked from {e}") from None
         finally:
             shown.close()
         answer = json.loads(file.read_text(encoding="utf-8"))
     if "overrides" in answer:
-        raise TrainingError(f"the run's process ended with {_how(code)} and left no word")
+        raise TrainingError(
+            f"the run's process {how_ended(code)} and left no word. {limits.after(code)}".rstrip()
+        )
     if answer["error"] is not None:
         raise _error(answer["error"], answer["run_dir"])
     if code != 0 or answer["run_dir"] is None:
-        raise TrainingError(f"the run's process ended with {_how(code)}; what it said is above")
+        raise TrainingError(f"the run's process {how_ended(code)}; what it said is above")
     return Path(answer["run_dir"])
 
 
@@ -160,7 +163,3 @@ def _error(said: dict[str, str], run_dir: str | None) -> BaseException:
     if kind in ("Stopped", "KeyboardInterrupt"):
         return KeyboardInterrupt(f"the run was stopped; its folder is {run_dir}" if run_dir else "stopped")
     return _PLAIN.get(kind, TrainingError)(message)
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -17,7 +17,8 @@ from ddppo.config import Config
 from ddppo.config.rules import layout
 from ddppo.distributed.network import loopback_address
 from ddppo.errors import LOST_PEERS, MAY_PASS, RankLost, Stopped, TrainingError
-from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.processes import limits
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, how_ended
 from ddppo.processes.signals import StopRequest
 from ddppo.terminal import warn
 
@@ -85,8 +86,8 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
             replacements = _Replacements(start, config, note)
             ended = _wait_for_end(ranks, stop, store, replacements, timeout_s)
         except ForkServerLost as e:
-            who = f"the process that the {world_size} ranks were forked from ended with {_how(e.code)}"
-            raise _failed(f"{who}, and they with it", remedy, is_lost=e.code < 0, stop=stop) from None
+            who = f"the process that the {world_size} ranks were forked from {e}"
+            raise _failed(who, remedy, is_lost=e.was_killed, stop=stop) from None
         except BaseException:
             server.close()
             raise
@@ -97,7 +98,8 @@ def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> i
     if _ended_well(ended, world_size, replacements.replaceable):
         return stop.signal
     who, is_lost = _blame(ended, world_size, store, timeout_s)
-    raise _failed(who, remedy, is_lost=is_lost, stop=stop)
+    behind = next((said for code in ended.values() if (said := limits.after(code))), "")
+    raise _failed(who, behind + remedy, is_lost=is_lost, stop=stop)
 
 
 def _failed(who: str, remedy: str, *, is_lost: bool, stop: StopRequest) -> TrainingError:
@@ -114,8 +116,9 @@ def _start(
         return server.start("ddppo.run.rank", [str(run_dir)], environ, title=title)
     except OSError as e:
         server.close()
-        who = f"rank {rank} of {world_size} could not be started: {e.strerror}"
-        raise RankLost(who, f"Go on with resume={run_dir}") from e
+        who = f"rank {rank} of {world_size} could not be started: {limits.why(e)}"
+        remedy = f"Go on with resume={run_dir}"
+        raise (RankLost(who, remedy) if limits.may_pass(e) else TrainingError(f"{who}. {remedy}")) from e
 
 
 class _Replacements:
@@ -140,7 +143,7 @@ class _Replacements:
         if not _may_pass(code) or rank not in self.replaceable or self._num_restarts == self._most:
             return None
         self._num_restarts += 1
-        who = f"rank {rank} ended with {_how(code)}"
+        who = f"rank {rank} {how_ended(code)}"
         warn(f"{who}; it is started again, the others go on (restart {self._num_restarts} of {self._most})")
         self._note(who)
         self.started.add(rank)
@@ -225,7 +228,7 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
         if code not in (0, LOST_PEERS):
             above = "" if code < 0 else "; its message is above"  # who is killed says nothing
             return (
-                f"rank {rank} of {world_size} ended with {_how(code)} and the others were stopped{above}",
+                f"rank {rank} of {world_size} {how_ended(code)} and the others were stopped{above}",
                 _may_pass(code),
             )
     if not any(ended.values()):  # all whom the others serve
@@ -247,7 +250,3 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
 def _may_pass(code: int) -> bool:
     """Return whether a rank that ended so may have better luck when it is started again: it was killed, for one."""
     return code < 0 or code == MAY_PASS
-
-
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"

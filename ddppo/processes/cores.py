@@ -28,17 +28,17 @@ def cpu_quota(root: Path = Path("/")) -> float:
     https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files (cpu.max: quota and period in us),
     https://docs.kernel.org/scheduler/sched-bwc.html (version 1: cpu.cfs_quota_us, -1 for none, and cpu.cfs_period_us)
     """
-    return min((_quota(folder) for folder in _control_groups(root)), default=math.inf)
+    return min((_quota(folder) for folder in control_groups(root)), default=math.inf)
 
 
-def _control_groups(root: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups that this process is in, with those around them.
+def control_groups(root: Path, controller: str = "cpu") -> Iterator[Path]:
+    """Yield the folders of the control groups that this process is in by `controller`, with those around them.
 
     A container may see its group under the name it has outside, where there is no such folder; the mount is it then.
     """
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         controllers, _, name = line.partition(":")[2].partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / controllers
         group = mount.joinpath(*(part for part in name.split("/") if part not in ("", "..")))
@@ -48,9 +48,9 @@ def _control_groups(root: Path) -> Iterator[Path]:
 
 
 def _quota(folder: Path) -> float:
-    quota, _, period = _text(folder / "cpu.max").partition(" ")
+    quota, _, period = text_of(folder / "cpu.max").partition(" ")
     if not quota:
-        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        quota, period = text_of(folder / "cpu.cfs_quota_us"), text_of(folder / "cpu.cfs_period_us")
     try:
         microseconds, per = int(quota), int(period)
     except ValueError:  # "max", or no such file
@@ -58,7 +58,8 @@ def _quota(folder: Path) -> float:
     return microseconds / per if microseconds > 0 and per > 0 else math.inf
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return what a file of the system says, nothing where there is no such file."""
     try:
         return path.read_text().strip()
     except OSError:

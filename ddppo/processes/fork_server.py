@@ -5,6 +5,7 @@ torch by itself.
 """
 
 import atexit
+import errno
 import gc
 import json
 import os
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
+from ddppo.processes import limits
 from ddppo.processes.lines import exactly
 from ddppo.processes.orphans import end_children, take_in_orphans
 from ddppo.processes.signals import die_with_parent, live_on
@@ -35,7 +37,21 @@ _SIZE = struct.Struct("!I")
 
 
 def serve(connection: socket.socket) -> NoReturn:
-    """Import and fork what is asked for and tell how it ends, until the other side has ended."""
+    """Import and fork what is asked for and tell how it ends, until the other side has ended.
+
+    A fault of the server itself is told to the other side: the server holds no stderr.
+    """
+    try:
+        _serve(connection)
+    except BaseException as e:
+        place = traceback.extract_tb(e.__traceback__)[-1]
+        said = f"{type(e).__name__}: {e}, in {place.name} ({Path(place.filename).name}:{place.lineno})"
+        with suppress(OSError):
+            send(connection, {"failed": limits.met(e) or said})
+    os._exit(1)
+
+
+def _serve(connection: socket.socket) -> NoReturn:
     with suppress(PermissionError):  # it is a session's leader already
         os.setsid()
     _default_signals()
@@ -43,6 +59,9 @@ def serve(connection: socket.socket) -> NoReturn:
     setproctitle(f"ddppo.processes.forking for {os.getppid()}")
     _let_go_of_files(connection.fileno())
     woken, wake = os.pipe()
+    told = select.poll()  # unlike select(), for descriptors of any number
+    for each in (connection.fileno(), woken):
+        told.register(each, select.POLLIN)
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -50,7 +69,7 @@ def serve(connection: socket.socket) -> NoReturn:
     running: set[int] = set()
     folder: str | None = None  # of a server that takes in orphans
     while True:
-        ready, _, _ = select.select([connection.fileno(), woken], [], [])
+        ready = [fd for fd, _ in told.poll()]
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, 4096)
@@ -107,6 +126,9 @@ def _fork(
     connection: socket.socket, request: dict[str, Any], fds: list[int], ours: list[int], running: set[int]
 ) -> None:
     server = os.getpid()
+    if len(fds) < len(STDIO):  # the system hands over no more than this process may have open
+        send(connection, {"refused": errno.EMFILE})
+        return
     try:
         pid = os.fork()
     except OSError as e:
@@ -153,7 +175,12 @@ def _let_go_of_files(kept: int) -> None:
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").exists() else Path("/dev/fd")
     for fd in [int(entry.name) for entry in folder.iterdir()]:
         if fd not in (kept, hole) and is_open(fd):
-            os.dup2(hole, fd, inheritable=fd in STDIO)
+            try:
+                os.dup2(hole, fd, inheritable=fd in STDIO)
+            except (
+                OSError
+            ):  # beyond a limit of open files that was lowered since: nobody else can get the number
+                os.close(fd)
     os.close(hole)
 
 

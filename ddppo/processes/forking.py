@@ -9,6 +9,7 @@ A forked process is a session of its own and ends with its server, which ends wi
 them outlives a kill -9 of those above. Imports no torch.
 """
 
+import math
 import os
 import select
 import signal
@@ -26,14 +27,28 @@ from ddppo.processes.fork_server import STDIO, flush, is_open, receive, send, se
 from ddppo.processes.signals import die_with_parent
 
 _END_S = 5.0
+_LAST_WORDS_S = 1.0  # for a server that has closed its connection to end
 
 
 class ForkServerLost(Exception):
-    """The server ended, and with it what it had forked; `code` is its exit code, or minus a signal's number."""
+    """The server ended, and with it what it had forked.
 
-    def __init__(self, code: int) -> None:
+    code: its exit code, or minus a signal's number. said: what it told of a fault of its own, None where it was killed.
+    """
+
+    def __init__(self, code: int, said: str | None = None) -> None:
         super().__init__(code)
         self.code = code
+        self.said = said
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether another one may have better luck: this one had no fault."""
+        return self.code < 0 and self.said is None
+
+    def __str__(self) -> str:
+        """Return how it ended, to follow 'the process that ... fork from'."""
+        return f"{how_ended(self.code)}, and they with it" if self.said is None else f"failed: {self.said}"
 
 
 class ForkedProcess:
@@ -76,6 +91,7 @@ class ForkServer:
         self._connection = connection
         self._processes: dict[int, ForkedProcess] = {}
         self._code: int | None = None
+        self._said: str | None = None  # of a fault of the server's own
         self._takes_in_orphans = False
 
     def fileno(self) -> int:
@@ -174,16 +190,25 @@ class ForkServer:
         try:
             send(self._connection, message, fds)
         except OSError:
+            with suppress(ForkServerLost):
+                while self.hear(_LAST_WORDS_S):  # what it told before it ended
+                    pass
             self._lost()
 
     def hear(self, timeout_s: float | None) -> dict[str, Any] | None:
         """Take one message within a time, if there is one, and note whose end it tells. Raises ForkServerLost."""
-        if not select.select([self._connection], [], [], timeout_s)[0]:
+        if self._connection.fileno() < 0:  # closed
+            self._lost()
+        told = select.poll()  # unlike select(), for descriptors of any number
+        told.register(self._connection, select.POLLIN)
+        if not told.poll(None if timeout_s is None else math.ceil(1000 * timeout_s)):
             return None
         try:
             message, _ = receive(self._connection)
         except OSError:
             message = None
+        if message is not None and "failed" in message:
+            self._said, message = message["failed"], None
         if message is None:
             self._lost()
         if "ended" in message:
@@ -225,11 +250,20 @@ class ForkServer:
         return self._code
 
     def _lost(self) -> NoReturn:
+        end = time.monotonic() + _LAST_WORDS_S
+        while not self._ended() and time.monotonic() < end:  # it has closed the connection: it ends
+            time.sleep(0.005)
         if not self._ended():
-            os.kill(self.pid, signal.SIGKILL)  # it does not speak any more
+            os.kill(self.pid, signal.SIGKILL)
+            self._said = self._said or "it does not answer"
         code = self._wait()
         self.close()
-        raise ForkServerLost(code)
+        raise ForkServerLost(code, self._said)
+
+
+def how_ended(code: int) -> str:
+    """Return how a process ended: `code` is its exit code, or minus a signal's number."""
+    return f"ended with signal {-code}" if code < 0 else f"ended with exit code {code}"
 
 
 def num_threads() -> int:

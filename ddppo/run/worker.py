@@ -34,6 +34,7 @@ from ddppo.errors import (
     TrainingError,
 )
 from ddppo.ppo.learning.step import statistics
+from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
@@ -253,8 +254,10 @@ def run_rank(
             exit_code = MAY_PASS
     except BaseException as e:
         exit_code = MAY_PASS if isinstance(e, (MemoryError, torch.OutOfMemoryError)) else 1
-        # Of the network's faults the stack says nothing that the sentence does not.
-        said = f" {first_sentence(e)}" if is_of_torch_distributed(e) else f"\n{traceback.format_exc()}"
+        words = limits.met(e)
+        if words is None and is_of_torch_distributed(e):
+            words = first_sentence(e)  # of the network's faults the stack says nothing more
+        said = f"\n{traceback.format_exc()}" if words is None else f" {words}"
         print(f"rank {rank} failed:{said}", file=sys.stderr, flush=True)
     else:
         exit_code = 0

@@ -22,6 +22,7 @@ from ddppo.envs.same_step import Answers
 from ddppo.envs.step_cost import choose_num_workers
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import EnvError, EnvWorkerLost
+from ddppo.processes import limits
 from ddppo.processes.forking import ForkServer, ForkServerLost
 from ddppo.terminal import warn
 
@@ -83,7 +84,7 @@ class Crew:
             raise self._lost_server(e) from None
         except OSError as e:
             self.close()
-            raise EnvWorkerLost(f"{names.all()} cannot be made: {e.strerror}") from e
+            raise _refused(e)(f"{names.all()} cannot be made: {limits.why(e)}") from e
         except BaseException:
             self.close()
             raise
@@ -241,7 +242,7 @@ class Crew:
         except ForkServerLost as e:
             raise self._lost_server(e) from None
         except OSError as e:
-            raise EnvWorkerLost(f"{before.names.all()} cannot be made again: {e.strerror}") from e
+            raise _refused(e)(f"{before.names.all()} cannot be made again: {limits.why(e)}") from e
 
     def _send_reset(self, k: int, worker: Worker) -> None:
         """Reset its environments, to come to where they were or else by seeds that nobody had."""
@@ -292,6 +293,10 @@ class Crew:
             os.close(self._file)
             self._file = None
 
-    def _lost_server(self, lost: ForkServerLost) -> EnvWorkerLost:
+    def _lost_server(self, lost: ForkServerLost) -> EnvError:
         when = self.workers[0].when if self.workers else "when they were made"
         return lost_server(self._names, when, lost)
+
+
+def _refused(error: OSError) -> type[EnvError]:
+    return EnvWorkerLost if limits.may_pass(error) else EnvError

@@ -13,7 +13,7 @@ import numpy as np
 from ddppo.envs.faults import EnvNames, when_reset, when_stepped
 from ddppo.envs.pool.line import CALL, DONE, STEP, framed, hear, receive_byte
 from ddppo.envs.pool.past import Replay, Told
-from ddppo.errors import EnvWorkerLost
+from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 
 _LOOK_S = 1.0  # between two looks at a worker that does not answer
@@ -147,8 +147,6 @@ class Worker:
         return f"{self.names(int(self.at[0]))}, {self.when}"
 
 
-def lost_server(names: EnvNames, when: str, lost: ForkServerLost) -> EnvWorkerLost:
-    return EnvWorkerLost(
-        f"{names.all()}, {when}: the process that their processes fork from ended (exit code "
-        f"{lost.code}), and they with it"
-    )
+def lost_server(names: EnvNames, when: str, lost: ForkServerLost) -> EnvError:
+    said = f"{names.all()}, {when}: the process that their processes fork from {lost}"
+    return EnvWorkerLost(said) if lost.was_killed else EnvError(said)

@@ -57,7 +57,9 @@ class OwnServer:
             if self._process is None or self._process.poll() is not None:
                 self._start()
         except ForkServerLost as e:
-            raise EnvServerLost(f"the server of {self._names.all()} and all that it stood on was lost") from e
+            raise EnvServerLost(
+                f"the process that the server of {self._names.all()} is forked from {e}"
+            ) from e
 
     def close(self) -> None:
         """End the server and all that it started; a second time does nothing."""

@@ -1,0 +1,137 @@
+"""Limits of the system that a process met, in words: what they are, their number, and what raises them.
+
+limits.allow_open_files()
+limits.met(error)
+# "OSError: ...: the limit of open files, 64 (ulimit -n), is reached: raise it, e.g. ulimit -n 1024"
+"""
+
+import errno
+import math
+import re
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ddppo.processes.cores import control_groups, text_of
+
+_OPEN_FILES = (65_536, 10_240)  # the latter is the most that macOS takes
+_NO_MEMORY = re.compile(
+    r"failed to map segment|can't allocate memory|cannot allocate|bad_alloc|not enough memory|unable to mmap",
+    re.I,
+)
+_NO_THREAD = re.compile(r"can't (start|create) (new )?thread|pthread_create", re.I)
+_NO_FILE = re.compile(r"too many open files", re.I)
+_NO_LONGER_FILE = re.compile(r"file too large", re.I)
+
+
+def allow_open_files() -> None:
+    """Raise this process's limit of open files as far as it may raise that itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for most in _OPEN_FILES:
+        wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            return
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return
+
+
+def met(error: BaseException | None) -> str | None:
+    """Return what `error` says, and which limit it or one of its causes met, in a sentence; None for other errors."""
+    cause, seen = error, set[int]()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        if words := _met(cause):
+            said = next(iter(str(error).splitlines()), "")[:200]
+            return f"{type(error).__name__}{': ' if said else ''}{said}: {words}"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def why(error: OSError) -> str:
+    """Return what the system said of a file or a process that it refused, with the limit behind it."""
+    said = error.strerror or str(error)
+    return f"{said}: {words}" if (words := _met(error)) else said
+
+
+def may_pass(error: OSError) -> bool:
+    """Return whether what the system refused may be had a while later: a process or memory, no longer file."""
+    return error.errno in (errno.EAGAIN, errno.ENOMEM)
+
+
+def after(code: int) -> str:
+    """Return a sentence on what may be behind an exit code, minus a signal's number; nothing where that is unknown."""
+    if code == -signal.SIGKILL:
+        most = memory_limit()
+        has = "" if most == math.inf else f" (this process may use {_size(most)} of it, by its control group)"
+        return f"Signal 9 is often the system's answer to too little memory{has}. "
+    if code == -signal.SIGBUS:
+        return "Signal 7 is often the system's answer to shared memory that is used up (df /dev/shm). "
+    if code == -signal.SIGXCPU and (words := _of(resource.RLIMIT_CPU)):
+        return f"Signal {-code}: {words}. "
+    if code in (-signal.SIGABRT, -signal.SIGSEGV) and (words := _of(resource.RLIMIT_AS)):
+        return f"Signal {-code} may be a library's answer to too little memory: {words}. "
+    return ""
+
+
+def memory_limit(root: Path = Path("/")) -> float:
+    """Return the bytes of memory that the control groups of this process leave it; inf where there is no limit.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files (memory.max)
+    https://docs.kernel.org/admin-guide/cgroup-v1/memory.html (memory.limit_in_bytes)
+    """
+    return min(_numbers("memory", ("memory.max", "memory.limit_in_bytes"), root), default=math.inf)
+
+
+def _met(error: BaseException) -> str | None:
+    number, said = getattr(error, "errno", None), str(error)
+    if number == errno.EMFILE or _NO_FILE.search(said):
+        return _of(resource.RLIMIT_NOFILE)
+    if number == errno.EFBIG or _NO_LONGER_FILE.search(said):
+        return _of(resource.RLIMIT_FSIZE)
+    if number == errno.EAGAIN or _NO_THREAD.search(said):
+        most = min(_numbers("pids", ("pids.max",)), default=math.inf)
+        if most < math.inf:
+            return (
+                f"the limit of processes and threads of the control group, {most:g} (pids.max), is reached: raise it, "
+                "e.g. docker run --pids-limit"
+            )
+        return _of(resource.RLIMIT_NPROC)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(said):
+        return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_DATA)
+    return None
+
+
+# What a limit is of, the flag of the shell's ulimit, the factor between its number and the shell's, and an example.
+_ULIMITS = {
+    resource.RLIMIT_NOFILE: ("open files", "n", 1, 1024),
+    resource.RLIMIT_FSIZE: ("a file's size", "f", 1024, "unlimited"),
+    resource.RLIMIT_NPROC: ("processes and threads of this user", "u", 1, 4096),
+    resource.RLIMIT_AS: ("address space", "v", 1024, "unlimited"),
+    resource.RLIMIT_DATA: ("data", "d", 1024, "unlimited"),
+    resource.RLIMIT_CPU: ("processor time", "t", 1, "unlimited"),
+}
+
+
+def _of(what: int) -> str | None:
+    """Return a limit in words; None where there is none."""
+    soft, _ = resource.getrlimit(what)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    name, flag, unit, more = _ULIMITS[what]
+    number = f"{soft // unit:,}{' KB' if unit == 1024 else ''}"
+    return f"the limit of {name}, {number} (ulimit -{flag}), is reached: raise it, e.g. ulimit -{flag} {more}"
+
+
+def _numbers(controller: str, names: tuple[str, ...], root: Path = Path("/")) -> Iterator[float]:
+    for folder in control_groups(root, controller):
+        for name in names:
+            text = text_of(folder / name)
+            if text.isdigit() and int(text) < 1 << 60:  # version 1 has a huge number for none
+                yield float(text)
+
+
+def _size(number: float) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.0f} MB"
