@@ -11,8 +11,11 @@ from hydra.types import RunMode
 
 from ddppo.config import Config
 from ddppo.door.torchrun import lead, under_torchrun
-from ddppo.errors import Stopped
+from ddppo.errors import ConfigError, Stopped
+from ddppo.processes import limits
 from ddppo.processes.signals import end_of_time, is_over
+
+_FILES = 16  # that a process which starts ranks has open, besides one for each of them
 
 
 def check(config: Config) -> None:
@@ -21,6 +24,8 @@ def check(config: Config) -> None:
     from ddppo.run.starting import checks, machine
 
     # The checks compute, and so does a job of a sweep before one with several ranks.
+    if config.dist.world_size > 1 and (few := limits.too_few_open_files(_FILES + config.dist.world_size)):
+        raise ConfigError(f"dist.world_size={config.dist.world_size}: {few}")
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
         launcher.prepare(config.dist.world_size)

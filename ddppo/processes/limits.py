@@ -10,11 +10,12 @@ import math
 import re
 import resource
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddppo.processes.cores import control_groups, text_of
+from ddppo.processes.cores import allowed_cores, control_groups, text_of
 
 _OPEN_FILES = (65_536, 10_240)  # the latter is the most that macOS takes
 _NO_MEMORY = re.compile(
@@ -36,6 +37,28 @@ def allow_open_files() -> None:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             return
+
+
+def too_few_open_files(needed: int) -> str | None:
+    """Return that fewer files may be open than the least that work, if so."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    return f"the limit of open files, {soft} (ulimit -n), is too low: raise it, e.g. ulimit -n 1024"
+
+
+def check_threads() -> None:
+    """Raise RuntimeError if this process cannot have a thread on every core: libraries end it without a word then."""
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait) for _ in allowed_cores()]
+    try:
+        for thread in threads:
+            thread.start()
+    finally:
+        end.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
 
 
 def met(error: BaseException | None) -> str | None:
@@ -96,7 +119,7 @@ def _met(error: BaseException) -> str | None:
         if most < math.inf:
             return (
                 f"the limit of processes and threads of the control group, {most:g} (pids.max), is reached: raise it, "
-                "e.g. docker run --pids-limit"
+                "e.g. docker run --pids-limit 1000"
             )
         return _of(resource.RLIMIT_NPROC)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(said):
