@@ -79,6 +79,8 @@ def _command() -> None:
             print(versions())
             return
         limits.check_threads()
+        if low := limits.too_low():
+            raise ConfigError(low)
         # For summary.json, which rank 0 writes, in whatever process: as it was typed.
         os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
         sys.argv[1:] = prepared_arguments(sys.argv[1:])

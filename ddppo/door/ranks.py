@@ -23,9 +23,9 @@ def check(config: Config) -> None:
     from ddppo.distributed import launcher, network
     from ddppo.run.starting import checks, machine
 
+    if config.dist.world_size > 1 and (low := limits.too_low(_FILES + config.dist.world_size)):
+        raise ConfigError(low)
     # The checks compute, and so does a job of a sweep before one with several ranks.
-    if config.dist.world_size > 1 and (few := limits.too_few_open_files(_FILES + config.dist.world_size)):
-        raise ConfigError(f"dist.world_size={config.dist.world_size}: {few}")
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
         launcher.prepare(config.dist.world_size)

@@ -18,6 +18,7 @@ from pathlib import Path
 from ddppo.processes.cores import allowed_cores, control_groups, text_of
 
 _OPEN_FILES = (65_536, 10_240)  # the latter is the most that macOS takes
+_LEAST_ADDRESSES = 1 << 30  # bytes; with 0.9 GB libraries of torch abort or hang, each time another one
 _NO_MEMORY = re.compile(
     r"failed to map segment|can't allocate memory|cannot allocate|bad_alloc|not enough memory|unable to mmap",
     re.I,
@@ -39,12 +40,13 @@ def allow_open_files() -> None:
             return
 
 
-def too_few_open_files(needed: int) -> str | None:
-    """Return that fewer files may be open than the least that work, if so."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return None
-    return f"the limit of open files, {soft} (ulimit -n), is too low: raise it, e.g. ulimit -n 1024"
+def too_low(num_files: int = 0) -> str | None:
+    """Return which limit is too low for any run, or for `num_files` open files; None where none is."""
+    for what, least in ((resource.RLIMIT_AS, _LEAST_ADDRESSES), (resource.RLIMIT_NOFILE, num_files)):
+        soft, _ = resource.getrlimit(what)
+        if soft != resource.RLIM_INFINITY and soft < least:
+            return _in_words(what, "is too low")
+    return None
 
 
 def check_threads() -> None:
@@ -121,7 +123,7 @@ def _met(error: BaseException) -> str | None:
                 f"the limit of processes and threads of the control group, {most:g} (pids.max), is reached: raise it, "
                 "e.g. docker run --pids-limit 1000"
             )
-        return _of(resource.RLIMIT_NPROC)
+        return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_NPROC)  # a thread's stack needs addresses
     if isinstance(error, MemoryError) or number == errno.ENOMEM or _NO_MEMORY.search(said):
         return _of(resource.RLIMIT_AS) or _of(resource.RLIMIT_DATA)
     return None
@@ -143,9 +145,14 @@ def _of(what: int) -> str | None:
     soft, _ = resource.getrlimit(what)
     if soft == resource.RLIM_INFINITY:
         return None
+    return _in_words(what, "is reached")
+
+
+def _in_words(what: int, how: str) -> str:
+    soft, _ = resource.getrlimit(what)
     name, flag, unit, more = _ULIMITS[what]
     number = f"{soft // unit:,}{' KB' if unit == 1024 else ''}"
-    return f"the limit of {name}, {number} (ulimit -{flag}), is reached: raise it, e.g. ulimit -{flag} {more}"
+    return f"the limit of {name}, {number} (ulimit -{flag}), {how}: raise it, e.g. ulimit -{flag} {more}"
 
 
 def _numbers(controller: str, names: tuple[str, ...], root: Path = Path("/")) -> Iterator[float]:
