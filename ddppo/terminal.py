@@ -67,6 +67,7 @@ def unbroken_streams() -> Iterator[None]:
     Characters that the encoding lacks are written as question marks. A stream that is closed or not there becomes a
     hole.
     """
+    _fill_standard_descriptors()
     before = sys.stdout, sys.stderr
     if any(isinstance(stream, _Unbroken) for stream in before):
         yield
@@ -79,6 +80,17 @@ def unbroken_streams() -> Iterator[None]:
         for stream in wrapped:
             stream.flush()
         sys.stdout, sys.stderr = before
+
+
+def _fill_standard_descriptors() -> None:
+    """Open the null device for each of 0, 1 and 2 that is closed: else the next file or socket opened gets its number.
+
+    What processes inherit as their output would be that.
+    """
+    with suppress(OSError):
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(fd, True)
+        os.close(fd)
 
 
 def warn(text: str) -> None:
