@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import ClassVar, NoReturn
@@ -67,7 +66,6 @@ def main() -> None:
 
 
 def _command() -> None:
-    began = time.time()
     error: Exception | None = None
     try:
         check_launcher()
@@ -115,8 +113,8 @@ def _command() -> None:
             _leave(1)
         else:
             raise
-    failed = tell_sweep(began, error)
-    if error is None and SweepFolder.path is not None and not SweepFolder.began(began):
+    failed = tell_sweep(error)
+    if error is None and SweepFolder.path is not None and not SweepFolder.began():
         error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
     Outcome.error = error
     is_ours = isinstance(error, (ConfigError, TrainingError)) and not Outcome.is_asked_for

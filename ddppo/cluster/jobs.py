@@ -7,7 +7,6 @@ folder holds: a job that SLURM has forgotten, as it does without accounting, is 
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from ddppo.cluster import slurm
 from ddppo.cluster.slurm import JobInfo
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.files import write_json
+from ddppo.processes.signals import seconds_since
 from ddppo.run.folder import RunFolder
 
 _BOOK = "jobs.json"
@@ -33,14 +33,14 @@ _ERROR = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One submitted run: SLURM's id, the run's folder below the sweep, its log, and when (seconds since the epoch)."""
+    """One submitted run: SLURM's id, the run's folder below the sweep, its log, and when (`signals.now_here`)."""
 
     job_id: str
     run: str
     world_size: int
     total_steps: int
     log: str
-    submitted_at: float
+    submitted: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,10 @@ class Book:
         if path.exists():
             try:
                 stored = json.loads(path.read_text())
+                for entry in stored["jobs"]:
+                    entry.pop(
+                        "submitted_at", None
+                    )  # of an earlier version: by a clock that is set now and then
                 self.jobs = {entry["run"]: Job(**entry) for entry in stored["jobs"]}
                 self.slurm_conf = stored["slurm_conf"]
             except (ValueError, TypeError, KeyError) as e:
@@ -115,7 +119,8 @@ class Book:
             os.listdir(run_dir)  # a network file system may else remember that there was no summary
         if RunFolder(run_dir).is_complete:
             return Status(job, info.state if info else "COMPLETED", nodes, "completed", progress=known)
-        if info is None and time.time() - job.submitted_at < _GRACE_S:
+        ago = seconds_since(job.submitted)
+        if info is None and ago is not None and ago < _GRACE_S:
             return Status(job, "SUBMITTED", progress=known)
         state = info.state if info else "GONE"
         return Status(job, state, nodes, "failed", self._why(job, state), known)

@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ddppo.cluster.driver import Driver
 from ddppo.cluster.jobs import Book, Job
 from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_parameters
 from ddppo.config import Config, SlurmLauncherConfig
+from ddppo.processes.signals import now_here
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def _entry(book: Book, run: Ready, job: submitit.Job) -> Job:
         world_size=run.config.dist.world_size,
         total_steps=run.config.ppo.total_steps,
         log=os.path.relpath(job.paths.stdout, book.sweep_dir),
-        submitted_at=time.time(),
+        submitted=now_here(),
     )
 
 

@@ -39,6 +39,7 @@ class SweepFolder(Callback):
     """
 
     path: ClassVar[Path | None] = None
+    before: ClassVar[Any] = None  # what the folder held then, a run.sweep.Before
     _made: ClassVar[list[Path]] = []  # with the parents that were not there, innermost first
     _hold: ClassVar[ExitStack] = ExitStack()
 
@@ -63,6 +64,9 @@ class SweepFolder(Callback):
         except StorageError as e:
             print(f"error: {e}", file=sys.stderr)
             sys.exit(1)
+        from ddppo.run.sweep import Before
+
+        SweepFolder.before = Before.of(folder)
         SweepFolder.path = folder
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
@@ -81,11 +85,11 @@ class SweepFolder(Callback):
             ) from e
 
     @classmethod
-    def began(cls, since: float) -> bool:
-        """Return whether any run of the sweep has come to anything since then, seconds since the epoch."""
+    def began(cls) -> bool:
+        """Return whether any run of the sweep has come to anything since the command began."""
         from ddppo.run import sweep
 
-        return cls.path is not None and bool(sweep.outcomes(cls.path, since))
+        return cls.path is not None and bool(sweep.outcomes(cls.path, cls.before))
 
     @classmethod
     def leave(cls) -> None:

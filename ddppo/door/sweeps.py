@@ -61,19 +61,19 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         raise TrainingError(why) from None  # e may be of a class that the launcher's process cannot read
 
 
-def tell_sweep(began: float, error: Exception | None) -> list[str]:
+def tell_sweep(error: Exception | None) -> list[str]:
     """Print how a sweep's runs ended and return why some failed; [] where no sweep was run."""
     if SweepFolder.path is None:
         return []
     from ddppo.run import sweep
 
-    outcomes = sweep.outcomes(SweepFolder.path, began)
+    outcomes = sweep.outcomes(SweepFolder.path, SweepFolder.before)
     failed = [outcome.why for outcome in outcomes if outcome.outcome == "failed"]
     # A fault of the sweeper's, unless it only had no run to choose from. Above the list, which it would bury.
     is_foreseen = error is None or isinstance(error, (ConfigError, TrainingError))
     if not is_foreseen and (len(failed) < len(outcomes) or not outcomes):
         traceback.print_exception(error)
     if outcomes:
-        text = sweep.in_words(outcomes, SweepFolder.path, began)
+        text = sweep.in_words(outcomes, SweepFolder.path, SweepFolder.before)
         print(text, file=sys.stderr if failed else sys.stdout)
     return failed

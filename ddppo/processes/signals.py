@@ -8,11 +8,13 @@ save it and end. So does the end of the time that a command has.
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 from ddppo.errors import Stopped
@@ -23,23 +25,47 @@ _REQUEUE = (
     signal.SIGUSR2,
 )  # of schedulers, which would start the command again
 _OF_OTHERS = (*_REQUEUE, signal.SIGHUP)  # Python itself makes SIGINT an exception
-_BEGAN = "DDPPO_BEGAN"  # in the environment of a command's processes: seconds since the epoch
+_BEGAN = "DDPPO_BEGAN"  # in the environment of a command's processes: an instant, as `now_here` writes it
+_CLOCK = getattr(
+    time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
+)  # the former goes on while the machine is suspended
 
 
 def note_beginning() -> None:
     """Note that a command begins now, from which its processes count its time."""
-    os.environ[_BEGAN] = str(time.time())
+    os.environ[_BEGAN] = now_here()
 
 
 def end_of_time(max_minutes: float | None) -> float | None:
-    """Return when the command's time is over, in seconds since the epoch; None for never."""
+    """Return when the command's time is over, by this machine's own clock; None for never.
+
+    A rank on another machine than the command's counts from here on.
+    """
     if max_minutes is None:
         return None
-    return float(os.environ.get(_BEGAN) or time.time()) + 60 * max_minutes
+    return time.clock_gettime(_CLOCK) - (seconds_since(os.environ.get(_BEGAN, "")) or 0.0) + 60 * max_minutes
 
 
 def is_over(end: float | None) -> bool:
-    return end is not None and time.time() >= end
+    return end is not None and time.clock_gettime(_CLOCK) >= end
+
+
+def now_here() -> str:
+    """Return this instant for processes of this machine, until it boots again: nothing sets this clock."""
+    return f"{time.clock_gettime(_CLOCK):.3f} {_boot()}"
+
+
+def seconds_since(instant: str) -> float | None:
+    """Return how long an instant of `now_here` is ago; None if it is of another machine or before its last boot."""
+    seconds, _, boot = instant.partition(" ")
+    return time.clock_gettime(_CLOCK) - float(seconds) if boot == _boot() else None
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def asks_for_requeue(number: int) -> bool:
@@ -52,7 +78,7 @@ class StopRequest:
 
     The handlers are in force from `listen` to the end of `with`. SIGHUP stays ignored where it was (nohup). SIGTERM
     does not: ranks under SLURM ignore it until they can save. The flag is this process's alone: ranks act on it only
-    when all agree. ends_at: when it asks by itself, in seconds since the epoch; None for never.
+    when all agree. ends_at: when it asks by itself, as `end_of_time` says; None for never.
     """
 
     def __init__(self, ends_at: float | None = None) -> None:

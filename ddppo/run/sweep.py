@@ -146,15 +146,35 @@ def _after_a_fragment(file: IO[bytes]) -> str:
     return "" if file.read(1) == b"\n" else "\n"
 
 
-def outcomes(sweep_dir: Path, since: float) -> list[Outcome]:
-    """Return what was noted at or after `since` (seconds since the epoch), the last word on each run."""
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a sweep's folder held when a command began: the number of outcomes, and which results of a sweeper."""
+
+    num_outcomes: int = 0
+    results: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sweep_dir: Path) -> "Before":
+        return cls(len(list(_lines(sweep_dir / _JOURNAL))), _identity(sweep_dir / _RESULTS))
+
+
+def outcomes(sweep_dir: Path, since: Before) -> list[Outcome]:
+    """Return what was noted after `since`, whatever the clock said, the last word on each run."""
+    noted = list(_lines(sweep_dir / _JOURNAL))[since.num_outcomes :]
     unwritten = [entry for folder, entry in _UNWRITTEN if folder == sweep_dir]
-    noted = sorted([*_lines(sweep_dir / _JOURNAL), *unwritten], key=lambda entry: entry.at)
-    last = {entry.run: entry for entry in noted if entry.at >= since}
-    return list(last.values())
+    return list({entry.run: entry for entry in [*noted, *unwritten]}.values())
 
 
-def in_words(found: list[Outcome], sweep_dir: Path, since: float) -> str:
+def _identity(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from what takes its place, () if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def in_words(found: list[Outcome], sweep_dir: Path, since: Before) -> str:
     """Return how a sweep ended: how many runs came to what, each that failed with the reason, and a sweeper's best."""
     counts = Counter(outcome.outcome for outcome in found)
     told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
@@ -164,7 +184,7 @@ def in_words(found: list[Outcome], sweep_dir: Path, since: float) -> str:
     if failed:
         text.append(f"  the same command with sweep={sweep_dir} goes on with these and skips the complete")
     results = sweep_dir / _RESULTS
-    if results.exists() and results.stat().st_mtime >= since:
+    if _identity(results) not in ((), since.results):
         best = OmegaConf.load(results)
         if "best_value" in best:  # several objectives have no best
             settings = " ".join(f"{key}={value}" for key, value in best.best_params.items())

@@ -981,7 +981,7 @@ class Playground:
             "world_size": 1,
             "total_steps": 9,
             "log": "r.log",
-            "submitted_at": 0.0,
+            "submitted": "",
         }
         (root / "jobs" / "jobs.json").write_text(json.dumps({"slurm_conf": None, "jobs": [job]}))
         (root / "badjobs").mkdir()

@@ -238,7 +238,7 @@ def test_a_sweep_goes_on_where_its_journal_cannot_be_written(tmp_path, capsys):
     sweep.note(sweep_dir, sweep_dir / "a", "failed", "no room")
     sweep.note(sweep_dir, sweep_dir / "b", "completed")
     assert capsys.readouterr().err.count("cannot be written") == 2
-    assert [(o.run, o.outcome, o.why) for o in sweep.outcomes(sweep_dir, 0.0)] == [
+    assert [(o.run, o.outcome, o.why) for o in sweep.outcomes(sweep_dir, sweep.Before())] == [
         ("a", "failed", "no room"),
         ("b", "completed", ""),
     ]
@@ -249,7 +249,7 @@ def test_an_outcome_after_a_line_that_was_cut_short_is_read(tmp_path):
     journal = tmp_path / "sweep.jsonl"
     journal.write_bytes(journal.read_bytes() + journal.read_bytes()[:20])
     sweep.note(tmp_path, tmp_path / "b", "completed")
-    assert [outcome.run for outcome in sweep.outcomes(tmp_path, 0.0)] == ["a", "b"]
+    assert [outcome.run for outcome in sweep.outcomes(tmp_path, sweep.Before())] == ["a", "b"]
 
 
 @pytest.mark.parametrize("where", ["/proc/nowhere", "{tmp}/file/run"])

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from dataclasses import replace
 
 import pytest
@@ -17,6 +16,7 @@ from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, DistConfig, EnvConfig, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
+from ddppo.processes.signals import now_here
 from ddppo.run.records.summary import SCHEMA_VERSION
 
 
@@ -114,8 +114,8 @@ def test_equal_jobs_share_an_array_until_it_is_full():
     assert in_arrays(asked, 2) == [({"nodes": 1}, ["a", "c"]), ({"nodes": 1}, ["d"]), ({"nodes": 2}, ["b"])]
 
 
-def entry(job_id, run, submitted_at=0.0):
-    return Job(job_id, run, world_size=2, total_steps=1000, log=f"{run}.log", submitted_at=submitted_at)
+def entry(job_id, run, submitted=""):
+    return Job(job_id, run, world_size=2, total_steps=1000, log=f"{run}.log", submitted=submitted)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_job_that_slurm_has_forgotten_is_judged_by_its_run_folder(book, monkey
 
 def test_a_job_that_slurm_does_not_list_yet_is_not_given_up(book, monkeypatch):
     known(monkeypatch)
-    book.add([entry("13", "run", submitted_at=time.time())])
+    book.add([entry("13", "run", submitted=now_here())])
     (status,) = book.statuses()
     assert (status.state, status.outcome) == ("SUBMITTED", None)
 

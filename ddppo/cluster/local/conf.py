@@ -2,8 +2,8 @@
 
 import os
 import pwd
+import secrets
 import socket
-import time
 from pathlib import Path
 
 from ddppo.errors import ClusterError
@@ -78,7 +78,7 @@ def slurm_conf(folder: Path, num_nodes: int, cpus_per_node: int) -> str:
         user=pwd.getpwuid(os.geteuid()).pw_name,
         folder=folder,
         # submitit looks for results by job id, so that an id that comes again would find another job's
-        first_job_id=int(time.time()) % 60_000_000 + 1,
+        first_job_id=1 + secrets.randbelow(60_000_000),
         num_nodes=num_nodes,
         cpus=cpus_per_node,
     )

@@ -28,8 +28,8 @@ class _Unusable(Exception):
     """A reason and a remedy."""
 
 
-# Runs that were read before, by folder, with the time at which their summary.json was written (ns).
-Known = dict[Path, tuple[int, Run]]
+# Runs that were read before, by folder, with what told their summary.json from another one.
+Known = dict[Path, tuple[tuple[int, ...], Run]]
 
 
 def read_runs(
@@ -43,7 +43,7 @@ def read_runs(
                 raise problem
             progress(_name(path))
             written = _written(path / "summary.json")
-            if known.get(path, (0,))[0] != written:
+            if path not in known or known[path][0] != written:
                 known[path] = written, read_run(path)
             runs.append(known[path][1])
         except _Unusable as e:
@@ -51,12 +51,13 @@ def read_runs(
     return Reading(runs, left_out)
 
 
-def _written(path: Path) -> int:
-    """Return when a file was written, in ns; -1 where that cannot be told, of which reading it tells why."""
+def _written(path: Path) -> tuple[int, ...]:
+    """Return what tells a file from what takes its place; () where that cannot be told, of which reading tells why."""
     try:
-        return path.stat().st_mtime_ns
+        found = path.stat()
     except OSError:
-        return -1
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _run_folders(folder: Path) -> Iterable[tuple[Path, _Unusable | None]]:

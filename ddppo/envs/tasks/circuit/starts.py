@@ -46,16 +46,16 @@ def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
 def rewriter(path: str | None) -> Rewriter:
     """Return the rules of a file (null: the package's), made ready once in a process. Raises ConfigError."""
     if path is None:
-        return _ready(None, 0)
+        return _ready(None, b"")
     try:
-        written = Path(path).stat().st_mtime_ns
+        content = hashlib.sha256(Path(path).read_bytes()).digest()
     except OSError:
-        written = 0  # the reader says what is wrong
-    return _ready(str(path), written)
+        content = b""  # the reader says what is wrong
+    return _ready(str(path), content)
 
 
 @functools.lru_cache(maxsize=4)
-def _ready(path: str | None, written: int) -> Rewriter:
+def _ready(path: str | None, content: bytes) -> Rewriter:
     return Rewriter((packaged() if path is None else read(Path(path))).rules)
 
 
