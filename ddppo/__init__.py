@@ -1,7 +1,11 @@
 """Decentralised, synchronous, data-parallel PPO."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":  # before an import of what Windows lacks: fcntl, os.fork
+    sys.exit("error: ddppo needs Linux or macOS (on Windows: WSL 2)")
 
 if TYPE_CHECKING:
     from ddppo.api import evaluate, train
