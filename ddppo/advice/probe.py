@@ -22,6 +22,7 @@ from ddppo.files import stored
 from ddppo.processes.cores import allowed_cores
 from ddppo.processes.forking import ForkedProcess, ForkServer
 from ddppo.processes.memory import descendants
+from ddppo.processes.orphans import runs
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 
 _POLL_S = 0.003
@@ -155,7 +156,7 @@ class Probe:
         if self._process.returncode is None:
             self._signal(signal.SIGSTOP)  # nobody starts another meanwhile
             pids, give_up = self._signal(signal.SIGKILL), time.monotonic() + _ENDED_WITHIN_S
-            while any(map(_is_alive, pids)) and time.monotonic() < give_up:
+            while any(map(runs, pids)) and time.monotonic() < give_up:
                 time.sleep(_POLL_S)
             self._process.poll()
 
@@ -202,10 +203,3 @@ def used_s(pids: Sequence[int]) -> float:
         with suppress(OSError):  # it ended meanwhile
             total += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
     return total / _TICKS
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -33,7 +33,7 @@ COLLECTIVE_BYTES = 37_000  # the gradient of two 64-64 networks on CartPole
 _MEASURE_S = 0.4
 _ACTIONS = 64  # different batches of them, in turn
 _WARMUP_CALLS, _CALLS = 50, 300
-_START = multiprocessing.get_context("fork")  # torch is imported once
+_START = multiprocessing.get_context("fork")  # torch is imported once; it has computed nothing, as macOS asks
 
 
 def main() -> None:

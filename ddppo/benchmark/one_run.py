@@ -173,7 +173,8 @@ def started(code: Code, overrides: Sequence[str], folder: str) -> Iterator[Start
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             start_new_session=True,  # Ctrl-C is for the bench
-            preexec_fn=lambda: die_with_parent(parent),  # a measured run has no end of its own
+            # A measured run has no end of its own. Only Linux keeps this over the start of a program.
+            preexec_fn=(lambda: die_with_parent(parent)) if sys.platform == "linux" else None,
         )
     try:
         yield StartedRun(process, run_dir, said)

@@ -4,6 +4,7 @@ Microseconds per sum over W ranks, median of rounds, for shared memory and for G
 """
 
 import os
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ddppo.collectives.meeting import Wanted, meet
+from ddppo.native.compiling import SHARED_MEMORY
 
 _ROUNDS, _ROUND_S = 7, 0.05
 
@@ -45,7 +47,8 @@ def latency(world_size: int, num_bytes: float, collective: str) -> float:
 
 def _rank(rank: int, world_size: int, num_bytes: int, collective: str, port: int, send: Connection) -> None:
     torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")  # macOS: lo0
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     group = meet(store, rank, world_size, Wanted(collective, torch.device("cpu"), False, 60.0))
     gradient = torch.zeros(num_bytes // 4)
@@ -70,8 +73,12 @@ def main() -> None:
     """Print a table."""
     world_sizes = [int(w) for w in (sys.argv[1] if len(sys.argv) > 1 else "2,4,8").split(",")]
     sizes = [int(n) for n in (sys.argv[2] if len(sys.argv) > 2 else "4,36620,4000000").split(",")]
-    print(f"{'W':>3} {'bytes':>10} {'shm us':>10} {'gloo us':>10}")
+    kinds = ["shm", "gloo"]
+    if why_not := SHARED_MEMORY.why_not():
+        kinds = ["gloo"]
+        print(f"no shm: {why_not}", file=sys.stderr)
+    print(f"{'W':>3} {'bytes':>10}", *(f"{kind + ' us':>10}" for kind in kinds))
     for world_size in world_sizes:
         for num_bytes in sizes:
-            shm, gloo = (1e6 * latency(world_size, num_bytes, kind) for kind in ("shm", "gloo"))
-            print(f"{world_size:>3} {num_bytes:>10,} {shm:>10.1f} {gloo:>10.1f}", flush=True)
+            took = [1e6 * latency(world_size, num_bytes, kind) for kind in kinds]
+            print(f"{world_size:>3} {num_bytes:>10,}", *(f"{each:>10.1f}" for each in took), flush=True)

@@ -1,7 +1,7 @@
 """Collectives between ranks of one machine, through memory that all of them map. shared_memory.c does the work.
 
-The segment is a memfd: it has no name, so nothing is left of it however its ranks end, and it is no part of /dev/shm,
-which is small in a container.
+On Linux alone: its ranks wait by futexes, and find each other's memory and processes in /proc. The segment has no name,
+so nothing is left of it however they end.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ from ddppo.collectives.contract import Record, SumCall
 from ddppo.collectives.peers import Peers, Watch
 from ddppo.errors import CollectiveError
 from ddppo.native.compiling import SHARED_MEMORY
+from ddppo.processes.memory import unnamed_file
 
 # What a rank gives at once; longer tensors take several turns. The segment is 2 (W + 1) of it: 4.7 MB at W = 8.
 _SLOT_BYTES = 256 * 1024
@@ -63,7 +64,11 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    return Process(os.getpid(), _state_and_start(os.getpid())[1])
+    """Return this process; `started` is "" where there is no /proc, and so no memory that ranks share."""
+    try:
+        return Process(os.getpid(), _state_and_start(os.getpid())[1])
+    except OSError:
+        return Process(os.getpid(), "")
 
 
 def is_alive(process: Process) -> bool:
@@ -90,16 +95,8 @@ class Segment:
 
 
 def create_segment(world_size: int) -> int:
-    """Return an open file of the size that ranks share. Raises OSError where memory does not suffice."""
-    file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
-    try:
-        os.posix_fallocate(
-            file, 0, _segment_bytes(world_size)
-        )  # else a lack would show as SIGBUS in a collective
-    except OSError:
-        os.close(file)
-        raise
-    return file
+    """Return an open file of the size that ranks share. Raises NotCompiled, OSError where memory does not suffice."""
+    return unnamed_file(_segment_bytes(world_size))
 
 
 def open_segment(pid: int, file: int) -> int:

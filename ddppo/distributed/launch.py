@@ -85,8 +85,9 @@ def check_collective(config: Config, device: torch.device, local_world_size: int
             SHARED_MEMORY.load()
         except NotCompiled as e:
             if kind == "shm":
+                remedy = "install a compiler, or use" if sys.platform == "linux" else "use"
                 raise ConfigError(
-                    f"dist.collective=shm needs its compiled part: {e}; install one, or use dist.collective=gloo"
+                    f"dist.collective=shm needs its compiled part: {e}; {remedy} dist.collective=gloo"
                 ) from e
             speaks_gloo = True
     if kind == "nccl" or (kind == "auto" and has_own_gpu(device, local_world_size)):

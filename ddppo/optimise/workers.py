@@ -14,7 +14,8 @@ from ddppo.processes.signals import die_with_parent, stop_signals_kill
 from ddppo.terminal import warn
 
 _ANSWER_S = 600.0  # of a round of a second or so
-_FORK = multiprocessing.get_context("fork")  # the rules, read and verified, are there already
+# The rules, read and verified, are there already. On macOS too: no library has started threads by then.
+_FORK = multiprocessing.get_context("fork")
 
 
 class Workers:

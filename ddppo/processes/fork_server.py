@@ -34,6 +34,9 @@ from ddppo.processes.signals import die_with_parent, live_on
 
 STDIO = (0, 1, 2)
 _SIZE = struct.Struct("!I")
+# Apple's libraries (Accelerate, Objective-C, Metal) are not sound in a fork that starts no other program:
+# https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods
+FORKS = sys.platform != "darwin"
 
 
 def serve(connection: socket.socket) -> NoReturn:
@@ -80,7 +83,9 @@ def _serve(connection: socket.socket) -> NoReturn:
                 if folder is not None:
                     end_children()
                     shutil.rmtree(folder, ignore_errors=True)
-                os._exit(0)  # what it forked ends with it
+                for pid in running:  # which end with it, on Linux by themselves
+                    os.kill(pid, signal.SIGKILL)
+                os._exit(0)
             if "modules" in message:
                 _import(message["modules"])
             elif "orphans" in message:
@@ -97,7 +102,7 @@ def _serve(connection: socket.socket) -> NoReturn:
 
 
 def _import(modules: Iterable[str]) -> None:
-    for module in modules:
+    for module in modules if FORKS else ():
         with suppress(Exception):  # whoever needs it meets the same, and can say so
             import_module(module)
     gc.collect()
@@ -130,7 +135,7 @@ def _fork(
         send(connection, {"refused": errno.EMFILE})
         return
     try:
-        pid = os.fork()
+        pid = os.fork() if FORKS else _program(request, fds)
     except OSError as e:
         send(connection, {"refused": e.errno})
         return
@@ -141,7 +146,10 @@ def _fork(
             connection.close()
             for fd in ours:
                 os.close(fd)
-            _become(request, fds)
+            for fd, its_number in zip(fds, STDIO, strict=True):
+                os.dup2(fd, its_number)
+                os.close(fd)
+            _become(request)
             _run(request["module"])
         except BaseException:
             traceback.print_exc()
@@ -150,6 +158,19 @@ def _fork(
     running.add(pid)
     with suppress(ConnectionError):
         send(connection, {"started": pid})
+
+
+def _program(request: Mapping[str, Any], fds: Sequence[int]) -> int:
+    """Start the interpreter anew to become what was asked for (`main`), with the modules that this one finds."""
+    environ = dict(request["environ"])
+    rest = {key: value for key, value in request.items() if key != "environ"}
+    rest["PYTHONPATH"] = environ.get("PYTHONPATH")
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, (rest["PYTHONPATH"], *sys.path)))
+    command = [sys.executable, "-m", "ddppo.processes.fork_server", json.dumps(rest), str(os.getpid())]
+    files = [(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(fds, STDIO, strict=True)]
+    return os.posix_spawn(
+        sys.executable, command, environ, file_actions=[*files, *((os.POSIX_SPAWN_CLOSE, fd) for fd in fds)]
+    )
 
 
 def _default_signals() -> None:
@@ -184,12 +205,9 @@ def _let_go_of_files(kept: int) -> None:
     os.close(hole)
 
 
-def _become(request: Mapping[str, Any], fds: Sequence[int]) -> None:
-    """Make this fork the program that was asked for, as far as a program can tell."""
+def _become(request: Mapping[str, Any]) -> None:
+    """Make this process the program that was asked for, as far as a program can tell."""
     os.setsid()
-    for fd, its_number in zip(fds, STDIO, strict=True):
-        os.dup2(fd, its_number)
-        os.close(fd)
     os.environ.clear()
     os.environ.update(request["environ"])
     setproctitle(request["title"])
@@ -278,8 +296,18 @@ def is_open(fd: int) -> bool:
 
 
 def main() -> None:
-    """Be the server that ForkServer.started starts: `python -m ddppo.processes.fork_server <socket> <parent>`."""
+    """Be the server that ForkServer.started starts: `python -m ddppo.processes.fork_server <socket> <parent>`.
+
+    Or, where a server does not fork, a program that it started: the request's JSON takes the socket's place.
+    """
     die_with_parent(int(sys.argv[2]))
+    if not sys.argv[1].isdigit():
+        request = json.loads(sys.argv[1])
+        path = request["PYTHONPATH"]
+        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        request["environ"] = others if path is None else others | {"PYTHONPATH": path}
+        _become(request)
+        _run(request["module"])
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     serve(connection)

@@ -23,7 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddppo.processes.fork_server import STDIO, flush, is_open, receive, send, serve
+from ddppo.processes.fork_server import FORKS, STDIO, flush, is_open, receive, send, serve
+from ddppo.processes.orphans import runs
 from ddppo.processes.signals import die_with_parent
 
 _END_S = 5.0
@@ -100,10 +101,12 @@ class ForkServer:
 
     @classmethod
     def forked(cls) -> "ForkServer | None":
-        """Fork the server off this process; None if this process has threads.
+        """Fork the server off this process; None if this process has threads, or the system's libraries do not fork.
 
         What a fork finds locked by a thread stays locked in it for ever.
         """
+        if not FORKS:
+            return None
         ours, theirs = socket.socketpair()
         flush()
         parent, pid = os.getpid(), os.fork()
@@ -177,11 +180,11 @@ class ForkServer:
         hole = os.open(os.devnull, os.O_RDWR)
         try:
             self.tell(request, [fd if is_open(fd) else hole for fd in stdio])
+            while (reply := self.hear(None)) is None or "started" not in reply:
+                if reply is not None and "refused" in reply:
+                    raise OSError(reply["refused"], os.strerror(reply["refused"]))
         finally:
-            os.close(hole)
-        while (reply := self.hear(None)) is None or "started" not in reply:
-            if reply is not None and "refused" in reply:
-                raise OSError(reply["refused"], os.strerror(reply["refused"]))
+            os.close(hole)  # not before it has arrived: macOS loses a file that is closed on its way
         self._processes[reply["started"]] = process = ForkedProcess(self, reply["started"])
         return process
 
@@ -217,10 +220,10 @@ class ForkServer:
         return message
 
     def close(self) -> None:
-        """End the server and all that it forked, at once; within 5 s where it has orphans to end."""
+        """End the server and all that it forked, at once; within 5 s where it has to end them itself."""
         if self._owner != os.getpid():
             return
-        if self._takes_in_orphans:
+        if self._takes_in_orphans or sys.platform != "linux":
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
             end = time.monotonic() + _END_S
@@ -245,7 +248,7 @@ class ForkServer:
         if self._code is None:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         end = time.monotonic() + _END_S
-        while any(map(_runs, self._processes)) and time.monotonic() < end:
+        while any(map(runs, self._processes)) and time.monotonic() < end:
             time.sleep(0.01)
         return self._code
 
@@ -270,11 +273,3 @@ def num_threads() -> int:
     """Return how many threads this process has, those of libraries included where the system tells."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process runs; one that has ended may wait long for whoever inherited it to take its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

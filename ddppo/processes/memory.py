@@ -1,5 +1,7 @@
-"""The memory of a tree of processes, as Linux tells it."""
+"""Memory that processes share, and that of a tree of processes, as Linux tells it."""
 
+import os
+import secrets
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,32 @@ class Memory:
 
     total_mb: float | None
     peak_mb: float | None
+
+
+def unnamed_file(num_bytes: int) -> int:
+    """Return an open file in memory, for processes to map that get it from this one.
+
+    It has no name, so nothing is left of it however they end, and on Linux it is no part of /dev/shm, which is small in
+    a container. Raises OSError where memory does not suffice, if the system tells before it is used.
+    """
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("ddppo", os.MFD_CLOEXEC)
+    else:
+        # Without multiprocessing.shared_memory, which starts a process to mind the name.
+        from _posixshmem import shm_open, shm_unlink  # type: ignore[import-not-found]
+
+        name = f"/ddppo-{secrets.token_hex(8)}"  # macOS: 31 bytes at most
+        file = shm_open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        shm_unlink(name)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file, 0, num_bytes)  # else a lack would show as SIGBUS where it is used
+        else:
+            os.ftruncate(file, num_bytes)  # macOS: once only
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def memory_of(pid: int) -> Memory:

@@ -1,6 +1,6 @@
-"""Processes whose parent has ended: a process may take in those of all it started, however deep, and end them.
+"""Which processes run, and those whose parent has ended: a process may take in all it started, however deep.
 
-On Linux. Elsewhere there are no such processes: who is left goes to the system's first process. Imports nothing heavy.
+Only on Linux can it take them in: elsewhere they go to the system's first process. Imports nothing heavy.
 """
 
 import ctypes
@@ -14,6 +14,20 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LONGEST_S = 1.0  # a killed process that the kernel keeps waiting (a dead disk) is not waited for longer
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that has ended may wait long for whoever inherited it to take its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        if sys.platform == "linux":
+            return False
+    try:  # no /proc: one that has ended counts until its exit code is taken
+        os.kill(pid, 0)
+    except OSError as e:
+        return isinstance(e, PermissionError)
+    return True
 
 
 def take_in_orphans() -> None:

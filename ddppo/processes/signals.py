@@ -25,6 +25,7 @@ _REQUEUE = (
     signal.SIGUSR2,
 )  # of schedulers, which would start the command again
 _OF_OTHERS = (*_REQUEUE, signal.SIGHUP)  # Python itself makes SIGINT an exception
+_LOOK_S = 0.2  # between two looks at whether the parent lives, where the system does not tell
 _BEGAN = "DDPPO_BEGAN"  # in the environment of a command's processes: an instant, as `now_here` writes it
 _CLOCK = getattr(
     time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
@@ -153,21 +154,45 @@ def interrupts_kill() -> Iterator[None]:
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Ask Linux to end this process when the one that started it ends, by kill -9 even.
+    """Have this process end when the one that started it ends, by kill -9 even: by Linux, else by a thread that looks.
 
     `parent` is the process id of the one that started it: if it is gone already, this process ends here.
     """
-    _when_parent_ends(signal.SIGKILL)
+    if sys.platform == "linux":
+        _ask_linux(signal.SIGKILL)
+    else:
+        _Looking.begin(parent or os.getppid())
     if parent is not None and os.getppid() != parent:
         os._exit(1)
 
 
 def live_on() -> None:
     """Take back `die_with_parent`."""
-    _when_parent_ends(0)
-
-
-def _when_parent_ends(number: int) -> None:
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
+        _ask_linux(0)
+    _Looking.parent = None
+
+
+def _ask_linux(number: int) -> None:
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number)
+
+
+class _Looking:
+    """The thread of a process that looks a few times a second whether its parent is still `parent`."""
+
+    parent: int | None = None
+    process: int | None = None  # whose thread it is: a fork has none
+
+    @classmethod
+    def begin(cls, parent: int) -> None:
+        cls.parent = parent
+        if cls.process != os.getpid():
+            cls.process = os.getpid()
+            threading.Thread(target=cls._look, name="ddppo parent", daemon=True).start()
+
+    @classmethod
+    def _look(cls) -> None:
+        while cls.parent in (None, os.getppid()):
+            time.sleep(_LOOK_S)
+        os.kill(os.getpid(), signal.SIGKILL)

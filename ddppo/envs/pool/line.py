@@ -21,6 +21,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.same_step import Answers, answer_layout
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.processes.lines import exactly
+from ddppo.processes.memory import unnamed_file
 
 RESET, STEP = b"r", b"s"  # the end of the line asks to leave
 CALL = b"c"  # a method's name and arguments follow
@@ -80,17 +81,8 @@ class Memory:
 
 
 def create(shape: Shape) -> int:
-    """Return an open file for Memory, without a name: nothing is left of it however those that map it end.
-
-    Raises OSError where memory does not suffice.
-    """
-    file = os.memfd_create("ddppo environments", os.MFD_CLOEXEC)
-    try:
-        os.posix_fallocate(file, 0, _num_bytes(_layout(shape)))  # else a lack would show as SIGBUS in a step
-    except OSError:
-        os.close(file)
-        raise
-    return file
+    """Return an open file for Memory. Raises OSError where memory does not suffice."""
+    return unnamed_file(_num_bytes(_layout(shape)))
 
 
 def _layout(shape: Shape) -> list[tuple[tuple[int, ...], np.dtype]]:

@@ -1,6 +1,8 @@
 """A model of a user's own, tried before any process starts: its size, its outputs, its gradients, its layers."""
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -110,11 +112,8 @@ def _check_memory(spec: EnvSpec, config: ModelConfig, dtype: torch.dtype, ranks_
 def _memory_bytes() -> int | None:
     """Return the memory that this machine or its container has; None where neither says."""
     found = []
-    try:
-        total = Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]
-        found.append(int(total) * 1024)
-    except (OSError, IndexError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             found.append(int(Path(limit).read_text()))

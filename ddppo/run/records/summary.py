@@ -5,9 +5,11 @@ import os
 import platform
 import socket
 import subprocess
+import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -277,8 +279,12 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    if sys.platform == "darwin":
+        with suppress(OSError):
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            names = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    return next(iter(names), platform.processor() or platform.machine())
 
 
 def _without_group(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -51,8 +51,8 @@ def confine(limits: Confinement, slot: int) -> None:
     if limits.first_uid is not None:
         user = limits.first_uid + slot
         os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+        os.setregid(user, user)  # and the saved one
+        os.setreuid(user, user)
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # no setuid program makes it another user
