@@ -1,10 +1,20 @@
-"""What holds for all tests."""
+"""What holds for all tests.
 
+DDPPO_TEST_ORDER=<seed> shuffles the files and the tests of each file, to show that none needs another before it.
+"""
+
+import atexit
+import os
+import random
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis.configuration import set_hypothesis_home_dir
 
 import tests.composed_once  # noqa: F401
 from tests.support import CHECKOUT
@@ -13,6 +23,18 @@ from tests.support import CHECKOUT
 sys.path.append(str(CHECKOUT / "ddppo" / "_plugins"))
 # Under nohup it is ignored, also by all that tests start, some of which is to end at it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# The same examples on every machine, however slow; hypothesis keeps nothing in the checkout, which may be read-only.
+hypothesis.settings.register_profile(
+    "any machine",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("any machine")
+_hypothesis_home = tempfile.mkdtemp(prefix="ddppo-hypothesis-")
+set_hypothesis_home_dir(_hypothesis_home)
+atexit.register(shutil.rmtree, _hypothesis_home, ignore_errors=True)
 
 
 # What takes a minute or more, longest first: begun last, one would keep a process busy when the others are done. Those
@@ -38,13 +60,20 @@ SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines()) 
 
 @pytest.hookimpl(tryfirst=True)  # before -m leaves out what is slow
 def pytest_collection_modifyitems(items):
-    """Have what takes longest begin first, the rest in the order of the folders; mark what is not quick."""
+    """Mark what is not quick; have what takes longest begin first, the rest in the order of the folders or shuffled."""
     for item in items:
         if item.nodeid in SLOW:
             item.add_marker("slow")
         quick = item.get_closest_marker("quick_cases")
         if quick is not None and item.callspec.id not in quick.args:
             item.add_marker("slow")
+
+    if seed := os.environ.get("DDPPO_TEST_ORDER"):
+        # A file's tests stay together: they share what the file sets up.
+        drawn = random.Random(seed)
+        files = {item.location[0]: drawn.random() for item in items}
+        items.sort(key=lambda item: (files[item.location[0]], drawn.random()))
+        return
 
     def place(item):
         long = (number for number, start in enumerate(LONGEST) if item.nodeid.startswith(start))

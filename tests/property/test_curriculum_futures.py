@@ -23,7 +23,7 @@ def life(curriculum, rng, num_rounds, skill, num_groups=1):
     return told
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.sampled_from(list(CURRICULA)),
     st.integers(0, 999),

@@ -1,7 +1,7 @@
 import math
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.models import action_distribution, num_action_params, num_noise
@@ -22,7 +22,6 @@ def masked_choices(draw):
     return logits, mask
 
 
-@settings(deadline=None)
 @given(masked_choices(), UNIFORM, DTYPES)
 def test_what_is_drawn_is_allowed_and_has_a_finite_log_probability(choices, noise, dtype):
     logits, mask = (torch.tensor(x) for x in choices)
@@ -34,7 +33,6 @@ def test_what_is_drawn_is_allowed_and_has_a_finite_log_probability(choices, nois
     assert 0 <= policy.entropy() <= math.log(int(mask.sum())) + 1e-5
 
 
-@settings(deadline=None)
 @given(masked_choices(), UNIFORM, UNIFORM)
 def test_more_noise_never_draws_an_earlier_choice(choices, one, other):
     logits, mask = (torch.tensor(x) for x in choices)
@@ -51,7 +49,6 @@ SPECS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(SPECS, st.lists(st.integers(1, 3), max_size=2), st.integers(0, 99))
 def test_an_action_does_not_depend_on_the_batch_it_is_drawn_in(spec, batch, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -74,7 +71,6 @@ def test_an_action_does_not_depend_on_the_batch_it_is_drawn_in(spec, batch, seed
         torch.testing.assert_close(alone.log_prob(action), log_prob)
 
 
-@settings(deadline=None)
 @given(st.floats(-20, 20), DTYPES)
 def test_k3_is_not_negative_and_zero_only_where_the_policy_stayed(log_ratio, dtype):
     x = torch.tensor(log_ratio, dtype=dtype)
@@ -84,7 +80,6 @@ def test_k3_is_not_negative_and_zero_only_where_the_policy_stayed(log_ratio, dty
         assert kl > 0
 
 
-@settings(deadline=None)
 @given(st.floats(-3, 3), st.floats(-10, 10, allow_subnormal=False), st.floats(0.01, 0.9))
 def test_the_clipped_surrogate_is_never_more_hopeful_than_the_plain_one(log_ratio, advantage, clip_coef):
     x = torch.tensor(log_ratio, dtype=torch.float64, requires_grad=True)

@@ -28,7 +28,7 @@ def play(env, env_indices, actions):
     return columns
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     cuts=st.sets(st.integers(1, NUM_ENVS - 1)), name=st.sampled_from(["CartPole-v1", "ddppo/Synthetic-v0"])
 )

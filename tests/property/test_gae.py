@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.collectives import Group
@@ -87,7 +87,6 @@ def fast_advantages(columns, gamma, gae_lambda):
     return gae(*floats, *flags, gamma=gamma, gae_lambda=gae_lambda)
 
 
-@settings(deadline=None)
 @given(BATCHES, UNIT, UNIT)
 def test_gae_is_the_decayed_sum_of_td_errors_within_each_episode(columns, gamma, gae_lambda):
     expected = [slow_advantages(column, gamma, gae_lambda) for column in columns]
@@ -95,7 +94,6 @@ def test_gae_is_the_decayed_sum_of_td_errors_within_each_episode(columns, gamma,
     np.testing.assert_allclose(result.T, expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(BATCHES, UNIT)
 def test_lambda_0_is_the_td_error(columns, gamma):
     for column, advantages in zip(columns, fast_advantages(columns, gamma, 0.0).T.tolist(), strict=True):
@@ -104,7 +102,6 @@ def test_lambda_0_is_the_td_error(columns, gamma):
             assert advantage == pytest.approx(row.valid * (row.reward + bootstrap - row.value), abs=1e-9)
 
 
-@settings(deadline=None)
 @given(BATCHES, UNIT)
 def test_lambda_1_is_the_discounted_return_minus_the_value(columns, gamma):
     for column in columns:
@@ -128,7 +125,6 @@ def test_lambda_1_is_the_discounted_return_minus_the_value(columns, gamma):
             assert advantage == pytest.approx(rewards + rest - column[t].value, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(BATCHES, UNIT)
 def test_without_a_future_the_advantage_is_the_reward_minus_the_value(columns, gae_lambda):
     expected = (field(columns, "reward") - field(columns, "value")) * field(columns, "valid")

@@ -3,7 +3,7 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.ppo.advantages import groups
@@ -47,7 +47,6 @@ def by_definition(returns, of, valid, divide_by_std):
     return advantages, used
 
 
-@settings(deadline=None)
 @given(rollouts(), st.booleans())
 def test_advantages_are_those_of_the_definition_however_groups_are_split(case, divide_by_std):
     advantages, used, merged = by_ranks(*case, divide_by_std=divide_by_std)
@@ -64,7 +63,6 @@ def test_advantages_are_those_of_the_definition_however_groups_are_split(case, d
     assert groups.num_without_spread(merged) == len(flat)
 
 
-@settings(deadline=None)
 @given(rollouts(), st.floats(-5, 5), st.sampled_from([0.25, 3.0]))
 def test_advantages_do_not_change_with_the_unit_of_returns(case, offset, unit):
     returns, *rest = case
@@ -97,7 +95,6 @@ def slow_mean(per_token, own, used, mean_over):
     return sum(means) / max(len(means), 1)
 
 
-@settings(deadline=None)
 @given(tokens(), st.sampled_from(["episodes", "tokens", "constant"]))
 def test_local_sums_over_a_global_count_are_the_mean_however_rollouts_are_split(case, mean_over):
     seed, own, used, cut = case

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.ppo.learning.minibatches import local_minibatches
@@ -34,7 +34,6 @@ def samples_of_minibatches(num_envs, steps, num_minibatches, world_size, seed, e
     return parts
 
 
-@settings(deadline=None)
 @given(batches(), st.integers(0, 3), st.integers(0, 3))
 def test_an_epoch_holds_each_sample_once_over_all_ranks(sizes, seed, epoch):
     num_envs, steps, num_minibatches, world_sizes = sizes
@@ -46,7 +45,6 @@ def test_an_epoch_holds_each_sample_once_over_all_ranks(sizes, seed, epoch):
         assert max(lengths) - min(lengths) <= 1
 
 
-@settings(deadline=None)
 @given(batches(), st.integers(0, 3), st.integers(0, 3))
 def test_a_minibatch_holds_the_same_samples_whatever_the_number_of_ranks(sizes, seed, epoch):
     num_envs, steps, num_minibatches, world_sizes = sizes

@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
@@ -27,7 +27,6 @@ def splits(draw):
     return torch.from_numpy(x), np.diff([0, *cuts, n]).tolist()
 
 
-@settings(deadline=None)
 @given(splits())
 def test_merged_moments_of_any_split_are_those_of_the_union(split):
     x, sizes = split
@@ -37,7 +36,6 @@ def test_merged_moments_of_any_split_are_those_of_the_union(split):
     np.testing.assert_allclose(variance(merged), x.numpy().var(axis=0), rtol=1e-8, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(splits(), st.randoms(use_true_random=False))
 def test_moments_do_not_depend_on_the_order_of_the_parts(split, random):
     x, sizes = split
@@ -47,7 +45,6 @@ def test_moments_do_not_depend_on_the_order_of_the_parts(split, random):
     np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None)
 @given(splits())
 def test_observations_are_normalised_alike_however_they_were_split(split):
     x, sizes = split
@@ -121,7 +118,6 @@ def slow_returns(rollouts, gamma):
     return returns
 
 
-@settings(deadline=None)
 @given(reward_rollouts())
 def test_rewards_are_scaled_alike_whatever_the_number_of_ranks(case):
     world_size, rollouts = case
@@ -132,7 +128,6 @@ def test_rewards_are_scaled_alike_whatever_the_number_of_ranks(case):
     torch.testing.assert_close(states, state.expand_as(states), rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(reward_rollouts())
 def test_moments_of_returns_are_those_of_sums_that_restart_with_every_episode(case):
     _, rollouts = case

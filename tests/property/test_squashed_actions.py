@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.models import action_distribution
@@ -17,7 +17,6 @@ def squashed(action, params):
     return action_distribution(action, params, is_squashed=True)
 
 
-@settings(deadline=None)
 @given(BOUNDS, st.integers(0, 999))
 def test_its_log_probability_is_the_change_of_variables_that_autograd_finds(bounds, seed):
     low, high = zip(*[(a, a + width) for a, width in bounds], strict=True)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.ppo.advantages.returns import gae
@@ -48,14 +48,12 @@ def targets_of_the_paper(rows):
     return targets
 
 
-@settings(deadline=None)
 @given(EPISODES)
 def test_values_plus_weighted_advantages_are_the_targets_of_the_paper(rows):
     found = [a + row[1] for a, row in zip(weighted(rows), rows, strict=True)]
     assert found == pytest.approx(targets_of_the_paper(rows), rel=1e-9, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(EPISODES)
 def test_weighted_advantages_are_those_of_its_policy_gradient(rows):
     """rho_t (r_t + gamma v - V(x_t)), v the mix of the next target and the next value by lambda."""
@@ -69,7 +67,6 @@ def test_weighted_advantages_are_those_of_its_policy_gradient(rows):
     assert weighted(rows) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(EPISODES)
 def test_where_the_policies_are_one_it_is_gae(rows):
     inputs = columns(rows)[:-1]

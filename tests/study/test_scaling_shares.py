@@ -32,7 +32,7 @@ def runs(draw, world_size, seed, steps):
                steps, 1.0, fps, nan, nan, times, np.full(shape[0], steps), ())  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_shares_add_up_to_the_loss(data):
     steps = {w: data.draw(st.integers(1, 1000)) for w in (1, 2, 4)}
@@ -46,7 +46,7 @@ def test_shares_add_up_to_the_loss(data):
         assert account.shares["cores"] >= 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_only_what_the_clock_does_not_cover_is_unexplained(data):
     drawn = [data.draw(runs(w, 0, 80)) for w in (1, 2)]
