@@ -30,6 +30,10 @@ IMPORTED = (
     "ddppo.run.sweep",
 )
 FORKED = ("ddppo.", "tests.", "torch.distributed.run")
+# The limit of every wait, in seconds: it ends what hangs and nothing that is slow. No test expects it to pass, and what
+# a test expects to be late is held up for good, frozen or asleep, never for a time that a loaded machine also takes.
+PATIENCE_S = 900.0
+NEVER_S = 86_400.0  # a limit of the program's that no test reaches: something else ends what it limits
 TINY = ("eval.final_episodes=0", "log.progress=none", "log.tensorboard=false")  # first: later overrides win
 
 
@@ -42,14 +46,14 @@ class Finished:
 
 
 def door(
-    *arguments: str, run_dir: Path, module: str = "ddppo.train", timeout_s: float = 120, **environ: str
+    *arguments: str, run_dir: Path, module: str = "ddppo.train", timeout_s: float = PATIENCE_S, **environ: str
 ) -> Finished:
     """Run `python -m <module> <arguments>` with `run_dir` as Hydra's and return what came of it."""
     where = () if module != "ddppo.train" else (f"hydra.run.dir={run_dir}",)
     return run([sys.executable, "-m", module, *arguments, *where], run_dir, timeout_s, **environ)
 
 
-def run(command: list[str], run_dir: Path, timeout_s: float = 120, **environ: str) -> Finished:
+def run(command: list[str], run_dir: Path, timeout_s: float = PATIENCE_S, **environ: str) -> Finished:
     with started(command, **environ) as process:
         stdout, stderr = process.communicate(timeout=timeout_s)
     return Finished(process.returncode, stdout, stderr, run_dir)
@@ -168,10 +172,9 @@ def summary(run_dir: Path) -> dict:
     return json.loads((run_dir / "summary.json").read_text())
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> float:
-    """Wait for a condition and return how many seconds that took; fail, naming `what`, after the limit."""
-    start = time.monotonic()
+def wait_until(condition: Callable[[], bool], what: str = "end", timeout_s: float = PATIENCE_S) -> None:
+    """Wait for a condition; fail, naming `what`, after the limit."""
+    end = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() - start < timeout_s, f"no {what} within {timeout_s} s"
+        assert time.monotonic() < end, f"no {what} within {timeout_s} s"
         time.sleep(0.02)
-    return time.monotonic() - start

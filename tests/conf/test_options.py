@@ -40,7 +40,9 @@ def composed():
 
 def needs_extra(group, option):
     if (group, option.split("/")[0]) == ("experiment", "tune"):
-        pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra tune")
+        pytest.importorskip(
+            "hydra_plugins.hydra_optuna_sweeper", reason="needs the extra tune: pip install '.[tune]'"
+        )
 
 
 def convert(cfg):
@@ -210,7 +212,7 @@ print(json.dumps([m for m in ("torch", "gymnasium", "tensorboard") if m in sys.m
 
 
 def without_torch(tmp_path, *arguments):
-    result = run([sys.executable, "-c", WITHOUT_TORCH, *arguments], tmp_path, timeout_s=60)
+    result = run([sys.executable, "-c", WITHOUT_TORCH, *arguments], tmp_path)
     assert result.code == 0, result.stderr
     text, _, imported = result.stdout.rstrip("\n").rpartition("\n")
     assert json.loads(imported) == []

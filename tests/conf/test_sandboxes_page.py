@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed)
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from ddppo.envs.remote.env_pool import SyncEnvPool  # noqa: E402
 from ddppo.options import parse, parted  # noqa: E402

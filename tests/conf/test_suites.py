@@ -14,7 +14,7 @@ def tasks(experiment):
 
 
 def test_atari57_is_57_games_that_ale_py_has_with_the_preset_s_convolutions():
-    pytest.importorskip("ale_py", reason="needs the extra atari")
+    pytest.importorskip("ale_py", reason="needs the extra atari: pip install '.[atari]'")
     import gymnasium
 
     cfg, ids = tasks("atari57")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from ddppo.collectives.contract import Group
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.distributed.launch import loopback_interface
-from tests.support import wait_until
+from tests.support import NEVER_S, PATIENCE_S, wait_until
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def forked_ranks(
     function: Callable[[Group], Any],
     *,
     collective: str = "shm",
-    timeout_s: float = 60.0,
+    timeout_s: float = NEVER_S,
     machines: Mapping[int, str] | None = None,
     process_group: bool = False,
     subgroups: bool = False,
@@ -50,7 +50,9 @@ def forked_ranks(
             os.environ["DDPPO_MACHINE"] = machines[rank]
         try:
             wait_until(lambda: port.value > 0, "store")
-            store = dist.TCPStore("127.0.0.1", port.value, is_master=False, timeout=timedelta(seconds=60))
+            store = dist.TCPStore(
+                "127.0.0.1", port.value, is_master=False, timeout=timedelta(seconds=PATIENCE_S)
+            )
             wanted = Wanted(collective, torch.device("cpu"), False, timeout_s, process_group, subgroups)
             result = function(meet(store, rank, world_size, wanted))
         except BaseException as e:

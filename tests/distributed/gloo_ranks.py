@@ -18,9 +18,9 @@ import torch.distributed as dist
 from ddppo.collectives.peers import Watch
 from ddppo.collectives.torch_distributed import ProcessGroup
 from ddppo.distributed.launch import loopback_interface
-from tests.support import CHECKOUT, warm_server
+from tests.support import CHECKOUT, PATIENCE_S, warm_server
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = PATIENCE_S
 
 
 def run_ranks(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 
@@ -15,16 +16,26 @@ from ddppo.collectives.own_pace import OwnPace
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.run.worker import Worker
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
-from tests.fault.test_bad_endings import running, wait_for_end_of_ranks, wait_for_iteration
-from tests.support import TINY, descendants, door, lines, rank_of, run, summary, wait_until
+from tests.fault.test_bad_endings import iterations, running, wait_for_end_of_ranks, wait_for_iteration
+from tests.support import (
+    NEVER_S,
+    PATIENCE_S,
+    TINY,
+    descendants,
+    door,
+    lines,
+    rank_of,
+    run,
+    summary,
+    wait_until,
+)
 
 ASYNC = [*TINY, "distributed=async_actors", "dist.world_size=4"]
-# A step waits and computes nothing, so that cores are not what actors share. Rank 3 takes 10 times as long as others.
+# A step waits and computes nothing, so that cores are not what actors share.
 WAITING = [
     "env=synthetic", "env.num_envs=3", "env.backend=sync", "env.kwargs.step_time_s=0.003", "ppo.rollout_steps=16",
     "ppo.num_epochs=1", "ppo.num_minibatches=1", "ppo.total_steps=1200",
 ]  # fmt: skip
-SLOW = "env.slow_ranks={3: 0.027}"
 METRICS = ["log.metrics=[tests.distributed.own_parts:pushes,tests.distributed.own_parts:Longest]"]
 LONG = [*ASYNC, *WAITING, "ppo.total_steps=100000000"]
 
@@ -34,7 +45,7 @@ def ran(tmp_path_factory):
     def of(name, *arguments):
         if name not in done:
             folder = tmp_path_factory.mktemp("run") / "run"
-            result = door(*arguments, run_dir=folder, timeout_s=240)
+            result = door(*arguments, run_dir=folder)
             assert result.code == 0, result.stderr
             done[name] = folder
         return done[name]
@@ -43,10 +54,24 @@ def ran(tmp_path_factory):
     return of
 
 
-def rate(run_dir, rank):
-    """Steps per second of an actor, over the run; steps of rollouts that were refused are none."""
-    mine = [line for line in lines(run_dir) if line["rank"] == rank][3:]
-    return sum(line["rollout/local_steps"] for line in mine) / sum(line["time/t_iter"] for line in mine)
+@pytest.fixture(scope="module")
+def half_frozen(tmp_path_factory):
+    """A run in whose midst rank 3 stood still, and the numbers of the iterations done before and meanwhile."""
+    run_dir = tmp_path_factory.mktemp("run") / "run"
+    with running(*LONG, f"dist.timeout_s={NEVER_S:g}", run_dir=run_dir) as process:
+        wait_for_iteration(run_dir, 5, process)
+        (actor,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 3]
+        os.kill(actor, signal.SIGSTOP)
+        before = iterations(run_dir)[-1]
+        wait_for_iteration(run_dir, before + 30, process)
+        meanwhile = iterations(run_dir)[-1]
+        os.kill(actor, signal.SIGCONT)
+        wait_until(lambda: sum(of_learner(run_dir, "dist/refused")) > 0, "rollout that is too old")
+        wait_for_iteration(run_dir, iterations(run_dir)[-1] + 5, process)
+        os.kill(process.pid, signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+    return run_dir, before, meanwhile
 
 
 def steps_of(run_dir, rank):
@@ -75,19 +100,17 @@ def test_with_max_lag_0_it_learns_what_sync_actors_learns(ran):
     assert told(ran("async"), "user/transitions") == [256] * ITERATIONS
 
 
-def test_an_actor_10_times_slower_does_not_slow_the_others_and_what_it_acted_is_never_too_old(ran):
-    even, uneven = ran("even", *ASYNC, *WAITING), ran("uneven", *ASYNC, *WAITING, SLOW)
-    for rank in (1, 2):
-        assert rate(uneven, rank) > 0.9 * rate(even, rank)
-    assert rate(uneven, 3) < 0.2 * rate(even, 3)
-    for folder in (even, uneven):
-        assert max(of_learner(folder, "dist/lag_max")) == 1
-        assert summary(folder)["env_steps"] == 1200
-    assert sum(of_learner(uneven, "dist/refused")) > 0
+def test_an_actor_that_stands_still_holds_nobody_up_and_what_it_acted_is_never_too_old(half_frozen):
+    run_dir, before, meanwhile = half_frozen
+    assert max(of_learner(run_dir, "dist/lag_max")) == 1
+    still = [line for line in lines(run_dir) if before + 2 < line["iteration"] <= meanwhile]
+    assert {line["rollout/local_steps"] for line in still if line["rank"] == 3} == {0}
+    assert sum(line["rollout/local_steps"] for line in still) == 3 * 16 * (meanwhile - before - 2)
+    assert sum(of_learner(run_dir, "dist/refused")) > 0
 
 
-def test_parts_of_an_actors_time_sum_to_it_and_lags_count_the_rollouts_of_an_update(ran):
-    folder = ran("uneven", *ASYNC, *WAITING, SLOW)
+def test_parts_of_an_actors_time_sum_to_it_and_lags_count_the_rollouts_of_an_update(half_frozen):
+    folder, *_ = half_frozen
     for line in lines(folder):
         parts = sum(line[f"time/t_{part}"] for part in ("rollout", "learn", "sync", "comm", "other"))
         assert parts == pytest.approx(line["time/t_iter"], rel=1e-6)
@@ -97,7 +120,7 @@ def test_parts_of_an_actors_time_sum_to_it_and_lags_count_the_rollouts_of_an_upd
         if line["rank"] == 0:
             assert sum(line[f"dist/lag_{lag}"] for lag in ("0", "1", "2_3", "4_7", "8")) == 3
     actors = [line for line in lines(folder) if line["rank"] > 0]
-    assert sum(line["rollout/local_steps"] for line in actors) == 1200
+    assert sum(line["rollout/local_steps"] for line in actors) == summary(folder)["env_steps"]
     assert [line["time/t_iter"] for line in actors if line["rank"] == 3].count(0) > 0  # no news
 
 
@@ -136,7 +159,7 @@ def test_a_killed_actor_is_named_and_ends_the_run(tmp_path):
         wait_for_iteration(run_dir, 2, process)
         (victim,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 2]
         os.kill(victim, signal.SIGKILL)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
         assert "rank 2 of 4 ended with signal 9" in stderr
         assert "lost rank 2, an actor" in stderr
@@ -145,14 +168,14 @@ def test_a_killed_actor_is_named_and_ends_the_run(tmp_path):
 
 def test_an_actor_that_hangs_is_named_though_others_have_rollouts(tmp_path):
     run_dir = tmp_path / "run"
-    with running(*LONG, "dist.timeout_s=2", run_dir=run_dir) as process:
+    with running(*LONG, "dist.timeout_s=10", run_dir=run_dir) as process:
         wait_for_iteration(run_dir, 2, process)
         (victim,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 2]
         os.kill(victim, signal.SIGSTOP)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
-    assert "had no rollout from rank 2 for 2." in stderr
-    assert "rank 2 of 4 did not answer for 2." in stderr
+    assert re.search(r"had no rollout from rank 2 for 1\d\.", stderr)
+    assert re.search(r"rank 2 of 4 did not answer for 1\d\.", stderr)
 
 
 @pytest.mark.slow
@@ -166,7 +189,7 @@ def test_a_killed_actor_comes_back_where_it_may_and_the_others_go_on(tmp_path):
         wait_until(lambda: steps_of(run_dir, 2)[-1] > 0, "rollout of it")
         assert set(before.values()) - set(descendants(str(run_dir))) == {before[2]}
         os.kill(before[1], signal.SIGTERM)  # one rank, an actor, stops all in good order
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 75
     assert "resume=" in stderr
     assert summary(run_dir)["status"] == "stopped"
@@ -209,7 +232,7 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     store, machine = dist.HashStore(), {"number": 1, "hostname": "", "cpu": "", "gpu": None, "cores": "1"}
     store.set("ddppo/machine/0", json.dumps(machine | {"quota": 1}))
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
-    worker = Worker(config, tmp_path, OwnPace(store, 1, 2, timeout_s=5), torch.device("cpu"))
+    worker = Worker(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
     worker.steps.begin(only_native=True)
     assert isinstance(worker.parts.program.collector._actor, NativeActor)
     worker.parts.program.close()

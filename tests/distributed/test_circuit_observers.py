@@ -28,7 +28,7 @@ HOW = [
 
 def trained(folder, *arguments):
     how = [*TINY, *HOW, *FIXED, f"+env.kwargs.folder={folder}", *arguments]
-    result = door(*how, run_dir=folder / "run", timeout_s=240)
+    result = door(*how, run_dir=folder / "run")
     assert result.code == 0, result.stderr
     return folder / "run", json.loads((folder / "run" / "ended.json").read_text())
 

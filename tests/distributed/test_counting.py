@@ -11,7 +11,7 @@ import pytest
 from ddppo.seeding import derived_seed
 from ddppo.topologies import TOPOLOGIES
 from tests.distributed.counted import SCALE, length
-from tests.support import TINY, door, lines, started, summary, wait_until
+from tests.support import NEVER_S, PATIENCE_S, TINY, door, lines, started, summary, wait_until
 
 NUM_ENVS, STEPS = 8, 16
 BATCH = NUM_ENVS * STEPS
@@ -116,15 +116,12 @@ def test_each_transition_is_learned_from_once(trained, topology):
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("1:45", "ended (exit code -9)"), ("1:45:hangs", "no answer within 5 s")]
+    ("how", "said"), [("1:45", "ended (exit code -9)"), ("1:45:hangs", "no answer within 10 s")]
 )
 def test_an_observer_that_dies_or_hangs_costs_no_transition(trained, how, said):
-    timeout_s = (
-        "dist.timeout_s=10" if how.endswith("hangs") else "dist.timeout_s=60"
-    )  # another agent waits meanwhile
-    result = trained(
-        "central_inference", "dist.on_lost=restart", timeout_s, VICTIM=how
-    )  # in its second rollout
+    timeout_s = 20 if how.endswith("hangs") else NEVER_S  # another agent waits meanwhile
+    arguments = ("dist.on_lost=restart", f"dist.timeout_s={timeout_s:g}")
+    result = trained("central_inference", *arguments, VICTIM=how)  # in its second rollout
     streams = learned(result.run_dir)
     assert_each_once_and_in_order(streams)
     assert set(streams) == first_seeds(0)
@@ -185,7 +182,7 @@ def test_a_killed_actor_costs_the_rollout_under_way_and_the_others_go_on(tmp_pat
     with started(command, **counted, VICTIM="1:140") as process:
         wait_until(has_come_back, "rollout of the actor's next process")
         os.kill(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     streams = learned(run_dir)
     assert_each_once_and_in_order(streams)
     assert first_seeds(0) < set(streams)

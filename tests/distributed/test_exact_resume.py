@@ -63,15 +63,13 @@ QUICK = ("Pendulum, 2 ranks", "one by one", "env_workers")
 
 def trained(run_dir, *arguments):
     how = [*TINY, *SIZES, f"ppo.total_steps={96 * NUM_ITERATIONS}", *arguments]
-    result = door(*how, run_dir=run_dir, timeout_s=240)
+    result = door(*how, run_dir=run_dir)
     assert result.code == 0, result.stderr
     return result
 
 
 def resumed(run_dir, *arguments):
-    result = run(
-        [sys.executable, "-m", "ddppo.train", f"resume={run_dir}", *arguments], run_dir, timeout_s=240
-    )
+    result = run([sys.executable, "-m", "ddppo.train", f"resume={run_dir}", *arguments], run_dir)
     assert result.code == 0, result.stderr
     return result
 

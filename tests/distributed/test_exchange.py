@@ -34,7 +34,7 @@ def trained(tmp_path_factory):
     def of(*arguments):
         if arguments not in done:
             folder = tmp_path_factory.mktemp("run") / "run"
-            result = door(*TINY, *SIZES, *arguments, run_dir=folder, timeout_s=240)
+            result = door(*TINY, *SIZES, *arguments, run_dir=folder)
             assert result.code == 0, result.stderr
             done[arguments] = folder
         return done[arguments]
@@ -120,7 +120,7 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted_whoever_goes_on_with_
     shutil.copytree(whole, run_dir)
     cut_back(run_dir, 2)
     command = [sys.executable, "-m", "ddppo.train", f"resume={run_dir}", *AGAIN[again]]
-    resumed = run(command, run_dir, timeout_s=240)
+    resumed = run(command, run_dir)
     assert resumed.code == 0, resumed.stderr
     assert (
         told(run_dir)[4:] == told(whole)[2:]

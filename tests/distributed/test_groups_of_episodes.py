@@ -45,7 +45,7 @@ def of_rank_0(run_dir):
 def trained(folder, arguments, world_sizes):
     """Return the run folders by world size."""
     command = ["-m", "ddppo.train", "-m", *TINY, *arguments, f"dist.world_size={world_sizes}"]
-    result = run([sys.executable, *command, f"hydra.sweep.dir={folder}"], folder, timeout_s=240)
+    result = run([sys.executable, *command, f"hydra.sweep.dir={folder}"], folder)
     assert result.code == 0, result.stderr
     return {summary(path)["world_size"]: path for path in folder.iterdir() if path.is_dir()}
 

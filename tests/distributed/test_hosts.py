@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distributed import hosts as cluster
-from tests.support import TINY, lines, summary, wait_until
+from tests.support import PATIENCE_S, TINY, lines, summary, wait_until
 
 WHY_NOT = cluster.why_not()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(WHY_NOT is not None, reason=WHY_NOT or "")]
@@ -59,7 +59,7 @@ def reach(folder, iteration, world_size, processes):
         ranks = [line["rank"] for line in lines(folder / "run") if line["iteration"] == last]
         return last > iteration and ranks == list(range(world_size))
 
-    wait_until(reached, f"iteration {iteration + 1} of {world_size} ranks", timeout_s=180)
+    wait_until(reached, f"iteration {iteration + 1} of {world_size} ranks")
     return max(line["iteration"] for line in lines(folder / "run"))
 
 
@@ -84,7 +84,7 @@ def test_a_run_goes_on_without_a_rank_and_without_a_host_with_one_more_and_after
             cluster.kill(process)
         last = done + 30
         again = [torchrun(hosts, host, tmp_path, f"ppo.total_steps={last * STEPS}") for host in (0, 1)]
-        codes = [process.wait(timeout=300) for process in again]
+        codes = [process.wait(timeout=PATIENCE_S) for process in again]
         assert codes == [0, 0], [(tmp_path / f"log{host}").read_text()[-3000:] for host in (0, 1)]
     found = summary(tmp_path / "run")
     assert (found["status"], found["iterations"], found["derived"]["collective"]) == (
@@ -100,7 +100,7 @@ def test_ranks_of_other_hosts_end_where_rank_0_finds_a_mistake(tmp_path):
     with cluster.Hosts(2) as hosts:
         wrong = ["env.num_envs=6"]  # which 4 ranks do not divide
         both = [torchrun(hosts, host, tmp_path, *wrong, nodes="2", restarts=0) for host in (0, 1)]
-        codes = [process.wait(timeout=240) for process in both]
+        codes = [process.wait(timeout=PATIENCE_S) for process in both]
     assert codes == [1, 1]
     assert "dist.world_size=4 does not divide env.num_envs=6" in (tmp_path / "log0").read_text()
     assert "(exitcode: 2)" in (tmp_path / "log1").read_text()

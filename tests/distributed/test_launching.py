@@ -29,7 +29,7 @@ def test_under_torchrun_the_ranks_share_one_run(tmp_path):
 
 def test_torchrun_and_another_world_size_are_one_error_and_no_run(tmp_path):
     run_dir = tmp_path / "run"
-    result = run([*TORCHRUN, *SMALL, "dist.world_size=4", f"hydra.run.dir={run_dir}"], run_dir, timeout_s=60)
+    result = run([*TORCHRUN, *SMALL, "dist.world_size=4", f"hydra.run.dir={run_dir}"], run_dir)
     assert result.code != 0
     assert "error: dist.world_size=4, but torchrun started 2 ranks: leave it out" in result.stderr
     assert not run_dir.exists()

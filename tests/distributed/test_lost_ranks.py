@@ -15,7 +15,7 @@ from ddppo.run import checkpoint
 from ddppo.run.folder import RunFolder
 from ddppo.run.restarts import with_restarts
 from tests.fault.test_bad_endings import iterations, running, wait_for_iteration
-from tests.support import TINY, descendants, door, lines, rank_of, run, summary
+from tests.support import PATIENCE_S, TINY, descendants, door, lines, rank_of, run, summary
 
 LOST = RankLost("rank 1 of 2 ended with signal 9", "Go on with resume=run")
 TASK = (
@@ -154,7 +154,7 @@ def test_a_rank_that_hangs_costs_a_run_of_a_sweep_no_more_than_time(tmp_path):
         "-m",
         *TINY,
         *TASK,
-        "dist.timeout_s=4",
+        "dist.timeout_s=15",
         f"sweep={tmp_path / 'sweep'}",
     ]
     result = run(command, tmp_path, COUNTED=str(tmp_path), VICTIM="1:100:hangs")
@@ -195,7 +195,7 @@ def test_a_run_that_lost_ranks_ends_with_the_bits_of_one_that_did_not(tmp_path):
             (pid,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == victim and pid not in known]
             known = descendants(str(run_dir))
             os.kill(pid, signal.SIGKILL)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, stderr
     found = summary(run_dir)
     assert found["restarts"] == 2

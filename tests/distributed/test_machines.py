@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from tests.support import TINY, door, run, started, summary
+from tests.support import PATIENCE_S, TINY, door, run, started, summary
 
 ITERATIONS = 4
 SIZES = [
@@ -27,7 +27,7 @@ def test_two_machines_learn_what_one_learns_by_shared_memory_and_by_gloo(tmp_pat
     with started(second, DDPPO_MACHINE="b") as other:
         result = run(first, over, DDPPO_MACHINE="a")
         assert result.code == 0, result.stderr
-        assert other.wait(timeout=30) == 0
+        assert other.wait(timeout=PATIENCE_S) == 0
     derived = summary(over)["derived"]
     assert (derived["collective"], derived["num_hosts"]) == ("shm+gloo", 2)
     for kind in ("shm", "gloo"):

@@ -42,7 +42,7 @@ def runs(folder, *arguments, reduction="ordered", world_sizes="1,2,4"):
         *arguments,
         f"hydra.sweep.dir={folder}",
     ]
-    result = run(command, folder, timeout_s=400)
+    result = run(command, folder)
     assert result.code == 0, result.stderr
     return {summary(path)["world_size"]: path for path in folder.iterdir() if path.is_dir()}
 
@@ -171,6 +171,6 @@ def test_a_run_that_goes_on_with_other_numbers_of_ranks_ends_with_the_bits_of_on
             done.append(door(*ordered, *sizes, run_dir=staged))
         else:
             command = [sys.executable, "-m", "ddppo.train", f"resume={staged}", *sizes]
-            done.append(run(command, staged, timeout_s=240))
+            done.append(run(command, staged))
     assert not any(each.code for each in done), [each.stderr for each in done]
     assert summary(staged)["params_hash"] == summary(whole)["params_hash"]

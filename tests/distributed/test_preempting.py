@@ -15,7 +15,7 @@ from ddppo.run.worker import Worker
 from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.test_independence import largest_difference
 from tests.distributed.test_machines import TORCHRUN
-from tests.support import TINY, door, lines, run, started, summary, wait_until
+from tests.support import PATIENCE_S, TINY, door, lines, run, started, summary, wait_until
 
 T = 32
 SIZES = [
@@ -50,7 +50,7 @@ def taken(run_dir, num_envs=2):
 )
 def test_what_ranks_learn_is_what_one_process_learns_from_the_pooled_batch(task, tmp_path, monkeypatch):
     sizes = [*SIZES, *task, "ppo.total_steps=1500"]
-    slow = "env.slow_ranks={1: 0.002, 3: 0.005}"  # those that are not go as fast as they can
+    slow = "env.slow_ranks={1: 0.01, 3: 0.05}"  # those that are not go as fast as they can
     result = door(*sizes, *PREEMPT, slow, "dist.min_frac=.1", run_dir=tmp_path / "ranks")
     assert result.code == 0, result.stderr
     cuts = taken(tmp_path / "ranks")
@@ -66,24 +66,18 @@ def test_what_ranks_learn_is_what_one_process_learns_from_the_pooled_batch(task,
     np.testing.assert_allclose(found["window"], expected["window"])
 
 
-@pytest.mark.parametrize(
-    ("rule", "gain"), [("fraction", 2), pytest.param("throughput", 3, marks=pytest.mark.slow)]
-)
-def test_with_one_rank_of_four_10_times_slower_iterations_are_several_times_as_short(rule, gain, tmp_path):
-    sizes = [*SIZES, "env=cartpole", "env.slow_ranks={0: 0.003, 1: 0.003, 2: 0.003, 3: 0.03}"]
-    t_iter = {}
-    for name, how, steps in (
-        ("ddp", ["distributed=ddp", "dist.world_size=4"], 4 * 8 * T),
-        ("preempt", [*PREEMPT, f"dist.preempt_rule={rule}"], 8 * 6 * T),
-    ):
-        result = door(*sizes, *how, f"ppo.total_steps={steps}", run_dir=tmp_path / name)
-        assert result.code == 0, result.stderr
-        late = [
-            line["time/t_iter"] for line in lines(tmp_path / name) if line["iteration"] > 2
-        ]  # after warm-up
-        t_iter[name] = median(late)
-    assert t_iter["ddp"] > gain * t_iter["preempt"]
-    late = [line for line in lines(tmp_path / "preempt") if line["iteration"] > 2]
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["fraction", "throughput"])
+def test_nobody_waits_for_more_than_a_third_of_the_steps_of_one_rank_of_four_that_is_far_slower(
+    rule, tmp_path
+):
+    # A rollout of rank 3 takes 8 s, and is cut once the others are done, who take as long only on a machine so loaded
+    # that their 32 steps of .003 s last for 2.
+    slow = "env.slow_ranks={0: 0.003, 1: 0.003, 2: 0.003, 3: 0.25}"
+    how = [*PREEMPT, f"dist.preempt_rule={rule}", "dist.min_frac=.05", f"ppo.total_steps={8 * 6 * T}"]
+    result = door(*SIZES, "env=cartpole", slow, *how, run_dir=tmp_path)
+    assert result.code == 0, result.stderr
+    late = [line for line in lines(tmp_path) if line["iteration"] > 2]  # after warm-up
     assert {line["dist/awaited_ranks"] for line in late if line["rank"] == 3} == {3}
     assert median(x["dist/preempted_fraction"] for x in late if x["rank"] == 3) >= 0.7
 
@@ -134,8 +128,9 @@ def test_over_two_machines_too_nobody_waits_for_the_slow_rank(tmp_path):
         *SIZES,
         "env=cartpole",
         "distributed=ddp_preempt",
-        "env.slow_ranks={3: 0.02}",
-        "ppo.total_steps=2000",
+        "env.slow_ranks={3: 0.2}",
+        "dist.min_frac=.05",
+        "ppo.total_steps=1000",
     ]
     arguments = [*how, f"hydra.run.dir={tmp_path / 'run'}"]
     with socket.socket() as probe:
@@ -146,7 +141,7 @@ def test_over_two_machines_too_nobody_waits_for_the_slow_rank(tmp_path):
     with started(second, DDPPO_MACHINE="b") as other:
         result = run(first, tmp_path / "run", DDPPO_MACHINE="a")
         assert result.code == 0, result.stderr
-        assert other.wait(timeout=60) == 0
+        assert other.wait(timeout=PATIENCE_S) == 0
     assert summary(tmp_path / "run")["derived"]["num_hosts"] == 2
     steps = [steps for *_, steps in taken(tmp_path / "run")]
     assert median(steps) <= T / 2

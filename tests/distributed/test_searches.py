@@ -33,7 +33,7 @@ def searched(tmp_path_factory):
     def of(*arguments, total=SEARCH):
         if arguments not in done:
             folder = tmp_path_factory.mktemp("run") / "run"
-            result = door(*TINY, *SIZES, *total, *arguments, run_dir=folder, timeout_s=240)
+            result = door(*TINY, *SIZES, *total, *arguments, run_dir=folder)
             assert result.code == 0, result.stderr
             done[arguments] = folder
         return done[arguments]
@@ -94,7 +94,7 @@ def test_a_search_killed_with_minus_9_goes_on_to_the_same_trials(searched, tmp_p
         process.wait()
     assert not (run_dir / "summary.json").exists()
     assert len(log(run_dir)) < len(log(whole))
-    resumed = run([sys.executable, "-m", "ddppo.train", f"resume={run_dir}"], run_dir, timeout_s=240)
+    resumed = run([sys.executable, "-m", "ddppo.train", f"resume={run_dir}"], run_dir)
     assert resumed.code == 0, resumed.stderr
     assert_same(whole, run_dir)
     assert summary(run_dir)["params_hash"] == summary(whole)["params_hash"]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed, reason="needs the extra serve")
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.serve.server import ServeSettings, served  # noqa: E402

@@ -1,7 +1,6 @@
 """Groups of some of the ranks, by every transport: their own places, sums and faults."""
 
 import os
-import time
 
 import pytest
 import torch
@@ -83,10 +82,8 @@ def test_a_rank_lost_in_a_subgroup_is_named_by_those_who_wait_for_it_and_ends_al
             pair.barrier()
         others.barrier()
 
-    start = time.monotonic()
     with forked_ranks(4, wait_for_rank_2, collective=collective) as (_, results):
         errors = results(0, 1, 3)
     assert all(isinstance(error, CollectiveError) for error in errors)
     assert "no word from rank 2 for" in str(errors[1])
     assert "in iteration 7" in str(errors[1])
-    assert time.monotonic() - start < 20

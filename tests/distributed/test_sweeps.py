@@ -11,7 +11,7 @@ from ddppo import train
 from ddppo.run.lock import held
 from ddppo.run.starting import checks, machine
 from tests.fault import saboteurs
-from tests.support import CHECKOUT, TINY, descendants, lines, run, started, summary, wait_until
+from tests.support import CHECKOUT, PATIENCE_S, TINY, descendants, lines, run, started, summary, wait_until
 
 SMALL = [*TINY, "env.num_envs=4", "ppo.rollout_steps=16", "ppo.total_steps=128", "ppo.num_epochs=2"]
 SLOW = [
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_sweep_and_the_same_command_goes_on_with_it(sweep, tmp_p
             lambda: by_seed(tmp_path) and len(iterations(by_seed(tmp_path)["seed-0"])) >= 2, "iteration 2"
         )
         os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert stderr == f"interrupted; the same command with sweep={tmp_path} goes on with the sweep\n"
     assert list(by_seed(tmp_path)) == ["seed-0"]
@@ -134,7 +134,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_without_doubled_steps(sweep, t
             lambda: by_seed(tmp_path) and len(iterations(by_seed(tmp_path)["seed-0"])) >= 6, "iteration 6"
         )
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_S)
     run_dir = by_seed(tmp_path)["seed-0"]
     assert not (run_dir / "summary.json").exists()
     code, stdout, _ = sweep(*SLOW, "seed=0")
@@ -170,7 +170,7 @@ def test_a_killed_rank_fails_its_run_and_no_other(tmp_path):
         wait_until(lambda: any(lines(path) for path in run_dirs(tmp_path)), "iteration 1")
         (first,) = run_dirs(tmp_path)
         os.kill(descendants(str(first))[0], signal.SIGKILL)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     told = stderr.splitlines()
     assert f"sweep {tmp_path}: 2 runs, 1 completed, 1 failed" in told
@@ -264,7 +264,7 @@ def test_ctrl_c_ends_what_joblib_runs(tmp_path):
     with started([*TRAIN, *arguments, "ppo.total_steps=100000000"]) as process:
         wait_until(lambda: any(iterations(path) for path in run_dirs(tmp_path)), "iteration 1")
         os.killpg(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert stderr.startswith(f"interrupted; the same command with sweep={tmp_path} goes on with the sweep\n")
     for path in run_dirs(tmp_path):

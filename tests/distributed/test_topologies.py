@@ -26,7 +26,7 @@ def learned(tmp_path_factory):
         if key not in done:
             folder = tmp_path_factory.mktemp("run") / "run"
             how = [f"distributed={topology}", f"dist.world_size={world_size}", "dtype=float64"]
-            result = door(*TINY, *SIZES, *how, *arguments, run_dir=folder, timeout_s=240)
+            result = door(*TINY, *SIZES, *how, *arguments, run_dir=folder)
             assert result.code == 0, result.stderr
             done[key] = folder
         return done[key]
@@ -170,7 +170,7 @@ def test_a_rank_hands_over_the_bytes_that_its_declaration_says(learned, topology
 def test_a_run_of_actors_resumes(learned, tmp_path):
     arguments = [*TINY, *SIZES, "env=cartpole", "distributed=sync_actors", "dist.world_size=3"]
     folder = tmp_path / "run"
-    first = door(*arguments, "ppo.total_steps=512", run_dir=folder, timeout_s=240)
+    first = door(*arguments, "ppo.total_steps=512", run_dir=folder)
     assert first.code == 0, first.stderr
     again = run([sys.executable, "-m", "ddppo.train", f"resume={folder}", "ppo.total_steps=1280"], folder)
     assert again.code == 0, again.stderr

@@ -21,7 +21,7 @@ SPREAD = {
 
 
 def learned(folder, *arguments):
-    result = door(*TINY, *SIZES, *STAGED, *arguments, run_dir=folder, timeout_s=240)
+    result = door(*TINY, *SIZES, *STAGED, *arguments, run_dir=folder)
     assert result.code == 0, result.stderr
     return folder
 

@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 
 from ddppo.processes.orphans import take_in_orphans
-from tests.fault.disturbed import DISK_MB, DisturbedRun, wait_for
+from tests.fault.disturbed import DISK_MB, DisturbedRun
+from tests.support import wait_until
 
 TASKS = {  # settings, and steps of an iteration, which takes some 30 ms where nothing disturbs it
     "cartpole": (
@@ -95,7 +96,7 @@ def disturb(run: DisturbedRun, faults: list[str], drawn: random.Random) -> None:
             run.wrong.append(f"the run was complete before fault {number} of {len(faults)}")
             return
         run.strike(kind)
-    wait_for(lambda: run.keep_going() or run.is_complete, "end of the run", timeout_s=600)
+    wait_until(lambda: run.keep_going() or run.is_complete, "end of the run")
 
 
 def differences(expected: Path, found: Path) -> list[str]:

@@ -7,21 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tests.support import CHECKOUT, title_of
+from tests.support import CHECKOUT, title_of, wait_until
 
 DISK_MB = 96
-_PATIENCE_S = 120.0
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = _PATIENCE_S) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, f"no {what} within {timeout_s:g} s"
-        time.sleep(0.03)
 
 
 class DisturbedRun:
@@ -85,11 +76,7 @@ class DisturbedRun:
         done = (
             (lambda: time.monotonic() > end) if iteration is None else lambda: self.iteration() >= iteration
         )
-        wait_for(
-            lambda: self.keep_going() or self.is_complete or done(),
-            f"iteration {iteration}",
-            for_s + _PATIENCE_S,
-        )
+        wait_until(lambda: self.keep_going() or self.is_complete or done(), f"iteration {iteration}")
 
     def iteration(self) -> int:
         """Return the last iteration in metrics.jsonl, 0 for none."""
@@ -132,7 +119,7 @@ class DisturbedRun:
             found[:] = [pid for pid in self._living() if _title(pid).startswith(title)]
             return bool(found) or self.is_complete
 
-        wait_for(come, f"process {title}")
+        wait_until(come, f"process {title}")
         return self.drawn.choice(sorted(found)) if found else None
 
     def _kill(self, pid: int | None) -> None:
@@ -143,7 +130,7 @@ class DisturbedRun:
     def _kill_command(self) -> None:
         assert self._command is not None
         self._command.kill()
-        wait_for(lambda: self._command.poll() is not None, "end of the command")
+        wait_until(lambda: self._command.poll() is not None, "end of the command")
 
     def _freeze(self) -> None:
         pid = self._one(("ddppo.run.rank ", "ddppo environment"))
@@ -184,7 +171,7 @@ class DisturbedRun:
 
     def _wait_for_its_end(self) -> None:
         assert self._command is not None
-        wait_for(lambda: self._command.poll() is not None, "end of a run that cannot write")
+        wait_until(lambda: self._command.poll() is not None, "end of a run that cannot write")
         self._no_process_left()
 
     # -- what is left -------------------------------------------------------------------------------------------------
@@ -205,7 +192,7 @@ class DisturbedRun:
 
     def _no_process_left(self) -> None:
         try:
-            wait_for(lambda: not self._living(), "end of all processes", timeout_s=60)
+            wait_until(lambda: not self._living(), "end of all processes")
         except AssertionError:
             left = [f"{pid} ({_title(pid)})" for pid in self._living()]
             self.wrong.append(f"start {self.starts} ended, still there are: {', '.join(left)}")

@@ -17,10 +17,9 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from tests.support import CHECKOUT, process_of, processes, wait_until
+from tests.support import CHECKOUT, PATIENCE_S, process_of, processes, wait_until
 
 NUM_ENVS, WORLD_SIZE = 4, 2
-_WAIT_S = 120.0
 TRAINER = (
     "env=remote",
     "ppo.rollout_steps=32",
@@ -30,7 +29,7 @@ TRAINER = (
     "dist.oversubscribe=warn",
     "dist.on_lost=restart",
     "dist.max_restarts=1000",
-    "dist.timeout_s=60",
+    "dist.timeout_s=600",
     "ppo.total_steps=100_000_000",
     "ppo.lr_schedule=none",
     "checkpoint.every_steps=256",
@@ -61,13 +60,13 @@ class Kills:
         getattr(self, f"_kill_{what}")()
         self.done[what] += 1
         self._wait_until_going_on()
-        wait_until(lambda: self._num_lost() == self.lost, f"count of {self.lost} losses", _WAIT_S)
+        wait_until(lambda: self._num_lost() == self.lost, f"count of {self.lost} losses")
 
     def close(self) -> None:
         for process in (self.trainer, self.server):
             process.send_signal(signal.SIGTERM)
-        self.trainer.wait(_WAIT_S)
-        self.server.wait(_WAIT_S)
+        self.trainer.wait(PATIENCE_S)
+        self.server.wait(PATIENCE_S)
 
     @property
     def left(self) -> list[int]:
@@ -82,14 +81,14 @@ class Kills:
 
     def _kill_server(self) -> None:
         self.server.kill()
-        self.server.wait(_WAIT_S)
+        self.server.wait(PATIENCE_S)
         self.server = self._server()
         self.lost += NUM_ENVS
 
     def _kill_trainer(self) -> None:
         self.trainer.kill()
-        self.trainer.wait(_WAIT_S)
-        wait_until(lambda: self._health()["held"] == 0, "slot given back", _WAIT_S)
+        self.trainer.wait(PATIENCE_S)
+        wait_until(lambda: self._health()["held"] == 0, "slot given back")
         self.lost = 0
         self.trainer = self._trainer(f"resume={self.folder / 'run'}", "resume_state=approximate")
 
@@ -97,7 +96,7 @@ class Kills:
         task = ("env=synthetic", "env.kwargs.step_time_s=0.005")  # which sleeps: two cores are enough
         command = ("ddppo.serve", *task, f"pool={NUM_ENVS}", f"port={self.port}")
         started = self._started(command, "server")
-        wait_until(lambda: self._health()["held"] >= 0, "server", _WAIT_S)
+        wait_until(lambda: self._health()["held"] >= 0, "server")
         return started
 
     def _trainer(self, where: str, *how: str) -> subprocess.Popen:
@@ -113,15 +112,17 @@ class Kills:
 
     def _health(self) -> dict[str, int]:
         try:
-            with urllib.request.urlopen(f"{self.url.replace('ws', 'http')}/health", timeout=5) as answer:
+            with urllib.request.urlopen(
+                f"{self.url.replace('ws', 'http')}/health", timeout=PATIENCE_S
+            ) as answer:
                 return json.loads(answer.read())
         except OSError:
             return {"held": -1, "free": -1}
 
     def _wait_until_going_on(self) -> None:
-        wait_until(lambda: self._health()["held"] == NUM_ENVS, "session for every environment", _WAIT_S)
+        wait_until(lambda: self._health()["held"] == NUM_ENVS, "session for every environment")
         before = self._num_steps()
-        wait_until(lambda: self._num_steps() > before, "further iteration", _WAIT_S)
+        wait_until(lambda: self._num_steps() > before, "further iteration")
 
         self._worlds.update(self._held())
 
@@ -172,7 +173,7 @@ def main(num_kills: int, port: int, seed: int) -> None:
             print(f"{k + 1} of {num_kills}: {what}, {time.monotonic() - began:.0f} s", flush=True)
     finally:
         kills.close()
-    wait_until(lambda: not kills.left, "end of the last world", _WAIT_S)
+    wait_until(lambda: not kills.left, "end of the last world")
     print(f"{dict(kills.done)}: no slot lost, no process left; {folder}")
 
 

@@ -5,12 +5,13 @@ import math
 import os
 import signal
 import sys
-import time
 
 import pytest
 import torch
 
 from tests.support import (
+    NEVER_S,
+    PATIENCE_S,
     TINY,
     descendants,
     door,
@@ -40,38 +41,35 @@ def wait_for_iteration(run_dir, number, process):
         assert process.poll() is None, process.communicate()
         return bool(iterations(run_dir)) and iterations(run_dir)[-1] >= number
 
-    wait_until(reached, f"iteration {number}", timeout_s=90)
+    wait_until(reached, f"iteration {number}")
 
 
-def wait_for_end_of_ranks(run_dir, timeout_s=30):
-    return wait_until(lambda: not descendants(str(run_dir)), "end of all ranks", timeout_s)
+def wait_for_end_of_ranks(run_dir):
+    wait_until(lambda: not descendants(str(run_dir)), "end of all ranks")
 
 
 @pytest.mark.quick_cases("flat")
 @pytest.mark.parametrize("grad_sync", ["flat", "ddp"])
-def test_a_killed_rank_ends_the_run_within_30_s_and_is_named(tmp_path, grad_sync):
+def test_a_killed_rank_ends_the_run_long_before_the_limit_and_is_named(tmp_path, grad_sync):
     run_dir = tmp_path / "run"
-    with running(*LONG, "dist.world_size=4", f"dist.grad_sync={grad_sync}", run_dir=run_dir) as process:
+    how = ["dist.world_size=4", f"dist.grad_sync={grad_sync}", f"dist.timeout_s={NEVER_S:g}"]
+    with running(*LONG, *how, run_dir=run_dir) as process:
         wait_for_iteration(run_dir, 2, process)
         (victim,) = [pid for pid in descendants(str(run_dir)) if rank_of(pid) == 2]
-        start = time.monotonic()
         os.kill(victim, signal.SIGKILL)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 1
-        assert time.monotonic() - start < 30
         assert "error: rank 2 of 4 ended with signal 9" in stderr
         wait_for_end_of_ranks(run_dir)
 
 
 def test_a_rank_that_raises_shows_its_traceback_and_stops_the_others(tmp_path):
     run_dir = tmp_path / "run"
-    start = time.monotonic()
     result = door(
         *TINY, "env=gym", "env.id=tests.fault.saboteurs:Raises-v0", "env.backend=sync", "dist.world_size=2",
-        "ppo.total_steps=100000000", "ppo.rollout_steps=32", run_dir=run_dir, timeout_s=60,
+        "ppo.total_steps=100000000", "ppo.rollout_steps=32", run_dir=run_dir,
     )  # fmt: skip
     assert result.code == 1
-    assert time.monotonic() - start < 45
     assert "ZeroDivisionError: the task of the test broke" in result.stderr
     assert "saboteurs.py" in result.stderr
     assert "rank 1" in result.stderr
@@ -83,7 +81,7 @@ def test_a_loss_that_is_not_finite_stops_all_ranks_before_the_optimizer_moves(tm
     # 2 epochs * 4 minibatches: call 20 is in iteration 3, so iterations 1 and 2 are whole, and saved.
     result = door(
         *TINY, *SHORT, "model.name=tests.fault.saboteurs:NaNModel", "dist.world_size=2", "ppo.total_steps=6400",
-        "checkpoint.every_steps=1", run_dir=run_dir, timeout_s=60, FAULT_AFTER="20",
+        "checkpoint.every_steps=1", run_dir=run_dir, FAULT_AFTER="20",
     )  # fmt: skip
     assert result.code == 1
     assert iterations(run_dir) == [1, 2]
@@ -100,7 +98,7 @@ def test_a_replica_that_drifts_is_named_within_check_every_iterations(tmp_path):
     run_dir = tmp_path / "run"
     result = door(
         *TINY, *SHORT, "model.name=tests.fault.saboteurs:DriftingModel", "dist.world_size=4", "dist.check_every=2",
-        "ppo.total_steps=6400", run_dir=run_dir, timeout_s=90, FAULTY_RANK="3", FAULT_AFTER="12",
+        "ppo.total_steps=6400", run_dir=run_dir, FAULTY_RANK="3", FAULT_AFTER="12",
     )  # fmt: skip
     assert result.code == 1
     assert (
@@ -116,7 +114,7 @@ def test_ranks_end_when_the_parent_is_killed(tmp_path):
         wait_for_iteration(run_dir, 2, process)
         assert len(descendants(str(run_dir))) == 2
         os.kill(process.pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_S)
         wait_for_end_of_ranks(run_dir)
 
 
@@ -139,7 +137,7 @@ def test_a_killed_fork_server_fails_its_run_and_the_next_run_of_a_sweep_has_anot
         ranks = descendants(str(first))
         (server,) = processes(f"ddppo.processes.forking for {process.pid}")
         os.kill(server, signal.SIGKILL)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     said = "the process that the 2 ranks were forked from ended with signal 9, and they with it. Checkpoints, if any, "
     assert f"{first.name}: {said}are in {first}: go on with resume={first}" in stderr
@@ -159,7 +157,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, world_size, to_group):
     with running(*LONG, f"dist.world_size={world_size}", run_dir=run_dir) as process:
         wait_for_iteration(run_dir, 2, process)
         (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert f"resume={run_dir}" in stderr
         assert "Traceback" not in stderr
@@ -179,7 +177,7 @@ def test_a_run_killed_as_a_whole_goes_on_without_counting_a_step_twice(tmp_path)
         ranks = descendants(str(run_dir))
         for pid in (process.pid, *ranks):
             os.kill(pid, signal.SIGKILL)
-        process.wait(timeout=10)
+        process.wait(timeout=PATIENCE_S)
         wait_for_end_of_ranks(run_dir)
     done = iterations(run_dir)[-1]
     with (run_dir / "metrics.jsonl").open("a") as file:
@@ -251,7 +249,7 @@ def test_ctrl_c_before_the_first_checkpoint_promises_no_resuming(tmp_path):
     with running(*LONG, "dist.world_size=2", run_dir=run_dir) as process:
         wait_until(lambda: (run_dir / "config.yaml").exists(), "config.yaml")
         os.kill(process.pid, signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         # A shell shows 130 for both: CPython ends itself by SIGINT if the interrupt met code that an import executes.
         assert process.returncode in (130, -signal.SIGINT)
         assert "interrupted" in stderr

@@ -79,7 +79,7 @@ def test_a_fault_in_evaluation_is_evaluations(trained, monkeypatch, capsys, tmp_
 def test_a_rank_whose_environment_returns_nan_says_so_and_the_others_end(tmp_path):
     result = door(
         *WRONG, "dist.world_size=2", "env.kwargs.fault=final nan", "env.kwargs.step=13", "env.backend=sync",
-        "ppo.total_steps=64", run_dir=tmp_path / "run", timeout_s=60,
+        "ppo.total_steps=64", run_dir=tmp_path / "run",
     )  # fmt: skip
     assert result.code == 1
     assert "environment 1 of rank 1 returned nan in the observation of step 13 (entry 0 of 2" in result.stderr

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.fault.chaos import KILLS, OTHERS, plan
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 
 def test_a_plan_has_its_kills_dealt_evenly_and_every_other_fault():
@@ -32,7 +32,12 @@ def test_kills_a_full_disk_a_truncated_checkpoint_and_a_frozen_process_change_no
     ]
     environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     result = subprocess.run(
-        [*command, "seed=1"], cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=900
+        [*command, "seed=1"],
+        cwd=CHECKOUT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
     )
     log = tmp_path / "chaos" / "log"
     assert result.returncode == 0, result.stdout + result.stderr + (log.read_text() if log.exists() else "")

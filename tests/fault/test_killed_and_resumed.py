@@ -51,13 +51,13 @@ def killed(run_dir, at_line, *arguments):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_run_killed_again_and_again_ends_as_the_undisturbed_one(tmp_path, task):
     whole, again = tmp_path / "whole", tmp_path / "again"
-    result = run(command(whole, *TASKS[task]), whole, timeout_s=240)
+    result = run(command(whole, *TASKS[task]), whole)
     assert result.code == 0, result.stderr
     num_ranks = 2 if task == "2 ranks" else 1
     rng = random.Random(task)
     for at in sorted(rng.sample(range(1, NUM_ITERATIONS - 40), 3)):
         killed(again, at * num_ranks, *TASKS[task])
-    result = run(command(again, *TASKS[task]), again, timeout_s=240)
+    result = run(command(again, *TASKS[task]), again)
     assert result.code == 0, result.stderr
     assert "approximately" not in result.stderr
     shutil.rmtree(whole / "tensorboard", ignore_errors=True)

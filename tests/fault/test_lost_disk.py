@@ -9,7 +9,7 @@ import pytest
 
 from ddppo.run import checkpoint
 from tests.fault.test_bad_endings import LONG, iterations, running, wait_for_end_of_ranks, wait_for_iteration
-from tests.support import descendants, door, lines, rank_of, summary
+from tests.support import PATIENCE_S, descendants, door, lines, rank_of, summary
 
 pytestmark = pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux, to fill a rank's disk")
 
@@ -33,7 +33,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_its_last_state_intact(tmp_path, 
         room = saved // 2 if file == "a checkpoint" else metrics.stat().st_size + 100
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
         os.kill(pid, signal.SIGCONT)
-        _, stderr = process.communicate(timeout=90)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         wait_for_end_of_ranks(run_dir)
     assert process.returncode == 1
     last = checkpoint.last(run_dir / "checkpoints")
@@ -55,7 +55,7 @@ def test_a_run_whose_folder_goes_away_stops_instead_of_training_for_nobody(tmp_p
         wait_for_iteration(run_dir, 3, process)
         kept = tmp_path / "kept"
         shutil.move(run_dir, kept)
-        _, stderr = process.communicate(timeout=90)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
         wait_for_end_of_ranks(run_dir)
     assert process.returncode == 1
     assert f"{run_dir / 'metrics.jsonl'} cannot be written: No such file or directory" in stderr

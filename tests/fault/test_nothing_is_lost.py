@@ -14,7 +14,7 @@ from ddppo.config import load
 from ddppo.run import sweep
 from ddppo.run.folder import RunFolder
 from ddppo.run.records import recorder
-from tests.support import CHECKOUT, TINY, Fork, door, lines, summary
+from tests.support import CHECKOUT, PATIENCE_S, TINY, Fork, door, lines, summary
 
 SMALL = (*TINY, "ppo.total_steps=128", "ppo.rollout_steps=8", "checkpoint.every_steps=64")
 
@@ -58,7 +58,9 @@ def iterations(run_dir, name="metrics.jsonl"):
 def test_a_run_completes_after_a_kill_and_after_a_full_disk_at_any_file_operation(tmp_path, scenario):
     command = [sys.executable, "-m", "tests.fault.file_operations", str(tmp_path), scenario, "every=6"]
     environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    result = subprocess.run(command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count(" 0 findings") == 2
 
@@ -200,7 +202,7 @@ def test_a_reader_that_leaves_is_no_fault_of_the_run(tmp_path, progress):
     os.close(read)  # as `| head -2` once it has its lines
     with Fork(command, cwd=CHECKOUT, stdout=write, stderr=subprocess.PIPE, text=True) as process:
         os.close(write)
-        _, stderr = process.communicate(timeout=100)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (0, "")
     assert summary(tmp_path)["status"] == "completed"
 
@@ -211,7 +213,7 @@ def test_a_terminal_that_goes_away_is_no_fault_of_the_run(tmp_path):
     with Fork(command, cwd=CHECKOUT, stdout=terminal, stderr=terminal, stdin=terminal) as process:
         os.close(terminal)
         os.close(ours)  # it is not the process's controlling terminal, so there is no SIGHUP: as after nohup
-        assert process.wait(timeout=100) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
     assert summary(tmp_path)["status"] == "completed"
 
 

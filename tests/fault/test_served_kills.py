@@ -5,7 +5,7 @@ import socket
 import pytest
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed, reason="needs the extra serve")
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from tests.fault.served_kills import Kills  # noqa: E402
 from tests.support import wait_until  # noqa: E402

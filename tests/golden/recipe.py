@@ -22,7 +22,7 @@ SETTINGS = (
 
 def measure(task: str, run_dir: Path, *more: str, **environ: str) -> list[dict[str, float]]:
     """Run a task for 5 iterations and return NAMES of each; a name without a value yet is absent."""
-    result = door(*TINY, f"env={task}", *SETTINGS, *more, run_dir=run_dir, timeout_s=600, **environ)
+    result = door(*TINY, f"env={task}", *SETTINGS, *more, run_dir=run_dir, **environ)
     assert result.code == 0, result.stderr
     return [
         {name: line[name] for name in NAMES if name in line} for line in lines(run_dir) if line["rank"] == 0

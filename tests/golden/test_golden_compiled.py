@@ -37,9 +37,9 @@ def killed(tmp_path_factory):
         f"hydra.run.dir={folder / 'run'}",
     ]  # fmt: skip
     with started(command, XDG_CACHE_HOME=str(cache), TMPDIR=str(elsewhere)) as process:
-        wait_until(lambda: len(compilers(cache)) > 1, "C++ compiler", timeout_s=300)  # beside what starts it
+        wait_until(lambda: len(compilers(cache)) > 1, "C++ compiler")  # beside what starts it
         os.kill(process.pid, signal.SIGKILL)
-        wait_until(lambda: not compilers(cache), "end of what compiles", timeout_s=300)
+        wait_until(lambda: not compilers(cache), "end of what compiles")
     return cache, elsewhere
 
 

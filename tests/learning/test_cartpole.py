@@ -15,7 +15,7 @@ def test_cartpole_reaches_400_within_60_000_steps(tmp_path):
         "seed=0",
         "log.tensorboard=false",
     ]
-    result = door(*arguments, "log.progress=none", run_dir=tmp_path / "run", timeout_s=240)
+    result = door(*arguments, "log.progress=none", run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 400
     first, last = lines(tmp_path / "run")[0], lines(tmp_path / "run")[-1]
@@ -31,9 +31,7 @@ def test_groups_lift_cartpole_from_20_to_more_than_400(tmp_path):
         "ppo.total_steps=150000",
         "eval.final_episodes=20",
     ]
-    result = door(
-        *arguments, "log.tensorboard=false", "log.progress=none", run_dir=tmp_path / "run", timeout_s=240
-    )
+    result = door(*arguments, "log.tensorboard=false", "log.progress=none", run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
     assert lines(tmp_path / "run")[0]["rollout/group_return_mean"] < 30
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 400
@@ -49,9 +47,7 @@ def test_cartpole_reaches_475_where_a_rank_of_four_is_10_times_slower_and_nobody
         "ppo.total_steps=80000",
         "eval.final_episodes=20",
     ]
-    result = door(
-        *arguments, "log.tensorboard=false", "log.progress=none", run_dir=tmp_path / "run", timeout_s=400
-    )
+    result = door(*arguments, "log.tensorboard=false", "log.progress=none", run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 475
     slow = [line["dist/preempted_fraction"] for line in lines(tmp_path / "run") if line["rank"] == 3]

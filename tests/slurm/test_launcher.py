@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ddppo.cluster import slurm
-from tests.support import TINY, lines, run, started, summary, wait_until
+from tests.support import PATIENCE_S, TINY, lines, run, started, summary, wait_until
 
 SMALL = (
     *TINY, "env=synthetic", "env.num_envs=32", "env.backend=sync", "ppo.rollout_steps=4", "ppo.num_epochs=1",
@@ -159,7 +159,7 @@ def test_a_sweep_left_alone_is_looked_at_taken_up_again_and_cancelled(folder):
         assert sum("is under way" in line for line in told) == 2
         assert book(folder) == submitted
         os.kill(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert "cancelled 2 jobs" in stdout + stderr
     wait_until(lambda: states(folder) == {"CANCELLED"}, "end of the cancelled jobs")
@@ -181,7 +181,7 @@ def test_a_cancelled_job_is_reported_and_its_run_goes_on_by_the_same_command(fol
         (name, job_id), *_ = book(folder).items()
         wait_until(lambda: any((folder / name / "checkpoints").glob("iteration_*.pt")), "checkpoint")
         slurm.cancel([job_id])  # as somebody else might
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert f"job {job_id}: SLURM says CANCELLED" in stderr
     done = sweep(folder, *slow)

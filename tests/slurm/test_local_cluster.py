@@ -24,7 +24,7 @@ def folder(cluster, tmp_path_factory, monkeypatch):
 
 
 def local(*arguments, **environ):
-    return run([sys.executable, "-m", "ddppo.cluster.local", *arguments], Path(), timeout_s=90, **environ)
+    return run([sys.executable, "-m", "ddppo.cluster.local", *arguments], Path(), **environ)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def test_a_job_whose_time_is_over_goes_on_in_another(jobs):
     # SLURM looks every 30 s, and gives notice if the time would be over before it looks again: after 15 to 45 s.
     job = jobs.submit(slow(10**6), TWO_NODES, time=1, signal_s=15)
     job.wait_for_iteration(1)
-    done = job.wait_until_requeued(timeout_s=75)
+    done = job.wait_until_requeued()
     assert saved(job) == [done]
     assert job.summary["status"] == "stopped"
     job.wait_for_iteration(done + 2)

@@ -9,21 +9,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-NOTHING, MARK, EXIT, HANG, START_A_PROCESS, RAISE, PAUSE, DAEMONISE, TELL, BABBLE = range(10)
+NOTHING, MARK, EXIT, HANG, START_A_PROCESS, RAISE, DAEMONISE, TELL, BABBLE = range(9)
 MARKS = []  # of the whole process: what a later holder would see
 
 
 class World(gym.Env):
     """obs: marks left in this process, the id of the process it started (0 for none), its own, and `size` zeros."""
 
-    action_space = gym.spaces.Discrete(10)
+    action_space = gym.spaces.Discrete(9)
 
     def __init__(self, size=0, broken=False, babble=()):
         self.babble = bytes(babble)
@@ -54,8 +53,6 @@ class World(gym.Env):
             os._exit(7)
         elif action == HANG:
             threading.Event().wait()
-        elif action == PAUSE:
-            time.sleep(0.3)
         elif action == START_A_PROCESS:
             self.child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
         elif action == RAISE:

@@ -20,7 +20,7 @@ from ddppo.advice.text import Bill, company, predicted, sureness, table
 from ddppo.benchmark.workloads import composed
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
-from tests.support import CHECKOUT, door, processes, run, started
+from tests.support import CHECKOUT, PATIENCE_S, door, processes, run, started
 
 PARTS = dict.fromkeys(EXCLUSIVE_PARTS, 0.2)
 TINY = ("env=cartpole", "env.num_envs=4", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")
@@ -339,7 +339,7 @@ def test_ctrl_c_prints_what_is_known_so_far_and_leaves_nothing(tmp_path):
         while "round" not in process.stderr.readline():
             assert process.poll() is None
         os.kill(process.pid, signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, stderr
     assert "-> W=1" in stdout
     assert "python -m ddppo.train env=cartpole" in stdout

@@ -105,7 +105,7 @@ def after_the_first_iteration(run_dir, do):
 
     def wait():
         try:
-            wait_until(lambda: lines(run_dir), "iteration", timeout_s=300)
+            wait_until(lambda: lines(run_dir), "iteration")
         finally:
             do()
 

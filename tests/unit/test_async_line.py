@@ -12,11 +12,12 @@ from ddppo.distributed.programs.async_actors.connected import Actors
 from ddppo.distributed.programs.async_actors.learner import largest_lag, updates_ahead
 from ddppo.distributed.programs.async_actors.line import Door, Wire, connect
 from ddppo.errors import CollectiveError
+from tests.support import PATIENCE_S
 
 
 @pytest.fixture
 def wires():
-    ends = [Wire(end, timeout_s=0.2) for end in socket.socketpair()]
+    ends = [Wire(end, timeout_s=PATIENCE_S) for end in socket.socketpair()]
     yield ends
     for end in ends:
         end.close()
@@ -39,12 +40,15 @@ def test_a_message_larger_than_the_sockets_room_arrives_whole(wires):
     assert min(a.waited_s, a.moved_s, b.moved_s) >= 0
 
 
-def test_no_wait_is_without_a_limit(wires):
+def test_no_wait_is_without_a_limit():
+    one, other = (Wire(end, timeout_s=0.2) for end in socket.socketpair())
     with pytest.raises(TimeoutError, match="no word for"):
-        wires[0].receive(memoryview(bytearray(1)))
+        one.receive(memoryview(bytearray(1)))
     with pytest.raises(TimeoutError):
-        wires[0].send(bytes(10_000_000))
-    assert wires[0].waited_s >= 0.4
+        one.send(bytes(10_000_000))
+    assert one.waited_s >= 0.4
+    one.close()
+    other.close()
 
 
 def test_an_end_that_closes_is_an_error_at_the_other(wires):
@@ -56,8 +60,8 @@ def test_an_end_that_closes_is_an_error_at_the_other(wires):
 
 @pytest.mark.parametrize("machine", [None, "localhost"])
 def test_only_who_knows_the_word_is_let_in(store, machine):
-    door = Door(store, machine, timeout_s=5)
-    wire = connect(store, rank=3, timeout_s=5)
+    door = Door(store, machine, timeout_s=PATIENCE_S)
+    wire = connect(store, rank=3, timeout_s=PATIENCE_S)
     rank, other = door.let_in()
     assert rank == 3
     wire.send(b"hello")
@@ -66,7 +70,7 @@ def test_only_who_knows_the_word_is_let_in(store, machine):
     assert found == b"hello"
     _, *where = json.loads(store.get("ddppo/learner/address"))
     store.set("ddppo/learner/address", json.dumps(["0" * 32, *where]))
-    stranger = connect(store, rank=1, timeout_s=5)
+    stranger = connect(store, rank=1, timeout_s=PATIENCE_S)
     assert door.let_in() is None
     for end in (wire, other, stranger, door):
         end.close()
@@ -84,9 +88,9 @@ def test_an_actor_goes_on_at_once_only_where_its_next_rollout_can_be_used():
 
 def test_an_actor_that_is_gone_before_all_have_come_is_named_at_once(store, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    group = OwnPace(store, 0, 3, timeout_s=20)
-    actors = Actors(group, (1, 2), DistConfig(world_size=3, timeout_s=20), None)
-    connect(store, rank=1, timeout_s=5).close()
+    group = OwnPace(store, 0, 3, timeout_s=PATIENCE_S)
+    actors = Actors(group, (1, 2), DistConfig(world_size=3, timeout_s=PATIENCE_S), None)
+    connect(store, rank=1, timeout_s=PATIENCE_S).close()
     with pytest.raises(CollectiveError, match="lost rank 1, an actor: the other end is closed"):
         actors.meet()
     actors.close()

@@ -6,7 +6,7 @@ import pytest
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
 
-ale_py = pytest.importorskip("ale_py", reason="needs the extra atari")
+ale_py = pytest.importorskip("ale_py", reason="needs the extra atari: pip install '.[atari]'")
 
 SEEDS = list(range(12))
 ACTIONS = [2, 2, 3, 3, 3, 0, 2, 5, 4, 1] * 6  # of the 6 of Pong

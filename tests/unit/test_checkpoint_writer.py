@@ -10,6 +10,7 @@ from ddppo.errors import StorageError
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS, Writer, copied
 from ddppo.run.evaluating.scoring import _best_is_there
+from tests.support import PATIENCE_S
 
 
 def state(env_steps, best=None):
@@ -46,13 +47,13 @@ def test_one_file_is_written_at_a_time_and_the_next_waits_for_it(tmp_path, monke
 
     def slow(folder, iteration, state, keep):
         begun.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(PATIENCE_S)
         done.append(iteration)
 
     monkeypatch.setattr(checkpoint, "save_iteration", slow)
     writer = Writer(tmp_path, keep=2)
     writer.save_iteration(1, state(1))
-    assert begun.wait(60)
+    assert begun.wait(PATIENCE_S)
     writer.check()  # nothing has gone wrong, and nobody waits for what is under way
     assert done == []
     goes_on.set()

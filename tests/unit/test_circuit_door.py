@@ -9,7 +9,7 @@ from ddppo.circuits.benchmarks import benchmark
 from ddppo.circuits.merging import merged
 from ddppo.circuits.qasm import as_qasm, read
 from ddppo.errors import ConfigError, StorageError
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_bad_input_ends_the_door_with_exit_code_2_and_no_torch_is_imported(tmp_p
     code = "import sys; from ddppo.circuit import main; main()"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code, "show", str(tmp_path / "bad.qasm")],
-        cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False,
+        cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     errors = [line for line in done.stderr.split("\n") if not line.startswith("import time")]

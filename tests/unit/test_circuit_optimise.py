@@ -34,7 +34,7 @@ from ddppo.optimise.workers import Workers
 from ddppo.options import parse as parse_door
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoint import save_iteration
-from tests.support import CHECKOUT, door
+from tests.support import CHECKOUT, PATIENCE_S, door
 from tests.unit.circuit_play import qasm
 
 FOREVER = float("inf")
@@ -152,7 +152,7 @@ def test_a_signal_ends_the_search_and_what_was_found_is_verified_and_written(tmp
                 break
         process.send_signal(number)
         said = process.stdout.read()
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert "equal up to a phase" in said
     assert len(read(out).circuit) <= 39
 
@@ -169,7 +169,12 @@ def test_without_a_run_no_torch_is_imported(tmp_path):
         "steps=10",
     ]
     done = subprocess.run(
-        [sys.executable, *command], cwd=CHECKOUT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *command],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert " torch" not in done.stderr
@@ -370,7 +375,7 @@ def test_a_run_s_policy_rewrites_a_circuit_of_another_size_and_never_does_nothin
 def test_the_door_rewrites_by_a_run_s_policy(run_folder, tmp_path):
     out = tmp_path / "out.qasm"
     arguments = ["optimise", "tof_3", f"out={out}", f"run={run_folder}", "steps=200", "workers=2"]
-    done = door(*arguments, module="ddppo.circuit", run_dir=tmp_path, timeout_s=300)
+    done = door(*arguments, module="ddppo.circuit", run_dir=tmp_path)
     assert done.code == 0, done.stderr
     assert "2 workers rewrite by the run's policy for 200 steps each" in done.stdout
     assert "equal up to a phase" in done.stdout

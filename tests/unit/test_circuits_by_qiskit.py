@@ -14,8 +14,12 @@ from ddppo.circuits.rules import packaged
 from ddppo.circuits.rules.rule import parse as rule_of
 
 qiskit = pytest.importorskip("qiskit", reason="needs the extra circuits: pip install '.[circuits]'")
-library = pytest.importorskip("qiskit.circuit.library")
-information = pytest.importorskip("qiskit.quantum_info")
+library = pytest.importorskip(
+    "qiskit.circuit.library", reason="needs the extra circuits: pip install '.[circuits]'"
+)
+information = pytest.importorskip(
+    "qiskit.quantum_info", reason="needs the extra circuits: pip install '.[circuits]'"
+)
 
 
 def of_gates(num_qubits, gates):

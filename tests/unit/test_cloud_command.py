@@ -2,8 +2,8 @@
 
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("boto3")
+pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
 from ddppo.envs.tasks.cloud.cli import Call, CommandError, Objects, parse
 from ddppo.envs.tasks.cloud.cli.shorthand import DEEPEST, Shorthand, ShorthandError

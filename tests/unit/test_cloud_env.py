@@ -6,13 +6,14 @@ import sys
 import gymnasium as gym
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("boto3")
+pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
 from ddppo.envs.tasks.cloud.env import MOST_PRINTED, MOST_TYPED
 from ddppo.envs.tasks.cloud.task import chosen_tasks
 from ddppo.envs.tasks.cloud.world import BROKE, Outcome, World
 from ddppo.errors import ConfigError, EnvStateError
+from tests.support import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +201,7 @@ probe(EnvConfig(id="ddppo/Cloud-v0"))
 
 
 def test_without_its_packages_the_remedy_is_named():
-    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=PATIENCE_S)
     assert "env.id=ddppo/Cloud-v0 needs a package that is not installed: pip install 'moto[" in run.stderr
 
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("boto3")
+pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
 from ddppo.envs.tasks.cloud.chaos import CHANCE, FIRST, LAST, drawn, drifted
 from ddppo.envs.tasks.cloud.rewards import Step, gain, is_retry, score

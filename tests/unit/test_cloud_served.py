@@ -2,14 +2,14 @@
 
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("boto3")
-pytest.importorskip("fastapi")
+pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
 
 from ddppo.config import EnvConfig
 from ddppo.envs.turns.local import make_turns
 from ddppo.serve.server import ServeSettings, served
-from tests.support import TINY, door, summary
+from tests.support import PATIENCE_S, TINY, door, summary
 
 CLOUD = EnvConfig(id="ddppo/Cloud-v0")
 
@@ -25,7 +25,7 @@ class Session:
 
     def __init__(self, url):
         env = EnvConfig(id=CLOUD.id, backend="remote", urls=[url])
-        self.turns = make_turns(env, range(1), rank=0, timeout_s=60.0, max_restarts=0)
+        self.turns = make_turns(env, range(1), rank=0, timeout_s=PATIENCE_S, max_restarts=0)
 
     def begun(self, task):
         self.turns.begin(0, 7, {"task": task})
@@ -71,6 +71,6 @@ def test_one_command_trains_on_the_cloud_on_two_ranks_with_pools_of_their_own(tm
         "env=cloud", "env.tasks=[warm-up]", "env.num_envs=16", "ppo=grpo", "model=token_policy", "dist.world_size=2",
         "ppo.total_steps=200",
     )  # fmt: skip
-    done = door(*TINY, *settings, run_dir=tmp_path / "run", timeout_s=600)
+    done = door(*TINY, *settings, run_dir=tmp_path / "run")
     assert done.code == 0, done.stderr
     assert summary(tmp_path / "run")["status"] == "completed"

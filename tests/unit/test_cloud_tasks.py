@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("boto3")
+pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
 from ddppo.envs.tasks.cloud import CloudEnv, own_tasks
 from ddppo.envs.tasks.cloud.chaos import TIERS, Strike

@@ -5,8 +5,8 @@ import timeit
 import numpy as np
 import pytest
 
-pytest.importorskip("moto")
-pytest.importorskip("boto3")
+pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
+pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
 from ddppo.config import ModelConfig
 from ddppo.envs.tasks.cloud import CloudEnv, own_tasks

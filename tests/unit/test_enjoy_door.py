@@ -13,7 +13,7 @@ def cartpole(tmp_path_factory):
 
 
 def test_a_window_shows_the_episodes_that_evaluation_plays(cartpole, monkeypatch, capsys):
-    pytest.importorskip("pygame", reason="needs the extra video")
+    pytest.importorskip("pygame", reason="needs the extra video: pip install '.[video]'")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     enjoy(EnjoyConfig(cartpole, episodes=2, fps=1000))
     lines = capsys.readouterr().out.splitlines()
@@ -21,7 +21,7 @@ def test_a_window_shows_the_episodes_that_evaluation_plays(cartpole, monkeypatch
 
 
 def test_without_a_screen_a_file_is_recommended(cartpole, monkeypatch):
-    pygame = pytest.importorskip("pygame", reason="needs the extra video")
+    pygame = pytest.importorskip("pygame", reason="needs the extra video: pip install '.[video]'")
     pygame.display.quit()
     monkeypatch.setenv("SDL_VIDEODRIVER", "nothing")
     with pytest.raises(
@@ -32,7 +32,7 @@ def test_without_a_screen_a_file_is_recommended(cartpole, monkeypatch):
 
 @pytest.mark.parametrize("suffix", ["gif", "mp4"])
 def test_a_file_holds_a_picture_of_every_state(tmp_path, suffix, capsys):
-    imageio = pytest.importorskip("imageio.v3", reason="needs the extra video")
+    imageio = pytest.importorskip("imageio.v3", reason="needs the extra video: pip install '.[video]'")
     run = run_folder(tmp_path, "BitsEnv")
     out = tmp_path / f"policy.{suffix}"
     enjoy(EnjoyConfig(str(run), out=str(out), episodes=2, deterministic=False))
@@ -56,13 +56,13 @@ def test_a_file_holds_a_picture_of_every_state(tmp_path, suffix, capsys):
 )
 def test_a_mistake_is_a_sentence(cartpole, options, said):
     if "out" in options:
-        pytest.importorskip("imageio", reason="needs the extra video")
+        pytest.importorskip("imageio", reason="needs the extra video: pip install '.[video]'")
     with pytest.raises(ConfigError, match=said):
         enjoy(EnjoyConfig(**{"run": cartpole, **options}))
 
 
 def test_a_task_without_pictures_says_so(tmp_path):
-    pytest.importorskip("imageio", reason="needs the extra video")
+    pytest.importorskip("imageio", reason="needs the extra video: pip install '.[video]'")
     run = run_folder(tmp_path, "tests.unit.seen_tasks:seen/Picture-v0", normalized=False)
     with pytest.raises(ConfigError, match="render_mode"):
         enjoy(EnjoyConfig(str(run), out=str(tmp_path / "x.gif")))

@@ -16,7 +16,7 @@ from ddppo.errors import ConfigError, EnvStateError
 from ddppo.policies.playing import task_of
 from ddppo.spaces import ActionSpec, ArraySpec
 
-ale_py = pytest.importorskip("ale_py", reason="needs the extra atari")
+ale_py = pytest.importorskip("ale_py", reason="needs the extra atari: pip install '.[atari]'")
 
 SEEDS = [10**15, 2, 3]
 

@@ -19,11 +19,12 @@ from ddppo.envs.saving import packed
 from ddppo.errors import EnvWorkerLost
 from ddppo.models import build_model
 from tests.distributed.counted import SCALE
+from tests.support import NEVER_S
 from tests.unit.box2d import BOX2D
 
 COUNTED = EnvConfig(id="tests.distributed.counted:Counted-v0", backend="pool", num_workers=2)
 SEEDS = [20, 40, 60, 80]
-DEFAULTS = {"rank": 0, "cores": 1, "timeout_s": 20.0, "max_restarts": 1}
+DEFAULTS = {"rank": 0, "cores": 1, "timeout_s": NEVER_S, "max_restarts": 1}
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def stepped(envs):
     return envs.step(np.zeros(envs.num_envs, np.int64))
 
 
-@pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, 20.0), (signal.SIGSTOP, 3.0)])
+@pytest.mark.parametrize(("number", "timeout_s"), [(signal.SIGKILL, NEVER_S), (signal.SIGSTOP, 5.0)])
 def test_the_step_under_way_becomes_a_pseudo_step_that_cuts_the_episode(
     pool, capsys, forgetful, number, timeout_s
 ):
@@ -106,7 +107,7 @@ def test_one_that_is_lost_before_a_reset_costs_no_step(pool):
 
 
 def test_nobody_waits_for_an_observer_that_is_started_again(closing, forgetful):
-    envs = closing(Observers(COUNTED, probe(COUNTED), EnvNames(range(4), 0), 20.0, 1, max_restarts=1))
+    envs = closing(Observers(COUNTED, probe(COUNTED), EnvNames(range(4), 0), NEVER_S, 1, max_restarts=1))
     envs.reset(SEEDS)
     os.kill(envs._pool.workers[1].process.pid, signal.SIGKILL)
     for k in (0, 1):
@@ -121,7 +122,7 @@ def test_nobody_waits_for_an_observer_that_is_started_again(closing, forgetful):
 def test_who_is_fast_ends_its_rollout_long_before_who_is_slow(closing):
     """Stream 0 sleeps in every step, and episodes of the two are of unequal lengths."""
     env = EnvConfig(id=COUNTED.id, backend="pool", num_workers=2, kwargs={"sleep_s": 0.02})
-    envs = closing(Observers(env, probe(env), EnvNames(range(2), 0), 20.0, 1))
+    envs = closing(Observers(env, probe(env), EnvNames(range(2), 0), NEVER_S, 1))
     model = build_model(envs.spec, ModelConfig(hidden_sizes=[4]), 0, torch.float64)
     collector = CentralCollector(
         env=envs, model=model, normalizer=None, rollout_steps=40, first_env=0, device=torch.device("cpu"),
@@ -180,18 +181,18 @@ def test_who_takes_a_lost_process_s_place_comes_to_where_that_was(pool, monkeypa
 
 
 def test_a_process_that_is_stopped_is_replaced_as_one_that_died(pool, capsys):
-    envs = pool(timeout_s=3.0)
+    envs = pool(timeout_s=5.0)
     envs.reset(SEEDS)
     stepped(envs)
     os.kill(worker(envs, 1), signal.SIGSTOP)
     step = stepped(envs)
     assert at(step.obs) == [[seed, 0, 2] for seed in SEEDS]
     assert step.valid.all()
-    assert "no answer within 3 s" in capsys.readouterr().err
+    assert "no answer within 5 s" in capsys.readouterr().err
 
 
 def test_observers_that_were_lost_come_back_while_others_go_on(closing):
-    envs = closing(Observers(COUNTED, probe(COUNTED), EnvNames(range(4), 0), 20.0, 1, max_restarts=1))
+    envs = closing(Observers(COUNTED, probe(COUNTED), EnvNames(range(4), 0), NEVER_S, 1, max_restarts=1))
     envs.reset(SEEDS)
     for _ in range(3):
         for k in (0, 1):

@@ -16,7 +16,7 @@ from ddppo.policies.export.check import check, inputs_of, observed
 from ddppo.policies.export.command import ExportConfig, export
 from ddppo.policies.export.files import FORMATS, written
 from ddppo.policies.export.portable import Portable
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 from tests.unit.policy_tasks import run_folder
 
 EVERY = {
@@ -49,7 +49,7 @@ def folders(tmp_path_factory):
 
 def onnx_needed():
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason="needs the extra export")
+        pytest.importorskip(package, reason="needs the extra export: pip install '.[export]'")
 
 
 def tried(folder, format):
@@ -148,7 +148,7 @@ def test_the_lines_of_the_page_use_the_file_without_ddppo(tmp_path, format, memo
     (code,) = [snippet for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if sign in snippet]
     code += "\nimport sys; assert 'ddppo' not in sys.modules; print('done')"
     command = [sys.executable, "-I", "-c", code]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S)
     assert result.stdout == "done\n", result.stderr
 
 
@@ -166,7 +166,7 @@ def test_a_mistake_is_a_sentence(folders, options, said):
 
 
 def test_beside_a_file_stands_which_number_is_which_mission(tmp_path):
-    pytest.importorskip("minigrid", reason="needs the extra minigrid")
+    pytest.importorskip("minigrid", reason="needs the extra minigrid: pip install '.[minigrid]'")
     model = {"name": "dict", "image_layout": "hwc"}
     run = run_folder(tmp_path, "MiniGrid-GoToDoor-5x5-v0", normalized=False, **model)
     export(ExportConfig(str(run), format="torch"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddppo.processes.forking import ForkServer, ForkServerLost, num_threads
-from tests.support import CHECKOUT, processes, title_of, wait_until, warm_server
+from tests.support import CHECKOUT, PATIENCE_S, processes, title_of, wait_until, warm_server
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prctl and /proc are Linux's")
 PROGRAM = "tests.unit.forked_program"
@@ -50,7 +50,7 @@ def is_alive(pid):
 def test_a_fork_has_its_own_arguments_environment_folder_session_and_files(start, tmp_path):
     (tmp_path / "in").write_text("typed")
     process, wrote = start("say", stdin=tmp_path / "in", OF_THE_TEST="1")
-    assert process.wait(10) == 0
+    assert process.wait(PATIENCE_S) == 0
     found, stderr = json.loads(wrote()[0]), wrote()[1]
     assert found["argv"] == ["say"]
     assert found["main"] == PROGRAM  # what processes of its own import, as under `python -m`
@@ -76,7 +76,7 @@ def test_a_fork_has_its_own_arguments_environment_folder_session_and_files(start
 )
 def test_a_fork_ends_as_a_program_does(start, arguments, code, stderr):
     process, wrote = start(*arguments)
-    assert process.wait(10) == code
+    assert process.wait(PATIENCE_S) == code
     assert wrote()[1].endswith(stderr)
 
 
@@ -85,7 +85,7 @@ def test_a_fork_draws_other_numbers_than_the_one_before(server, start):
     drawn = []
     for _ in range(2):
         process, wrote = start("draw")
-        process.wait(10)
+        process.wait(PATIENCE_S)
         drawn.append(wrote()[0])
     assert drawn[0] != drawn[1]
 
@@ -96,7 +96,7 @@ def test_a_signal_reaches_the_fork_and_its_title_says_what_it_is(start):
     assert title_of(process.pid) == "a sleeper of the test"
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 7
+    assert process.wait(PATIENCE_S) == 7
 
 
 def test_forks_end_with_a_killed_server_which_is_told(server, start):
@@ -104,7 +104,7 @@ def test_forks_end_with_a_killed_server_which_is_told(server, start):
     wait_until(lambda: wrote()[0], "sleep")
     os.kill(server.pid, signal.SIGKILL)
     with pytest.raises(ForkServerLost) as lost:
-        process.wait(10)
+        process.wait(PATIENCE_S)
     assert lost.value.code == -signal.SIGKILL
     assert not is_alive(process.pid)
     assert not server.is_usable
@@ -155,7 +155,7 @@ print(server.is_usable)
 server.close()
 """
     told = subprocess.run(
-        [sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", script], cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert told.stdout == "None\nTrue\n", told.stderr
 
@@ -163,7 +163,7 @@ server.close()
 def test_a_server_with_torch_in_it_has_one_thread():
     server = warm_server()
     process = server.start(PROGRAM, ["exit", "0"], os.environ, title="of the test", cwd=str(CHECKOUT))
-    assert process.wait(60) == 0
+    assert process.wait(PATIENCE_S) == 0
     assert len(list(Path(f"/proc/{server.pid}/task").iterdir())) == 1
 
 
@@ -206,5 +206,7 @@ def test_a_server_that_imports_ends_at_once_and_silently(importing, number, capf
 
 def test_a_server_whose_owner_is_gone_already_leaves():
     command = [sys.executable, "-m", "ddppo.processes.fork_server", "0", str(os.getppid())]
-    left = subprocess.run(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, timeout=10)
+    left = subprocess.run(
+        command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S
+    )
     assert (left.returncode, left.stderr) == (1, b"")

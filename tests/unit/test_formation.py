@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from ddppo.distributed import formation
 from ddppo.errors import CollectiveError
+from tests.support import PATIENCE_S
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def client(store):
     return dist.TCPStore("127.0.0.1", store.port, is_master=False)
 
 
-def following(store, ranks, timeout_s=60.0):
+def following(store, ranks, timeout_s=PATIENCE_S):
     """Start a thread a rank; returns them and what each found: (store, run folder) or an exception."""
     found = {}
 
@@ -39,7 +40,7 @@ def formed(store, world_size, run_dir):
     threads, found = following(store, range(1, world_size))
     theirs = formation.lead(client(store), world_size, run_dir, timeout_s=60)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     return theirs, found
 
 
@@ -65,18 +66,18 @@ def test_who_does_not_come_is_named(store):
     with pytest.raises(CollectiveError, match=r"rank 2 of 3 did not come within 1 s of rank 0"):
         formation.lead(client(store), 3, Path("/runs/it"), timeout_s=1)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
 
 
 def test_ranks_that_are_dismissed_end_with_the_code_of_rank_0(store):
     threads, found = following(store, [1, 2])
     formation.dismiss(client(store), 3, 2)
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert [e.code for e in found.values()] == [2, 2]
 
 
 def test_a_rank_that_hears_nothing_of_rank_0_says_so(store):
     threads, found = following(store, [1], timeout_s=1)
-    threads[0].join(60)
+    threads[0].join(PATIENCE_S)
     assert "rank 1 had no answer from rank 0 within 1 s" in str(found[1])

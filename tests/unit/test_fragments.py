@@ -11,7 +11,7 @@ from ddppo.benchmark.workloads import composed
 from ddppo.fragments import fragments
 from ddppo.topologies import TOPOLOGIES, Layout, Message, Role, Sizes
 from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 SIZES = Sizes(96, 32, 20, 16, 16, 8, 36_600, 4)
 DOCS = (CHECKOUT / "docs" / "topologies.md").read_text()
@@ -85,6 +85,6 @@ def test_the_text_says_what_each_role_runs_and_what_travels(layout):
 
 def test_the_door_prints_them():
     command = [sys.executable, "-m", "ddppo.fragments", "distributed=sync_actors", "format=svg"]
-    said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=100)
+    said = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert said.returncode == 0, said.stderr
     assert "<title>sync_actors, W=3, CartPole-v1</title>" in said.stdout

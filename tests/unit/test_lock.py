@@ -6,6 +6,7 @@ import pytest
 
 from ddppo.errors import RunFolderError
 from ddppo.run.lock import held
+from tests.support import PATIENCE_S
 
 
 def test_a_folder_that_is_held_is_refused_until_its_holder_leaves(tmp_path):
@@ -27,4 +28,4 @@ def test_a_holder_that_leaves_in_time_is_waited_for(tmp_path):
         with pytest.raises(RunFolderError), held(tmp_path, patience_s=0.3):
             pass
         assert not waiting.done()
-    assert waiting.result(timeout=60)
+    assert waiting.result(timeout=PATIENCE_S)

@@ -12,10 +12,11 @@ from ddppo.models import build_model, check_model
 from ddppo.ppo.text import TextCollector
 from ddppo.seeding import action_noise
 from ddppo.text import make_tokenizer
+from tests.support import PATIENCE_S
 
-transformers = pytest.importorskip("transformers", reason="needs the extra hf")
-pytest.importorskip("peft", reason="needs the extra hf")
-tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
+transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install '.[hf]'")
+pytest.importorskip("peft", reason="needs the extra hf: pip install '.[hf]'")
+tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf: pip install '.[hf]'")
 
 SPEC = probe(EnvConfig(id="tests.unit.text_tasks:tests/BytesRepeat-v0"))
 
@@ -107,7 +108,7 @@ def test_turns_end_with_a_line_or_the_end_of_text(path):
 def test_it_plays_and_learns_from_the_ratio_of_one(path):
     config, envs = of(path), range(3)
     model = build_model(SPEC, config, 0, torch.float64)
-    turns = make_turns(EnvConfig(id="tests.unit.text_tasks:tests/BytesRepeat-v0"), envs, 0, 10.0, 0)
+    turns = make_turns(EnvConfig(id="tests.unit.text_tasks:tests/BytesRepeat-v0"), envs, 0, PATIENCE_S, 0)
     collector = TextCollector(
         turns, model, make_tokenizer(SPEC, config), num_tokens=60, first_env=0, device=torch.device("cpu"),
         dtype=torch.float64,

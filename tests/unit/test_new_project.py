@@ -11,7 +11,7 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.new import make_project
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 GUIDE = CHECKOUT / "docs" / "guide"
 CACHE = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where C++ is compiled once
@@ -24,7 +24,12 @@ def typed(command, folder):
     environment = {"PYTHONPATH": f"{folder}:{CHECKOUT}", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     environment["XDG_CACHE_HOME"] = CACHE
     done = subprocess.run(
-        [sys.executable, *words[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *words[1:]],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -1,6 +1,7 @@
 """Observers go at their own pace; what is collected from them does not depend on it."""
 
-import time
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -18,6 +19,7 @@ from ddppo.errors import EnvWorkerLost
 from ddppo.models import action_distribution, build_model
 from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import leaves
+from tests.support import PATIENCE_S
 
 NUM_ENVS, STEPS = 6, 40
 CARTPOLE = EnvConfig(id="CartPole-v1", max_episode_steps=15, backend="pool", num_workers=3)
@@ -28,7 +30,7 @@ SLEEPY = EnvConfig(id="ddppo/Synthetic-v0", backend="pool", num_workers=2, kwarg
 def observers():
     made = []
 
-    def make(env, num_envs=NUM_ENVS, timeout_s=20.0):
+    def make(env, num_envs=NUM_ENVS, timeout_s=PATIENCE_S):
         made.append(Observers(env, probe(env), EnvNames(range(num_envs), 0), timeout_s, 2))
         return made[-1]
 
@@ -82,7 +84,7 @@ def test_a_batch_of_all_takes_one_forward_a_step_though_episodes_are_of_unequal_
 
 
 def test_batches_that_close_at_once_are_more_and_collect_the_same(observers):
-    sleepy = replace(SLEEPY, kwargs={"step_time_s": 0.003})
+    sleepy = replace(SLEEPY, kwargs={"step_time_s": 0.01})
     model = build_model(probe(sleepy), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
     found = []
     for max_wait_s in (None, 0.0):  # of observers of one and of two environments, which sleep in turn
@@ -124,18 +126,17 @@ def test_messages_to_and_from_observers_are_counted_and_waiting_for_them_is_note
 
 
 def test_who_answers_early_is_not_held_up_by_who_is_late(observers):
-    envs = observers(SLEEPY, num_envs=3)  # observers of one and two environments, which sleep in turn
-    envs.reset([0, 1, 2])
-    small, large = sorted((0, 1), key=lambda k: envs.parts[k].stop - envs.parts[k].start)
-    actions = {k: np.zeros(envs.parts[k].stop - envs.parts[k].start, np.int64) for k in (small, large)}
-    for k in (large, small):
-        envs.ask(k, actions[k])
-    start = time.perf_counter()
-    assert envs.ready(0.0) == [small]
-    assert time.perf_counter() - start < 0.5
-    assert envs.ready(0.0) == [large]
-    envs.ask(small, actions[small])
-    envs.ask(large, actions[large])
+    envs = observers(SLEEPY, num_envs=4)
+    envs.reset([0, 1, 2, 3])
+    late = envs._pool.workers[0].process.pid
+    os.kill(late, signal.SIGSTOP)
+    for k in (0, 1):
+        envs.ask(k, np.zeros(2, np.int64))
+    assert envs.ready(0.0) == [1]
+    os.kill(late, signal.SIGCONT)
+    assert envs.ready(0.0) == [0]
+    for k in (0, 1):
+        envs.ask(k, np.zeros(2, np.int64))
     assert sorted(envs.ready(None)) == [0, 1]
 
 

@@ -16,7 +16,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.policies.loading import spaces
 from ddppo.policies.playing import play, task_of
 from ddppo.policies.scores import by_task, evaluated
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 from tests.unit.policy_tasks import ChosenEnv, MaskedEnv, run_folder
 
 
@@ -36,7 +36,7 @@ def folders(tmp_path_factory):
 
 def test_the_package_names_it_and_imports_no_torch_before_it_is_asked_for():
     code = "import sys, ddppo; assert 'torch' not in sys.modules; assert callable(ddppo.load_policy)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, timeout=PATIENCE_S).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'load_polcy'"):
         ddppo.load_polcy  # noqa: B018
 
@@ -166,7 +166,7 @@ def test_drawn_actions_are_each_episode_s_own(tmp_path, task):
 
 @pytest.mark.parametrize("memory", ["none", "lstm"])
 def test_so_it_does_in_a_game_that_begins_anew_when_a_life_is_lost(tmp_path, memory):
-    pytest.importorskip("ale_py", reason="needs the extra atari")
+    pytest.importorskip("ale_py", reason="needs the extra atari: pip install '.[atari]'")
     kwargs = {"img_height": 21, "img_width": 21, "episodic_life": True}
     model = {"name": "cnn", "conv_layers": [[4, 8, 4]], "hidden_sizes": [16], "memory": memory}
     remembering = {} if memory == "none" else {"memory_size": 8, "shared_trunk": True}
@@ -183,7 +183,7 @@ def test_so_it_does_in_a_game_that_begins_anew_when_a_life_is_lost(tmp_path, mem
 
 
 def test_a_mission_may_be_its_sentence(tmp_path):
-    pytest.importorskip("minigrid", reason="needs the extra minigrid")
+    pytest.importorskip("minigrid", reason="needs the extra minigrid: pip install '.[minigrid]'")
     env_id = "MiniGrid-GoToDoor-5x5-v0"
     model = {"name": "dict", "image_layout": "hwc"}
     policy = load_policy(run_folder(tmp_path, env_id, normalized=False, **model))

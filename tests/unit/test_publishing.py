@@ -17,6 +17,7 @@ from ddppo.envs.saving import packed
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
 from ddppo.run.loop.exchange import Exchange, gather_bytes
 from tests.distributed.telling import LENGTH, number
+from tests.support import NEVER_S, PATIENCE_S
 
 TELLING = "tests.distributed.telling:tests/Telling-v0"
 SEEDS = [3, 5, 7, 11]
@@ -40,8 +41,10 @@ def batch(request, closing):
     def make(max_restarts=0, **kwargs):
         if request.param == "observers":
             env = config("pool", **kwargs)
-            return closing(Observers(env, probe(env), EnvNames(range(4), 0), 20.0, 1, max_restarts))
-        return closing(make_vec_env(config(request.param, **kwargs), range(4), 0, 1, 20.0, max_restarts))
+            return closing(Observers(env, probe(env), EnvNames(range(4), 0), PATIENCE_S, 1, max_restarts))
+        return closing(
+            make_vec_env(config(request.param, **kwargs), range(4), 0, 1, PATIENCE_S, max_restarts)
+        )
 
     return make
 
@@ -131,7 +134,7 @@ def test_one_lost_between_two_iterations_tells_nothing_and_the_next_step_starts_
     closing, capsys, monkeypatch, number
 ):
     nobody_knows_the_past(monkeypatch)
-    timeout_s = 20.0 if number == signal.SIGKILL else 2.0
+    timeout_s = NEVER_S if number == signal.SIGKILL else 5.0
     envs = closing(make_vec_env(config("pool"), range(4), 0, 1, timeout_s, max_restarts=1))
     envs.reset(SEEDS)
     stepped(envs)
@@ -153,9 +156,9 @@ def test_one_lost_between_two_iterations_tells_nothing_and_the_next_step_starts_
 def test_one_lost_when_it_is_asked_comes_to_where_it_was_and_tells_the_same(closing, backend):
     whole, disturbed = (
         closing(
-            Observers(config("pool"), probe(config()), EnvNames(range(4), 0), 20.0, 1, max_restarts)
+            Observers(config("pool"), probe(config()), EnvNames(range(4), 0), PATIENCE_S, 1, max_restarts)
             if backend == "observers"
-            else make_vec_env(config("pool"), range(4), 0, 1, 20.0, max_restarts)
+            else make_vec_env(config("pool"), range(4), 0, 1, PATIENCE_S, max_restarts)
         )
         for max_restarts in (0, 3)
     )
@@ -175,7 +178,7 @@ def test_one_lost_when_it_is_asked_comes_to_where_it_was_and_tells_the_same(clos
 
 
 def test_one_that_may_not_be_started_again_is_named(closing):
-    envs = closing(make_vec_env(config("pool"), range(4), 0, 1, 20.0))
+    envs = closing(make_vec_env(config("pool"), range(4), 0, 1, PATIENCE_S))
     envs.reset(SEEDS)
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)
     with pytest.raises(EnvWorkerLost, match=r"environment 0 of rank 0, .*ended \(exit code -9\)"):
@@ -184,7 +187,7 @@ def test_one_that_may_not_be_started_again_is_named(closing):
 
 def test_environments_that_were_made_anew_hear_what_the_run_knows_before_the_news(closing, monkeypatch):
     nobody_knows_the_past(monkeypatch)
-    envs = closing(make_vec_env(config("pool"), range(4), 0, 1, 20.0, max_restarts=1))
+    envs = closing(make_vec_env(config("pool"), range(4), 0, 1, PATIENCE_S, max_restarts=1))
     known = [(5).to_bytes(8, "little")]
     asked = []
     exchange = Exchange(Group(), {0: 4}, envs, lambda: asked.append(1) or known)

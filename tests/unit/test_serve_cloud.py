@@ -6,24 +6,25 @@ import hashlib
 import pytest
 
 for needed in ("moto", "boto3", "msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed)
+    pytest.importorskip(needed, reason="needs the extras cloud,serve: pip install '.[cloud,serve]'")
 
 from test_serve import world  # noqa: E402
 
 from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.envs.remote.connection import Connection  # noqa: E402
+from tests.support import PATIENCE_S  # noqa: E402
 
 CLOUD = EnvConfig(id="ddppo/Cloud-v0")
 
 
 async def session(url):
-    connection = await Connection.opened(url, None, 60.0)
-    await connection.ask(60.0, op="reset", seed=1)
+    connection = await Connection.opened(url, None, PATIENCE_S)
+    await connection.ask(PATIENCE_S, op="reset", seed=1)
     return connection
 
 
 async def typed(connection, line):
-    return (await connection.ask(60.0, op="step", action=line))["obs"]
+    return (await connection.ask(PATIENCE_S, op="step", action=line))["obs"]
 
 
 @pytest.mark.parametrize(

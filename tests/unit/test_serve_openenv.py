@@ -12,13 +12,13 @@ import urllib.request
 import pytest
 
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
-    pytest.importorskip(needed)
+    pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from served_tasks import EXIT, HANG, MARK, RAISE  # noqa: E402
 from test_serve import get, health, metric, world  # noqa: E402
-from test_serve_slots import until  # noqa: E402
 
 from ddppo.config import EnvConfig  # noqa: E402
+from tests.support import PATIENCE_S, wait_until  # noqa: E402
 
 TOKEN = "a secret of 20 chars"
 
@@ -27,7 +27,7 @@ def post(url, path, content, headers=None):
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     asked = urllib.request.Request(url.replace("ws", "http", 1) + path, body, headers or {})
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as e:
         with e:
@@ -53,7 +53,7 @@ def test_a_request_without_a_session_has_a_world_of_its_own_that_is_gone_after_i
         )
         assert post(url, "/reset", b"")[0] == 200
         assert json.loads(get(url, "/state")[1]) == {"episode_id": None, "step_count": 0}
-        until(lambda: health(url)["free"] == 2)
+        wait_until(lambda: health(url)["free"] == 2)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_cannot_be_done_without_a_session_is_said(path, content, status, co
     with world(1, step_s=1.0) as url:
         answer = post(url, path, content)
         assert (answer[0], answer[1]["code"]) == (status, code)
-        until(lambda: health(url)["free"] == 1)
+        wait_until(lambda: health(url)["free"] == 1)
 
 
 def test_requests_without_a_session_are_bounded_as_sessions_are():
@@ -116,7 +116,7 @@ def test_openenv_s_own_client_plays_an_episode_and_is_told_what_goes_wrong():
 
     with world(1) as url:
         asyncio.run(main(url))
-        until(lambda: health(url)["free"] == 1)
+        wait_until(lambda: health(url)["free"] == 1)
         assert metric(url, "worlds_lost_total") == 0
 
 

@@ -8,12 +8,12 @@ from dataclasses import asdict
 
 import pytest
 
-pytest.importorskip("fastapi")
+pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
 
 from ddppo.config import EnvConfig
 from ddppo.envs import probe
 from ddppo.envs.remote.messages import plain_spec
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S
 
 
 def test_a_server_whose_rank_is_gone_before_it_serves_ends():
@@ -29,7 +29,7 @@ def test_a_server_whose_rank_is_gone_before_it_serves_ends():
             socket.send_fds(ours, [len(told).to_bytes(8, "big")], [listener.fileno()])
             ours.sendall(told)
     try:
-        assert server.wait(120) == 1
+        assert server.wait(PATIENCE_S) == 1
     finally:
         server.kill()
         server.wait()

@@ -5,13 +5,12 @@ import os
 import random
 import signal
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("msgpack")
+pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
 
 import served_tasks  # noqa: F401 (registers)
 from served_tasks import EXIT, MARK, START_A_PROCESS
@@ -23,9 +22,10 @@ from ddppo.processes.forking import ForkServer
 from ddppo.serve.slots.line import framed, hear
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
+from tests.support import PATIENCE_S, wait_until
 
 WORLD = EnvConfig(id="served_tasks:World-v0")
-SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (10,)))
+SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (9,)))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def pool_of():
     def make(size, env=WORLD, spec=SPEC):
         pool = SlotPool(env, spec, size)
         made.append(pool)
-        pool.wait_until_ready(60.0)
+        pool.wait_until_ready(PATIENCE_S)
         return pool
 
     yield make
@@ -51,13 +51,6 @@ def ask(slot, **question):
 def act(slot, action):
     ask(slot, op="reset")
     return ask(slot, op="step", action=action)["obs"]
-
-
-def until(holds, timeout_s=20.0):
-    end = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < end, "it never came to hold"
-        time.sleep(0.01)
 
 
 def runs(pid):
@@ -77,9 +70,9 @@ def test_100_threads_get_50_distinct_slots_and_50_refusals_with_the_numbers(pool
     start, got, refused = threading.Barrier(100), [], []
 
     def take():
-        start.wait(30)
+        start.wait(PATIENCE_S)
         try:
-            got.append(pool.acquire(30.0))
+            got.append(pool.acquire(PATIENCE_S))
         except PoolExhausted as e:
             refused.append((e.size, "all 50 slots are held" in str(e)))
 
@@ -87,7 +80,7 @@ def test_100_threads_get_50_distinct_slots_and_50_refusals_with_the_numbers(pool
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert len({slot.index for slot in got}) == len({slot.process.pid for slot in got}) == len(got) == 50
     assert refused == [(50, True)] * 50
 
@@ -98,7 +91,7 @@ def test_what_one_holder_did_nobody_else_and_no_next_holder_sees(pool_of):
     assert act(one, MARK)[0] == 1
     assert act(other, 0)[0] == 0
     pool.release(one)
-    following = pool.acquire(20.0)
+    following = pool.acquire(PATIENCE_S)
     assert following.index == one.index
     assert act(following, 0)[0] == 0
 
@@ -110,22 +103,22 @@ def test_a_released_world_ends_with_what_it_started(pool_of):
     assert runs(child)
     assert runs(own)
     pool.release(slot)
-    until(lambda: not runs(child) and not runs(own))
+    wait_until(lambda: not runs(child) and not runs(own))
 
 
 def test_a_world_that_ends_while_nobody_holds_it_is_replaced(pool_of):
     pool = pool_of(1)
     with pool.lent() as slot:
         pass
-    until(lambda: pool.num_free == 1)
+    wait_until(lambda: pool.num_free == 1)
     with pool.lent() as slot:
         first = slot.process.pid
-    until(lambda: pool.num_free == 1)
+    wait_until(lambda: pool.num_free == 1)
     with pool._changed:
         waiting = pool._free[0].process.pid
     os.kill(waiting, signal.SIGKILL)
-    until(lambda: not runs(waiting))
-    with pool.lent(20.0) as slot:
+    wait_until(lambda: not runs(waiting))
+    with pool.lent(PATIENCE_S) as slot:
         assert slot.process.pid not in (waiting, first)
         assert act(slot, 0)[0] == 0
 
@@ -135,8 +128,8 @@ def test_a_slot_released_twice_is_one_slot(pool_of):
     slot = pool.acquire()
     pool.release(slot)
     pool.release(slot)
-    until(lambda: pool.num_free == 2)
-    held = [pool.acquire(20.0), pool.acquire(20.0)]
+    wait_until(lambda: pool.num_free == 2)
+    held = [pool.acquire(PATIENCE_S), pool.acquire(PATIENCE_S)]
     with pytest.raises(PoolExhausted):
         pool.acquire()
     assert len({each.index for each in held}) == 2
@@ -148,9 +141,9 @@ def test_where_the_process_that_all_fork_from_is_lost_the_pool_is_made_anew(pool
     with pool._changed:
         pids = [slot.process.pid for slot in (held, *pool._free)]
     os.kill(pool._worlds._server.pid, signal.SIGKILL)
-    until(lambda: not any(map(runs, pids)))  # one that is lent while it ends is a world that is lost
+    wait_until(lambda: not any(map(runs, pids)))  # one that is lent while it ends is a world that is lost
     pool.release(held)
-    held = [pool.acquire(20.0) for _ in range(3)]
+    held = [pool.acquire(PATIENCE_S) for _ in range(3)]
     assert [act(slot, MARK)[0] for slot in held] == [1, 1, 1]
 
 
@@ -158,7 +151,7 @@ def test_after_100_kills_at_random_no_slot_is_lost_and_no_process_is_left(pool_o
     pool, drawn, pids = pool_of(4), random.Random(0), set()
     ends = Counter()
     for _ in range(100):
-        slot = pool.acquire(20.0)
+        slot = pool.acquire(PATIENCE_S)
         pids.add(slot.process.pid)
         way = drawn.choice(["kill", "exit", "release", "waiting"])
         ends[way] += 1
@@ -175,11 +168,11 @@ def test_after_100_kills_at_random_no_slot_is_lost_and_no_process_is_left(pool_o
                 os.kill(pid, signal.SIGKILL)
                 pids.add(pid)
     assert len(ends) == 4
-    held = [pool.acquire(20.0) for _ in range(4)]
+    held = [pool.acquire(PATIENCE_S) for _ in range(4)]
     assert len({slot.index for slot in held}) == 4
     pids |= {slot.process.pid for slot in held}
     pool.close()
-    until(lambda: not any(map(runs, pids)))
+    wait_until(lambda: not any(map(runs, pids)))
 
 
 def test_a_world_that_cannot_be_made_is_said_with_its_cause():
@@ -187,7 +180,7 @@ def test_a_world_that_cannot_be_made_is_said_with_its_cause():
     pool = SlotPool(env, SPEC, 2)
     try:
         with pytest.raises(SlotNotReady, match="the cloud is down"):
-            pool.wait_until_ready(60.0)
+            pool.wait_until_ready(PATIENCE_S)
         with pytest.raises(SlotNotReady, match="the cloud is down"):
             pool.acquire(0.2)
     finally:
@@ -198,7 +191,7 @@ def test_a_closed_pool_lends_nothing(pool_of):
     pool = pool_of(1)
     pool.close()
     with pytest.raises(SlotNotReady, match="closed"):
-        pool.acquire(5.0)
+        pool.acquire(PATIENCE_S)
 
 
 def test_a_pool_that_is_closed_again_closes_and_writes_no_file_of_others(pool_of):
@@ -229,6 +222,6 @@ def test_a_slot_whose_process_could_not_be_started_is_made_a_moment_later(monkey
     monkeypatch.setattr(ForkServer, "start", failing_once)
     pool = SlotPool(WORLD, SPEC, 1)
     try:
-        until(lambda: pool.num_free == 1)
+        wait_until(lambda: pool.num_free == 1)
     finally:
         pool.close()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("msgpack")
+pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
 if sys.platform != "linux":
     pytest.skip("prctl and /proc are Linux's", allow_module_level=True)
 
 from served_tasks import DAEMONISE, EXIT, MARK, TELL
-from test_serve_slots import SPEC, WORLD, act, ask, runs, until
+from test_serve_slots import SPEC, WORLD, act, ask, runs
 
 from ddppo.config import EnvConfig
 from ddppo.envs.remote.messages import MSGPACK, decoded, encoded
@@ -26,7 +26,7 @@ from ddppo.serve.slots.confinement import Confinement
 from ddppo.serve.slots.line import framed, hear
 from ddppo.serve.slots.pool import SlotPool
 from ddppo.spaces import ArraySpec
-from tests.support import CHECKOUT
+from tests.support import CHECKOUT, PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def pool_of(tmp_path, monkeypatch):
     def make(size=1, **settings):
         pool = SlotPool(WORLD, SPEC, size, **settings)
         made.append(pool)
-        pool.wait_until_ready(60.0)
+        pool.wait_until_ready(PATIENCE_S)
         return pool
 
     yield make
@@ -100,7 +100,7 @@ def test_worlds_of_users_of_their_own_reach_neither_one_another_nor_the_server(p
     assert all(refused <= each["refused"].keys() for each in found)
     pids = [slot.process.pid for slot in slots] + [daemon_of(slots[0])]
     pool.close()
-    until(lambda: not any(map(runs, pids)))
+    wait_until(lambda: not any(map(runs, pids)))
 
 
 def test_worlds_of_other_users_need_a_folder_that_these_reach(pool_of, tmp_path):
@@ -119,7 +119,7 @@ def test_the_folder_of_a_world_is_its_own_and_goes_with_it(pool_of, tmp_path):
     assert mine.stat().st_mode & 0o777 == 0o700
     assert (mine / "left").exists()
     pool.release(one)
-    until(lambda: not mine.exists())
+    wait_until(lambda: not mine.exists())
     assert (others / "left").exists()
     pool.close()
     assert not list(tmp_path.iterdir())
@@ -135,10 +135,10 @@ def test_what_a_world_started_in_a_session_of_its_own_ends_with_it(pool_of, way)
     elif way == "ended":
         slot.line.sendall(framed(b"j", json.dumps({"id": 1, "op": "step", "action": EXIT}).encode()))
     pool.release(slot)
-    until(lambda: not runs(child))
+    wait_until(lambda: not runs(child))
     assert runs(of_other)
-    until(lambda: pool.num_orphans == 1)
-    assert act(pool.acquire(20.0), MARK)[0] == 1
+    wait_until(lambda: pool.num_orphans == 1)
+    assert act(pool.acquire(PATIENCE_S), MARK)[0] == 1
 
 
 def test_a_closed_pool_leaves_no_process_of_any_session(pool_of):
@@ -150,7 +150,7 @@ def test_a_closed_pool_leaves_no_process_of_any_session(pool_of):
 
 def test_a_killed_server_leaves_neither_process_nor_folder(tmp_path):
     program = (
-        "import test_serve_worlds as t; pool = t.SlotPool(t.WORLD, t.SPEC, 1); pool.wait_until_ready(60.0)\n"
+        "import test_serve_worlds as t; pool = t.SlotPool(t.WORLD, t.SPEC, 1); pool.wait_until_ready(900.0)\n"
         "slot = pool.acquire(); print(slot.process.pid, t.daemon_of(slot), flush=True); t.signal.pause()"
     )
     paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests/unit", *filter(None, sys.path))))
@@ -162,7 +162,7 @@ def test_a_killed_server_leaves_neither_process_nor_folder(tmp_path):
         assert len(pids) == 2
         assert list(tmp_path.iterdir())
         server.kill()
-    until(lambda: not any(map(runs, pids)) and not list(tmp_path.iterdir()))
+    wait_until(lambda: not any(map(runs, pids)) and not list(tmp_path.iterdir()))
 
 
 def test_an_environment_is_made_where_the_server_was_started(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_an_environment_is_made_where_the_server_was_started(tmp_path, monkeypat
     spec = replace(SPEC, obs=ArraySpec((5,), "float64"))
     pool = SlotPool(env, spec, 1)
     try:
-        pool.wait_until_ready(60.0)
+        pool.wait_until_ready(PATIENCE_S)
     finally:
         pool.close()
 

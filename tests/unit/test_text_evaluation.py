@@ -143,6 +143,6 @@ def test_a_world_that_is_lost_costs_its_episode_where_the_run_says_so():
 
 
 def test_worlds_of_which_a_process_holds_one_are_served_to_who_plays_all_of_them():
-    pytest.importorskip("fastapi")
+    pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
     whole = evaluated(num_envs=1, task="AloneRepeat")
     assert evaluated(num_envs=2, task="AloneRepeat", backend="sync") == whole == evaluated(num_envs=1)

@@ -1,11 +1,13 @@
 """A task of text, small enough to be learned by chance, and a tokenizer for it; processes import both by name."""
 
 import os
-import time
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Text
+
+from tests.support import wait_until
 
 WORDS = ("north", "east", "south", "west")
 FAR = ("up", "down")
@@ -16,7 +18,8 @@ class RepeatEnv(gym.Env):
     """Say in every turn the word that the prompt names; the episode is over after `turns`.
 
     reset(options={"task": word}) names it; else it is drawn. A right word is worth a half, in all turns a success. A
-    task that `fails` raises in its second step. At odd seeds each step takes `sleeps_s`.
+    task that `fails` raises in its second step. At odd seeds a step ends only once the file `gate` exists and `meets`
+    environments have begun it.
     """
 
     tokens = "tests.unit.text_tasks:WordTokenizer"
@@ -24,14 +27,15 @@ class RepeatEnv(gym.Env):
     observation_space = Text(64, min_length=0)
     action_space = Text(16, min_length=0)
 
-    def __init__(self, turns=2, fails=(), sleeps_s=0.0, truncates=False):
-        self.turns, self.fails, self.sleeps_s, self.truncates = turns, tuple(fails), sleeps_s, truncates
+    def __init__(self, turns=2, fails=(), gate=None, meets=1, truncates=False):
+        self.turns, self.fails, self.truncates = turns, tuple(fails), truncates
+        self.gate, self.meets = gate and Path(gate), meets
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         drawn = list(TIERS)[int(self.np_random.integers(len(TIERS)))]
         self.task = (options or {}).get("task", drawn)
-        self.is_slow = bool(seed is not None and seed % 2)
+        self.waits_as = seed if seed is not None and seed % 2 else None
         self.num_steps = self.num_right = 0
         return f"say {self.task}", self.info()
 
@@ -39,13 +43,17 @@ class RepeatEnv(gym.Env):
         self.num_steps += 1
         if self.num_steps == 2 and self.task in self.fails:
             raise RuntimeError(f"cannot hear {action}")
-        if self.sleeps_s and self.is_slow:
-            time.sleep(self.sleeps_s)
+        if self.gate is not None and self.waits_as is not None:
+            self.gate.with_name(f"step {self.num_steps} of {self.waits_as}").touch()
+            wait_until(lambda: self.gate.exists() and self._num_met() >= self.meets)
         is_right = action.strip() == self.task
         self.num_right += is_right
         is_over = self.num_steps == self.turns
         said = "right again" if is_right else "wrong again"
         return said, 0.5 * is_right, is_over and not self.truncates, is_over and self.truncates, self.info()
+
+    def _num_met(self):
+        return len(list(self.gate.parent.glob(f"step {self.num_steps} of *")))
 
     def info(self):
         return {"task": self.task, "tier": TIERS[self.task], "is_success": self.num_right == self.turns}
