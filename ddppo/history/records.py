@@ -210,7 +210,8 @@ def _locks() -> frozenset[int]:
     """Return the inodes of files that processes of this machine have locked; trying to lock one could refuse a run."""
     with suppress(OSError, ValueError, IndexError):
         lines = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-        return frozenset(int(words[5].split(":")[2]) for words in lines if "FLOCK" in words)
+        # "1: FLOCK ADVISORY WRITE <pid> <device>:<inode> 0 EOF"; a second word "->" is a process that still waits.
+        return frozenset(int(words[5].split(":")[2]) for words in lines if words[1] == "FLOCK")
     return frozenset()
 
 

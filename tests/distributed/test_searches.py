@@ -87,8 +87,9 @@ def test_a_search_killed_with_minus_9_goes_on_to_the_same_trials(searched, tmp_p
     run_dir, whole = tmp_path / "run", searched(*TWO_RANKS)
     command = ["-m", "ddppo.train", *TINY, *SIZES, *SEARCH, *TWO_RANKS, f"hydra.run.dir={run_dir}"]
     with started([sys.executable, *command]) as process:
-        reached = run_dir / "checkpoints"
-        wait_until(lambda: any(reached.glob("iteration_0000001?.pt")), "checkpoint after 10 iterations", 120)
+        saved = run_dir / "checkpoints"
+        reached = lambda: any(path.stem >= "iteration_00000010" for path in saved.glob("iteration_*.pt"))  # noqa: E731
+        wait_until(reached, "checkpoint after 10 iterations")
         for pid in (*descendants(str(run_dir)), process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()

@@ -268,7 +268,7 @@ def test_ctrl_c_ends_what_joblib_runs(tmp_path):
     assert process.returncode == 130
     assert stderr.startswith(f"interrupted; the same command with sweep={tmp_path} goes on with the sweep\n")
     for path in run_dirs(tmp_path):
-        with held(path, patience_s=10):  # by nobody any more: its process has ended
+        with held(path, patience_s=PATIENCE_S):  # by nobody any more: its process has ended
             pass
 
 

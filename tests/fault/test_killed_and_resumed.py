@@ -37,9 +37,7 @@ def command(run_dir, *arguments):
 def killed(run_dir, at_line, *arguments):
     """Kill the run, parent and ranks, once it has written so many lines of metrics; return whether it had ended."""
     with started(command(run_dir, *arguments)) as process:
-        wait_until(
-            lambda: process.poll() is not None or len(lines(run_dir)) >= at_line, "line of metrics", 120
-        )
+        wait_until(lambda: process.poll() is not None or len(lines(run_dir)) >= at_line, "line of metrics")
         time.sleep(random.random() * 0.02)  # any instant, not only those after a line
         has_ended = process.poll() is not None
         for pid in (process.pid, *descendants(str(run_dir))):

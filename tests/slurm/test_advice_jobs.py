@@ -12,7 +12,7 @@ from tests.support import CHECKOUT, run
 def test_probes_of_several_w_are_jobs_whose_runs_are_read_and_nothing_is_left(jobs, tmp_path):
     before = set(CHECKOUT.iterdir())
     more = ("dist.world_size=1,2,4", "seed=0", "predict=16", "env.kwargs.step_time_s=0.001")
-    done = run([sys.executable, "-m", "ddppo.advise", *SMALL, *LAUNCHER, *more], tmp_path, 400)
+    done = run([sys.executable, "-m", "ddppo.advise", *SMALL, *LAUNCHER, *more], tmp_path)
     assert done.code == 0, done.stderr
     assert "-> W=4" in done.stdout
     assert "3 runs, 3 completed" in done.stderr

@@ -22,8 +22,8 @@ def command(folder, *arguments):
     return [sys.executable, "-m", "ddppo.train", "-m", *SMALL, *LAUNCHER, f"sweep={folder}", *arguments]
 
 
-def sweep(folder, *arguments, timeout_s=400, **environ):
-    return run(command(folder, *arguments), folder, timeout_s, **environ)
+def sweep(folder, *arguments, **environ):
+    return run(command(folder, *arguments), folder, **environ)
 
 
 def look(folder, *arguments):

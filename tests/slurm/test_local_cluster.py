@@ -43,7 +43,7 @@ def test_up_says_how_to_use_it_and_down_ends_daemons_and_jobs(cluster, folder):
         "--chdir=/",
         "--wrap=srun sh -c 'trap \"\" TERM; sleep 600'",
     )
-    wait_until(lambda: second.ask("squeue", "--noheader", "--steps").count(".0 ") == 1, "step", 30)
+    wait_until(lambda: second.ask("squeue", "--noheader", "--steps").count(".0 ") == 1, "step")
     assert " wrap " in local("status", f"dir={folder}").stdout
 
     refused = local("up", f"dir={folder}")

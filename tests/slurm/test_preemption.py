@@ -103,7 +103,7 @@ def test_a_job_whose_nodes_are_wanted_gives_them_up_and_goes_on_later(jobs, noti
     job.wait_for_iteration(3)
     arguments = ("--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
     other = slurm.command("sbatch", "--parsable", *arguments).strip()
-    wait_until(lambda: slurm.query([other])[other].state == "COMPLETED", "end of the job in front", 60)
+    wait_until(lambda: slurm.query([other])[other].state == "COMPLETED", "end of the job in front")
     done = job.wait_until_requeued()
     assert saved(job) == [done]
     job.wait_for_state("COMPLETED")

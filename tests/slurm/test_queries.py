@@ -42,7 +42,7 @@ def test_each_element_of_an_array_is_known_by_its_own_id(jobs):
 
 def test_a_job_that_waits_says_why_and_has_not_ended(jobs):
     job = sbatch("--begin=now+1hour", "--wrap=true")
-    wait_until(lambda: slurm.query([job])[job].reason == "BeginTime", "reason", 30)
+    wait_until(lambda: slurm.query([job])[job].reason == "BeginTime", "reason")
     assert slurm.query([job])[job] == JobInfo(job, "PENDING", "BeginTime", "")
     assert not slurm.query([job])[job].has_ended
     slurm.cancel([job])

@@ -5,8 +5,10 @@ import io
 import json
 import os
 import shutil
+import threading
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from ddppo.history.curves import read_curves
 from ddppo.history.records import read_record, read_records
 from ddppo.history.table import TableOptions, Wanted, columns, lines
 from ddppo.runs import CompareOptions, compare
+from tests.support import wait_until
 
 LONG_AGO = 1_700_000_000
 
@@ -118,6 +121,27 @@ def test_a_run_whose_folder_a_process_holds_is_running(tmp_path):
     assert read_record(run).status == "unfinished"
 
 
+def test_it_is_running_also_while_some_process_waits_for_another_lock(tmp_path):
+    run = write_run(tmp_path / "a", status=None)
+    os.utime(run / "metrics.jsonl", (LONG_AGO, LONG_AGO))
+    with (run / ".lock").open("a") as lock, (tmp_path / "other").open("a") as other:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def wait():
+            with (tmp_path / "other").open("a") as mine:
+                fcntl.flock(mine, fcntl.LOCK_EX)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        inode = f":{os.fstat(other.fileno()).st_ino} "
+        locks = Path("/proc/locks")
+        wait_until(lambda: any("->" in line and inode in line for line in locks.read_text().splitlines()))
+        assert read_record(run).status == "running"
+        fcntl.flock(other, fcntl.LOCK_UN)
+        waiting.join()
+
+
 def test_a_run_that_another_machine_writes_is_running(tmp_path):
     assert read_record(write_run(tmp_path / "a", status=None)).status == "running"
 
@@ -194,7 +218,7 @@ def test_a_table_fits_the_terminal_and_keeps_what_matters_most(tmp_path, width):
         assert words in "\n".join(text)
 
 
-def test_of_five_hundred_runs_each_file_is_read_once(tmp_path, monkeypatch):
+def test_of_five_hundred_runs_no_file_is_read_more_than_twice(tmp_path, monkeypatch):
     whole, cut_off = write_run(tmp_path / "0"), write_run(tmp_path / "1", status=None)
     for number in range(2, 500):
         shutil.copytree(whole if number % 5 else cut_off, tmp_path / str(number))
@@ -208,7 +232,7 @@ def test_of_five_hundred_runs_each_file_is_read_once(tmp_path, monkeypatch):
     assert len(read_records(tmp_path)) == 500
     of_runs = {path: times for path, times in opened.items() if path.startswith(str(tmp_path))}
     assert len(of_runs) >= 500
-    assert set(of_runs.values()) == {1}
+    assert max(of_runs.values()) <= 2  # metrics.jsonl from both ends
 
 
 # -- compared --------------------------------------------------------------------------------------------------------

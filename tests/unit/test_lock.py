@@ -20,7 +20,7 @@ def test_a_folder_that_is_held_is_refused_until_its_holder_leaves(tmp_path):
 
 def test_a_holder_that_leaves_in_time_is_waited_for(tmp_path):
     def wait():
-        with held(tmp_path, patience_s=60):
+        with held(tmp_path, patience_s=PATIENCE_S):
             return True
 
     with ThreadPoolExecutor() as pool, held(tmp_path):

@@ -150,7 +150,7 @@ def test_a_closed_pool_leaves_no_process_of_any_session(pool_of):
 
 def test_a_killed_server_leaves_neither_process_nor_folder(tmp_path):
     program = (
-        "import test_serve_worlds as t; pool = t.SlotPool(t.WORLD, t.SPEC, 1); pool.wait_until_ready(900.0)\n"
+        "import test_serve_worlds as t; pool = t.SlotPool(t.WORLD, t.SPEC, 1); pool.wait_until_ready(t.PATIENCE_S)\n"
         "slot = pool.acquire(); print(slot.process.pid, t.daemon_of(slot), flush=True); t.signal.pause()"
     )
     paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests/unit", *filter(None, sys.path))))
