@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ddppo import config as configuration
+from ddppo import native
 from ddppo.circuit import run
 from ddppo.circuits.rules.file import PACKAGED
 from ddppo.config import Config, EnvConfig, ModelConfig
@@ -92,6 +93,7 @@ def a_run(folder, env_id="ddppo/Circuit-v0", model="gnn", **kwargs):
     return folder
 
 
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 @pytest.mark.parametrize(
     ("run_of", "more", "said"),
     [
@@ -128,6 +130,7 @@ def wide(folder, num_qubits):
     return path
 
 
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 @pytest.mark.parametrize(
     ("num_qubits", "said"),
     [

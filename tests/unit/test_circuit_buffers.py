@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from ddppo import native
 from ddppo.circuits import RZ, Circuit, Gate, H
 from ddppo.envs.tasks.circuit import CircuitEnv, confirmed
 from ddppo.envs.tasks.circuit.buffers.buffer import GraphBuffer, chances
@@ -16,6 +17,8 @@ from ddppo.envs.tasks.circuit.settings import Buffer, Episode
 from ddppo.envs.tasks.circuit.starts import Start
 from ddppo.errors import EnvStateError
 from tests.unit.circuit_play import at_random, downhill, qasm, steps
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 UNLIMITED = 1e9
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from ddppo import native
 from ddppo.circuits import RZ
 from ddppo.circuits.angles import TURN
 from ddppo.circuits.benchmarks import benchmark
@@ -18,6 +19,8 @@ from tests.support import TINY, door
 from tests.unit.circuit_oracle import distance, matrix_of
 from tests.unit.circuit_play import at_random, choices_of, downhill, qasm, steps
 from tests.unit.circuit_slow import listed, observed
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 NOP = 0  # where it is offered once
 ARRAYS = ("kinds", "wires", "angles")

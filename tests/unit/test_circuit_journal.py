@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ddppo import native
 from ddppo.circuits import Circuit
 from ddppo.circuits.benchmarks import benchmark
 from ddppo.circuits.equivalence import Verdict, verify
@@ -18,6 +19,8 @@ from ddppo.envs.tasks.circuit.news import News, OfStart, read_all, written
 from ddppo.envs.tasks.circuit.packing import packed, unpacked
 from ddppo.errors import RunFolderError, TrainingError
 from tests.unit.circuit_play import Together, qasm
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 BOTH = {"circuit": ["tof_3", "mod5_4"], "episode": {"min_steps": 60}}
 

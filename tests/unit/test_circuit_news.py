@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from ddppo import native
 from ddppo.circuits.rewriting import digest
 from ddppo.envs.tasks.circuit import CircuitEnv, confirmed, replayed
 from ddppo.envs.tasks.circuit.buffers.buffer import GraphBuffer
@@ -13,6 +14,8 @@ from ddppo.envs.tasks.circuit.settings import Buffer, Episode
 from ddppo.errors import EnvStateError
 from tests.unit.circuit_play import Together, at_random, choices_of
 from tests.unit.test_circuit_buffers import buffer_of, circuit_of, filled
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 NOP = 0
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ddppo import config as configuration
+from ddppo import native
 from ddppo.circuit import run
 from ddppo.circuits import Circuit, Gate, X
 from ddppo.circuits.benchmarks import benchmark
@@ -36,6 +37,8 @@ from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoint import save_iteration
 from tests.support import CHECKOUT, PATIENCE_S, door
 from tests.unit.circuit_play import qasm
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 FOREVER = float("inf")
 

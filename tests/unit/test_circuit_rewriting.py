@@ -6,12 +6,15 @@ from array import array
 import numpy as np
 import pytest
 
+from ddppo import native
 from ddppo.circuits import CX, RZ, Circuit, Gate, H, X, rewriting
 from ddppo.circuits.angles import TURN
 from ddppo.circuits.rewriting import Rewriter, digest, unchecked
 from ddppo.circuits.rules import packaged, parse
 from ddppo.errors import ConfigError
 from tests.unit.circuit_oracle import EIGHTHS, distance, matrix_of, random_circuit
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 MERGE = parse("rz(a) 0; rz(b) 0 -> rz(a+b) 0")
 EIGHTH = TURN // 8

@@ -297,11 +297,17 @@ def test_a_game_that_gymnasium_steps_is_its_emulator_s_state_unless_actions_stic
     assert reason_why_not(dataclasses.replace(env, kwargs=kwargs)) is None
 
 
+NEEDS_SERVE = pytest.mark.skipif(
+    importlib.util.find_spec("msgpack") is None or importlib.util.find_spec("websockets") is None,
+    reason="needs the extra serve: pip install '.[serve]'",
+)
+
+
 @pytest.mark.parametrize(
     ("env", "reason"),
     [
         (EnvConfig(id="CartPole-v1", backend="native"), "env.backend=native"),
-        (EnvConfig(id="CartPole-v1", backend="remote"), "env.backend=remote"),
+        pytest.param(EnvConfig(id="CartPole-v1", backend="remote"), "env.backend=remote", marks=NEEDS_SERVE),
     ],
 )
 def test_who_cannot_hand_states_over_is_named(env, reason):

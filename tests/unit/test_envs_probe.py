@@ -132,6 +132,7 @@ def test_the_synthetic_task_takes_the_time_it_is_told(busy):
 
 
 def test_a_scalar_environment_renders_what_the_batch_would_see():
+    pytest.importorskip("pygame", reason="needs the extra video: pip install '.[video]'")
     env = make_env(EnvConfig(id="CartPole-v1"), render_mode="rgb_array")
     env.reset(seed=0)
     assert env.render().shape == (400, 600, 3)

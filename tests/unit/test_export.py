@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo import load_policy
+from ddppo import load_policy, native
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.policies.export import command
 from ddppo.policies.export.check import check, inputs_of, observed
@@ -175,6 +175,7 @@ def test_beside_a_file_stands_which_number_is_which_mission(tmp_path):
     assert missions[0].startswith("go to the ")
 
 
+@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 def test_a_graph_network_is_refused_with_what_plays_it(tmp_path):
     small = {"graph_width": 8, "graph_layers": 1, "normalized": False}
     run = run_folder(tmp_path, "ddppo/Circuit-v0", name="gnn", kwargs={"circuit": "tof_3"}, **small)

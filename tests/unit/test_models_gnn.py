@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo import native
 from ddppo.config import ModelConfig
 from ddppo.envs.tasks.circuit.env import CircuitEnv
 from ddppo.errors import ConfigError
@@ -25,6 +26,8 @@ from tests.unit.gnn_oracle import (
     row_of,
     spec_of,
 )
+
+pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 
 
 @pytest.fixture(params=["C++", "torch"])
