@@ -6,16 +6,17 @@ PROCESSES ?= 3
 PYTEST := $(PY) -m pytest -n $(PROCESSES) --no-loadscope-reorder
 .DEFAULT_GOAL := help
 
-.PHONY: help train test test-all bench-check docs lint format slurm-up slurm-down clean
+.PHONY: help train test test-all package bench-check docs lint format slurm-up slurm-down clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 12
 
-.venv/.installed: requirements.lock
+.venv/.installed: requirements.lock pyproject.toml hatch_build.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "ddppo needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
 train: .venv/.installed  ## train CartPole on 4 workers, evaluate it, print where everything is
@@ -26,6 +27,9 @@ test: .venv/.installed  ## run the quick tests, without those that take longest:
 
 test-all: .venv/.installed  ## run every test, as CI does: also SLURM sweeps, hosts, learning, what is killed, most ranks, sums to the bit
 	$(PYTEST) --durations=40
+
+package: .venv/.installed  ## build the wheel, and try it in an environment of its own, away from here
+	$(PY) -m pytest tests/package
 
 bench-check: .venv/.installed  ## fail if one worker is 30 % slower than it was, relative to this machine
 	$(PY) -m ddppo.bench compare=experiments/speed/floor.json tolerance=0.3 workloads=W1 world_sizes=1 rounds=5 seconds=2

@@ -1,6 +1,11 @@
-"""Builds the compiled part of ddppo.collectives into a wheel; without a compiler it is built at first use, or never."""
+"""What goes into a wheel besides the files of ddppo/: the presets, and the compiled part of ddppo.collectives.
+
+Without a compiler, or where it fails, that is built at first use, or never. An editable install needs neither: it is
+the checkout, which has conf/ and builds at first use.
+"""
 
 import importlib.util
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -9,20 +14,29 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class CompiledPart(BuildHookInterface):
+class WhatElse(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable" or sys.platform != "linux":
+        self.folder: Path | None = None
+        if version == "editable":
+            return
+        build_data["force_include"]["conf"] = "ddppo/conf"
+        if sys.platform != "linux":
             return
         compiled = _module(Path(self.root) / "ddppo" / "native" / "compiling.py")
-        library = Path(tempfile.mkdtemp()) / compiled.SHARED_MEMORY.file_name
         try:
+            self.folder = Path(tempfile.mkdtemp())
+            library = self.folder / compiled.SHARED_MEMORY.file_name
             compiled.SHARED_MEMORY.build(library)
-        except (compiled.NotCompiled, OSError) as e:
+        except (compiled.NotCompiled, OSError) as e:  # a compiler that cannot be started, a full disk
             self.app.display_warning(f"ddppo.collectives is not compiled: {e}")
             return
         build_data["force_include"][str(library)] = f"ddppo/collectives/{library.name}"
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform()}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _platform() -> str:
