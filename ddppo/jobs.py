@@ -13,6 +13,7 @@ from ddppo.cluster.watch import watch
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import door, parse
+from ddppo.package import command
 
 _USAGE = """python -m ddppo.jobs <sweep folder> [key=value ...]
 
@@ -75,7 +76,7 @@ def _show(statuses: list[Status], sweep_dir: Path) -> bool:
     if failed:
         print(f"the same sweep command with sweep={sweep_dir} goes on with the failed and skips the complete")
     elif all(status.outcome == "completed" for status in statuses):
-        print(f"all complete: python -m ddppo.report {sweep_dir}")
+        print(f"all complete: {command('ddppo.report', str(sweep_dir))}")
     return bool(failed)
 
 

@@ -1,6 +1,7 @@
 """The door `python -m ddppo.new`: a project of one's own around ddppo, with a task, a network, presets and tests."""
 
 import keyword
+import shlex
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -8,10 +9,12 @@ from pathlib import Path
 
 from omegaconf import MISSING
 
+import ddppo
 from ddppo.config import conf_dir, setting
 from ddppo.errors import ConfigError
 from ddppo.files import stored
 from ddppo.options import door, parse
+from ddppo.package import command, own_install_command
 
 _USAGE = """python -m ddppo.new <name> [key=value ...]
 python -m ddppo.new my_project
@@ -19,6 +22,8 @@ python -m ddppo.new my_project folder=../work/my_project"""
 
 # What the templates call the project; their text and paths hold it nowhere else.
 _STANDS_FOR_THE_NAME = "my_project"
+# No index need have ddppo: the README of the project says what installs it, and pyproject.toml asks for its version.
+_STANDS_FOR_DDPPO = {"INSTALL_DDPPO": own_install_command, "ddppo>=0": lambda: f"ddppo>={ddppo.__version__}"}
 _TEMPLATES = Path(__file__).resolve().parent / "templates" / "project"
 
 
@@ -35,9 +40,10 @@ def main() -> None:
     folder = Path(options.folder or options.name)
     for path in make_project(options.name, folder):
         print(path)
+    words = ("--config-dir", "conf", f"env={options.name}", "dist.world_size=4")
     print(
-        f"\ncd {folder}\n"
-        f"python -m ddppo.train --config-dir conf env={options.name} dist.world_size=4\n"
+        f"\ncd {shlex.quote(str(folder))}\n"
+        f"{command('ddppo.train', *words, folder=folder)}\n"
         "and go on with its README.md"
     )
 
@@ -57,6 +63,8 @@ def make_project(name: str, folder: Path) -> list[Path]:
         with stored(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             text = template.read_text(encoding="utf-8").replace(_STANDS_FOR_THE_NAME, name)
+            for word, what in _STANDS_FOR_DDPPO.items():
+                text = text.replace(word, what())
             path.write_text(text, encoding="utf-8")
         paths.append(path)
     return paths

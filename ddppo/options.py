@@ -19,7 +19,7 @@ from ddppo.config import SECTIONS, Config, check_fields, escaped, in_words, near
 from ddppo.config.help import setting_line
 from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.package import versions
+from ddppo.package import see_current_folder, versions
 from ddppo.terminal import unbroken_streams
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ T = TypeVar("T")
 @contextmanager
 def door(interrupted: str = "interrupted") -> Iterator[None]:
     """Run a small door: exit code 2 for a mistake in the command, 1 for a fault, 130 for Ctrl-C, a sentence each."""
+    see_current_folder()
     with unbroken_streams():
         try:
             yield

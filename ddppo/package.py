@@ -1,10 +1,19 @@
-"""What this package says of itself: its version, those it stands on, and what its extras need. Imports no torch."""
+"""What this package says of itself: its version, where it came from, what its extras need, how to type its commands.
 
+Imports no torch.
+"""
+
+import json
+import os
 import re
 import shlex
+import shutil
+import sys
 import tomllib
-from importlib.metadata import PackageNotFoundError, requires, version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution, requires, version
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import ddppo
 
@@ -24,7 +33,70 @@ def install_command(extra: str) -> str:
     It names them themselves: `pip install 'ddppo[...]'` works only where an index has ddppo, and `pip install '.[...]'`
     only in a checkout.
     """
-    return f"pip install {' '.join(shlex.quote(each) for each in _requirements(extra))}"
+    return f"{program('pip')} install {' '.join(shlex.quote(each) for each in _requirements(extra))}"
+
+
+def own_install_command() -> str:
+    """Return the pip command that installs this ddppo elsewhere: from the checkout, or what pip had installed."""
+    if _PROJECT.is_file():
+        return f"pip install -e {shlex.quote(str(_PROJECT.parent))}"
+    origin = ""
+    with suppress(PackageNotFoundError, ValueError):
+        origin = json.loads(distribution("ddppo").read_text("direct_url.json") or "{}").get("url", "")
+    if origin.startswith("file:"):
+        origin = unquote(urlsplit(origin).path)
+    return f"pip install {shlex.quote(origin or f'ddppo=={ddppo.__version__}')}"
+
+
+def command(module: str, *words: str, folder: Path | None = None) -> str:
+    """Return `python -m <module> <words>` as it can be pasted into a shell, today's or a new one.
+
+    folder: where it is typed, if not in the current one.
+    """
+    return " ".join([_interpreter(folder), "-m", module, *map(_quoted, words)])
+
+
+def program(name: str) -> str:
+    """Return how to type a program of this environment: by its name where a shell finds it, else as a module."""
+    return name if _is_ours(name) else f"{_interpreter()} -m {_MODULE_OF.get(name, name)}"
+
+
+def see_current_folder() -> None:
+    """Have a console command (ddppo-train) import modules of the current folder, as `python -m ddppo.train` does.
+
+    Python puts the folder of the script there instead. With `python -P` or PYTHONSAFEPATH neither sees the folder.
+    """
+    if Path(sys.argv[0]).name.startswith("ddppo-") and not sys.flags.safe_path:
+        with suppress(FileNotFoundError):  # a folder that was removed
+            if sys.path[:1] != [os.getcwd()]:
+                sys.path.insert(0, os.getcwd())
+
+
+_MODULE_OF = {"tensorboard": "tensorboard.main"}
+
+
+def _interpreter(folder: Path | None = None) -> str:
+    """Return `python` if that is this interpreter, else its path, from `folder` where it is below."""
+    if not sys.executable or _is_ours("python"):
+        return "python"
+    path, here = Path(sys.executable), (folder or Path()).absolute()
+    return shlex.quote(
+        str(path.relative_to(here) if path.parent != here and path.is_relative_to(here) else path)
+    )
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a shell that finds `name` finds that of this environment.
+
+    The folder tells: interpreters of several environments are links to the same file.
+    """
+    found = shutil.which(name)
+    return found is not None and Path(found).parent.resolve() == Path(sys.executable).parent.resolve()
+
+
+def _quoted(word: str) -> str:
+    key, equals, value = word.partition("=")
+    return f"{key}={shlex.quote(value)}" if equals and shlex.quote(key) == key else shlex.quote(word)
 
 
 def _installed(name: str) -> str:

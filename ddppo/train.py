@@ -27,7 +27,7 @@ from ddppo.door.sweep_folder import SweepFolder
 from ddppo.door.sweeps import tell_sweep, train_in_sweep
 from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
 from ddppo.errors import ConfigError, Stopped, StorageError, TrainingError
-from ddppo.package import versions
+from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
 from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
 from ddppo.terminal import unbroken_streams
@@ -49,6 +49,7 @@ def main() -> None:
     75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended it, and it can go on. 128 + a signal:
     what else stopped it, as 130 is Ctrl-C.
     """
+    see_current_folder()
     note_beginning()
     limits.allow_open_files()
     if under_torchrun():

@@ -1,6 +1,5 @@
 """What advice is asked, and what it does then: probe, choose, say. Imports no torch."""
 
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from math import inf, isfinite, isnan
 from pathlib import Path
 from statistics import median
 
+from ddppo import package
 from ddppo.advice import text
 from ddppo.advice.candidates import Candidate, Question, candidates, changes_learning, question, variants
 from ddppo.advice.cluster import through_slurm
@@ -117,7 +117,7 @@ def _say_command(asked: Question, chosen: Candidate) -> None:
     if changed := changes_learning(asked, chosen):
         print(f"Steps/s were compared; {', '.join(changed)} may change what is learnt from as many steps.")
     sweep = ["-m"] if asked.through_slurm else []
-    print(f"\n{shlex.join(['python', '-m', 'ddppo.train', *sweep, *asked.fixed, *chosen.overrides])}\n")
+    print(f"\n{package.command('ddppo.train', *sweep, *asked.fixed, *chosen.overrides)}\n")
 
 
 def _bill(options: AdviseConfig, config: Config) -> text.Bill:

@@ -1,12 +1,12 @@
 """Ranks that others wait for at every rollout, and what could be done about it. Imports no torch."""
 
-import shlex
 from dataclasses import replace
 from statistics import median
 
 from ddppo.advice.candidates import Question
 from ddppo.advice.race import Entrant
 from ddppo.config.rules.dist.preempting import awaited_ranks
+from ddppo.package import command
 
 _SLOWER = 1.5  # times as long a rollout as the median of all ranks
 _PAYS_FROM = (
@@ -36,5 +36,5 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
         f"{', '.join(map(str, slow))}, whose rollouts take up to {max(rollouts) / others:,.1f} times as long. "
         "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of what is slow, and no "
         "run can be repeated to the bit (docs/topologies.md). To try it: "
-        f"python -m ddppo.advise {shlex.join(settings)} distributed={topologies}"
+        f"{command('ddppo.advise', *settings)} distributed={topologies}"
     )

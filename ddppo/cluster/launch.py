@@ -15,6 +15,7 @@ from ddppo.cluster.submit import Ready, submit
 from ddppo.cluster.watch import watch
 from ddppo.config import Config, SlurmLauncherConfig
 from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
+from ddppo.package import command
 from ddppo.run import sweep
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
@@ -43,7 +44,7 @@ def launch(
             run_dir: plan.book.jobs[plan.name(run_dir)] for run_dir in plan.wanted if run_dir not in results
         }
         if not launcher.wait:
-            print(f"look by: python -m ddppo.jobs {sweep_dir}", flush=True)
+            print(f"look by: {command('ddppo.jobs', str(sweep_dir))}", flush=True)
             return [results.get(run_dir) for run_dir, _ in runs]
         statuses = watch(plan.book, list(jobs.values()), launcher.poll_s, hint="Ctrl-C cancels all")
     except Stopped:  # this process is ended, not the sweep: the jobs go on

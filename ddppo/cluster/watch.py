@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ddppo.cluster.jobs import Book, Job, Status, counts, table
 from ddppo.errors import ClusterError
+from ddppo.package import command
 
 _SILENCE_S = 900.0  # a controller that restarts is away for minutes
 _VISIBLE_S = 60.0  # a file that a node wrote may take so long to be seen on another
@@ -33,7 +34,8 @@ def watch(book: Book, jobs: Sequence[Job], poll_s: float, *, hint: str) -> list[
             except ClusterError as e:
                 if time.monotonic() - answered > _SILENCE_S:
                     raise ClusterError(
-                        f"{e}; the jobs may go on without us: look by python -m ddppo.jobs {book.sweep_dir}"
+                        f"{e}; the jobs may go on without us: look by "
+                        f"{command('ddppo.jobs', str(book.sweep_dir))}"
                     ) from e
                 show.tell(f"SLURM does not answer, trying again: {e}")
                 found = []

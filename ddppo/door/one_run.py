@@ -12,6 +12,7 @@ from ddppo.config import Config
 from ddppo.door.ranks import check, remove_if_empty, run
 from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, Stopped
+from ddppo.package import command
 from ddppo.processes.signals import asks_for_requeue
 from ddppo.run.lock import held
 
@@ -34,7 +35,7 @@ def train_alone(cfg: DictConfig, run_dir: Path) -> None:
         try:
             run(config, run_dir)
         except KeyboardInterrupt as e:
-            remedy = f"go on with: python -m ddppo.train resume={run_dir}"
+            remedy = f"go on with: {command('ddppo.train', f'resume={run_dir}')}"
             number = e.number if isinstance(e, Stopped) else signal.SIGINT
             if not folder.has_checkpoint:
                 raise Stopped(number, "there is no checkpoint") from None

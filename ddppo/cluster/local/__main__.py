@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from ddppo import package
 from ddppo.cluster.local.cluster import DEFAULT_FOLDER, LocalCluster
 from ddppo.errors import ClusterError, ConfigError
 
@@ -58,11 +59,11 @@ a SLURM of {cluster.num_nodes} nodes with {cluster.cpus_per_node} cores each is 
   export SLURM_CONF={cluster.conf}
 
 partitions: debug (the default); low, whose jobs are requeued when one in high wants their nodes
-to end it and its jobs: python -m ddppo.cluster.local down{_dir_option(cluster)}"""
+to end it and its jobs: {package.command("ddppo.cluster.local", "down", *_dir_option(cluster))}"""
 
 
-def _dir_option(cluster: LocalCluster) -> str:
-    return "" if cluster.folder == DEFAULT_FOLDER.expanduser() else f" dir={cluster.folder}"
+def _dir_option(cluster: LocalCluster) -> list[str]:
+    return [] if cluster.folder == DEFAULT_FOLDER.expanduser() else [f"dir={cluster.folder}"]
 
 
 if __name__ == "__main__":

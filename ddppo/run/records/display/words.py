@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config import Config
+from ddppo.package import command, program
 from ddppo.run import checkpoint
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.scaling import BatchShape
@@ -89,17 +90,15 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
         rows.append((f"return {target['return']:g}", reached))
     for told in ("search", "task"):
         rows += list((summary.get(told) or {}).get("said", {}).items())
-    folder = shlex.quote(str(run_dir))
-    more = f" ppo.total_steps={2 * summary['env_steps']}" if summary["status"] == "completed" else ""
+    more = [f"ppo.total_steps={2 * summary['env_steps']}"] if summary["status"] == "completed" else []
     if more and "search" in summary:
-        more = f" search.budget_episodes={2 * summary['config']['search']['budget_episodes']}{more}"
-    commands = [("curves", f"tensorboard --logdir {folder}")]
+        more.insert(0, f"search.budget_episodes={2 * summary['config']['search']['budget_episodes']}")
+    commands = [("curves", f"{program('tensorboard')} --logdir {shlex.quote(str(run_dir))}")]
     has_checkpoint = checkpoint.last(run_dir / "checkpoints") is not None
     if has_checkpoint:
-        commands.append(("evaluate", f"python -m ddppo.evaluate run={folder}"))
-    commands.append(
-        ("go on" if has_checkpoint else "begin anew", f"python -m ddppo.train resume={folder}{more}")
-    )
+        commands.append(("evaluate", command("ddppo.evaluate", f"run={run_dir}")))
+    going_on = command("ddppo.train", f"resume={run_dir}", *more)
+    commands.append(("go on" if has_checkpoint else "begin anew", going_on))
     return _columns(rows, width, [("all numbers", str(run_dir / "summary.json")), *commands])
 
 
