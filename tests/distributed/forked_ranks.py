@@ -10,13 +10,23 @@ from datetime import timedelta
 from multiprocessing import get_context
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from ddppo.collectives import compiled
 from ddppo.collectives.contract import Group
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.distributed.launch import loopback_interface
 from tests.support import NEVER_S, PATIENCE_S, wait_until
+
+
+def need_shared_memory() -> None:
+    """Skip a test whose ranks meet in shared memory where its part in C cannot be had."""
+    try:
+        compiled.prepare()
+    except compiled.NotCompiled as e:
+        pytest.skip(f"dist.collective=shm cannot be here: {e}")
 
 
 @contextmanager
@@ -34,6 +44,8 @@ def forked_ranks(
 
     What a rank raises is what it returned. `machines` names the machine that a rank takes itself to be on.
     """
+    if collective == "shm":
+        need_shared_memory()
     context = get_context("fork")
     port = context.Value("i", 0)
     ends = [context.Pipe(duplex=False) for _ in range(world_size)]

@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 
+from tests.distributed.forked_ranks import need_shared_memory
 from tests.support import PATIENCE_S, TINY, door, run, started, summary
 
 ITERATIONS = 4
@@ -21,6 +22,7 @@ def model(run_dir):
 
 @pytest.mark.slow
 def test_two_machines_learn_what_one_learns_by_shared_memory_and_by_gloo(tmp_path, unused_port):
+    need_shared_memory()
     over, arguments = tmp_path / "over", [*SIZES, f"hydra.run.dir={tmp_path / 'over'}"]
     at = ["--master-addr=127.0.0.1", f"--master-port={unused_port}"]
     first, second = ([*TORCHRUN, f"--node-rank={n}", *at, "-m", "ddppo.train", *arguments] for n in (0, 1))

@@ -5,6 +5,7 @@ from statistics import median
 import pytest
 
 from ddppo.run.records.metrics import METRICS
+from tests.distributed.forked_ranks import need_shared_memory
 from tests.support import TINY, door, lines, summary
 
 PARTS = ("time/t_rollout", "time/t_learn", "time/t_sync", "time/t_comm", "time/t_other")
@@ -20,6 +21,8 @@ SIZES = [
 @pytest.fixture(scope="module", params=["shm", "gloo"])
 def runs(request, tmp_path_factory):
     """Two runs: rank 1 as fast as rank 0, and .15 s a step slower."""
+    if request.param == "shm":
+        need_shared_memory()
     folder, kind = tmp_path_factory.mktemp("timing"), f"dist.collective={request.param}"
     finished = {
         "even": door(*SIZES, kind, run_dir=folder / "even"),
