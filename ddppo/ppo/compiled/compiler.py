@@ -6,6 +6,7 @@ that of the other side.
 """
 
 import fcntl
+import inspect
 import json
 import os
 import shutil
@@ -128,6 +129,7 @@ Program = tuple[torch.export.ExportedProgram, tuple[torch.Tensor, ...]]  # and i
 def compile_step(recipe: Recipe, folder: Path) -> None:
     """Make the libraries in `folder`. Raises CannotCompile, or what torch raises."""
     from torch._inductor import aot_compile
+    from torch._inductor import config as known
 
     dtype, device = getattr(torch, recipe.dtype), torch.device(recipe.device)
     model = build_model(recipe.spec, recipe.model, 0, dtype).to(device)
@@ -137,10 +139,15 @@ def compile_step(recipe: Recipe, folder: Path) -> None:
     for name, (program, inputs) in zip(LIBRARIES, programs, strict=True):
         options = {
             "aot_inductor.output_path": str(folder / f"{name}.so"),
-            "aot_inductor.precompile_headers": False,  # they stay in the temporary folder, wherever the cache is
             "cpp.threads": recipe.threads,
         }
-        aot_compile(program.module(check_guards=False), inputs, options=options)
+        # What follows torch 2.6 lacks. Headers that are compiled stay in the temporary folder, wherever the cache is.
+        if hasattr(known.aot_inductor, "precompile_headers"):
+            options["aot_inductor.precompile_headers"] = False
+        # And its graphs check nothing of what they are given; later ones do unless told not to.
+        has_guards = "check_guards" in inspect.signature(program.module).parameters
+        graph = program.module(check_guards=False) if has_guards else program.module()
+        aot_compile(graph, inputs, options=options)
 
 
 def gradient_program(model: ActorCritic, recipe: Recipe) -> Program:
