@@ -7,7 +7,7 @@ import argparse
 import os
 import re
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Quote, QuotedString
@@ -47,12 +47,31 @@ class _Parser(argparse.ArgumentParser):
     """Hydra's parser, which says a mistake in our words and knows flags by their whole names only."""
 
     def __init__(self) -> None:
+        let_hydra_parse()
         super().__init__(
             add_help=False, allow_abbrev=False, parents=[get_args_parser()], conflict_handler="resolve"
         )
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{' '.join(message.split())}; --help shows how ddppo.train is called")
+
+
+def let_hydra_parse() -> None:
+    """Have argparse of Python 3.14, which looks at help texts as they are given, pass those that are no text yet.
+
+    Hydra 1.3 writes one of them when it is shown: without this no command of its would start there.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None or hasattr(check, "passes_others"):
+        return
+
+    def check_texts(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if action.help is None or isinstance(action.help, str):
+            check(parser, action)
+
+    ours: Any = check_texts
+    ours.passes_others = True
+    setattr(argparse.ArgumentParser, "_check_help", ours)  # noqa: B010 (mypy knows no such method)
 
 
 def prepared_arguments(arguments: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 `make package` runs these. They fetch nothing: the new environment takes what ddppo stands on from this one.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hydra._internal.utils import get_args_parser
 
 import ddppo
 from ddppo import package
+from ddppo.door.arguments import let_hydra_parse
 from tests.support import CHECKOUT
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -266,6 +269,21 @@ def test_console_commands_import_from_the_current_folder_and_other_programs_as_t
     monkeypatch.setattr(sys, "path", ["/env/bin", *sys.path])
     package.see_current_folder()
     assert (sys.path[0] == str(tmp_path)) == name.endswith("ddppo-train")
+
+
+def test_hydra_s_options_pass_the_look_at_help_texts_that_python_has_had_since_3_14(monkeypatch):
+    def check(parser, action):
+        if action.help is not None and "%" in action.help % {}:
+            raise ValueError("badly formed help string")
+
+    monkeypatch.setattr(argparse.ArgumentParser, "_check_help", check, raising=False)
+    let_hydra_parse()
+    let_hydra_parse()
+    parser = get_args_parser()
+    for action in parser._actions:
+        parser._check_help(action)
+    with pytest.raises(ValueError, match="badly formed"):
+        parser._check_help(argparse.Action([], "wrong", help="100 %% of %%"))
 
 
 def test_versions_are_one():
