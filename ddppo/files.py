@@ -4,16 +4,21 @@ Everything here raises StorageError where the operating system refuses, with the
 no temporary file behind. What kill -9 leaves is removed by `remove_leftovers`.
 """
 
+import errno
+import functools
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from ddppo.errors import StorageError
+from ddppo.terminal import warn
 
+_NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what a file system says of calls that it does not have
 _PLAIN = (type(None), bool, int, float, str)  # not what is derived of them, as NumPy's numbers are
 
 
@@ -35,12 +40,29 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                _sync(file, path)
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):  # a read-only disk; what it holds is hidden, and goes at the next start
                 temporary.unlink(missing_ok=True)
             raise
+
+
+def _sync(file: IO[Any], path: Path) -> None:
+    try:
+        os.fsync(file.fileno())
+    except OSError as e:
+        if e.errno not in _NOT_THERE:
+            raise
+        _say_once(
+            f"{path.parent}: the file system cannot say when a file is on its disk (fsync: {e.strerror}): a power cut may "
+            "cost the last checkpoints"
+        )
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    warn(text)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -83,7 +105,12 @@ def move_aside(path: Path, *, label: str = "") -> Path | None:
         return None
     kept = free_name(path, label)
     with stored(kept):
-        path.rename(kept)
+        try:
+            path.rename(kept)
+        except OSError as e:
+            if e.errno != errno.EXDEV:  # a folder of an image's lower layer (overlayfs)
+                raise
+            shutil.move(path, kept)
     return kept
 
 

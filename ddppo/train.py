@@ -49,6 +49,8 @@ def main() -> None:
     75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended it, and it can go on. 128 + a signal:
     what else stopped it, as 130 is Ctrl-C.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ddppo/__init__.py left it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     see_current_folder()
     note_beginning()
     limits.allow_open_files()

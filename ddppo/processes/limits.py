@@ -78,6 +78,8 @@ def met(error: BaseException | None) -> str | None:
 def why(error: OSError) -> str:
     """Return what the system said of a file or a process that it refused, with the limit behind it."""
     said = error.strerror or str(error)
+    if error.errno in (errno.EXDEV, errno.ENOTSUP, errno.ENOSYS):
+        return f"{said}: the file system lacks what a whole file needs (rename): use a folder on another one"
     return f"{said}: {words}" if (words := _met(error)) else said
 
 

@@ -9,6 +9,7 @@ from typing import IO
 
 from ddppo.errors import RunFolderError
 from ddppo.files import stored
+from ddppo.terminal import warn
 
 _LOOK_EVERY_S = 0.2
 
@@ -26,18 +27,18 @@ def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("a+")
     with lock as file:
-        while not _take(file):
+        while not _take(file, folder):
             if time.monotonic() >= end:
                 raise RunFolderError(f"{folder} is in use by another process: let that end first")
             time.sleep(_LOOK_EVERY_S)
         yield
 
 
-def _take(file: IO[str]) -> bool:
+def _take(file: IO[str], folder: Path) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
-        pass
+    except OSError as e:
+        warn(f"{folder}: the file system has no locks ({e.strerror}): nothing keeps a second command out of it")
     return True

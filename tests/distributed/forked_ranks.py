@@ -14,19 +14,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives import compiled
 from ddppo.collectives.contract import Group
 from ddppo.collectives.meeting import Wanted, meet
-from ddppo.distributed.launch import loopback_interface
+from ddppo.distributed.network import loopback_interface
+from ddppo.native.compiling import SHARED_MEMORY
 from tests.support import NEVER_S, PATIENCE_S, wait_until
 
 
 def need_shared_memory() -> None:
     """Skip a test whose ranks meet in shared memory where its part in C cannot be had."""
-    try:
-        compiled.prepare()
-    except compiled.NotCompiled as e:
-        pytest.skip(f"dist.collective=shm cannot be here: {e}")
+    if why_not := SHARED_MEMORY.why_not():
+        pytest.skip(f"dist.collective=shm cannot be here: {why_not}")
 
 
 @contextmanager
