@@ -18,7 +18,11 @@ from typing import IO, Any
 from ddppo.errors import StorageError
 from ddppo.terminal import warn
 
-_NOT_THERE = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # what a file system says of calls that it does not have
+_NOT_THERE = (
+    errno.EINVAL,
+    errno.ENOTSUP,
+    errno.ENOSYS,
+)  # what a file system says of calls that it does not have
 _PLAIN = (type(None), bool, int, float, str)  # not what is derived of them, as NumPy's numbers are
 
 

@@ -40,5 +40,7 @@ def _take(file: IO[str], folder: Path) -> bool:
     except BlockingIOError:
         return False
     except OSError as e:
-        warn(f"{folder}: the file system has no locks ({e.strerror}): nothing keeps a second command out of it")
+        warn(
+            f"{folder}: the file system has no locks ({e.strerror}): nothing keeps a second command out of it"
+        )
     return True
