@@ -286,6 +286,11 @@ def test_hydra_s_options_pass_the_look_at_help_texts_that_python_has_had_since_3
         parser._check_help(argparse.Action([], "wrong", help="100 %% of %%"))
 
 
+def test_no_script_of_a_study_hides_a_module_of_python_s():
+    scripts = (CHECKOUT / "experiments").rglob("*.py")  # whose folder comes first in Python's path
+    assert [path for path in scripts if path.stem in sys.stdlib_module_names] == []
+
+
 def test_versions_are_one():
     assert ddppo.__version__ == PROJECT["version"]
     assert f"version: {PROJECT['version']}\n" in (CHECKOUT / "CITATION.cff").read_text()

@@ -1,6 +1,6 @@
 """Do games of ours come to what scripted defenders came to elsewhere? Writes statistics.csv and the table of README.md.
 
-python -m experiments.cage2.statistics [--episodes 1000] [--seed 0]
+python -m experiments.cage2.scripted [--episodes 1000] [--seed 0]
 """
 
 import argparse
