@@ -59,8 +59,8 @@ def _sync(file: IO[Any], path: Path) -> None:
         if e.errno not in _NOT_THERE:
             raise
         _say_once(
-            f"{path.parent}: the file system cannot say when a file is on its disk (fsync: {e.strerror}): a power cut may "
-            "cost the last checkpoints"
+            f"{path.parent}: the file system cannot say when a file is on its disk (fsync: {e.strerror}): a power "
+            "cut may cost the last checkpoints"
         )
 
 

@@ -79,9 +79,9 @@ def _command() -> None:
         if "--version" in sys.argv[1:]:
             print(versions())
             return
-        limits.check_threads()
         if low := limits.too_low():
             raise ConfigError(low)
+        limits.check_threads()
         # For summary.json, which rank 0 writes, in whatever process: as it was typed.
         os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
         sys.argv[1:] = prepared_arguments(sys.argv[1:])

@@ -45,6 +45,10 @@ def prepare(world_size: int) -> None:
 
 def _ready_server() -> ForkServer:
     if _server is None or not _server.is_usable:
+        if _server is not None and (said := _server.fault()):
+            warn(
+                f"the process that ranks are forked from failed: {said}; another one is started, which takes longer"
+            )
         _keep(ForkServer.started())
     assert _server is not None
     _have_imported(_server)

@@ -149,6 +149,13 @@ class ForkServer:
         """Whether it lives and is this process's."""
         return self._owner == os.getpid() and not self._ended()
 
+    def fault(self) -> str | None:
+        """Return what a server that has ended told of a fault of its own, if it did."""
+        with suppress(ForkServerLost):
+            while self.hear(0.0):
+                pass
+        return self._said
+
     def have_imported(self, modules: Sequence[str]) -> None:
         """Have the server import `modules`, without waiting for it. Raises ForkServerLost."""
         self.tell({"modules": list(modules)})

@@ -53,7 +53,7 @@ def is_over(end: float | None) -> bool:
 
 def now_here() -> str:
     """Return this instant for processes of this machine, until it boots again: nothing sets this clock."""
-    return f"{time.clock_gettime(_CLOCK):.3f} {_boot()}"
+    return f"{time.clock_gettime(_CLOCK)} {_boot()}"
 
 
 def seconds_since(instant: str) -> float | None:

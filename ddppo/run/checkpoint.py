@@ -1,6 +1,7 @@
 """Checkpoints: whole on disk or not there, loadable without unpickling code. Imports torch only to save and load."""
 
 import io
+import platform
 import re
 import zipfile
 from pathlib import Path
@@ -21,11 +22,31 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
     # torch's own writer answers a full disk with an error of its own beside the disk's.
     content = io.BytesIO()
-    torch.save({"format": FORMAT, "version": VERSION, **state}, content)
+    torch.save({"format": FORMAT, "version": VERSION, "made_by": _makers(), **state}, content)
     with stored(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path, "wb") as file:
         file.write(content.getbuffer())
+
+
+def _makers() -> dict[str, str]:
+    """Return the versions on which the bits of a run depend."""
+    import torch
+
+    return {"torch": str(torch.__version__), "Python": platform.python_version()}
+
+
+def made_elsewhere(state: dict[str, Any]) -> str | None:
+    """Return what else made a checkpoint's state than what would go on from it now; None if nothing that is known."""
+    made_by, now = state.get("made_by", {}), _makers()
+    other = {name: version for name, version in made_by.items() if version != now.get(name)}
+    if not other:
+        return None
+    was, is_now = (" and ".join(f"{name} {of.get(name)}" for name in other) for of in (other, now))
+    return (
+        f"its checkpoint was made by {was}, and this is {is_now}: the run goes on, and its last bits may differ from "
+        "those of a run that was not interrupted"
+    )
 
 
 def save_iteration(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:

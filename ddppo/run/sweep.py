@@ -72,13 +72,14 @@ def enter(run_dir: Path, config: Config) -> Entry:
         why = "its only checkpoint is damaged" if damaged else "it ended without a checkpoint"
         return Entry(remark=_set_aside(run_dir, why))
     try:
-        env_steps = checkpoint.load(path)["env_steps"]
+        state = checkpoint.load(path)
     except RunFolderError as e:
         return Entry(remark=_set_aside(run_dir, str(e)))
+    env_steps, told = state["env_steps"], checkpoint.made_elsewhere(state)
     remark = f"goes on at {env_steps:,} of {config.ppo.total_steps:,} steps"
     if env_steps >= config.ppo.total_steps:
         remark = "trained to its end already; its summary is written"
-    return Entry(remark=remark)
+    return Entry(remark=f"{remark}; {told}" if told else remark)
 
 
 def is_complete(run_dir: Path, config: Config) -> bool:

@@ -14,6 +14,7 @@ from ddppo.run import checkpoint, sweep
 from ddppo.run.checkpoints import exactness
 from ddppo.run.evaluating.evaluation import load_policy
 from ddppo.run.folder import RunFolder
+from ddppo.terminal import warn
 
 # What a resumed run may change; everything else would make it a different run.
 _MAY_CHANGE = (
@@ -107,6 +108,8 @@ def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
         )
     if path is not None:
         state = checkpoint.load(path)
+        if told := checkpoint.made_elsewhere(state):
+            warn(f"{run_dir}: {told}")
         policy = load_policy(dataclasses.replace(config, device="cpu"), state)
         curriculum = curriculum_for(config.curriculum, config.env.id, policy.spec)
         Rounds(config.seed, 1, curriculum).restore(state.get("curriculum"))
