@@ -5,7 +5,6 @@ no temporary file behind. What kill -9 leaves is removed by `remove_leftovers`.
 """
 
 import errno
-import functools
 import json
 import math
 import os
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ddppo.errors import StorageError
-from ddppo.terminal import warn
+from ddppo.terminal import warn_once
 
 _NOT_THERE = (
     errno.EINVAL,
@@ -58,15 +57,10 @@ def _sync(file: IO[Any], path: Path) -> None:
     except OSError as e:
         if e.errno not in _NOT_THERE:
             raise
-        _say_once(
+        warn_once(
             f"{path.parent}: the file system cannot say when a file is on its disk (fsync: {e.strerror}): a power "
             "cut may cost the last checkpoints"
         )
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    warn(text)
 
 
 def write_text(path: Path, text: str) -> None:
