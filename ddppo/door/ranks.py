@@ -14,6 +14,7 @@ from ddppo.door.torchrun import lead, under_torchrun
 from ddppo.errors import ConfigError, Stopped
 from ddppo.processes import limits
 from ddppo.processes.signals import end_of_time, is_over
+from ddppo.terminal import warn
 
 _FILES = 16  # that a process which starts ranks has open, besides one for each of them
 
@@ -25,6 +26,8 @@ def check(config: Config) -> None:
 
     if config.dist.world_size > 1 and (low := limits.too_low(_FILES + config.dist.world_size)):
         raise ConfigError(low)
+    if little := limits.little_memory(machine.local_world_size(config)):
+        warn(little)
     # The checks compute, and so does a job of a sweep before one with several ranks.
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
     if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():

@@ -19,6 +19,8 @@ from ddppo.processes.cores import allowed_cores, control_groups, text_of
 
 _OPEN_FILES = (65_536, 10_240)  # the latter is the most that macOS takes
 _LEAST_ADDRESSES = 1 << 30  # bytes; with 0.9 GB libraries of torch abort or hang, each time another one
+# Of CartPole, measured in a control group: 262, 412 and 482 MB at W=1, 2 and 4, what processes share counted once.
+_RUN_BYTES, _SERVER_BYTES, _RANK_BYTES = 250e6, 80e6, 35e6
 _NO_MEMORY = re.compile(
     r"failed to map segment|can't allocate memory|cannot allocate|bad_alloc|not enough memory|unable to mmap",
     re.I,
@@ -47,6 +49,18 @@ def too_low(num_files: int = 0) -> str | None:
         if soft != resource.RLIM_INFINITY and soft < least:
             return _in_words(what, "is too low")
     return None
+
+
+def little_memory(world_size: int) -> str | None:
+    """Return that the control group leaves a run of so many ranks less memory than the smallest takes, if so."""
+    has, takes = memory_limit(), _RUN_BYTES + (world_size > 1) * (_SERVER_BYTES + world_size * _RANK_BYTES)
+    if has >= takes:
+        return None
+    return (
+        f"the control group of this process leaves it {_size(has)} of memory, and a run of dist.world_size="
+        f"{world_size} takes {_size(takes)} or more: the system may end it with signal 9; raise it, e.g. docker run "
+        "--memory 2g"
+    )
 
 
 def check_threads() -> None:

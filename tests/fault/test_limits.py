@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
-from ddppo.errors import StorageError
+from ddppo.cluster.local.cluster import LocalCluster
+from ddppo.cluster.local.conf import _user
+from ddppo.errors import ClusterError, ConfigError, StorageError
 from ddppo.processes import limits
 from tests.support import CHECKOUT, Program, descendants, run, started, summary, wait_until
 
@@ -155,6 +157,14 @@ def test_limits_of_control_groups_are_named(tmp_path, monkeypatch):
     )
 
 
+def test_a_control_group_with_too_little_memory_is_warned_of_before_it_ends_a_run(monkeypatch):
+    monkeypatch.setattr(limits, "memory_limit", lambda: 300e6)
+    assert limits.little_memory(1) is None
+    said = limits.little_memory(2)
+    assert said.startswith("the control group of this process leaves it 300 MB of memory, and a run of")
+    assert "dist.world_size=2 takes 400 MB or more" in said
+
+
 def test_signal_9_hints_at_memory_and_names_the_limit_of_the_control_group(monkeypatch):
     monkeypatch.setattr(limits, "memory_limit", lambda: 1e9)
     said = "Signal 9 is often the system's answer to too little memory (this process may use 1.0 GB of it, by its"
@@ -208,6 +218,20 @@ def test_an_odd_environment_changes_nothing(tmp_path, environ):
     bare = ["env", "-i", *(f"{name}={value}" for name, value in (known | environ).items())]
     result = run(Program([*bare, f"PYTHONPATH={CHECKOUT}", *command]), run_dir)
     assert (result.code, result.stderr) == (0, "")
+
+
+def test_a_user_without_a_home_or_a_name_is_told_that_a_local_slurm_needs_both(monkeypatch):
+    def nobody(*args):
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(
+        ConfigError, match=r"slurm: this user has no home folder: set HOME, or add dir=<folder>"
+    ):
+        LocalCluster()
+    with pytest.raises(ClusterError, match=r"user \d+ has no entry in /etc/passwd: add one"):
+        _user()
 
 
 # -- Ctrl-C before there is a run -------------------------------------------------------------------------------------

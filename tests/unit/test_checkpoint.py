@@ -25,6 +25,7 @@ def test_what_was_saved_comes_back(tmp_path):
     checkpoint.save(path, STATE)
     state = checkpoint.load(path)
     assert torch.equal(state["model"].pop("weight"), STATE["model"]["weight"])
+    assert state.pop("made_by").keys() == {"torch", "Python"}
     assert state == {**STATE, "model": {}, "format": checkpoint.FORMAT, "version": checkpoint.VERSION}
     assert names(path.parent) == ["best.pt"]
 

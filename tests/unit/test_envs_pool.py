@@ -74,7 +74,8 @@ def test_a_fork_server_that_is_killed_is_told_of(pool):
     envs.reset(range(4))
     os.kill(envs._stepper.server.pid, signal.SIGKILL)
     with pytest.raises(
-        EnvWorkerLost, match=r"^environments 0 to 3 of rank 3, .* fork from ended with signal 9"
+        EnvWorkerLost,
+        match=r"^environments 0 to 3 of rank 3, .* fork from ended with signal 9, and they with it$",
     ):
         step_often(envs)
 

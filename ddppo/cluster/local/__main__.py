@@ -1,5 +1,6 @@
 """The door `python -m ddppo.cluster.local`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -63,7 +64,7 @@ to end it and its jobs: {package.command("ddppo.cluster.local", "down", *_dir_op
 
 
 def _dir_option(cluster: LocalCluster) -> list[str]:
-    return [] if cluster.folder == DEFAULT_FOLDER.expanduser() else [f"dir={cluster.folder}"]
+    return [] if str(cluster.folder) == os.path.expanduser(DEFAULT_FOLDER) else [f"dir={cluster.folder}"]
 
 
 if __name__ == "__main__":

@@ -45,7 +45,12 @@ class LocalCluster:
     """
 
     def __init__(self, folder: Path = DEFAULT_FOLDER, num_nodes: int = 8, cpus_per_node: int = 8) -> None:
-        self.folder = Path(folder).expanduser().absolute()
+        try:
+            self.folder = Path(folder).expanduser().absolute()
+        except RuntimeError:
+            raise ConfigError(
+                f"{folder}: this user has no home folder: set HOME, or add dir=<folder>"
+            ) from None
         self.num_nodes = num_nodes
         self.cpus_per_node = cpus_per_node
         self.conf = self.folder / "slurm.conf"

@@ -75,13 +75,23 @@ def slurm_conf(folder: Path, num_nodes: int, cpus_per_node: int) -> str:
         port=first_port,
         first_node_port=first_port + 1,
         last_node_port=first_port + num_nodes,
-        user=pwd.getpwuid(os.geteuid()).pw_name,
+        user=_user(),
         folder=folder,
         # submitit looks for results by job id, so that an id that comes again would find another job's
         first_job_id=1 + secrets.randbelow(60_000_000),
         num_nodes=num_nodes,
         cpus=cpus_per_node,
     )
+
+
+def _user() -> str:
+    """Return the name that SLURM knows this user by. Raises ClusterError where there is none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise ClusterError(
+            f"SLURM runs for users with a name, and user {os.geteuid()} has no entry in /etc/passwd: add one"
+        ) from None
 
 
 def _free_ports(count: int) -> int:
