@@ -225,9 +225,10 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 def _folders() -> Iterator[Path]:
     """Yield the folders that can keep libraries: this user's cache, and this user's part of the temporary folder."""
-    home = os.environ.get("XDG_CACHE_HOME")
+    home = os.environ.get("XDG_CACHE_HOME", "")
     with suppress(OSError, RuntimeError):  # RuntimeError: this user has no home
-        cache = (Path(home) if home else Path.home() / ".cache") / "ddppo"
+        # The standard has a relative path ignored: https://specifications.freedesktop.org/basedir-spec
+        cache = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "ddppo"
         cache.mkdir(parents=True, exist_ok=True)
         if os.access(cache, os.R_OK | os.W_OK | os.X_OK):
             yield cache

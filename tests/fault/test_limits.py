@@ -3,11 +3,16 @@
 import os
 import re
 import resource
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from ddppo import native
 from ddppo.cluster.local.cluster import LocalCluster
 from ddppo.cluster.local.conf import _user
 from ddppo.errors import ClusterError, ConfigError, StorageError
@@ -217,6 +222,52 @@ def test_an_odd_environment_changes_nothing(tmp_path, environ):
     known = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     bare = ["env", "-i", *(f"{name}={value}" for name, value in (known | environ).items())]
     result = run(Program([*bare, f"PYTHONPATH={CHECKOUT}", *command]), run_dir)
+    assert (result.code, result.stderr) == (0, "")
+
+
+def allowed(*command):
+    """Return a command, or skip the test where this user or machine may not do what it begins with."""
+    if shutil.which(command[0]) is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip(f"{command[0]} is not allowed here")
+    return list(command)
+
+
+@linux
+@pytest.mark.slow
+def test_a_user_without_a_home_a_name_or_a_cache_trains(tmp_path):
+    """It compiles in the temporary folder. The user may read everything, wherever Python and the checkout are."""
+    reads = "+dac_read_search"
+    user = allowed(
+        "setpriv",
+        "--reuid=54321",
+        "--regid=54321",
+        "--clear-groups",
+        f"--inh-caps={reads}",
+        f"--ambient-caps={reads}",
+    )
+    folder = Path(tempfile.mkdtemp())  # all folders above it can be entered
+    try:
+        folder.chmod(0o777)
+        run_dir = folder / "run"
+        train = [sys.executable, "-m", "ddppo.train", *SMALL, *W2, f"hydra.run.dir={run_dir}"]
+        bare = ["env", "-i", f"PATH={os.environ['PATH']}", f"TMPDIR={folder}", f"PYTHONPATH={CHECKOUT}"]
+        result = run(Program([*user, *bare, *train]), run_dir)
+        assert (result.code, result.stderr) == (0, "")
+        assert list((folder / "ddppo-54321").glob("native_*.so")) or native.why_not()
+    finally:
+        shutil.rmtree(folder)
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["size=64k", "ro"])
+def test_a_dev_shm_that_holds_nothing_suffices(tmp_path, option):
+    own_mounts = allowed("unshare", "--mount")
+    mounted = f'mount -t tmpfs -o {option} tmpfs /dev/shm && exec "$@"'
+    run_dir = tmp_path / "run"
+    settings = (*SMALL, *W2, "env.backend=pool", "env.num_workers=2", f"hydra.run.dir={run_dir}")
+    train = [sys.executable, "-m", "ddppo.train", *settings]
+    result = run(Program([*own_mounts, "sh", "-c", mounted, "sh", *train]), run_dir)
     assert (result.code, result.stderr) == (0, "")
 
 
