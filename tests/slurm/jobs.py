@@ -1,5 +1,6 @@
 """Runs as real jobs: submitted by submitit as a launcher does it, watched by squeue."""
 
+import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -138,7 +139,9 @@ class Jobs:
         self, runs: Sequence[tuple[Config, Path]], layout: RankLayout, *, signal_s: int = 20, **more: Any
     ) -> list[Job]:
         launcher = SlurmLauncherConfig(signal_s=signal_s, additional_parameters={"chdir": str(CHECKOUT)})
-        executor = submitit.SlurmExecutor(self.folder / "submitit", python=f"exec {sys.executable}")
+        executor = submitit.SlurmExecutor(
+            self.folder / "submitit", python=f"exec {shlex.quote(sys.executable)}"
+        )
         executor.update_parameters(**(sbatch_parameters(layout, launcher, "test") | more))
         for config, run_dir in runs:
             (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
