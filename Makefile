@@ -15,6 +15,8 @@ help:  ## list the targets
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "ddppo needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
+	@$(PY) -m pip --version >/dev/null 2>&1 || { rm -rf .venv; \
+	  echo "$(PYTHON) makes environments without pip: apt-get install python3-venv, or name another: make PYTHON=python3.12"; exit 1; }
 	.venv/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
 	.venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
