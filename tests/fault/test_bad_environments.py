@@ -4,7 +4,7 @@ import pytest
 
 from ddppo import train
 from ddppo.evaluate import main as evaluate
-from tests.support import TINY, door, lines, summary
+from tests.support import CHECKOUT, TINY, door, lines, summary
 
 WRONG = [*TINY, "env=gym", "env.id=tests.fault.wrong_env:Wrong-v0", "env.num_envs=2", "ppo.rollout_steps=8"]
 
@@ -56,7 +56,7 @@ def test_what_environments_do_wrong_is_said_of_them_and_not_of_the_loss(trained,
     assert stderr.startswith("error: ")
     assert said in stderr
     assert "loss" not in stderr
-    assert "ddppo/" not in stderr
+    assert f"{CHECKOUT}/ddppo/" not in stderr
 
 
 def test_a_fault_in_evaluation_is_evaluations(trained, monkeypatch, capsys, tmp_path):

@@ -37,7 +37,8 @@ def test_a_disk_that_fills_up_ends_the_run_with_its_last_state_intact(tmp_path, 
         wait_for_end_of_ranks(run_dir)
     assert process.returncode == 1
     last = checkpoint.last(run_dir / "checkpoints")
-    assert "cannot be written: File too large. The last good checkpoint is " in stderr
+    assert "cannot be written: File too large: the limit of a file's size, " in stderr
+    assert ". The last good checkpoint is " in stderr
     assert f"once that can be written, go on with resume={run_dir}" in stderr
     assert "Traceback" not in stderr
     assert checkpoint.is_whole(last)
