@@ -45,7 +45,7 @@ _USED_FROM_STEPS = (
 )
 _POLL_S = 0.1
 _TRIED_ROWS = 111  # whole tiles and their remainders, in one block of rows and the next
-_HOW_MUCH_SLOWER = "Small networks take several times as long; docs/performance.md has figures"
+_HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
 
 
 def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
