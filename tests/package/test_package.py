@@ -24,7 +24,7 @@ from ddppo.door.arguments import let_hydra_parse
 from tests.support import CHECKOUT
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-CACHE = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where C++ is compiled once
+CACHE = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))  # where C++ is compiled once
 TASK = """
 import gymnasium as gym
 from gymnasium.envs.classic_control import CartPoleEnv

@@ -1,6 +1,7 @@
 """A real SLURM for the tests of this folder, and jobs on it."""
 
 import os
+import pwd
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,6 +17,10 @@ def cluster():
     """A cluster of 4 nodes; what runs in it is gone at the end of the session."""
     if missing := missing_programs():
         pytest.skip(f"SLURM is not installed, there is no {', '.join(missing)}: apt-get install {PACKAGES}")
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        pytest.skip(f"SLURM runs for users with a name, and user {os.getuid()} has none")
     folder = Path(tempfile.mkdtemp(prefix="ddslurm"))
     with LocalCluster(folder, num_nodes=4, cpus_per_node=8) as cluster:
         yield cluster

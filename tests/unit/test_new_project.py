@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from ddppo.new import make_project
 from tests.support import CHECKOUT, PATIENCE_S
 
 GUIDE = CHECKOUT / "docs" / "guide"
-CACHE = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where C++ is compiled once
+CACHE = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))  # where C++ is compiled once
 
 
 def typed(command, folder):
