@@ -6,7 +6,14 @@ from ddppo import train
 from ddppo.evaluate import main as evaluate
 from tests.support import CHECKOUT, TINY, door, lines, summary
 
-WRONG = [*TINY, "env=gym", "env.id=tests.fault.wrong_env:Wrong-v0", "env.num_envs=2", "ppo.rollout_steps=8"]
+WRONG = [
+    *TINY,
+    "env=gym",
+    "env.id=tests.fault.wrong_env:Wrong-v0",
+    "env.num_envs=2",
+    "ppo.rollout_steps=8",
+    "env.kwargs.from_seed=3",
+]  # the trial meets no fault
 
 
 @pytest.fixture

@@ -12,13 +12,15 @@ from gymnasium.vector.utils import batch_space
 class Wrong(gym.Env):
     """Goes wrong in the way that `fault` names at its step `step`, if reset with `seed` or that is None.
 
+    Not if reset with a seed below `from_seed`: 3 spares the trial before training.
+
     Episodes last 10 steps. With fault=make, none can be made in any process but `owner`.
     """
 
     action_space = Discrete(2)
 
-    def __init__(self, fault, step=13, seed=None, owner=None):
-        self.fault, self.step_of_fault, self.faulty_seed = fault, step, seed
+    def __init__(self, fault, step=13, seed=None, owner=None, from_seed=0):
+        self.fault, self.step_of_fault, self.faulty_seed, self.from_seed = fault, step, seed, from_seed
         self.observation_space = Box(-1, 1, (2,), np.float32)
         self.num_steps = 0
         if fault == "make" and os.getpid() != owner:
@@ -28,7 +30,7 @@ class Wrong(gym.Env):
         super().reset(seed=seed)
         if seed is not None:
             self.num_steps = 0
-            self.is_faulty = self.faulty_seed in (None, seed)
+            self.is_faulty = self.faulty_seed in (None, seed) and seed >= self.from_seed
         if self.fault == "nan in reset" and self.num_steps and self.is_faulty:
             return np.full(2, np.nan, np.float32), {}
         return np.zeros(2, np.float32), self.info(np.ones(2, np.int8))

@@ -15,7 +15,8 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
 from ddppo.envs.encoding.rows import RowEncoder
 from ddppo.envs.probing import probe
-from ddppo.envs.saving import packed, reason_why_not, unpacked
+from ddppo.envs.probing.trial import tried
+from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from tests.unit.box2d import BOX2D
 
@@ -144,8 +145,8 @@ def test_environments_of_a_pool_dealt_otherwise_go_on_to_the_bit(batch, name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_door_finds_that_they_can_be_saved(name):
-    assert reason_why_not(TASKS[name]) is None
-    assert reason_why_not(_with(TASKS[name], "sync")) is None
+    assert tried(TASKS[name]).why_inexact is None
+    assert tried(_with(TASKS[name], "sync")).why_inexact is None
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def registered(monkeypatch, cls):
 
 def test_a_task_that_is_no_data_plays_its_episode_again(batch, monkeypatch):
     env = EnvConfig(id=registered(monkeypatch, Opaque))
-    assert reason_why_not(env) is None
+    assert tried(env).why_inexact is None
     goes_on_to_the_bit(batch, env, "sync")
 
 
@@ -255,7 +256,7 @@ def test_an_episode_that_is_too_long_to_be_played_again_is_not_kept(batch, monke
 
 @pytest.mark.parametrize(("cls", "kwargs"), [(Shared, {}), (Opaque, {"forgets": False})])
 def test_a_task_that_remembers_elsewhere_is_found_at_the_door(monkeypatch, cls, kwargs):
-    reason = reason_why_not(EnvConfig(id=registered(monkeypatch, cls), kwargs=kwargs))
+    reason = tried(EnvConfig(id=registered(monkeypatch, cls), kwargs=kwargs)).why_inexact
     assert "another observation" in reason
 
 
@@ -273,7 +274,7 @@ class Slow(Shared):
 
 def test_of_a_slow_task_fewer_steps_are_tried_but_the_next_episode_still_is(monkeypatch):
     env = EnvConfig(id=registered(monkeypatch, Slow))
-    assert re.search(r"another observation in the reset after [34] steps", reason_why_not(env))  # not 21
+    assert re.search(r"another observation in the reset after [34] steps", tried(env).why_inexact)  # not 21
 
 
 def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypatch):
@@ -283,7 +284,7 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
             self.hidden = iter(())
 
     monkeypatch.setattr("ddppo.envs.scalar.row_env.make_task", lambda env: Hiding(gym.make("ddppo/CAGE2-v0")))
-    reason = reason_why_not(EnvConfig(id="ddppo/CAGE2-v0", backend="sync"))
+    reason = tried(EnvConfig(id="ddppo/CAGE2-v0", backend="sync")).why_inexact
     assert (
         "cannot hand over its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
     )
@@ -292,9 +293,9 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
 def test_a_game_that_gymnasium_steps_is_its_emulator_s_state_unless_actions_stick():
     env = EnvConfig(id="ALE/Pong-v5", backend="sync", max_episode_steps=30)
-    assert reason_why_not(env).endswith("use env.backend=auto, or env.kwargs.repeat_action_probability=0")
+    assert tried(env).why_inexact.endswith("use env.backend=auto, or env.kwargs.repeat_action_probability=0")
     kwargs = {"repeat_action_probability": 0.0}
-    assert reason_why_not(dataclasses.replace(env, kwargs=kwargs)) is None
+    assert tried(dataclasses.replace(env, kwargs=kwargs)).why_inexact is None
 
 
 NEEDS_SERVE = pytest.mark.skipif(
@@ -311,7 +312,7 @@ NEEDS_SERVE = pytest.mark.skipif(
     ],
 )
 def test_who_cannot_hand_states_over_is_named(env, reason):
-    assert reason in reason_why_not(env)
+    assert reason in tried(env).why_inexact
 
 
 def test_the_state_of_another_task_is_refused(batch):

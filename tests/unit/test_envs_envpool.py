@@ -8,7 +8,7 @@ import pytest
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_vec_env, probe
 from ddppo.envs.envpool import EnvPoolEnvs
-from ddppo.envs.saving import reason_why_not
+from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ActionSpec, ArraySpec
 
@@ -113,7 +113,7 @@ def test_shapes_are_those_that_models_take():
 
 def test_nothing_is_saved_and_that_is_said():
     env = EnvConfig(id=CARTPOLE, num_envs=2)
-    assert reason_why_not(env) == "envpool/CartPole-v1 is stepped by EnvPool, which hands over no state"
+    assert tried(env).why_inexact == "envpool/CartPole-v1 is stepped by EnvPool, which hands over no state"
     envs = make_vec_env(env, range(2), rank=0, cores=1)
     with pytest.raises(EnvStateError, match="environment 0 of rank 0"):
         envs.state()

@@ -1,6 +1,7 @@
 """Learn a task's shapes before any process starts, and say plainly why it cannot be made."""
 
 import dataclasses
+from collections.abc import Callable
 
 import gymnasium as gym
 
@@ -18,8 +19,10 @@ from ddppo.errors import ConfigError
 _OF_TEXT = ("auto", "sync", "remote")
 
 
-def probe(env: EnvConfig) -> EnvSpec:
+def probe(env: EnvConfig, at: Callable[[str], None] = lambda where: None) -> EnvSpec:
     """Make the task once, read its shapes and close it. Raises ConfigError with the cause and the remedy.
+
+    at: hears what is done next, for a task that hangs there or ends its process.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
     With env.backend=native it is the batched implementation that is asked, for it may preprocess; with env.urls it is
@@ -41,9 +44,10 @@ def probe(env: EnvConfig) -> EnvSpec:
             return explained(env, lambda: learn_native_spec(envs))
         finally:
             envs.close()
+    at("when it was made")
     task = explained(env, lambda: make_task(env))
     try:
-        spec = explained(env, lambda: learn_spec(task))
+        spec = explained(env, lambda: learn_spec(task, at))
     finally:
         task.close()
     if spec.is_text and env.backend not in _OF_TEXT:

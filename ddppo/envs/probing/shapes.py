@@ -1,7 +1,7 @@
 """What a task observes and does, read off its spaces, a reset and a step, to which it must keep."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -25,8 +25,12 @@ from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
 
 
-def learn_spec(task: gym.Env) -> EnvSpec:
-    """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them."""
+def learn_spec(task: gym.Env, at: Callable[[str], None] = lambda where: None) -> EnvSpec:
+    """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them.
+
+    at: hears what is done next.
+    """
+    at("in its first reset")
     action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
     if isinstance(space, Text) or spec.is_text:
@@ -40,6 +44,7 @@ def learn_spec(task: gym.Env) -> EnvSpec:
     elif mask is not None:
         spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
     allowed = _check_row(space, spec, obs, info, 0.0, step=0)
+    at("in its first step")
     obs, reward, _, _, info = task.step(sample_action(task.action_space, allowed))
     if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
         spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(info[MASK]).size, action))

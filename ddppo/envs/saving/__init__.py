@@ -1,6 +1,5 @@
-"""Environments saved and restored exactly: how one is (savers), its state as bytes (packing), and whether it can be."""
+"""How environments are saved, and go on where they were."""
 
 from ddppo.envs.saving.packing import packed, unpacked
-from ddppo.envs.saving.trial import reason_why_not
 
-__all__ = ["packed", "reason_why_not", "unpacked"]
+__all__ = ["packed", "unpacked"]

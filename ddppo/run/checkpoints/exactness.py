@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ddppo.config import Config, EnvConfig
+from ddppo.config import Config
 from ddppo.distributed.programs.episodes import plays_whole_episodes
 from ddppo.envs.batched import why_not_batched
-from ddppo.envs.saving import reason_why_not
+from ddppo.envs.probing.trial import why_inexact
 from ddppo.run.checkpoints.environments import how_saved
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import find
@@ -21,11 +21,6 @@ def why_left_out(config: Config) -> str | None:
     if find(config.dist.topology).own_pace:
         return f"with distributed={config.dist.topology} actors go at their own pace, and who comes when is chance"
     return None if config.checkpoint.environments else "checkpoint.environments=false leaves them out"
-
-
-def why_inexact(env: EnvConfig) -> str | None:
-    """Return why the state of a task's environments cannot be had exactly; None if it can. Tried once in a process."""
-    return _tried(repr(env), env)
 
 
 def warning(config: Config, spec: EnvSpec) -> str | None:
@@ -72,12 +67,3 @@ def _kind_now(config: Config) -> str:
         return _KINDS["games"]
     is_batch = backend in ("auto", "batched") and why_not_batched(config.env) is None
     return _kind("batched" if is_batch else "")
-
-
-_verdicts: dict[str, str | None] = {}
-
-
-def _tried(key: str, env: EnvConfig) -> str | None:
-    if key not in _verdicts:
-        _verdicts[key] = reason_why_not(env)
-    return _verdicts[key]

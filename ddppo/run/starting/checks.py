@@ -1,14 +1,13 @@
 """What is checked of a run before any of its processes starts."""
 
-import dataclasses
-
 from ddppo import config as configuration
 from ddppo.config import Config
 from ddppo.config.rules.dist.preempting import warning_of
 from ddppo.curriculum import curriculum_for
 from ddppo.distributed.launch import resolve_device
 from ddppo.distributed.programs.episodes import check as check_episodes
-from ddppo.envs import check_slots, probe
+from ddppo.envs import check_slots
+from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from ddppo.models import check_model
 from ddppo.run.checkpoints import exactness, initial
@@ -30,9 +29,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     share cores or GPUs, which dist.oversubscribe=warn allows. Raises ConfigError.
     """
     shape = configuration.validate(config)
-    spec = probe(config.env)
-    if config.env.backend == "native":
-        probe(dataclasses.replace(config.env, backend="sync"))  # evaluation steps single environments
+    task = tried(config.env)
+    spec = task.spec
     curriculum_for(config.curriculum, config.env.id, spec)
     _check_served(config, spec, shape)
     _check_normalized(config, spec)
@@ -54,7 +52,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     if local_world_size is not None:
         check_installed(config.log.trackers)
     of_machine = None if local_world_size is None else check_machine(config, local_world_size)
-    warnings = (*of_networks, warning_of(config), of_machine)
+    warnings = (*task.warnings, *of_networks, warning_of(config), of_machine)
     more = (exactness.warning(config, spec), initial.told(config, spec))
     return "\nwarning: ".join(filter(None, (*warnings, *more))) or None
 

@@ -1,0 +1,207 @@
+"""A task is tried in a process of its own before training: what that finds, and what it does not reach."""
+
+import os
+import random
+import signal
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete, Text
+
+from ddppo.config import EnvConfig
+from ddppo.envs.probing import trial
+from ddppo.envs.probing.trial import tried
+from ddppo.errors import ConfigError
+from tests.support import NEVER_S
+
+
+class Own(gym.Env):
+    """Does `does(self, k)` before its step k, and returns what that returns, if anything."""
+
+    observation_space, action_space = Box(-np.inf, np.inf, (2,), np.float32), Discrete(3)
+
+    def __init__(self, does=lambda self, k: None, resets=lambda self: None):
+        self.does, self.resets, self.num_steps = does, resets, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets(self)
+        return self._observed(), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        returned = self.does(self, self.num_steps)
+        return (self._observed(), 1.0, False, False, {}) if returned is None else returned
+
+    def _observed(self):
+        return self.np_random.standard_normal(2).astype(np.float32)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """Register a task that does something of its own; return its settings."""
+
+    def register(does=lambda self, k: None, resets=lambda self: None, cls=Own):
+        spec = gym.envs.registration.EnvSpec("Own-v0", lambda: cls(does, resets))
+        monkeypatch.setitem(gym.registry, "Own-v0", spec)
+        return EnvConfig(id="Own-v0")
+
+    return register
+
+
+def in_step(number, do):
+    return lambda self, k: do() if k == number else None
+
+
+def test_a_task_that_keeps_its_contract_is_tried_in_silence(own, capfd):
+    pids = []
+    found = tried(own(lambda self, k: print("a step"), lambda self: pids.append(os.getpid())))
+    assert found.warnings == ()
+    assert found.why_inexact is None
+    assert found.spec.action.sizes == (3,)
+    assert pids == []  # in another process
+    assert "a step" not in capfd.readouterr().out
+
+
+def test_one_that_computes_with_torch_is_tried_after_torch_has_computed_here(own):
+    torch.ones(400, 400) @ torch.ones(400, 400)  # starts threads, where there are cores for them
+
+    def compute(self, k):
+        torch.ones(400, 400) @ torch.ones(400, 400)
+
+    assert tried(own(compute)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("do", "said"),
+    [
+        (lambda: os._exit(7), "its process ended with exit code 7, after 6 steps at random"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "its process ended with signal 9, after 6 steps at"),
+        (
+            lambda: (np.full(2, np.inf, np.float32), 0.0, False, False, {}),
+            "it returned inf in the observation of step 5",
+        ),
+        (
+            lambda: (np.zeros(2, np.float32), np.nan, False, False, {}),
+            "it returned nan as the reward of step 5",
+        ),
+        (lambda: 1 / 0, "it raised ZeroDivisionError in step 5: division by zero"),
+        (lambda: exit(3), "it raised SystemExit in step 5: 3"),
+        (
+            lambda: (np.zeros(3, np.float32), 0.0, False, False, {}),
+            "it returned an observation of shape (3,) in",
+        ),
+        (
+            lambda: (np.zeros(2, np.float32), "much", False, False, {}),
+            "it returned a reward of type str in step 5",
+        ),
+    ],
+)
+def test_one_that_breaks_its_contract_in_its_later_step_is_refused(own, do, said):
+    env = own(in_step(7, do))
+    with pytest.raises(ConfigError) as refused:
+        tried(env)
+    assert str(refused.value).startswith(f"env.id=Own-v0 cannot be trained on: {said}")
+
+
+def test_one_that_fails_once_and_not_again_is_tried_once_more(own, tmp_path, capsys):
+    def fail_once():
+        if not (tmp_path / "failed").exists():
+            (tmp_path / "failed").touch()
+            raise ConnectionError("the server was away")
+
+    assert tried(own(in_step(3, fail_once))).spec.obs.shape == (2,)
+    err = capsys.readouterr().err
+    assert (
+        "cannot be trained on: it raised ConnectionError in step 1: the server was away: it is tried once"
+        in err
+    )
+
+
+def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, monkeypatch):
+    monkeypatch.setattr(trial, "_ENOUGH_S", 0.3)
+    found = tried(own(in_step(5, lambda: time.sleep(NEVER_S))))
+    assert found.why_inexact is None
+    (said,) = found.warnings
+    assert said.startswith(
+        "env.id=Own-v0 was tried for 0.3 s, which ended after 4 steps at random: its further steps"
+    )
+    assert "are untried" in said
+
+
+def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, monkeypatch, capsys):
+    monkeypatch.setattr(trial, "_ENOUGH_S", 0.1)
+    monkeypatch.setattr(trial, "_START_S", 0.3)
+    with pytest.raises(ConfigError, match=r"does not answer, in its first reset, within 0.3 s: it hangs"):
+        tried(own(resets=lambda self: time.sleep(NEVER_S)))
+    assert "has not answered for 0.1 s, in its first reset; it is given 0.3 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("does", "resets", "where"),
+    [
+        (
+            lambda self, k: (np.zeros(2, np.float32), random.random(), False, False, {}),
+            lambda self: None,
+            "differed in the reward of step 1",
+        ),
+        (
+            lambda self, k: None,
+            lambda self: self.np_random.random(os.getpid() % 7 + id(self) % 5 + 1),
+            "observed",
+        ),
+        (lambda self, k: (np.full(2, k, np.float32), 0.0, False, False, {}), lambda self: None, "of step 1"),
+    ],
+    ids=["a generator of all", "resets that differ", "resets that forget to set something back"],
+)
+def test_one_whose_seed_does_not_decide_all_is_warned_of(own, does, resets, where):
+    (said,) = tried(own(does, resets)).warnings
+    assert said.startswith(
+        "env.id=Own-v0: two environments that were reset with one seed and did the same actions "
+    )
+    assert where in said
+    assert "draw from self.np_random alone" in said
+
+
+class Speaking(gym.Env):
+    """A task of text that answers `returned` to its third step."""
+
+    observation_space, action_space = Text(20), Text(5)
+    returned = 0
+
+    def __init__(self, does, resets):
+        self.num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "say", {}
+
+    def step(self, action):
+        self.num_steps += 1
+        return (self.returned if self.num_steps == 3 else "more"), 0.0, False, False, {}
+
+
+def test_a_task_of_text_is_stepped_too(own):
+    with pytest.raises(
+        ConfigError, match="it returned an observation of type int in step 3, its space says text"
+    ):
+        tried(own(cls=Speaking))
+
+
+def test_a_batch_of_its_own_is_stepped_too():
+    with pytest.raises(ConfigError, match=r"raised ArithmeticError in step 3: the wheel came off"):
+        tried(
+            EnvConfig(id="tests.fault.wrong_env:WrongBatch-v0", backend="native", kwargs={"fault": "raise"})
+        )
+
+
+def test_where_processes_do_not_fork_the_trial_is_a_program(own, monkeypatch):
+    monkeypatch.setattr(trial, "FORKS", False)
+    env = EnvConfig(id="tests.fault.wrong_env:Wrong-v0", kwargs={"fault": "die", "step": 3})
+    with pytest.raises(ConfigError, match="its process ended with exit code 7, after 4 steps at random"):
+        tried(env)
+    (said,) = tried(own()).warnings
+    assert said == "env.id=Own-v0 is registered in this process only: its steps are untried"
