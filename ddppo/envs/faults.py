@@ -4,13 +4,15 @@ Steps are counted per environment since the batch was reset from seeds: step 0 i
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
-from ddppo.envs.encoding.rows import ObsArrays, WrongOutput
+from ddppo.envs.encoding.returned import WrongOutput, translated
+from ddppo.envs.encoding.rows import ObsArrays
 from ddppo.errors import EnvError, EnvOutputError, EnvRaised, EnvStateError
 from ddppo.spaces import ActionSpec, leaves
 from ddppo.tracebacks import own_traceback
@@ -71,12 +73,20 @@ def no_options(names: EnvNames) -> EnvError:
     )
 
 
-def explained(name: str, when: str, error: BaseException) -> EnvError:
+def task_name(task: gym.Env) -> str:
+    """Return the id under which a task is registered, else the name of its class."""
+    spec = task.unwrapped.spec
+    return type(task.unwrapped).__name__ if spec is None else spec.id
+
+
+def explained(name: str, when: str, error: BaseException, task: str = "") -> EnvError:
     """Return what to raise where environment `name` raised `error`, or handed over what cannot be encoded."""
     if isinstance(error, EnvError):
         return error
+    error = translated(error)
     if isinstance(error, WrongOutput):
-        return EnvOutputError(f"{name} returned {error.found} {when}, {error.wanted}")
+        of_task = f" (task {task})" if task else ""
+        return EnvOutputError(f"{name} {error.verb} {error.found} {when}, {error.wanted}{of_task}")
     said = " ".join(str(error).split())
     colon = f": {said}" if said else ""
     return EnvRaised(f"{name} raised {type(error).__name__} {when}{colon}", own_traceback(error))
@@ -140,7 +150,7 @@ def _not_finite(obs: ObsArrays, batch_dims: int) -> list[tuple[tuple[int, ...], 
 
 
 def check_masks(
-    names: EnvNames, first_step: int, masks: np.ndarray, acted_on: np.ndarray, action: ActionSpec
+    names: Callable[[int], str], first_step: int, masks: np.ndarray, acted_on: np.ndarray, action: ActionSpec
 ) -> None:
     """Raise EnvOutputError for the first mask that forbids all choices of a component.
 

@@ -3,7 +3,7 @@
 Far faster than a batch of scalar environments, but the batch has one random stream: results depend on W.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -13,15 +13,26 @@ from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.codec import (
-    MASK,
     Path,
     action_spec,
+    check_is_space,
     checked_mask_size,
     decode_actions,
     obs_spec,
     space_leaves,
+    without_mask,
 )
-from ddppo.envs.encoding.rows import ObsArrays, WrongOutput, as_pixels
+from ddppo.envs.encoding.returned import (
+    MASK,
+    WrongOutput,
+    as_five,
+    as_info,
+    as_pair,
+    described,
+    flat_mask,
+    mask_of,
+)
+from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_pixels
 from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
@@ -48,6 +59,8 @@ def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
     """Read the shapes of a batched task of two environments. Raises ConfigError if we cannot drive it."""
     remedy = "use env.backend=sync"
     space = envs.single_observation_space
+    check_is_space(space, "single_observation_space")
+    space = without_mask(space)
     if not all(isinstance(leaf, Box) for _, leaf in space_leaves(space)):
         raise ConfigError(
             f"env.backend=native: observation space {space} is not supported, "
@@ -59,10 +72,9 @@ def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
         raise ConfigError(
             f"env.backend=native: metadata['autoreset_mode']={mode} is no AutoresetMode: {remedy}"
         )
-    _, infos = envs.reset(seed=0)
-    mask_size = None
-    if MASK in infos:
-        mask_size = checked_mask_size(np.asarray(infos[MASK][0]).size, action)
+    obs, infos = as_pair(envs.reset(seed=0))
+    masks = mask_of(obs, infos, getattr(envs, "action_masks", None))
+    mask_size = None if masks is None else checked_mask_size(flat_mask(masks[0]).size, action)
     if mode == AutoresetMode.DISABLED and not _resets_by_mask(envs):
         raise ConfigError(
             "env.backend=native: autoreset is disabled, and reset(options={'reset_mask': ...}) resets every "
@@ -72,7 +84,7 @@ def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
 
 
 def _resets_by_mask(envs: gym.vector.VectorEnv) -> bool:
-    paths = [path for path, _ in space_leaves(envs.single_observation_space)]
+    paths = [path for path, _ in space_leaves(without_mask(envs.single_observation_space))]
     obs, *_ = envs.step(envs.action_space.sample())
     before = [np.copy(_at(obs, path)) for path in paths]
     only_first = np.zeros(envs.num_envs, bool)
@@ -101,7 +113,12 @@ class NativeEnvs(Unsaved):
         self._envs = envs
         self._mode = envs.metadata["autoreset_mode"]
         self._task_action_space: gym.Space = envs.single_action_space
-        paths = [path for path, _ in space_leaves(envs.single_observation_space)]
+        parts = space_leaves(without_mask(envs.single_observation_space))
+        paths = [path for path, _ in parts]
+        self._is_whole = dict(
+            zip(paths, (np.dtype(part.dtype).kind in "biu" for _, part in parts), strict=True)
+        )
+        self._masks_by_method = getattr(envs, "action_masks", None)
         self._paths = dict(zip(spec.obs, paths, strict=True)) if isinstance(spec.obs, dict) else paths[0]
         self._just_ended = np.zeros(self.num_envs, bool)
         self._num_steps = 0
@@ -115,8 +132,8 @@ class NativeEnvs(Unsaved):
         self._just_ended = np.zeros(self.num_envs, bool)
         self._num_steps = 0
         try:
-            obs, infos = self._envs.reset(seed=self._seed(seeds))
-            return self._read(obs), self._mask(infos)
+            obs, infos = as_pair(self._envs.reset(seed=self._seed(seeds)))
+            return self._read(obs), self._mask(obs, infos)
         except (Exception, SystemExit) as e:
             raise explained(self.names.all(), when_reset(0), e) from e
 
@@ -133,14 +150,11 @@ class NativeEnvs(Unsaved):
             raise explained(self.names.all(), when_stepped(self._num_steps), e) from e
 
     def _step(self, actions: np.ndarray) -> EnvStep:
-        obs, rewards, terminated, truncated, infos = self._envs.step(
-            decode_actions(self._task_action_space, actions)
-        )
-        rewards = np.array(rewards, np.float64)
-        if rewards.shape != (self.num_envs,):
-            raise WrongOutput(f"rewards of shape {rewards.shape}", f"there are {self.num_envs} environments")
-        terminated = np.array(terminated, bool)
-        truncated = np.array(truncated, bool)
+        answer = self._envs.step(decode_actions(self._task_action_space, actions))
+        obs, rewards, terminated, truncated, infos = as_five(answer)
+        rewards = np.array(self._of_all(rewards, "rewards"), np.float64)
+        terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
+        infos = as_info(infos)
         valid = ~self._just_ended
         if self._mode == AutoresetMode.NEXT_STEP:
             rewards[self._just_ended] = 0.0
@@ -154,7 +168,8 @@ class NativeEnvs(Unsaved):
         else:
             final_obs = each(lambda x: x[ended], arrays)
         if self._mode == AutoresetMode.DISABLED and ended.size:
-            arrays, infos = self._reset(ended, infos)
+            obs, infos = self._reset(ended, obs, infos)
+            arrays = self._read(obs)
         return EnvStep(
             obs=arrays,
             rewards=rewards,
@@ -163,23 +178,39 @@ class NativeEnvs(Unsaved):
             valid=valid,
             ended=ended,
             final_obs=final_obs,
-            action_mask=self._mask(infos),
+            action_mask=self._mask(obs, infos),
         )
 
     def close(self) -> None:
         self._envs.close()
 
-    def _reset(self, ended: np.ndarray, infos: dict[str, Any]) -> tuple[ObsArrays, dict[str, Any]]:
+    def _of_all(self, values: Any, what: str) -> np.ndarray:
+        """Return an array of one number or bool for each environment. Raises WrongOutput."""
+        array = np.asarray(values)
+        if array.shape != (self.num_envs,):
+            raise WrongOutput(f"{what} of shape {array.shape}", f"there are {self.num_envs} environments")
+        if array.dtype.kind not in "biuf":
+            raise WrongOutput(f"{described(values)} as {what}", "they must be numbers")
+        return array
+
+    def _flags(self, values: Any, what: str) -> np.ndarray:
+        """Return `terminated` or `truncated` of all, a new array of bool. Raises WrongOutput."""
+        flags = self._of_all(values, what)
+        if flags.dtype != bool and not ((flags == 0) | (flags == 1)).all():
+            raise WrongOutput(f"{described(values)} as {what}", "they must be True or False")
+        return np.array(flags, bool)
+
+    def _reset(self, ended: np.ndarray, obs: Any, infos: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
         """Reset the ended environments of a task that leaves it to us; the others keep obs and mask."""
         reset_mask = np.zeros(self.num_envs, bool)
         reset_mask[ended] = True
-        mask = self._mask(infos)
-        obs, infos = self._envs.reset(options={"reset_mask": reset_mask})
-        after_reset = self._mask(infos)
-        if mask is not None and after_reset is not None:
+        mask = self._mask(obs, infos)
+        obs, infos = as_pair(self._envs.reset(options={"reset_mask": reset_mask}))
+        after_reset = self._mask(obs, infos)
+        if mask is not None and after_reset is not None and mask_of(obs, None) is None:
             mask[ended] = after_reset[ended]
             infos = {MASK: mask}
-        return self._read(obs), infos
+        return obs, infos
 
     def _final_obs(self, final_obs: Any, ended: np.ndarray) -> ObsArrays:
         """Read arrays of all environments or, as Gymnasium's own batches have it, an array of observations.
@@ -199,23 +230,37 @@ class NativeEnvs(Unsaved):
         return self._typed(each(lambda path: _at(obs, path), self._paths), self.num_envs)
 
     def _typed(self, arrays: Any, num_envs: int) -> ObsArrays:
-        def typed(leaf: ArraySpec, x: Any) -> np.ndarray:
-            array = np.asarray(x, leaf.dtype) if leaf.is_float else as_pixels(np.asarray(x))
+        def typed(leaf: ArraySpec, path: Path, x: Any) -> np.ndarray:
+            array = np.asarray(x)
+            if array.dtype.kind not in "biuf":
+                raise WrongOutput(
+                    f"observations of type {type(x).__name__} and dtype {array.dtype}",
+                    f"their space says numbers of shape {(num_envs, *leaf.shape)} for all of them",
+                )
             if array.shape != (num_envs, *leaf.shape):
                 raise WrongOutput(
                     f"observations of shape {array.shape}",
                     f"their space says {(num_envs, *leaf.shape)} for all of them",
                 )
-            return array
+            if not leaf.is_float:
+                return as_pixels(array)
+            return as_floats(array, np.dtype(leaf.dtype), is_whole=self._is_whole[path])
 
-        return each(typed, self.spec.obs, arrays)
+        return each(typed, self.spec.obs, self._paths, arrays)
 
-    def _mask(self, infos: dict[str, Any]) -> np.ndarray | None:
+    def _mask(self, obs: Any, infos: Mapping[str, Any]) -> np.ndarray | None:
         if self.spec.mask_size is None:
             return None
         mask = np.ones((self.num_envs, self.spec.mask_size), bool)
-        if MASK in infos:
-            has_mask = np.asarray(infos.get(f"_{MASK}", np.ones(self.num_envs, bool)), bool)
-            for i in np.nonzero(has_mask)[0]:
-                mask[i] = np.ravel(infos[MASK][i]) != 0
+        given = mask_of(obs, infos, self._masks_by_method)
+        if given is not None:
+            in_infos = given is infos.get(MASK)
+            has_mask = infos.get(f"_{MASK}") if in_infos else None
+            for i in range(self.num_envs) if has_mask is None else np.flatnonzero(np.asarray(has_mask, bool)):
+                own = flat_mask(given[i])
+                if own.size != self.spec.mask_size:
+                    raise WrongOutput(
+                        f"an action_mask of {own.size} entries", f"its first had {self.spec.mask_size}"
+                    )
+                mask[i] = own
         return mask

@@ -15,8 +15,7 @@ from gymnasium.spaces import Box, Discrete
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_eval_env
-from ddppo.envs.encoding.codec import MASK
-from ddppo.envs.encoding.rows import as_number
+from ddppo.envs.encoding.returned import as_flag, as_number, as_pair, mask_of, masks_by_method
 from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.files import stored
 from ddppo.package import install_command
@@ -86,14 +85,16 @@ def play(
 ) -> Iterator[Episode]:  # fmt: skip
     """Play the episodes of these numbers, one after another; `look` is called for every state. Raises TrainingError."""
     options = policy.trained.state.get("options")
+    masks = masks_by_method(task)
     for number in episodes:
         with blamed_on(policy.trained.config.env.id):
-            obs, info = task.reset(seed=derived_seed(seed, "eval", number), options=options)
+            obs, info = as_pair(task.reset(seed=derived_seed(seed, "eval", number), options=options))
             policy.reset()
             look()
             episode_return, length, ended = 0.0, 0, False
             while not ended:
-                action = policy(obs, info.get(MASK), deterministic)
+                mask = None if policy.trained.spec.mask_size is None else mask_of(obs, info, masks)
+                action = policy(obs, mask, deterministic)
                 obs, reward, terminated, truncated, info = task.step(action)
                 look()
                 if info.get(_COUNTS, True):
@@ -101,7 +102,7 @@ def play(
                     length += 1
                 else:
                     policy.reset()
-                ended = terminated or truncated
+                ended = as_flag(terminated, "terminated") | as_flag(truncated, "truncated")
         yield Episode(number, episode_return, length)
 
 

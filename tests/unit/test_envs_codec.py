@@ -77,8 +77,8 @@ def assert_arrays(found, expected):
         "between": (np.full((2, 3), 0.5), "with the number 0.5"),
         "nan": (np.full((2, 3), np.nan), "with the number nan"),
         "below": (np.full((2, 3), -1, np.int8), "with the number -1"),
-        "text": ("pixels", "of type str, its space says numbers of shape (2, 3)"),
-        "objects": (np.full((2, 3), None), "of type ndarray, its space says numbers of shape (2, 3)"),
+        "text": ("pixels", "of type str ('pixels'), its space says numbers of shape (2, 3)"),
+        "objects": (np.full((2, 3), None), "of type ndarray and dtype object, its space says numbers of"),
     }.values(),
 )
 def test_what_is_no_pixel_is_not_made_one(given, said):

@@ -10,20 +10,60 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.spaces.utils import flatdim
 
+from ddppo.envs.encoding.returned import MASK, described
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec
 
-MASK = "action_mask"
 _UNBOUNDED = 1e9  # a bound beyond stands for none, as the largest float32 does
 _BASIC = (Box, Discrete, MultiDiscrete, MultiBinary)
+_MOST_CHOICES = 2**20  # that become entries of one vector
+_MOST_BYTES = 2**28  # of one observation
+_EXACT = 2**24  # up to which a float32 holds every whole number
+
+
+def check_is_space(space: Any, which: str) -> None:
+    """Raise ConfigError unless a task's `which` is a space of Gymnasium."""
+    if isinstance(space, gym.Space):
+        return
+    kind = type(space)
+    if isinstance(space, type):
+        said = f"is the class {space.__name__}, not a space: write {space.__name__}(...)"
+    elif kind.__module__.partition(".")[0] == "gym":
+        said = (
+            f"is a {kind.__name__} of the old package gym: write `from gymnasium import spaces`, and gymnasium in "
+            "place of gym elsewhere in the task"
+        )
+    elif isinstance(space, (dict, tuple, list)):
+        said = (
+            f"is a {kind.__name__}: make it gymnasium.spaces.{'Dict' if isinstance(space, dict) else 'Tuple'}"
+        )
+    else:
+        said = f"is {described(space)}: set it to a space of gymnasium.spaces in __init__"
+    raise ConfigError(f"its {which} {said}")
 
 
 def action_spec(space: gym.Space) -> ActionSpec:
     """Describe an action space. Raises ConfigError where no action distribution fits it."""
+    check_is_space(space, "action_space")
+    spec = _action_spec(space)
+    if spec.kind != "text" and (size := sum(spec.sizes)) > _MOST_CHOICES:
+        raise ConfigError(
+            f"action space {_short(space)} has {size} choices, and a policy gives each a number: at most "
+            f"{_MOST_CHOICES} can be had; take the action apart into a MultiDiscrete of fewer, or scale a Box"
+        )
+    return spec
+
+
+def _short(space: gym.Space) -> str:
+    said = " ".join(str(space).split())
+    return said if len(said) <= 200 else f"{said[:197]}..."
+
+
+def _action_spec(space: gym.Space) -> ActionSpec:
     match space:
         case Discrete():
             return ActionSpec("discrete", (int(space.n),))
-        case MultiDiscrete() if space.nvec.ndim == 1:
+        case MultiDiscrete() if space.nvec.ndim == 1 and space.nvec.size:
             return ActionSpec("multi_discrete", tuple(int(n) for n in space.nvec))
         case MultiBinary():
             return ActionSpec("multi_binary", (int(np.prod(space.shape)),))
@@ -47,6 +87,7 @@ def _bounds(space: Box) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def without_mask(space: gym.Space) -> gym.Space:
     """Take the key `action_mask` out of a Dict space; others stay. Raises ConfigError if unsupported."""
+    check_is_space(space, "observation_space")
     if isinstance(space, Dict):
         space = Dict({key: part for key, part in space.spaces.items() if key != MASK})
     unsupported = [leaf for _, leaf in space_leaves(space) if not isinstance(leaf, _BASIC)]
@@ -83,13 +124,18 @@ def obs_spec(space: gym.Space) -> ArraySpec | dict[str, ArraySpec]:
     if isinstance(space, Text):
         return ArraySpec((space.max_length,), "text")
     parts = space_leaves(without_mask(space))
-    if parts[0][0] == ():
-        return _array_spec(parts[0][1])
     names = [path_name(path) for path, _ in parts]
     twice = [name for k, name in enumerate(names) if name in names[:k]]
     if twice:
         raise ConfigError(f"two parts of the observations have the path {twice[0]}: rename one")
-    return {name: _array_spec(part) for name, (_, part) in zip(names, parts, strict=True)}
+    specs = {name: _array_spec(part) for name, (_, part) in zip(names, parts, strict=True)}
+    size = sum(spec.size * np.dtype(spec.dtype).itemsize for spec in specs.values())
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"one observation of {_short(space)} takes {size / 2**20:.0f} MiB, and a rollout keeps thousands: at most "
+            f"{_MOST_BYTES >> 20} MiB can be had; wrap the task so that it observes less"
+        )
+    return specs if parts[0][0] else specs[names[0]]
 
 
 def path_name(path: Path) -> str:
@@ -98,26 +144,28 @@ def path_name(path: Path) -> str:
 
 def _array_spec(space: gym.Space) -> ArraySpec:
     """Pixels, boxes of uint8 from 0 to 255, stay as they are; Discrete and MultiDiscrete become one-hot vectors."""
-    if not isinstance(space, (Box, MultiBinary)):
-        return ArraySpec((flatdim(space),))
-    assert space.shape is not None
-    dtype = "float64" if space.dtype == np.float64 else "float32"
-    if (
-        isinstance(space, Box)
-        and space.dtype == np.uint8
-        and (space.low == 0).all()
-        and (space.high == 255).all()
-    ):
-        dtype = "uint8"
-    high = None
-    if isinstance(space, Box) and dtype != "uint8" and space.dtype.kind in "iu" and space.bounded_above.all():
-        high = int(space.high.max(initial=0))
-    return ArraySpec(tuple(int(n) for n in space.shape), dtype, high)
-
-
-def flat_mask(mask: Any) -> np.ndarray:
-    """Return a mask as one vector; Gymnasium's masks of MultiDiscrete are tuples of vectors."""
-    return np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.ravel(mask)
+    if isinstance(space, (Discrete, MultiDiscrete)):
+        size = int(space.n) if isinstance(space, Discrete) else sum(space.nvec.reshape(-1).tolist())
+        if size > _MOST_CHOICES:
+            raise ConfigError(
+                f"observation space {_short(space)} becomes a vector of {size} entries, one for each choice: at most "
+                f"{_MOST_CHOICES} can be had; observe the number itself, scaled, in a Box, or its digits in a "
+                "MultiDiscrete"
+            )
+        return ArraySpec((size,))
+    assert space.shape is not None, space
+    assert space.dtype is not None, space
+    shape = tuple(int(n) for n in space.shape)
+    if not isinstance(space, Box):
+        return ArraySpec(shape)
+    low, high = (bound.tolist() for bound in (space.low.min(initial=0), space.high.max(initial=0)))
+    is_whole = space.dtype.kind in "iu"
+    if space.dtype == np.uint8 and (space.low == 0).all() and (space.high == 255).all():
+        return ArraySpec(shape, "uint8")
+    # Whole numbers that a float32 does not hold are kept in a float64.
+    is_double = space.dtype == np.float64 or (is_whole and max(-low, high) > _EXACT)
+    largest = int(high) if is_whole and space.bounded_above.all() else None
+    return ArraySpec(shape, "float64" if is_double else "float32", largest)
 
 
 def checked_mask_size(size: int, action: ActionSpec) -> int:
@@ -149,14 +197,29 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
     """
     match space:
         case Discrete() | MultiDiscrete():
-            return np.add(actions, space.start, dtype=space.dtype)
+            return np.add(
+                actions, space.start, dtype=space.dtype, casting="unsafe"
+            )  # its dtype holds every choice
         case MultiBinary():
             return actions.reshape(actions.shape[:-1] + space.shape).astype(space.dtype)
         case Box():
             shaped = actions.reshape(actions.shape[:-1] + space.shape)
+            if space.dtype.kind in "iu" and space.dtype.itemsize == 8:
+                return _whole_actions(space, shaped)
             clipped = np.clip(shaped, space.low, space.high)
-            return (np.rint(clipped) if space.dtype.kind in "iu" else clipped).astype(space.dtype, copy=False)
+            return (np.rint(clipped) if space.dtype.kind in "biu" else clipped).astype(
+                space.dtype, copy=False
+            )
     raise AssertionError(f"{space} passed action_spec() but cannot be decoded")
+
+
+def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
+    """Clip and round actions of 64-bit integers, whose bounds no float holds: by integers, where they are beyond."""
+    most = 2.0 ** (63 if space.dtype.kind == "i" else 64)
+    rounded = np.rint(np.asarray(actions, np.float64))
+    least = -most if space.dtype.kind == "i" else 0.0
+    held = np.clip(rounded, least, np.nextafter(most, 0)).astype(space.dtype)
+    return np.clip(np.where(rounded >= most, int(most) - 1, held), space.low, space.high)
 
 
 def sample_action(space: gym.Space, mask: np.ndarray | None) -> Any:

@@ -4,26 +4,19 @@ A row carries both through shared memory, so a mask always belongs to its observ
 """
 
 import operator
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from ddppo.envs.encoding.codec import MASK, flat_mask, space_parts, without_mask
+from ddppo.envs.encoding.codec import space_parts, without_mask
+from ddppo.envs.encoding.returned import MASK, WrongOutput, flat_mask
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 ObsArrays = np.ndarray | dict[str, np.ndarray]  # of a spec that is one array, or several by name
-
-
-class WrongOutput(ValueError):
-    """An environment returned `found`, against `wanted`: two halves of a sentence."""
-
-    def __init__(self, found: str, wanted: str) -> None:
-        super().__init__(f"returned {found}, {wanted}")
-        self.found = found
-        self.wanted = wanted
 
 
 class RowLayout:
@@ -60,15 +53,21 @@ class RowEncoder:
 
     New, because many tasks write their next observation into the array they handed over before, and a final
     observation must outlive the reset that follows in the same step. Raises WrongOutput where its space does not
-    describe an observation.
+    describe an observation: another shape, kind or keys, or numbers that the row's type cannot hold. Whether numbers
+    lie within the bounds of a Box is not looked at here (`outside`).
     """
 
     def __init__(self, space: gym.Space, spec: EnvSpec) -> None:
         self.space = without_mask(space)
         self.layout = RowLayout(spec)
+        self._is_dict = isinstance(space, Dict)
         self._is_plain_box = isinstance(space, Box) and spec.mask_size is None
         if self._is_plain_box:
-            self._shape, self._dtype = space.shape, self.layout.dtype.base
+            self._read = _Numbers(space, self.layout.dtype.base, "")
+            self._dtype = self.layout.dtype.base
+            self._shape = (
+                space.shape if space.dtype == self._dtype else None
+            )  # None: no array is copied unread
         # Written anew for every observation, and copied: a view of a field costs as much as all that is written.
         self._row = np.zeros((), self.layout.dtype)
         # With the bytes between fields, which copies of rows leave to chance and comparisons of bytes would see.
@@ -76,18 +75,20 @@ class RowEncoder:
         self._mask = self.layout.mask(self._row)
         self._write = _writer(self.space, "", iter(leaves(self.layout.obs(self._row))))
 
-    def __call__(self, obs: Any, info: dict[str, Any]) -> np.ndarray:
+    def __call__(self, obs: Any, info: Mapping[Any, Any]) -> np.ndarray:
         if self._is_plain_box:
             if type(obs) is np.ndarray and obs.dtype == self._dtype and obs.shape == self._shape:
                 return obs.copy()
-            return _as_array(obs, self._dtype, self._shape, "")
+            array = self._read(obs)
+            return array if array is not obs and array.base is None else array.copy()
         self._write(obs)
         if self._mask is not None:
             self._write_mask(obs, info, self._mask)
         return self._row.copy() if self._whole is None else self._whole.copy().view(self.layout.dtype)
 
-    def _write_mask(self, obs: Any, info: dict[str, Any], out: np.ndarray) -> None:
-        mask = obs.get(MASK) if isinstance(obs, dict) else None
+    def _write_mask(self, obs: Any, info: Mapping[Any, Any], out: np.ndarray) -> None:
+        is_mapping = type(obs) is dict or (self._is_dict and isinstance(obs, Mapping))
+        mask = obs.get(MASK) if is_mapping else None
         mask = info.get(MASK) if mask is None else mask
         if mask is None:
             out[:] = True  # all is allowed where a task hands over no mask
@@ -98,37 +99,58 @@ class RowEncoder:
         np.not_equal(mask, 0, out=out)
 
 
-def as_number(reward: Any) -> float:
-    """Return a reward as a number; arrays of one entry are. Raises WrongOutput."""
-    try:
-        return float(reward.item() if isinstance(reward, (np.ndarray, np.generic)) else reward)
-    except (TypeError, ValueError) as e:
-        shape = f" and shape {reward.shape}" if isinstance(reward, np.ndarray) else ""
-        raise WrongOutput(f"a reward of type {type(reward).__name__}{shape}", "a reward is one number") from e
-
-
 def _called(label: str) -> str:
     return f"observation{label}" if label else "an observation"
 
 
-def _as_array(
-    value: Any, dtype: np.dtype, shape: tuple[int, ...] | None, label: str, *, copy: bool | None = True
-) -> np.ndarray:
-    """Return an array of an observation, a new one or (copy=None) perhaps the value itself.
+def _of_type(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"of type {type(value).__name__} and dtype {value.dtype}"
+    said = " ".join(repr(value).split()) if isinstance(value, (str, int, float, type(None))) else ""
+    return f"of type {type(value).__name__}" + (f" ({said:.40})" if said else "")
 
-    Raises WrongOutput unless it holds such numbers in that shape.
+
+class _Numbers:
+    """Reads what a task observes in one Box or MultiBinary as an array of `dtype`, of the shape of `space`.
+
+    What is read is perhaps the observation itself, or a view of it. Raises WrongOutput.
     """
-    try:
-        array = np.array(value, None if dtype.kind == "u" else dtype, copy=copy)
-        if array.dtype.kind not in "biuf":
-            raise TypeError(array.dtype)
-    except (TypeError, ValueError) as e:
-        raise WrongOutput(
-            f"{_called(label)} of type {type(value).__name__}", f"its space says numbers of shape {shape}"
-        ) from e
+
+    def __init__(self, space: gym.Space, dtype: np.dtype, label: str) -> None:
+        assert space.shape is not None, space
+        assert space.dtype is not None, space
+        self.shape, self.dtype = space.shape, dtype
+        self.is_whole = space.dtype.kind in "biu"
+        self._label = label
+
+    def __call__(self, value: Any) -> np.ndarray:
+        array = _plain_array(value, self.shape, self._label)
+        if self.dtype.kind == "u":
+            return as_pixels(array, self._label)
+        return as_floats(array, self.dtype, self._label, is_whole=self.is_whole)
+
+
+def _plain_array(value: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
+    """Return an array of numbers of that shape, perhaps `value` itself. Raises WrongOutput."""
+    array = value
+    if type(value) is not np.ndarray:
+        if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+            raise WrongOutput(
+                f"{_called(label)} with masked entries", "what is masked has no number: fill it"
+            )
+        try:
+            array = np.asarray(value)
+        except Exception as e:  # ragged lists, tensors that need a gradient or lie on a GPU
+            said = " ".join(str(e).split())
+            raise WrongOutput(
+                f"{_called(label)} {_of_type(value)}",
+                f"its space says numbers of shape {shape}, and {said:.80}",
+            ) from e
+    if array.dtype.kind not in "biuf":
+        raise WrongOutput(f"{_called(label)} {_of_type(value)}", f"its space says numbers of shape {shape}")
     if array.shape != shape:
         raise WrongOutput(f"{_called(label)} of shape {array.shape}", f"its space says {shape}")
-    return as_pixels(array, label) if dtype.kind == "u" else array
+    return array
 
 
 def as_pixels(array: np.ndarray, label: str = "") -> np.ndarray:
@@ -137,11 +159,51 @@ def as_pixels(array: np.ndarray, label: str = "") -> np.ndarray:
         return array
     is_pixel = (array >= 0) & (array <= 255) & (array == np.rint(array))  # not where NaN
     if not is_pixel.all():
-        raise WrongOutput(
-            f"{_called(label)} with the number {array[~is_pixel].flat[0]:g}",
-            "its space says whole numbers from 0 to 255",
-        )
+        raise _wrong_number(array[~is_pixel].flat[0], label, "its space says whole numbers from 0 to 255")
     return array.astype(np.uint8)
+
+
+def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: bool = False) -> np.ndarray:
+    """Return an array of numbers as float32 or float64 (`dtype`), perhaps itself.
+
+    Floats are rounded to the nearest. Raises WrongOutput for integers that would become others, for floats that would
+    become infinite, and where is_whole for numbers that are not.
+    """
+    found = array.dtype
+    if found.kind == "f":
+        if is_whole and not (array == np.rint(array)).all():
+            wrong = array[array != np.rint(array)].flat[0]
+            raise _wrong_number(wrong, label, "its space says whole numbers")
+        if found.itemsize <= dtype.itemsize:
+            return array if found == dtype else array.astype(dtype)
+        most = np.inf
+    elif found.itemsize <= 2:  # every number of 16 bits is a float32
+        return array.astype(dtype)
+    else:
+        most = 2.0**24 if dtype.itemsize == 4 else 2.0**53  # up to which floats hold every whole number
+    try:
+        floats = array.astype(dtype)
+        if np.vdot(floats, floats) < most * most / 2:  # one pass says that none is beyond
+            return floats
+    except (ArithmeticError, RuntimeWarning):  # as who made NumPy's warnings errors has it
+        pass
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        floats = array.astype(dtype)
+    if found.kind == "f":
+        lost = np.isinf(floats) & np.isfinite(array)
+    else:
+        pairs = zip(array.reshape(-1).tolist(), floats.reshape(-1).tolist(), strict=True)
+        lost = np.array([x != int(y) for x, y in pairs], bool).reshape(array.shape)
+    if lost.any():
+        number = array[lost].flat[0]
+        raise _wrong_number(number, label, f"which {dtype} cannot hold: divide it, or make its space float64")
+    return floats
+
+
+def _wrong_number(number: Any, label: str, wanted: str) -> WrongOutput:
+    said = f"{number}" if isinstance(number, np.integer) else f"{number:g}"
+    return WrongOutput(f"{_called(label)} with the number {said}", wanted)
 
 
 Write = Callable[[Any], None]  # an observation into its arrays
@@ -162,9 +224,14 @@ def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write
         case MultiDiscrete():
             return _multi_discrete_writer(space, label, next(arrays))
     out = next(arrays)
+    read = _Numbers(space, out.dtype, label)
+    dtype = space.dtype
+    assert dtype is not None
+    shape = space.shape if np.can_cast(dtype, out.dtype) else None  # None: no array is copied unread
 
     def write(value: Any) -> None:
-        out[...] = _as_array(value, out.dtype, space.shape, label, copy=None)
+        is_safe = type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
+        out[...] = value if is_safe else read(value)
 
     return write
 
@@ -180,12 +247,8 @@ def _dict_writer(space: Dict, label: str, arrays: Iterator[np.ndarray]) -> Write
         for key, write_part in parts:
             try:
                 part = value[key]
-            except (KeyError, TypeError, IndexError) as e:
-                has = (
-                    f"with keys {list(value)}"
-                    if isinstance(value, dict)
-                    else f"of type {type(value).__name__}"
-                )
+            except Exception as e:  # of a value without keys, or as its own class has it
+                has = f"with keys {list(value)}" if isinstance(value, Mapping) else _of_type(value)
                 raise WrongOutput(
                     f"{_called(label)} {has}", f"its space says a dict with keys {list(space.spaces)}"
                 ) from e
@@ -200,7 +263,7 @@ def _tuple_writer(space: Tuple, label: str, arrays: Iterator[np.ndarray]) -> Wri
     def write(value: Any) -> None:
         has = len(value) if isinstance(value, (tuple, list, np.ndarray)) else None
         if has != len(parts):
-            found = f"of type {type(value).__name__}" if has is None else f"of {has} parts"
+            found = _of_type(value) if has is None else f"of {has} parts"
             raise WrongOutput(f"{_called(label)} {found}", f"its space says a tuple of {len(parts)} parts")
         for key, write_part in parts:
             write_part(value[key])
@@ -216,10 +279,8 @@ def _discrete_writer(space: Discrete, label: str, out: np.ndarray) -> Write:
             choice = (
                 operator.index(value.item() if isinstance(value, (np.generic, np.ndarray)) else value) - start
             )
-        except (TypeError, ValueError) as e:
-            raise WrongOutput(
-                f"{_called(label)} of type {type(value).__name__}", f"its space says {space}"
-            ) from e
+        except Exception as e:  # of no whole number; of tensors RuntimeError too
+            raise WrongOutput(f"{_called(label)} {_of_type(value)}", f"its space says {space}") from e
         if not 0 <= choice < n:  # a negative one would count from the end
             raise WrongOutput(f"{choice + start} as {_called(label)}", f"its space says {space}")
         out[:] = 0
@@ -229,14 +290,54 @@ def _discrete_writer(space: Discrete, label: str, out: np.ndarray) -> Write:
 
 
 def _multi_discrete_writer(space: MultiDiscrete, label: str, out: np.ndarray) -> Write:
-    nvec, start = space.nvec.reshape(-1), space.start.reshape(-1)
-    offsets = np.cumsum(nvec) - nvec
+    nvec, start = space.nvec.reshape(-1).astype(np.int64), space.start.reshape(-1)
+    offsets, last = np.cumsum(nvec) - nvec, start + (space.nvec.reshape(-1) - 1).astype(start.dtype)
+    shape = space.shape
 
     def write(value: Any) -> None:
-        choices = _as_array(value, np.dtype(np.int64), space.shape, label).reshape(-1) - start
-        if ((choices < 0) | (choices >= nvec)).any():  # it would fall into another component's entries
+        choices = _plain_array(value, shape, label).reshape(-1)
+        if choices.dtype.kind == "f" and not (choices == np.rint(choices)).all():
+            wrong = choices[choices != np.rint(choices)][0]
+            raise _wrong_number(wrong, label, f"its space says {space}")
+        if ((choices < start) | (choices > last)).any():  # it would fall into another component's entries
             raise WrongOutput(f"{value} as {_called(label)}", f"its space says {space}")
         out[:] = 0
-        out[offsets + choices] = 1
+        out[offsets + (choices.astype(start.dtype) - start).astype(np.int64)] = 1
 
     return write
+
+
+def outside(space: gym.Space, obs: Any, label: str = "") -> Iterator[str]:
+    """Yield in words what of an observation that can be read lies outside its space, and is read all the same.
+
+    Numbers beyond the bounds of a Box by more than rounding, keys that a Dict does not list, and other numbers than 0
+    and 1 in a MultiBinary: many a public task does this, and nothing here depends on it.
+    """
+    match space:
+        case Dict():
+            more = (
+                [key for key in obs if key not in space.spaces and key != MASK]
+                if isinstance(obs, Mapping)
+                else []
+            )
+            if more:
+                yield f"{_called(label)} with the key {more[0]!r}, which its space does not list: it is left out"
+            for key, part in space.spaces.items():
+                if key != MASK:
+                    yield from outside(part, obs[key], f"{label}[{key!r}]")
+        case Tuple():
+            for k, part in enumerate(space.spaces):
+                yield from outside(part, obs[k], f"{label}[{k}]")
+        case Box() | MultiBinary():
+            bounds = (space.low, space.high) if isinstance(space, Box) else (0, 1)
+            x, low, high = (np.asarray(of, np.float64) for of in (obs, *bounds))
+            with np.errstate(all="ignore"):
+                is_near = np.isclose(x, low, rtol=1e-5) | np.isclose(x, high, rtol=1e-5)
+                found = ((x < low) | (x > high)) & ~is_near
+            if found.any():
+                at = tuple(int(i) for i in np.argwhere(found)[0])
+                least, most = (np.broadcast_to(bound, x.shape)[at] for bound in (low, high))
+                yield (
+                    f"{x[at]:g} in {_called(label)} at {list(at)}, its space says {least:g} to {most:g}: it is taken "
+                    "as it is"
+                )

@@ -1,7 +1,6 @@
 """Learn a task's shapes before any process starts, and say plainly why it cannot be made."""
 
 import dataclasses
-from collections.abc import Callable
 
 import gymnasium as gym
 
@@ -11,7 +10,7 @@ from ddppo.envs.envpool import make_envpool_task
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.probing.explaining import explained
 from ddppo.envs.probing.finding import find_packages, find_task
-from ddppo.envs.probing.shapes import learn_spec
+from ddppo.envs.probing.shapes import Say, learn_spec, silent
 from ddppo.envs.scalar.row_env import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
@@ -19,10 +18,10 @@ from ddppo.errors import ConfigError
 _OF_TEXT = ("auto", "sync", "remote")
 
 
-def probe(env: EnvConfig, at: Callable[[str], None] = lambda where: None) -> EnvSpec:
+def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     """Make the task once, read its shapes and close it. Raises ConfigError with the cause and the remedy.
 
-    at: hears what is done next, for a task that hangs there or ends its process.
+    at: told what is done next, which a task may never do. remark: told what is odd and harmless, a sentence each.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
     With env.backend=native it is the batched implementation that is asked, for it may preprocess; with env.urls it is
@@ -47,7 +46,7 @@ def probe(env: EnvConfig, at: Callable[[str], None] = lambda where: None) -> Env
     at("when it was made")
     task = explained(env, lambda: make_task(env))
     try:
-        spec = explained(env, lambda: learn_spec(task, at))
+        spec = explained(env, lambda: learn_spec(task, at, remark))
     finally:
         task.close()
     if spec.is_text and env.backend not in _OF_TEXT:

@@ -1,7 +1,8 @@
 """What a task observes and does, read off its spaces, a reset and a step, to which it must keep."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -10,47 +11,159 @@ from gymnasium.spaces import Dict, Text
 from gymnasium.spaces.utils import flatdim
 
 from ddppo.envs.encoding.codec import (
-    MASK,
     action_spec,
+    check_is_space,
     checked_mask_size,
-    flat_mask,
     obs_spec,
     sample_action,
 )
-from ddppo.envs.encoding.rows import RowEncoder, WrongOutput, as_number
-from ddppo.envs.faults import EnvNames, check_finite, check_masks
+from ddppo.envs.encoding.returned import (
+    MASK,
+    WrongOutput,
+    as_five,
+    as_flag,
+    as_info,
+    as_number,
+    as_pair,
+    described,
+    flat_mask,
+    mask_of,
+    masks_by_method,
+    translated,
+)
+from ddppo.envs.encoding.rows import RowEncoder, outside
+from ddppo.envs.faults import (
+    EnvNames,
+    check_finite,
+    check_masks,
+    explained,
+    task_name,
+    when_reset,
+    when_stepped,
+)
 from ddppo.envs.publishing import journal_of
 from ddppo.envs.saving.savers import saver_of
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
 
+Say = Callable[[str], None]
 
-def learn_spec(task: gym.Env, at: Callable[[str], None] = lambda where: None) -> EnvSpec:
+_IT = EnvNames(range(1), rank=None)  # whom explaining.py calls "it"
+_MASKABLE = ("discrete", "multi_discrete")
+# Under which other libraries hand over what is a mask here.
+_ALMOST_MASKS = (
+    "action_masks",
+    "avail_actions",
+    "available_actions",
+    "invalid_actions",
+    "legal_actions",
+    "valid_actions",
+)
+
+
+def silent(said: str) -> None:
+    """Say nothing: ranks and evaluations probe a task again of which the trial has told all."""
+
+
+def learn_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
     """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them.
 
-    at: hears what is done next.
+    at: told what is done next. remark: told what is odd and harmless, such as numbers outside the bounds of their space,
+    in one sentence each.
     """
-    at("in its first reset")
+    for which in ("action_space", "observation_space"):
+        check_is_space(getattr(task, which, None), which)
     action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
     if isinstance(space, Text) or spec.is_text:
         return _learn_text_spec(task, spec)
-    obs, info = _pair(task.reset(seed=0))
     task.action_space.seed(0)
-    mask = obs.get(MASK) if isinstance(obs, dict) else None
-    mask = info.get(MASK) if mask is None else mask
-    if isinstance(space, Dict) and MASK in space.spaces:
-        spec = EnvSpec(spec.obs, action, checked_mask_size(flatdim(space[MASK]), action))
-    elif mask is not None:
-        spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
-    allowed = _check_row(space, spec, obs, info, 0.0, step=0)
-    at("in its first step")
-    obs, reward, _, _, info = task.step(sample_action(task.action_space, allowed))
-    if spec.mask_size is None and info.get(MASK) is not None:  # only steps hand it over
-        spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(info[MASK]).size, action))
-    _check_row(space, spec, obs, info, as_number(reward), step=1)
+    at(when_reset(0))
+    with _blaming(when_reset(0)):
+        obs, info = _first(task, remark)
+        method = _masks_by_method(task, spec, obs, info, remark)
+        mask = mask_of(obs, info, method)
+        if isinstance(space, Dict) and MASK in space.spaces:
+            spec = EnvSpec(spec.obs, action, checked_mask_size(flatdim(space[MASK]), action))
+        elif mask is not None:
+            spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
+        allowed = _check_row(space, spec, obs, {**info, MASK: mask}, 0.0, step=0)
+    at(when_stepped(1))
+    with _blaming(when_stepped(1)):
+        next_obs, reward, terminated, truncated, info = as_five(
+            task.step(sample_action(task.action_space, allowed))
+        )
+        is_over = as_flag(terminated, "terminated") | as_flag(truncated, "truncated")
+        info = as_info(info)
+        mask = mask_of(next_obs, info, None if is_over else method)
+        if spec.mask_size is None and mask is not None:  # only steps hand it over
+            spec = EnvSpec(spec.obs, action, checked_mask_size(flat_mask(mask).size, action))
+        _check_row(space, spec, next_obs, {**info, MASK: mask}, as_number(reward), step=1)
+    for said in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
+        remark(f"env.id={task_name(task)}: it {said}")
     saved_by = saver_of(task).name
     return dataclasses.replace(spec, journal=journal_of(task), saved_by=saved_by, **_of_tasks(task))
+
+
+@contextmanager
+def _blaming(when: str) -> Iterator[None]:
+    """Have what is raised about something that the task returned say when it was."""
+    try:
+        yield
+    except Exception as e:
+        if isinstance(e, WrongOutput) or isinstance(translated(e), WrongOutput):
+            raise explained(_IT(0), when, e) from e
+        raise
+
+
+def _first(task: gym.Env, remark: Callable[[str], None]) -> tuple[Any, Mapping[Any, Any]]:
+    answer = task.reset(seed=0)
+    obs, info = as_pair(answer)
+    if answer[1] is None:
+        remark(f"env.id={task_name(task)}: it returned None as info in its first reset: it is taken as {{}}")
+    return obs, info
+
+
+def _masks_by_method(
+    task: gym.Env, spec: EnvSpec, obs: Any, info: Mapping[Any, Any], remark: Callable[[str], None]
+) -> Callable[[], Any] | None:
+    """Return the task's action_masks() where it is by that that it hands over masks."""
+    method = masks_by_method(task)
+    if method is None or mask_of(obs, info) is not None:
+        return None
+    try:
+        if method() is None:
+            return None
+    except NotImplementedError:  # of a base class
+        return None
+    if spec.action.kind not in _MASKABLE:
+        remark(
+            f"env.id={task_name(task)}: its method action_masks() is not asked, because its actions are "
+            f"{spec.action.kind}: only Discrete and MultiDiscrete actions can be masked"
+        )
+        return None
+    return method
+
+
+def _oddities(
+    task: gym.Env, spec: EnvSpec, seen: list[tuple[str, Any]], info: Mapping[Any, Any]
+) -> Iterator[str]:
+    """Yield in words what the task may not mean, and is taken all the same: the first of each kind."""
+    for when, obs in seen:
+        said = next(outside(task.observation_space, obs), None)
+        if said is not None:
+            yield f"returned {said.replace(',', f' {when},', 1)}"
+            break
+    if spec.mask_size is not None or spec.action.kind not in _MASKABLE:
+        return
+    for where, told in (("observations", seen[-1][1]), ("infos", info)):
+        for key in _ALMOST_MASKS:
+            given = told.get(key) if isinstance(told, Mapping) else None
+            if given is not None and np.size(given) == sum(spec.action.sizes):
+                yield (
+                    f"has {key!r} in its {where}, which is not taken as a mask: name it action_mask if it holds 1 "
+                    "where an action is allowed"
+                )
 
 
 def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:
@@ -63,11 +176,13 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:
             "MultiDiscrete, MultiBinary or Box"
         )
     task.action_space.seed(0)
-    obs, _ = _pair(task.reset(seed=0))
-    _check_text(obs)
-    obs, reward, *_ = task.step(task.action_space.sample())
-    _check_text(obs)
-    as_number(reward)
+    with _blaming(when_reset(0)):
+        obs, _ = as_pair(task.reset(seed=0))
+        _check_text(obs)
+    with _blaming(when_stepped(1)):
+        obs, reward, terminated, truncated, info = as_five(task.step(task.action_space.sample()))
+        _check_text(obs)
+        as_number(reward), as_flag(terminated, "terminated"), as_flag(truncated, "truncated"), as_info(info)
     tokens = getattr(task.unwrapped, "tokens", None)
     if not (tokens is None or isinstance(tokens, str)):
         raise ConfigError(
@@ -79,7 +194,7 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:
 def _check_text(obs: Any) -> None:
     """Raise WrongOutput unless an observation of a task of text is one."""
     if not isinstance(obs, str):
-        raise WrongOutput(f"an observation of type {type(obs).__name__}", "its space says Text, a str")
+        raise WrongOutput(f"{described(obs)} as an observation", "its space says Text, a str")
 
 
 def _of_tasks(task: gym.Env) -> dict[str, Any]:
@@ -97,21 +212,14 @@ def _of_tasks(task: gym.Env) -> dict[str, Any]:
     }
 
 
-def _pair(answer: Any) -> tuple[Any, dict[str, Any]]:
-    if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], dict)):
-        raise WrongOutput(f"{type(answer).__name__} from reset()", "it must return (observation, info)")
-    return answer
-
-
 def _check_row(
-    space: gym.Space, spec: EnvSpec, obs: Any, info: dict[str, Any], reward: float, *, step: int
+    space: gym.Space, spec: EnvSpec, obs: Any, info: Mapping[Any, Any], reward: float, *, step: int
 ) -> np.ndarray | None:
     """Encode as a batch would, and check as whoever acts in it would; return the mask."""
     encode = RowEncoder(space, spec)
     rows = encode(obs, info)[None, None]
     mask = encode.layout.mask(rows)
-    names = EnvNames(range(1), rank=None)
-    check_finite(names, step, encode.layout.obs(rows), np.full((1, 1), reward), [])
+    check_finite(_IT, step, encode.layout.obs(rows), np.full((1, 1), reward), [])
     if mask is not None and step == 0:  # afterwards the episode may be over
-        check_masks(names, step, mask, np.ones((1, 1), bool), spec.action)
+        check_masks(_IT, step, mask, np.ones((1, 1), bool), spec.action)
     return None if mask is None else mask[0, 0]

@@ -255,7 +255,7 @@ def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
 
 def _trial(env: EnvConfig, tell: Tell) -> str | None:
     """Tell what a task is, and what is wrong with it; return why its environments cannot be saved exactly."""
-    spec = probe(env, at=lambda where: tell("at", where))
+    spec = probe(env, at=lambda where: tell("at", where), remark=lambda said: tell("warning", said))
     tell("spec", spec)
     if spec.is_text:
         _speak(env, spec, tell)

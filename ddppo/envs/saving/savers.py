@@ -17,7 +17,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from ddppo.envs.encoding.rows import WrongOutput
+from ddppo.envs.encoding.returned import WrongOutput
 from ddppo.envs.saving.attributes import NotData, attributes_of, combined, generators_in, take_attributes
 from ddppo.errors import EnvStateError
 from ddppo.files import is_plain

@@ -9,14 +9,33 @@ import numpy as np
 from gymnasium.spaces import Box, Dict
 
 from ddppo.config import EnvConfig
-from ddppo.envs.encoding.codec import MASK, decode_actions
-from ddppo.envs.encoding.rows import ObsArrays, RowEncoder, WrongOutput, as_number
-from ddppo.envs.faults import explained, other_state, when_asked, when_reset, when_stepped
+from ddppo.envs.encoding.codec import decode_actions
+from ddppo.envs.encoding.returned import (
+    MASK,
+    REMEDY_OF_GYM,
+    WrongOutput,
+    as_flag,
+    as_info,
+    as_number,
+    as_pair,
+    mask_of,
+    masks_by_method,
+)
+from ddppo.envs.encoding.rows import ObsArrays, RowEncoder
+from ddppo.envs.faults import (
+    check_masks,
+    explained,
+    other_state,
+    task_name,
+    when_asked,
+    when_reset,
+    when_stepped,
+)
 from ddppo.envs.saving.savers import LONGEST, SAVERS, ByReplay, as_kept, saver_of
 from ddppo.envs.scalar.context import ContextEnv
 from ddppo.envs.scalar.extras import adapted, register_extra
 from ddppo.envs.scalar.text import TextEnv, scalars
-from ddppo.errors import EnvStateError
+from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import EnvSpec, each, leaves
 
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
@@ -25,13 +44,29 @@ _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
     """Make the task as Gymnasium registers it, with its time limit and the context, without Gymnasium's checker.
 
-    Raises ConfigError where its package is not installed, or no model takes what it observes.
+    Raises ConfigError where its package is not installed, its class is no gymnasium.Env, or no model takes what it
+    observes.
     """
     register_extra(env.id)
     rendering = {} if render_mode is None else {"render_mode": render_mode}
-    task = gym.make(
-        env.id, max_episode_steps=env.max_episode_steps, disable_env_checker=True, **rendering, **env.kwargs
-    )
+    try:
+        task = gym.make(
+            env.id,
+            max_episode_steps=env.max_episode_steps,
+            disable_env_checker=True,
+            **rendering,
+            **env.kwargs,
+        )
+    except TypeError as e:
+        if "Gym is incompatible with Gymnasium" in str(e):
+            raise ConfigError(f"its class is an Env of the old package gym: {REMEDY_OF_GYM}") from e
+        if "must inherit from the gymnasium.Env class" in str(e):
+            kind = str(e).rpartition("actual class: ")[2].partition(". ")[0]
+            raise ConfigError(
+                f"what its entry_point makes is {kind}, no gymnasium.Env: derive its class from gymnasium.Env; "
+                f"if it is one of the old package gym, {REMEDY_OF_GYM}"
+            ) from e
+        raise
     task = adapted(task)
     return task if env.context is None else ContextEnv(task, env.context)
 
@@ -68,9 +103,11 @@ class RowEnv(gym.Wrapper):
         self._encode = RowEncoder(task.observation_space, spec)
         self.layout = self._encode.layout
         self._name = name
+        self._task = task_name(task)
         self._num_steps = 0
         self._options: dict[str, Any] | None = None
-        self.info: dict[str, Any] = {}  # what the task told last
+        self._masks = masks_by_method(task) if spec.mask_size is not None else None
+        self.info: Mapping[str, Any] = {}  # what the task told last
         self.row = np.zeros((), self.layout.dtype)  # handed over last
         kind = SAVERS.get(spec.saved_by or "")
         self._is_settled = kind is not None
@@ -86,16 +123,19 @@ class RowEnv(gym.Wrapper):
         try:
             if self._actions is not None:
                 self._saver.begins(seed, options)
-            obs, self.info = self.env.reset(seed=seed, **options)
+            obs, info = as_pair(self.env.reset(seed=seed, **options))
             if not self._is_settled:
                 self._settle()
             self._is_fresh = False
             if self._actions is not None:
                 self._actions = self._saver.actions
-            self.row = self._encode(obs, self.info)
+            if self._masks is not None:
+                info = self._with_mask(obs, info)
+            self.info = info
+            self.row = self._encode(obs, info)
             return self.row, {}
         except (Exception, SystemExit) as e:
-            raise explained(self._name, when_reset(self._num_steps), e) from e
+            raise explained(self._name, when_reset(self._num_steps), e, self._task) from e
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
@@ -105,13 +145,31 @@ class RowEnv(gym.Wrapper):
                 self._saver.forget()
                 self._actions = self._saver.actions
         try:
-            obs, reward, terminated, truncated, self.info = self.env.step(action)
+            info: Mapping[str, Any]
+            obs, reward, terminated, truncated, info = self.env.step(action)
+            # The quickest tests that let the plain types pass: this is the hot path of tasks in Python.
             if type(reward) is not float:
                 reward = as_number(reward)
-            self.row = self._encode(obs, self.info)
-            return self.row, reward, terminated, truncated, {}
+            if terminated is not False:
+                terminated = as_flag(terminated, "terminated")
+            if truncated is not False:
+                truncated = as_flag(truncated, "truncated")
+            if type(info) is not dict:
+                info = as_info(info)
+            if self._masks is not None and not (terminated or truncated):
+                info = self._with_mask(obs, info)
+            self.info = info
+            self.row = row = self._encode(obs, info)
+            return row, reward, terminated, truncated, {}
         except (Exception, SystemExit) as e:
-            raise explained(self._name, when_stepped(self._num_steps), e) from e
+            raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
+
+    def _with_mask(self, obs: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Add the mask of the task's action_masks() where neither observation nor info holds one.
+
+        It is not asked where an episode is over: no action follows, and a task may have no answer.
+        """
+        return info if mask_of(obs, info) is not None else {**info, MASK: mask_of(None, None, self._masks)}
 
     def _settle(self) -> None:
         """Decide how the task is saved, which what its first reset has made of it shows."""
@@ -163,12 +221,16 @@ class RowEnv(gym.Wrapper):
         played = self._saving("restore", state["saved"])
         self._actions = self._saver.actions
         self.row = np.frombuffer(state["row"], self.row.dtype).reshape(self.row.shape)
-        if played is not None and not self._equals(self._encode(*played)):
+        if played is not None and not self._equals(self._encoded(*played)):
             raise EnvStateError(
                 f"{self._name} cannot go on from its state: its episode, played again, came to another observation "
                 f"after step {self._num_steps}; it follows from more than its generators and actions, or its packages "
                 "have changed since"
             )
+
+    def _encoded(self, obs: Any, info: Any) -> np.ndarray:
+        info = as_info(info)
+        return self._encode(obs, info if self._masks is None else self._with_mask(obs, info))
 
     def _saving(self, method: str, *arguments: Any) -> Any:
         try:
@@ -192,7 +254,7 @@ class RowEnv(gym.Wrapper):
 
     def _wrong(self, method: str, found: Any, wanted: str) -> Exception:
         wrong = WrongOutput(f"{type(found).__name__}", wanted)
-        return explained(self._name, when_asked(method, self._num_steps), wrong)
+        return explained(self._name, when_asked(method, self._num_steps), wrong, self._task)
 
     def close(self) -> None:
         """Close the task. One that cannot is told of and left: what it was made for is done, or failed before."""
@@ -214,6 +276,7 @@ class ArrayEnv(gym.Wrapper):
         super().__init__(row_env)
         self._row_env = row_env
         self._layout = row_env.layout
+        self._action, self._name = spec.action, name
         boxes = each(
             lambda leaf: Box(*_BOUNDS[leaf.is_float], leaf.shape, np.dtype(leaf.dtype).type), spec.obs
         )
@@ -226,14 +289,20 @@ class ArrayEnv(gym.Wrapper):
 
     def reset(self, **kwargs: Any) -> tuple[ObsArrays, dict[str, Any]]:
         row, _ = self.env.reset(**kwargs)
-        return self._split(row)
+        return self._split(row, is_over=False)
 
     def step(self, action: Any) -> tuple[ObsArrays, Any, bool, bool, dict[str, Any]]:
         decoded = decode_actions(self.env.action_space, np.asarray(action))
         row, reward, terminated, truncated, _ = self.env.step(decoded)
-        obs, info = self._split(row)
+        obs, info = self._split(row, is_over=terminated or truncated)
         return obs, reward, terminated, truncated, info
 
-    def _split(self, row: np.ndarray) -> tuple[ObsArrays, dict[str, Any]]:
+    def _split(self, row: np.ndarray, *, is_over: bool) -> tuple[ObsArrays, dict[str, Any]]:
         mask, info = self._layout.mask(row), scalars(self._row_env.info)
-        return self._layout.obs(row), info if mask is None else info | {MASK: mask}
+        if mask is None:
+            return self._layout.obs(row), info
+        if not is_over:
+            check_masks(
+                lambda i: self._name, self._row_env._num_steps, mask[None, None], np.ones((1, 1), bool), self._action
+            )  # fmt: skip
+        return self._layout.obs(row), info | {MASK: mask}

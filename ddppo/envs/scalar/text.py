@@ -6,8 +6,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ddppo.envs.encoding.rows import WrongOutput, as_number
-from ddppo.envs.faults import explained, when_reset, when_stepped
+from ddppo.envs.encoding.returned import WrongOutput, as_flag, as_info, as_number, as_pair, described
+from ddppo.envs.faults import explained, task_name, when_reset, when_stepped
 from ddppo.spaces import EnvSpec
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -27,28 +27,30 @@ class TextEnv(gym.Wrapper):
         assert not isinstance(spec.obs, dict), spec
         (self._max_length,) = spec.obs.shape
         self._name = name
+        self._task = task_name(task)
         self._num_steps = 0
 
     def reset(self, *, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
         if seed is not None:
             self._num_steps = 0
         try:
-            text, info = self.env.reset(seed=seed, **options)
+            text, info = as_pair(self.env.reset(seed=seed, **options))
             return self._checked(text), scalars(info)
         except (Exception, SystemExit) as e:
-            raise explained(self._name, when_reset(self._num_steps), e) from e
+            raise explained(self._name, when_reset(self._num_steps), e, self._task) from e
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self._num_steps += 1
         try:
             text, reward, terminated, truncated, info = self.env.step(action)
-            return self._checked(text), as_number(reward), bool(terminated), bool(truncated), scalars(info)
+            ends = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+            return self._checked(text), as_number(reward), *ends, scalars(as_info(info))
         except (Exception, SystemExit) as e:
-            raise explained(self._name, when_stepped(self._num_steps), e) from e
+            raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
 
     def _checked(self, text: Any) -> str:
         if not isinstance(text, str):
-            raise WrongOutput(f"an observation of type {type(text).__name__}", "its space says text")
+            raise WrongOutput(f"{described(text)} as an observation", "its space says Text, a str")
         if len(text) > self._max_length:
             raise WrongOutput(
                 f"an observation of {len(text)} characters", f"its space says at most {self._max_length}"

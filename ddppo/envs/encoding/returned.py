@@ -1,0 +1,214 @@
+"""What reset and step return besides observations: rewards, ends, infos and masks, each read as one type or refused.
+
+A task of a user's own may return anything: a list as `terminated`, which is true even where it says [False], or a mask
+in a Mapping that is no dict. What can be read without a doubt is read, the rest raises WrongOutput. Stepping calls
+these functions only where a value is not the plain one already (`x is not False`, `type(x) is not float`).
+"""
+
+import linecache
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+MASK = "action_mask"
+_METHOD = "action_masks"  # by which environments hand masks to MaskablePPO of sb3-contrib
+_FIVE = "(observation, reward, terminated, truncated, info)"
+REMEDY_OF_GYM = (
+    "for an environment of the package gym, register what gymnasium.make('GymV21Environment-v0', env=...) of "
+    "shimmy[gym-v21] makes"
+)
+
+
+class WrongOutput(ValueError):
+    """An environment returned (or raised: `verb`) `found`, against `wanted`: halves of a sentence."""
+
+    def __init__(self, found: str, wanted: str, verb: str = "returned") -> None:
+        super().__init__(f"{verb} {found}, {wanted}")
+        self.found = found
+        self.wanted = wanted
+        self.verb = verb
+
+
+def described(value: Any) -> str:
+    """Return a value and its type in a few words, e.g. "[False] of type list"."""
+    if value is None:
+        return "None"
+    kind, shape = type(value).__name__, getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape != ():
+        return f"a value of type {kind} and shape {tuple(shape)}"
+    try:
+        said = " ".join(repr(value).split())
+    except Exception:  # a repr may raise anything
+        return f"a value of type {kind}"
+    return f"{said if len(said) <= 60 else said[:57] + '...'} of type {kind}"
+
+
+def _item(value: Any) -> Any:
+    """Return the one number in an array, a tensor or a NumPy scalar; everything else as it is."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+        return value  # item() would make up a number
+    if isinstance(value, (np.generic, np.ndarray)):
+        is_number = value.size == 1 and value.dtype.kind in "biuf"
+        return value.item() if is_number else value
+    if not isinstance(value, (int, float)) and hasattr(value, "item"):  # tensors of torch, JAX
+        try:
+            return value.item()
+        except Exception:  # of more than one entry, or on a device that is gone
+            return value
+    return value
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Return `terminated` or `truncated` (`name`) as a bool. Raises WrongOutput.
+
+    0 and 1 are taken, of Python, in NumPy's types, and in arrays and tensors of one entry. Lists, strings and the like
+    are not: their truth says whether they are empty.
+    """
+    if value is True:
+        return True
+    item = _item(value)
+    if isinstance(item, (bool, int, float)) and (item == 0 or item == 1):
+        return bool(item)
+    raise WrongOutput(f"{described(value)} as {name}", "it must be True or False")
+
+
+def as_number(reward: Any) -> float:
+    """Return a reward as a number; arrays of one entry are. Raises WrongOutput."""
+    item = reward if isinstance(reward, (float, int)) else _item(reward)
+    try:
+        if isinstance(item, (float, int)) or not isinstance(
+            item, (str, bytes, bytearray, np.ndarray, np.generic)
+        ):
+            return float(item)  # also of a Fraction; complex has none
+        if isinstance(item, np.longdouble):
+            return float(item)
+    except Exception as e:
+        raise _no_number(reward) from e
+    raise _no_number(reward)
+
+
+def _no_number(reward: Any) -> WrongOutput:
+    return WrongOutput(f"{described(reward)} as the reward", "it must be one number")
+
+
+def as_info(info: Any) -> Mapping[Any, Any]:
+    """Return an info, {} for None. Raises WrongOutput for what is no Mapping."""
+    if isinstance(info, Mapping):
+        return info
+    if info is None:
+        return {}
+    raise WrongOutput(f"{described(info)} as info", "it must be a dict, {} where there is nothing to tell")
+
+
+def as_pair(answer: Any) -> tuple[Any, Mapping[Any, Any]]:
+    """Return observation and info of a reset. Raises WrongOutput, such as for an old Gym task's bare observation."""
+    if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
+        raise _no_pair(described(answer) if not isinstance(answer, tuple) else f"{len(answer)} values")
+    obs, info = answer
+    if not (info is None or isinstance(info, Mapping)):
+        raise _no_pair(f"a pair whose second is {described(info)}")
+    return obs, as_info(info)
+
+
+def _no_pair(found: str) -> WrongOutput:
+    return WrongOutput(
+        f"{found} from reset()",
+        f"it must return (observation, info), with {{}} where there is no info; {REMEDY_OF_GYM}",
+    )
+
+
+def as_five(answer: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return the five values of a step as they are. Raises WrongOutput for another number of them."""
+    if isinstance(answer, (tuple, list)) and len(answer) == 5:
+        return tuple(answer)
+    found = f"{len(answer)} values" if isinstance(answer, (tuple, list)) else described(answer)
+    raise _no_five(found)
+
+
+def _no_five(found: str) -> WrongOutput:
+    wanted = f"it must return {_FIVE}"
+    if found == "4 values":
+        wanted += f": the done of an old Gym task is terminated (an end) or truncated (a cut by time); {REMEDY_OF_GYM}"
+    return WrongOutput(f"{found} from step()", wanted)
+
+
+def translated(error: BaseException) -> BaseException:
+    """Return what to say instead of an exception that only means that a task keeps to the API of the old Gym.
+
+    Gymnasium's wrappers and ours unpack what a task returns, and pass a seed on: what then raises is no fault in their
+    line, but of what the task returned.
+    """
+    said = str(error)
+    if isinstance(error, TypeError) and (
+        keyword := re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", said)
+    ):
+        return WrongOutput(
+            "TypeError",
+            f"its reset() takes no {keyword[1]}: write def reset(self, *, seed=None, options=None), begin it with "
+            f"super().reset(seed=seed), and return (observation, info); {REMEDY_OF_GYM}",
+            verb="raised",
+        )
+    if isinstance(error, (ValueError, TypeError)) and "unpack" in said:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        if trace is None:
+            return error
+        code = trace.tb_frame.f_code
+        line = linecache.getline(code.co_filename, trace.tb_lineno)
+        got = re.search(r"got (\d+)", said)
+        other = re.search(r"non-iterable (\S+) object", said)
+        found = f"{got[1]} values" if got else f"a {other[1]}" if other else "too many values"
+        if code.co_name == "step" and ".step(" in line:
+            return _no_five(found)
+        if code.co_name == "reset" and ".reset(" in line:
+            return _no_pair(found)
+    return error
+
+
+def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
+    """Return the method action_masks() of a task or of a wrapper around it, if there is one."""
+    try:
+        method = task.get_wrapper_attr(_METHOD)
+    except Exception:  # AttributeError, or what a property raises
+        return None
+    return method if callable(method) else None
+
+
+def mask_of(obs: Any, info: Any, method: Callable[[], Any] | None = None) -> Any:
+    """Return the mask that came with an observation, that an info holds, or else that a method returns; or None."""
+    mask = obs.get(MASK) if isinstance(obs, Mapping) else None
+    if mask is None and isinstance(info, Mapping):
+        mask = info.get(MASK)
+    return method() if mask is None and method is not None else mask
+
+
+def flat_mask(mask: Any) -> np.ndarray:
+    """Return a mask as one vector of 0 and 1, or of bool. Raises WrongOutput.
+
+    Masks of MultiDiscrete may be tuples or lists of one vector for each component, as Gymnasium's are.
+    """
+    try:
+        if isinstance(mask, (tuple, list)) and mask and np.ndim(mask[0]):
+            flat = np.concatenate([np.ravel(part) for part in mask])
+        else:
+            flat = np.ravel(mask)
+    except Exception as e:
+        raise WrongOutput(f"{described(mask)} as the action_mask", "it must be a vector of 0 and 1") from e
+    if flat.dtype == bool:
+        return flat
+    if flat.itemsize == 1 and flat.dtype.kind in "iu":  # the usual case, in a tenth of the time
+        is_mask = not flat.tobytes().strip(b"\0\1")
+    else:
+        is_mask = flat.dtype.kind in "iuf" and bool(((flat == 0) | (flat == 1)).all())
+    if not is_mask:
+        found = described(mask)
+        if flat.dtype.kind in "iuf":
+            found = f"{flat[(flat != 0) & (flat != 1)][0]:g} in {found}"
+        raise WrongOutput(
+            f"{found} as the action_mask", "it must hold 1 or True where a choice is allowed, else 0"
+        )
+    return flat
