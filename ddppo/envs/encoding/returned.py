@@ -105,6 +105,8 @@ def as_info(info: Any) -> Mapping[Any, Any]:
 
 def as_pair(answer: Any) -> tuple[Any, Mapping[Any, Any]]:
     """Return observation and info of a reset. Raises WrongOutput, such as for an old Gym task's bare observation."""
+    if type(answer) is tuple and len(answer) == 2 and type(answer[1]) is dict:
+        return answer
     if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
         raise _no_pair(described(answer) if not isinstance(answer, tuple) else f"{len(answer)} values")
     obs, info = answer

@@ -16,6 +16,7 @@ from ddppo.envs.encoding.codec import space_parts, without_mask
 from ddppo.envs.encoding.returned import MASK, WrongOutput, flat_mask
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
+_ARRAY = np.ndarray
 ObsArrays = np.ndarray | dict[str, np.ndarray]  # of a spec that is one array, or several by name
 
 
@@ -77,7 +78,7 @@ class RowEncoder:
 
     def __call__(self, obs: Any, info: Mapping[Any, Any]) -> np.ndarray:
         if self._is_plain_box:
-            if type(obs) is np.ndarray and obs.dtype == self._dtype and obs.shape == self._shape:
+            if type(obs) is _ARRAY and obs.dtype == self._dtype and obs.shape == self._shape:
                 return obs.copy()
             array = self._read(obs)
             return array if array is not obs and array.base is None else array.copy()
