@@ -96,7 +96,7 @@ def test_one_that_computes_with_torch_is_tried_after_torch_has_computed_here(own
         ),
         (
             lambda: (np.zeros(2, np.float32), "much", False, False, {}),
-            "it returned a reward of type str in step 5",
+            "it returned 'much' of type str as the reward in step 5",
         ),
     ],
 )
@@ -186,7 +186,7 @@ class Speaking(gym.Env):
 
 def test_a_task_of_text_is_stepped_too(own):
     with pytest.raises(
-        ConfigError, match="it returned an observation of type int in step 3, its space says text"
+        ConfigError, match="it returned 0 of type int as an observation in step 3, its space says Text"
     ):
         tried(own(cls=Speaking))
 

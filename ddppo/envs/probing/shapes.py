@@ -68,15 +68,15 @@ def silent(said: str) -> None:
 def learn_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
     """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them.
 
-    at: told what is done next. remark: told what is odd and harmless, such as numbers outside the bounds of their space,
-    in one sentence each.
+    at: told what is done next. remark: told what is odd and harmless, such as numbers outside the bounds of their
+    space, in one sentence each.
     """
     for which in ("action_space", "observation_space"):
         check_is_space(getattr(task, which, None), which)
     action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
     if isinstance(space, Text) or spec.is_text:
-        return _learn_text_spec(task, spec)
+        return _learn_text_spec(task, spec, at)
     task.action_space.seed(0)
     at(when_reset(0))
     with _blaming(when_reset(0)):
@@ -116,7 +116,7 @@ def _blaming(when: str) -> Iterator[None]:
         raise
 
 
-def _first(task: gym.Env, remark: Callable[[str], None]) -> tuple[Any, Mapping[Any, Any]]:
+def _first(task: gym.Env, remark: Say) -> tuple[Any, Mapping[Any, Any]]:
     answer = task.reset(seed=0)
     obs, info = as_pair(answer)
     if answer[1] is None:
@@ -125,7 +125,7 @@ def _first(task: gym.Env, remark: Callable[[str], None]) -> tuple[Any, Mapping[A
 
 
 def _masks_by_method(
-    task: gym.Env, spec: EnvSpec, obs: Any, info: Mapping[Any, Any], remark: Callable[[str], None]
+    task: gym.Env, spec: EnvSpec, obs: Any, info: Mapping[Any, Any], remark: Say
 ) -> Callable[[], Any] | None:
     """Return the task's action_masks() where it is by that that it hands over masks."""
     method = masks_by_method(task)
@@ -166,7 +166,7 @@ def _oddities(
                 )
 
 
-def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:
+def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
     """See that a task of text observes and does nothing else, by its first reset and a step; and who speaks for it."""
     if not (spec.is_text and isinstance(task.observation_space, Text)):
         one, other = ("action", "observations") if spec.is_text else ("observation", "actions")
@@ -176,9 +176,11 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec) -> EnvSpec:
             "MultiDiscrete, MultiBinary or Box"
         )
     task.action_space.seed(0)
+    at(when_reset(0))
     with _blaming(when_reset(0)):
         obs, _ = as_pair(task.reset(seed=0))
         _check_text(obs)
+    at(when_stepped(1))
     with _blaming(when_stepped(1)):
         obs, reward, terminated, truncated, info = as_five(task.step(task.action_space.sample()))
         _check_text(obs)

@@ -248,7 +248,8 @@ def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
         tell("wrong", str(e))
     except (EnvRaised, EnvOutputError) as e:
         kind = "flawed" if isinstance(e, EnvRaised) else "wrong"
-        tell(kind, f"env.id={env.id} cannot be trained on: {str(e).replace(_NAMES(0), 'it')}")
+        said = str(e).replace(_NAMES(0), "it").replace(f" (task {env.id})", "")
+        tell(kind, f"env.id={env.id} cannot be trained on: {said}")
     except BaseException:
         tell("fault", traceback.format_exc())
 
