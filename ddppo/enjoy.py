@@ -30,6 +30,9 @@ class EnjoyConfig:
     seed: int | None = setting(None, "root of the episodes' seeds; null is the run's own", low=0)
     deterministic: bool = setting(True, "true takes the likeliest actions, false draws them")
     fps: float | None = setting(None, "pictures a second; null is the task's own", low=0.1, high=1000)
+    other_spaces: bool = setting(
+        False, "play though the task's observations or actions are not what the policy was trained on"
+    )
 
 
 @door()
@@ -53,7 +56,7 @@ def enjoy(options: EnjoyConfig) -> None:
     from ddppo.policies.acting import load_policy
 
     seed = 0 if options.seed is None else options.seed
-    policy = load_policy(options.run, options.checkpoint, seed=seed)
+    policy = load_policy(options.run, options.checkpoint, seed=seed, other_spaces=options.other_spaces)
     if options.seed is None:
         seed = policy.trained.config.seed
     episodes = range(options.episodes)

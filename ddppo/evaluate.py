@@ -43,6 +43,9 @@ class EvaluateConfig:
     json: bool = setting(False, "print one JSON object instead of text")
     out: str | None = setting(None, "file that also receives the JSON object")
     device: str = setting("cpu", "where the policy runs", choices=("auto", "cpu", "cuda"))
+    other_spaces: bool = setting(
+        False, "play though the task's observations or actions are not what the policy was trained on"
+    )
 
 
 @door()
@@ -59,7 +62,10 @@ def evaluate(options: EvaluateConfig) -> str:
     from ddppo.policies.scores import by_task, evaluated
 
     # All are read before any is played: a mistake in the last costs no minutes.
-    found = [trained(folder, options.checkpoint, options.device) for folder in folders]
+    found = [
+        trained(folder, options.checkpoint, options.device, other_spaces=options.other_spaces)
+        for folder in folders
+    ]
     for each in found:
         if options.video:
             _check_video(each, options)

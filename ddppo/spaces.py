@@ -65,6 +65,7 @@ class EnvSpec:
     tasks: the tier of each task that options={"task": name} of a reset may name; None where there are none.
     one_a_process: whether a process can hold one environment only. forked_from: a module that processes of environments
     find imported. saved_by: how its environments are saved (ddppo.envs.saving.savers), None where that shows later.
+    spaces: the task's own, in plain values (ddppo.envs.meaning); None where nobody here knows them.
     """
 
     obs: ArraySpec | dict[str, ArraySpec]
@@ -76,6 +77,7 @@ class EnvSpec:
     one_a_process: bool = False
     forked_from: str | None = None
     saved_by: str | None = field(default=None, compare=False)
+    spaces: dict[str, Any] | None = field(default=None, compare=False)
 
     @property
     def is_text(self) -> bool:

@@ -50,7 +50,8 @@ def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, 
     config: the run's; path: its checkpoint. Raises RunFolderError where they do not fit.
     """
     torch.set_num_threads(1)
-    of_walk = dataclasses.replace(config, device="cpu", env=dataclasses.replace(config.env, kwargs=dict(env)))
+    of_env = dataclasses.replace(config.env, kwargs=dict(env))  # of another circuit, so of other sizes
+    of_walk = dataclasses.replace(config, device="cpu", env=of_env, other_spaces=True)
     indices = range(index * _NUM_ENVS, (index + 1) * _NUM_ENVS)
     envs = [CircuitEnv(**env) for _ in indices]
     choose = ByPolicy(of_walk, path, envs[0], [stream(seed, "action", 0, i) for i in indices])

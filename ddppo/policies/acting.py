@@ -20,14 +20,19 @@ from ddppo.seeding import stream
 
 
 def load_policy(
-    run: str | Path, checkpoint: str = "last", *, device: str = "cpu", seed: int = 0
+    run: str | Path,
+    checkpoint: str = "last",
+    *,
+    device: str = "cpu",
+    seed: int = 0,
+    other_spaces: bool = False,
 ) -> "LoadedPolicy":
     """Return the policy of a run folder. checkpoint: last, best, or the path of one; seed: of sampled actions.
 
     Raises ConfigError for a folder that holds no run, a checkpoint that is none, a task of text or one that cannot be
-    made here.
+    made here, or (unless other_spaces) one whose spaces are not those that the policy was trained on.
     """
-    found = trained(run, checkpoint, device)
+    found = trained(run, checkpoint, device, other_spaces=other_spaces)
     no_text(found, f"load_policy({str(run)!r})")
     return LoadedPolicy(found, seed)
 

@@ -35,18 +35,23 @@ class Trained:
         return self.policy.spec
 
 
-def config_of(run: str | Path, device: str = "cpu") -> Config:
+def config_of(run: str | Path, device: str = "cpu", *, other_spaces: bool = False) -> Config:
     """Return the settings of a run, to be used on `device`. Raises RunFolderError where there is no run."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"run={run}: not a run folder, it has no config.yaml")
-    return dataclasses.replace(configuration.load(path), device=device)
+    return dataclasses.replace(configuration.load(path), device=device, other_spaces=other_spaces)
 
 
-def trained(run: str | Path, which: str = "last", device: str = "cpu") -> Trained:
-    """Return the policy of a run's checkpoint: last, best, or the path of one. Raises ConfigError, RunFolderError."""
+def trained(
+    run: str | Path, which: str = "last", device: str = "cpu", *, other_spaces: bool = False
+) -> Trained:
+    """Return the policy of a run's checkpoint: last, best, or the path of one. Raises ConfigError, RunFolderError.
+
+    other_spaces: also where the task's spaces are not those that it was trained on.
+    """
     run_dir = Path(run)
-    config = config_of(run_dir, device)
+    config = config_of(run_dir, device, other_spaces=other_spaces)
     path = checkpoint.chosen(which, run_dir)
     state = checkpoint.load(path)
     if which not in ("last", "best"):

@@ -28,6 +28,7 @@ _OF_NO_ACCOUNT = frozenset(
     [
         "resume",
         "resume_state",
+        "other_spaces",
         "sweep",
         "objective",
         "log.progress",

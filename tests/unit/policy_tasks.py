@@ -1,8 +1,11 @@
 """Tasks of every kind of action, and run folders of theirs, as a run that learned nothing would leave them."""
 
+import os
+
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from ddppo.config import Config, EnvConfig, ModelConfig, to_yaml
@@ -83,7 +86,18 @@ class PixelsEnv(AnyEnv):
     observation_space = Box(0, 255, (2, 16, 16), np.uint8)
 
 
-for task in (AnyEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv):
+class ShiftingEnv(gym.ActionWrapper):
+    """As a task is that was changed since: its choices start where the environment variable says."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(CartPoleEnv(render_mode=render_mode))
+        self.action_space = Discrete(2, start=int(os.environ.get("DDPPO_TEST_START", "0")))
+
+    def action(self, action):
+        return int(action - self.action_space.start)
+
+
+for task in (AnyEnv, ShiftingEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv):
     gym.register(f"policies/{task.__name__}-v0", task)
 
 
@@ -94,6 +108,7 @@ def run_folder(path, task, *, normalized=True, dtype="float32", kwargs=None, **m
     spec = probe(config.env)
     built = build_model(spec, config.model, 0, getattr(torch, dtype))
     state = {"config": to_yaml(config), "model": built.state_dict(), "iteration": 3, "env_steps": 300}
+    state["spaces"] = spec.spaces
     if normalized:
         size = sum(leaf.size for leaf in leaves(spec.obs) if leaf.is_float)
         moments = torch.rand(2, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

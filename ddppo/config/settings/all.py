@@ -66,6 +66,11 @@ class Config:
         " with new episodes",
         choices=("exact", "approximate"),
     )
+    other_spaces: bool = setting(
+        False,
+        "resume= though the task's observations or actions are not what the checkpoint was trained on "
+        "(docs/checkpoints.md)",
+    )
     init_from: str | None = setting(
         None,
         "run folder (its last checkpoint) or checkpoint file: a new run begins with its parameters and "

@@ -27,6 +27,7 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
+from ddppo.envs.meaning import described
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ArraySpec
@@ -111,9 +112,10 @@ def _check_ranges(kwargs: dict[str, Any]) -> None:
 
 
 def _spec(ale: "AtariVectorEnv") -> EnvSpec:
-    shape = ale.single_observation_space.shape
-    assert shape is not None
-    return EnvSpec(ArraySpec(shape, "uint8"), action_spec(ale.single_action_space))
+    space, actions = ale.single_observation_space, ale.single_action_space
+    assert space.shape is not None
+    spaces = described(space, actions, has_mask=False)
+    return EnvSpec(ArraySpec(space.shape, "uint8"), action_spec(actions), spaces=spaces)
 
 
 class AtariEnvs:

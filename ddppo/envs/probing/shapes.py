@@ -41,6 +41,7 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
+from ddppo.envs.meaning import described as described_spaces
 from ddppo.envs.publishing import journal_of
 from ddppo.envs.saving.savers import saver_of
 from ddppo.envs.vec_env import EnvSpec
@@ -102,7 +103,10 @@ def learn_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec
     for said in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
         remark(f"env.id={task_name(task)}: it {said}")
     saved_by = saver_of(task).name
-    return dataclasses.replace(spec, journal=journal_of(task), saved_by=saved_by, **_of_tasks(task))
+    spaces = described_spaces(space, task.action_space, has_mask=spec.mask_size is not None, task=task)
+    return dataclasses.replace(
+        spec, journal=journal_of(task), saved_by=saved_by, spaces=spaces, **_of_tasks(task)
+    )
 
 
 @contextmanager
@@ -190,7 +194,8 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
         raise ConfigError(
             f"its attribute tokens is a {type(tokens).__name__}: it must be the import path of a tokenizer, a str"
         )
-    return dataclasses.replace(spec, tokens=tokens, **_of_tasks(task))
+    spaces = described(task.observation_space, task.action_space, has_mask=False)
+    return dataclasses.replace(spec, tokens=tokens, spaces=spaces, **_of_tasks(task))
 
 
 def _check_text(obs: Any) -> None:

@@ -29,6 +29,7 @@ from ddppo.envs.batched import why_not_batched
 from ddppo.envs.encoding.codec import sample_action
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.make import CheckedEnvs
+from ddppo.envs.meaning import differences
 from ddppo.envs.native import make_native
 from ddppo.envs.probing.finding import find_packages, find_task
 from ddppo.envs.probing.probe import probe
@@ -264,7 +265,12 @@ def _trial(env: EnvConfig, tell: Tell) -> str | None:
     if env.backend == "remote":
         return _served(env)
     if env.backend == "native":
-        probe(dataclasses.replace(env, backend="sync"))  # evaluation steps single environments
+        single = probe(dataclasses.replace(env, backend="sync"))  # which evaluation steps
+        if said := differences(spec.spaces, single.spaces):
+            raise ConfigError(
+                f"env.backend=native: evaluation steps single environments of {env.id}, and they are not what the batch "
+                f"is: {'; '.join(said)}: use env.backend=sync"
+            )
         _step_batch(env, spec, tell)
         return f"{env.id} is stepped by its own batch (env.backend=native), which hands over no state"
     made: list[RowEnv] = []

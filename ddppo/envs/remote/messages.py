@@ -25,6 +25,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from ddppo.envs.encoding.rows import ObsArrays
+from ddppo.envs.meaning import plain_of
 from ddppo.envs.scalar.text import scalars
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
@@ -202,6 +203,7 @@ def spec_of(value: Any) -> EnvSpec:
             tasks=tasks,
             one_a_process=is_alone,
             forked_from=paths[2],
+            spaces=plain_of(value.get("spaces")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise BadMessage("VALIDATION_ERROR", "the server's spec is not one of environments") from e

@@ -49,6 +49,9 @@ class ExportConfig:
         "file for the policy; null is policy.onnx or policy.pt2 in the run folder. A .json beside it "
         "describes the policy",
     )
+    other_spaces: bool = setting(
+        False, "write though the task's observations or actions are not what the policy was trained on"
+    )
 
 
 def export(options: ExportConfig) -> str:
@@ -69,7 +72,7 @@ def export(options: ExportConfig) -> str:
     from ddppo.policies.export.portable import Portable
     from ddppo.policies.loading import no_text, trained
 
-    found = trained(options.run, options.checkpoint)
+    found = trained(options.run, options.checkpoint, other_spaces=options.other_spaces)
     no_text(found, f"format={options.format}")
     if found.config.model.name == "gnn":
         raise ConfigError(
@@ -121,6 +124,7 @@ def _described(
         "env_steps": found.state["env_steps"],
         "observation_space": str(policy.observation_space),
         "action_space": str(policy.action_space),
+        "spaces": found.spec.spaces,
         **({} if missions is None else {"missions": missions.sentences}),
         "inputs": [
             {"name": name, "dtype": dtype.name, "shape": ["n", *shape]}

@@ -61,7 +61,8 @@ class Recipe:
     threads: int = 1
 
     def to_json(self) -> str:
-        fields = dataclasses.asdict(self)
+        spec = dataclasses.replace(self.spec, spaces=None)  # which no code follows from
+        fields = dataclasses.asdict(dataclasses.replace(self, spec=spec))
         if isinstance(self.spec.obs, dict):
             fields["spec"]["obs"] = list(fields["spec"]["obs"].items())  # whose order is not to be sorted
         return json.dumps(fields, sort_keys=True)

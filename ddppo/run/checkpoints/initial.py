@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ddppo.config import Config
+from ddppo.envs.meaning import differences
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import build_model
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
@@ -38,6 +39,7 @@ def told(config: Config, spec: EnvSpec) -> str | None:
             "settings of env and model that it was trained with, or leave init_from out"
         )
     said = [*([_listed(said)] if said else []), *_of_normalizers(config, spec, state)]
+    said += differences(state.get("spaces"), spec.spaces)
     if not said:
         return None
     taken = f"{len(fits)} of {len(own)} parameters are taken"

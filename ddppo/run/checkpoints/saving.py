@@ -70,6 +70,7 @@ class Saving:
         program = self._parts.program
         return {
             "config": self._yaml,
+            "spaces": self._parts.spec.spaces,
             **dataclasses.asdict(self._progress),
             "window": [list(episode) for episode in self._window],
             "best": self._scoring.best,

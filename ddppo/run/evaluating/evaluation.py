@@ -13,6 +13,7 @@ import torch
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs import ObsArrays, VecEnv, probe
+from ddppo.envs.meaning import differences
 from ddppo.errors import RunFolderError, TrainingError
 from ddppo.models import ActionDistribution, ActorCritic, build_model, tensor_dtype
 from ddppo.ppo.normalization import ObsNormalizer
@@ -107,9 +108,15 @@ class Policy:
 def load_policy(config: Config, state: dict[str, Any]) -> Policy:
     """Return the policy of a checkpoint's `state` for the task and model that `config` names.
 
-    Raises RunFolderError if its parameters are those of another model or task.
+    Raises RunFolderError if its parameters are those of another model or task, be it that they fit: unless
+    config.other_spaces says that this is meant.
     """
     spec, device, dtype = probe(config.env), resolve_device(config.device), getattr(torch, config.dtype)
+    if not config.other_spaces and (said := differences(state.get("spaces"), spec.spaces)):
+        raise RunFolderError(
+            f"{config.env.id} is not the task that the checkpoint of iteration {state['iteration']} was trained on: "
+            f"{'; '.join(said)}: make it as it was, or add other_spaces=true if this is meant"
+        )
     model = build_model(spec, config.model, config.seed, dtype).to(device)
     try:
         model.load_state_dict(state["model"])

@@ -35,6 +35,7 @@ _MAY_CHANGE = (
     "compile",
     "target_return",
     "resume_state",
+    "other_spaces",
 )
 
 
@@ -45,6 +46,7 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     """
     before = configuration.load(run_dir / "config.yaml")
     stored = configuration.to_omegaconf(before)
+    stored.other_spaces = False  # it was meant for the checkpoint of then
     for override in overrides:
         key = override.partition("=")[0]
         if key == "resume":

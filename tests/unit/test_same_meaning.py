@@ -1,0 +1,214 @@
+"""Evaluation, a run that goes on and an export mean what training meant: tasks that differ are told apart, or named."""
+
+import json
+from collections import OrderedDict
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+
+from ddppo import load_policy
+from ddppo.config import EnvConfig
+from ddppo.enjoy import EnjoyConfig, enjoy
+from ddppo.envs import probe
+from ddppo.envs.meaning import described, differences
+from ddppo.errors import RunFolderError
+from ddppo.evaluate import EvaluateConfig, evaluate
+from ddppo.policies.export.command import ExportConfig, export
+from tests.support import TINY, door
+from tests.unit.policy_tasks import AnyEnv, run_folder
+
+UNIT = Box(-1, 1, (3,), np.float32)
+PIXELS = Box(0, 255, (8, 8, 3), np.uint8)
+THREE = Discrete(3)
+
+
+def said(*, obs=(UNIT, UNIT), action=(THREE, THREE), mask=(False, False), names=(None, None)):
+    """Return the differences of two tasks, as a checkpoint's JSON would hold them."""
+    plain = []
+    for observed, taken, has_mask, named in zip(obs, action, mask, names, strict=True):
+        task = AnyEnv()
+        task.action_meanings = named
+        found = described(observed, taken, has_mask=has_mask, task=task)
+        plain.append(json.loads(json.dumps(found, allow_nan=False)))
+        assert plain[-1] == found
+    return "; ".join(differences(*plain))
+
+
+# What parameters fit both, but means something else.
+OTHER = {
+    "choices that are reordered": (
+        {"action": (MultiDiscrete([2, 3]), MultiDiscrete([3, 2]))},
+        "nvec of its actions was [2, 3] and is [3, 2]",
+    ),
+    "more choices": ({"action": (Discrete(3), Discrete(4))}, "n of its actions was 3 and is 4"),
+    "choices that start elsewhere": (
+        {"action": (Discrete(3), Discrete(3, start=1))},
+        "start of its actions was 0 and is 1",
+    ),
+    "actions of another kind": (
+        {"action": (Discrete(4), MultiBinary(4))},
+        "its actions were Discrete(n 4, start 0) and are MultiBinary(shape [4])",
+    ),
+    "actions of a wider box": (
+        {"action": (UNIT, Box(-1, 2, (3,), np.float32))},
+        "high of its actions was 1.0 and is 2.0",
+    ),
+    "actions without a bound": (
+        {"action": (UNIT, Box(-1, np.inf, (3,), np.float32))},
+        "high of its actions was 1.0 and is none",
+    ),
+    "actions that are rounded": (
+        {"action": (UNIT, Box(-1, 1, (3,), np.int32))},
+        "dtype of its actions was float32 and is int32",
+    ),
+    "actions of other names": (
+        {"names": (["left", "right", "stay"], ["right", "left", "stay"])},
+        "its actions were named left, right, stay and are right, left, stay",
+    ),
+    "actions that are masked": ({"mask": (False, True)}, "its actions came without and come with an action mask"),
+    "pixels that are numbers": (
+        {"obs": (PIXELS, Box(0, 255, (8, 8, 3), np.float32))},
+        "dtype of its observations was uint8 and is float32",
+    ),
+    "observations of another scale": (
+        {"obs": (UNIT, Box(np.array([-1, -1, -9], np.float32), np.array([1, 1, 9], np.float32)))},
+        "low of its observations was -1.0 and is [-1.0, -1.0, -9.0]",
+    ),
+    "observations of another name": (
+        {"obs": (Dict(speed=UNIT, place=UNIT), Dict(speed=UNIT, heading=UNIT))},
+        "it observed speed, place and observes speed, heading",
+    ),
+    "observations in another order": (
+        {"obs": (Dict(OrderedDict(a=UNIT, b=UNIT)), Dict(OrderedDict(b=UNIT, a=UNIT)))},
+        "it observed a, b and observes b, a",
+    ),
+    "a part that counts from elsewhere": (
+        {"obs": (Tuple([Discrete(4), UNIT]), Tuple([Discrete(4, start=2), UNIT]))},
+        "start of its observations '0' was 0 and is 2",
+    ),
+    "one array that is several": (
+        {"obs": (UNIT, Dict(a=UNIT))},
+        "it observed one array and observes a",
+    ),
+    "another shape": (
+        {"obs": (Box(0, 1, (4, 6)), Box(0, 1, (6, 4)))},
+        "shape of its observations was [4, 6] and is [6, 4]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_what_means_something_else_is_named_with_what_it_was_and_is(case):
+    kwargs, words = OTHER[case]
+    assert words in said(**kwargs), said(**kwargs)
+
+
+ALIKE = {
+    "numbers of another precision": {
+        "obs": (Box(-4.8, 4.8, (3,), np.float32), Box(-4.8, 4.8, (3,), np.float64)),
+        "action": (Box(-0.1, 0.1, (2,), np.float32), Box(-0.1, 0.1, (2,), np.float64)),
+    },
+    "whole numbers, which models are given as fractions": {"obs": (UNIT, Box(-1, 1, (3,), np.int64))},
+    "a bound of observations that one of them lacks": {"obs": (UNIT, Box(-1, np.inf, (3,), np.float32))},
+    "bounds as large as numbers go": {
+        "obs": (Box(-np.inf, np.inf, (3,), np.float32), Box(-3.4e38, 3.4e38, (3,), np.float32))
+    },
+    "names that one of them does not say": {"names": (["left", "right", "stay"], None)},
+    "a mask among the observations, which is none of them": {
+        "obs": (Dict(a=UNIT), Dict(a=UNIT, action_mask=MultiBinary(3))),
+        "mask": (True, True),
+    },
+    "nothing at all, of nothing": {"obs": (Box(0, 1, (0,)), Box(0, 1, (0,)))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_what_no_policy_could_tell_is_no_difference(case):
+    assert said(**ALIKE[case]) == ""
+
+
+def test_names_of_actions_are_those_of_atari_of_an_attribute_or_of_metadata():
+    class Game(AnyEnv):
+        def get_action_meanings(self):
+            return ["NOOP", "FIRE", "UP"]
+
+    class Named(AnyEnv):
+        metadata = {"action_meanings": ("NOOP", "FIRE", "UP")}  # noqa: RUF012
+
+    class Odd(AnyEnv):
+        def get_action_meanings(self, action):
+            return "of one action"
+
+    names = [
+        described(UNIT, Discrete(3), has_mask=False, task=gym.Wrapper(task()))["action_names"]
+        for task in (Game, Named, Odd, AnyEnv)
+    ]
+    assert names == [["NOOP", "FIRE", "UP"], ["NOOP", "FIRE", "UP"], None, None]
+
+
+@pytest.fixture
+def shifted(tmp_path, monkeypatch):
+    """Return the folder of a run whose task takes other actions since: as many, that count from 1."""
+    folder = run_folder(tmp_path, "AnyEnv")
+    monkeypatch.setattr(AnyEnv, "action_space", Discrete(3, start=1))
+    return folder
+
+
+DOORS = {
+    "evaluate": lambda run, **more: evaluate(EvaluateConfig(run, episodes=2, **more)),
+    "enjoy": lambda run, **more: enjoy(EnjoyConfig(run, out=f"{run}/x.gif", **more)),
+    "export": lambda run, **more: export(ExportConfig(run, format="torch", **more)),
+    "load_policy": lambda run, **more: load_policy(run, **more),
+}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_a_policy_is_refused_a_task_whose_actions_mean_something_else_unless_that_is_meant(name, shifted):
+    with pytest.raises(RunFolderError) as caught:
+        DOORS[name](str(shifted))
+    assert str(caught.value) == (
+        "tests.unit.policy_tasks:policies/AnyEnv-v0 is not the task that the checkpoint of iteration 3 was trained on: "
+        "start of its actions was 0 and is 1: make it as it was, or add other_spaces=true if this is meant"
+    )
+    DOORS[name](str(shifted), other_spaces=True)
+
+
+def test_a_checkpoint_of_earlier_that_stored_no_spaces_is_played_as_it_was(shifted):
+    from ddppo.run import checkpoint
+
+    (path,) = (shifted / "checkpoints").iterdir()
+    state = checkpoint.load(path)
+    checkpoint.save(path, {key: value for key, value in state.items() if key != "spaces"})
+    assert load_policy(shifted).trained.state["env_steps"] == 300
+
+
+def test_an_export_says_in_its_description_what_the_policy_observes_and_takes(tmp_path):
+    folder = run_folder(tmp_path, "ChosenEnv")
+    export(ExportConfig(str(folder), format="torch"))
+    told = json.loads((folder / "policy.pt2.json").read_text())["spaces"]
+    assert told == probe(EnvConfig(id="tests.unit.policy_tasks:policies/ChosenEnv-v0")).spaces
+    assert told["actions"] == {"space": "MultiDiscrete", "nvec": [2, 3], "start": [0, 5]}
+
+
+@pytest.mark.slow  # five runs
+def test_a_run_goes_on_with_its_own_task_and_another_begins_with_it_knowingly(tmp_path):
+    task = ["env=gym", "env.id=tests.unit.policy_tasks:policies/ShiftingEnv-v0", "env.num_envs=2"]
+    sizes = ["ppo.rollout_steps=8", "ppo.num_minibatches=1", "ppo.num_epochs=1", "device=cpu", "compile=off"]
+    begun = door(*TINY, *task, *sizes, "ppo.total_steps=16", run_dir=tmp_path / "run", DDPPO_TEST_START="0")
+    assert begun.code == 0, begun.stderr
+    goes_on = [f"resume={tmp_path / 'run'}", "ppo.total_steps=32"]
+    other = door(*TINY, *goes_on, run_dir=tmp_path / "run", DDPPO_TEST_START="1")
+    assert other.code == 2
+    assert "start of its actions was 0 and is 1: make it as it was, or add other_spaces=true" in other.stderr
+    meant = door(*TINY, *goes_on, "other_spaces=true", run_dir=tmp_path / "run", DDPPO_TEST_START="1")
+    assert meant.code == 0, meant.stderr
+    back = door(*TINY, *goes_on[:1], "ppo.total_steps=48", run_dir=tmp_path / "run", DDPPO_TEST_START="0")
+    assert "start of its actions was 1 and is 0" in back.stderr  # what was meant once is not for ever
+    init = f"init_from={tmp_path / 'run'}"
+    new = door(
+        *TINY, *task, *sizes, "ppo.total_steps=16", init, run_dir=tmp_path / "new", DDPPO_TEST_START="0"
+    )
+    assert new.code == 0, new.stderr
+    assert "start of its actions was 1 and is 0" in new.stderr
