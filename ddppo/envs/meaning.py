@@ -23,7 +23,7 @@ _MOST_BOUNDS = 4096  # that are listed one by one: the least and the largest sta
 _MOST_WORDS = 160  # characters of a value in a message
 
 
-def described(observation: gym.Space, action: gym.Space, *, has_mask: bool, task: Any = None) -> Plain:
+def spaces_described(observation: gym.Space, action: gym.Space, *, has_mask: bool, task: Any = None) -> Plain:
     """Return what a task observes and takes; with `task`, also the names of its actions, where it says them."""
     if isinstance(observation, Dict):
         observation = Dict([(key, part) for key, part in observation.spaces.items() if key != MASK])

@@ -34,7 +34,7 @@ from ddppo.envs.encoding.returned import (
 )
 from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_pixels
 from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
-from ddppo.envs.meaning import described
+from ddppo.envs.meaning import spaces_described
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError
@@ -81,7 +81,7 @@ def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
             "env.backend=native: autoreset is disabled, and reset(options={'reset_mask': ...}) resets every "
             f"environment, not only the masked: {remedy}"
         )
-    spaces = described(space, envs.single_action_space, has_mask=mask_size is not None, task=envs)
+    spaces = spaces_described(space, envs.single_action_space, has_mask=mask_size is not None, task=envs)
     return EnvSpec(obs_spec(space), action, mask_size, spaces=spaces)
 
 

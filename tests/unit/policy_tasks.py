@@ -5,8 +5,10 @@ import os
 import gymnasium as gym
 import numpy as np
 import torch
-from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv, CartPoleVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.wrappers import NormalizeObservation
+from gymnasium.wrappers.vector import NormalizeObservation as BatchNormalizeObservation
 
 from ddppo.config import Config, EnvConfig, ModelConfig, to_yaml
 from ddppo.envs import probe
@@ -99,6 +101,11 @@ class ShiftingEnv(gym.ActionWrapper):
 
 for task in (AnyEnv, ShiftingEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv):
     gym.register(f"policies/{task.__name__}-v0", task)
+gym.register(
+    "policies/ScaledEnv-v0",
+    lambda render_mode=None: NormalizeObservation(CartPoleEnv()),
+    vector_entry_point=lambda num_envs: BatchNormalizeObservation(CartPoleVectorEnv(num_envs)),
+)
 
 
 def run_folder(path, task, *, normalized=True, dtype="float32", kwargs=None, **model):

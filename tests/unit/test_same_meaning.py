@@ -12,8 +12,9 @@ from ddppo import load_policy
 from ddppo.config import EnvConfig
 from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.envs import probe
-from ddppo.envs.meaning import described, differences
-from ddppo.errors import RunFolderError
+from ddppo.envs.meaning import differences, spaces_described
+from ddppo.envs.probing.advice import kept_over_resets, learning_wrappers, statistics
+from ddppo.errors import ConfigError, RunFolderError
 from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.policies.export.command import ExportConfig, export
 from tests.support import TINY, door
@@ -30,7 +31,7 @@ def said(*, obs=(UNIT, UNIT), action=(THREE, THREE), mask=(False, False), names=
     for observed, taken, has_mask, named in zip(obs, action, mask, names, strict=True):
         task = AnyEnv()
         task.action_meanings = named
-        found = described(observed, taken, has_mask=has_mask, task=task)
+        found = spaces_described(observed, taken, has_mask=has_mask, task=task)
         plain.append(json.loads(json.dumps(found, allow_nan=False)))
         assert plain[-1] == found
     return "; ".join(differences(*plain))
@@ -142,7 +143,7 @@ def test_names_of_actions_are_those_of_atari_of_an_attribute_or_of_metadata():
             return "of one action"
 
     names = [
-        described(UNIT, Discrete(3), has_mask=False, task=gym.Wrapper(task()))["action_names"]
+        spaces_described(UNIT, Discrete(3), has_mask=False, task=gym.Wrapper(task()))["action_names"]
         for task in (Game, Named, Odd, AnyEnv)
     ]
     assert names == [["NOOP", "FIRE", "UP"], ["NOOP", "FIRE", "UP"], None, None]
@@ -212,3 +213,149 @@ def test_a_run_goes_on_with_its_own_task_and_another_begins_with_it_knowingly(tm
     )
     assert new.code == 0, new.stderr
     assert "start of its actions was 1 and is 0" in new.stderr
+
+
+# -- parts of a task that learn --------------------------------------------------------------------------------------
+
+
+class Running:
+    """Statistics as many projects have them, by whatever names."""
+
+    def __init__(self, count="count", var="var"):
+        self.mean, self.names = np.zeros(4), (count, var)
+        setattr(self, var, np.ones(4))
+        setattr(self, count, 1e-4)
+
+    def update(self, x):
+        count, var = self.names
+        setattr(self, count, getattr(self, count) + 1)
+        self.mean = self.mean + (x - self.mean) / getattr(self, count)
+        setattr(self, var, 0.99 * getattr(self, var))
+
+
+class OwnScale(gym.ObservationWrapper):
+    """A wrapper of a user's own; kinds: the names of its statistics."""
+
+    def __init__(self, env, *names):
+        super().__init__(env)
+        self.seen = Running(*names)
+
+    def observation(self, observation):
+        self.seen.update(observation)
+        return ((observation - self.seen.mean) / 2).astype(np.float32)
+
+
+class Itself(OwnScale):
+    """Its statistics are attributes of its own."""
+
+    def __init__(self, env):
+        gym.ObservationWrapper.__init__(self, env)
+        self.mean, self.std, self.n = np.zeros(4), np.ones(4), 0
+
+    def observation(self, observation):
+        self.n += 1
+        self.mean = self.mean + (observation - self.mean) / self.n
+        return observation
+
+
+class Smooth(gym.ObservationWrapper):
+    """Statistics without a count, which nothing but watching tells from numbers of the task."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.obs_mean = np.zeros(4)
+
+    def observation(self, observation):
+        self.obs_mean = 0.9 * self.obs_mean + 0.1 * observation
+        return (observation - self.obs_mean).astype(np.float32)
+
+
+class Drawn(gym.Wrapper):
+    """A number of every episode, by its seed."""
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = self.env.reset(seed=seed, options=options)
+        self.mean_wind = self.unwrapped.np_random.normal()
+        return obs, info
+
+
+def cartpole(*wrappers):
+    task = gym.make("CartPole-v1").unwrapped
+    for wrap in wrappers:
+        task = wrap(task)
+    return gym.wrappers.TimeLimit(task, 50)
+
+
+def scaled_itself():
+    task = cartpole()
+    task.unwrapped.obs_rms = Running()
+    return task
+
+
+LEARNING = {
+    "Gymnasium's of observations": (
+        lambda: cartpole(gym.wrappers.NormalizeObservation),
+        "its wrapper NormalizeObservation learns running statistics (obs_rms) of its own in each environment, which "
+        "depend on the number of workers and are not there in evaluation: take it out and use ppo.normalize_obs=true",
+    ),
+    "Gymnasium's of rewards": (
+        lambda: cartpole(gym.wrappers.NormalizeReward),
+        "take it out and use ppo.normalize_rewards=true",
+    ),
+    "one of a user's own": (
+        lambda: cartpole(OwnScale),
+        "its wrapper OwnScale learns running statistics (seen) of its own in each environment, which depend on the "
+        "number of workers and are not there in evaluation: take it out and use ppo.normalize_obs=true or "
+        "ppo.normalize_rewards=true, or freeze it and say so by an attribute training=False",
+    ),
+    "one of other names": (lambda: cartpole(lambda env: OwnScale(env, "n", "M2")), "OwnScale"),
+    "one that is its own statistics": (lambda: cartpole(Itself), "its wrapper Itself learns"),
+    "a task that scales itself": (scaled_itself, "its class CartPoleEnv learns running statistics (obs_rms)"),
+    "one of a batch": (
+        lambda: gym.wrappers.vector.NormalizeObservation(gym.make_vec("CartPole-v1", 2)),
+        "its wrapper NormalizeObservation learns",
+    ),
+    "one in the environments of a batch": (
+        lambda: gym.vector.SyncVectorEnv([lambda: cartpole(OwnScale)] * 2),
+        "its wrapper OwnScale learns",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LEARNING)
+def test_a_part_that_learns_is_named_with_the_remedy(case):
+    make, words = LEARNING[case]
+    task = make()
+    (said,) = learning_wrappers(task)
+    task.close()
+    assert words in said, said
+
+
+def test_what_does_not_learn_is_no_part_that_learns():
+    frozen, own = cartpole(gym.wrappers.NormalizeObservation), cartpole(OwnScale)
+    frozen.env.update_running_mean = False
+    own.env.training = False
+    counted = cartpole(gym.wrappers.RecordEpisodeStatistics)
+    for task in (frozen, own, counted, cartpole(Drawn), gym.make("Pendulum-v1")):
+        assert learning_wrappers(task) == []
+
+
+@pytest.mark.parametrize(
+    ("wrap", "is_kept"), [(Smooth, True), (OwnScale, True), (Itself, True), (Drawn, False)]
+)
+def test_statistics_that_a_reset_does_not_bring_back_are_warned_of(wrap, is_kept):
+    task = cartpole(wrap)
+    task.reset(seed=0)
+    before = statistics(task)
+    for _ in range(3):
+        task.step(0)
+    task.reset(seed=0)
+    said = kept_over_resets(before, statistics(task))
+    assert (said is not None) == is_kept
+    assert said is None or (wrap.__name__ in said and "ppo.normalize_obs=true" in said)
+
+
+@pytest.mark.parametrize("backend", ["sync", "native"])
+def test_a_task_with_a_part_that_learns_is_refused_before_training(backend):
+    with pytest.raises(ConfigError, match=r"NormalizeObservation learns .* use ppo.normalize_obs=true"):
+        probe(EnvConfig(id="tests.unit.policy_tasks:policies/ScaledEnv-v0", backend=backend))

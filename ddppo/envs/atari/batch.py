@@ -27,7 +27,7 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
-from ddppo.envs.meaning import described
+from ddppo.envs.meaning import spaces_described
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ArraySpec
@@ -114,7 +114,7 @@ def _check_ranges(kwargs: dict[str, Any]) -> None:
 def _spec(ale: "AtariVectorEnv") -> EnvSpec:
     space, actions = ale.single_observation_space, ale.single_action_space
     assert space.shape is not None
-    spaces = described(space, actions, has_mask=False)
+    spaces = spaces_described(space, actions, has_mask=False)
     return EnvSpec(ArraySpec(space.shape, "uint8"), action_spec(actions), spaces=spaces)
 
 

@@ -8,6 +8,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.atari.batch import atari_spec
 from ddppo.envs.envpool import make_envpool_task
 from ddppo.envs.native import learn_native_spec, make_native_task
+from ddppo.envs.probing.advice import check_wrappers
 from ddppo.envs.probing.explaining import explained
 from ddppo.envs.probing.finding import find_packages, find_task
 from ddppo.envs.probing.shapes import Say, learn_spec, silent
@@ -40,6 +41,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
         make = make_envpool_task if env.is_envpool else make_native_task
         envs: gym.vector.VectorEnv = explained(env, lambda: make(env, num_envs=2))
         try:
+            explained(env, lambda: check_wrappers(envs))
             return explained(env, lambda: learn_native_spec(envs))
         finally:
             envs.close()

@@ -41,7 +41,8 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
-from ddppo.envs.meaning import described as described_spaces
+from ddppo.envs.meaning import spaces_described
+from ddppo.envs.probing.advice import check_wrappers
 from ddppo.envs.publishing import journal_of
 from ddppo.envs.saving.savers import saver_of
 from ddppo.envs.vec_env import EnvSpec
@@ -74,6 +75,7 @@ def learn_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec
     """
     for which in ("action_space", "observation_space"):
         check_is_space(getattr(task, which, None), which)
+    check_wrappers(task)
     action, space = action_spec(task.action_space), task.observation_space
     spec = EnvSpec(obs_spec(space), action)
     if isinstance(space, Text) or spec.is_text:
@@ -103,7 +105,7 @@ def learn_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec
     for said in _oddities(task, spec, [(when_reset(0), obs), (when_stepped(1), next_obs)], info):
         remark(f"env.id={task_name(task)}: it {said}")
     saved_by = saver_of(task).name
-    spaces = described_spaces(space, task.action_space, has_mask=spec.mask_size is not None, task=task)
+    spaces = spaces_described(space, task.action_space, has_mask=spec.mask_size is not None, task=task)
     return dataclasses.replace(
         spec, journal=journal_of(task), saved_by=saved_by, spaces=spaces, **_of_tasks(task)
     )
@@ -194,7 +196,7 @@ def _learn_text_spec(task: gym.Env, spec: EnvSpec, at: Say) -> EnvSpec:
         raise ConfigError(
             f"its attribute tokens is a {type(tokens).__name__}: it must be the import path of a tokenizer, a str"
         )
-    spaces = described(task.observation_space, task.action_space, has_mask=False)
+    spaces = spaces_described(task.observation_space, task.action_space, has_mask=False)
     return dataclasses.replace(spec, tokens=tokens, spaces=spaces, **_of_tasks(task))
 
 

@@ -266,10 +266,10 @@ def _trial(env: EnvConfig, tell: Tell) -> str | None:
         return _served(env)
     if env.backend == "native":
         single = probe(dataclasses.replace(env, backend="sync"))  # which evaluation steps
-        if said := differences(spec.spaces, single.spaces):
+        if apart := differences(spec.spaces, single.spaces):
             raise ConfigError(
-                f"env.backend=native: evaluation steps single environments of {env.id}, and they are not what the batch "
-                f"is: {'; '.join(said)}: use env.backend=sync"
+                f"env.backend=native: evaluation steps single environments of {env.id}, and they are not what the "
+                f"batch is: {'; '.join(apart)}: use env.backend=sync"
             )
         _step_batch(env, spec, tell)
         return f"{env.id} is stepped by its own batch (env.backend=native), which hands over no state"
