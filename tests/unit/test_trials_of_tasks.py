@@ -1,5 +1,6 @@
 """A task is tried in a process of its own before training: what that finds, and what it does not reach."""
 
+import itertools
 import os
 import random
 import signal
@@ -16,6 +17,8 @@ from ddppo.envs.probing import trial
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from tests.support import NEVER_S
+
+COUNTER = itertools.count()
 
 
 class Own(gym.Env):
@@ -164,6 +167,18 @@ def test_one_whose_seed_does_not_decide_all_is_warned_of(own, does, resets, wher
     )
     assert where in said
     assert "draw from self.np_random alone" in said
+
+
+def test_statistics_that_a_reset_leaves_as_they_are_are_warned_of(own):
+    def learn(self, k):
+        self.obs_mean = getattr(self, "obs_mean", 0.0) * 0.9 + self.np_random.random()
+
+    (said,) = tried(
+        own(learn, lambda self: setattr(self, "obs_mean", getattr(self, "obs_mean", 0.0)))
+    ).warnings
+    assert said.startswith(
+        "env.id=Own-v0: Own.obs_mean of the task changed over an episode, and a reset with the same"
+    )
 
 
 class Speaking(gym.Env):

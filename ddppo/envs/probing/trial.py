@@ -31,6 +31,7 @@ from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
 from ddppo.envs.native import make_native
+from ddppo.envs.probing.advice import kept_over_resets, statistics
 from ddppo.envs.probing.finding import find_packages, find_task
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving.packing import packed, unpacked
@@ -348,6 +349,7 @@ class _Pair:
     def compared(self) -> str | None:
         """Tell of what is left to chance, and return where a state taken to another environment did not suffice."""
         self._seed(1)
+        before = statistics(self._one.env)
         steps = max(2, min(_STEPS, int(_SECONDS / (_PARTS * max(self._played(2), 1e-9)))))
         if what := self._seeded(steps):
             self._tell(
@@ -356,6 +358,9 @@ class _Pair:
                 f"{what}, so a seed does not decide what happens: draw from self.np_random alone, and reset all that "
                 "an episode changes",
             )
+        self._seed(1)
+        if said := kept_over_resets(before, statistics(self._one.env)):
+            self._tell("warning", f"env.id={self._env.id}: {said}")
         return self._taken_over(steps)
 
     def _seeded(self, steps: int) -> str | None:
@@ -374,7 +379,6 @@ class _Pair:
     def _taken_over(self, steps: int) -> str | None:
         """Return where the second, which went on from the state of the first, did otherwise; None if nowhere."""
         one, other = self._one, self._other
-        self._seed(1)
         one.reset()  # an episode more than `other` will have had, of which to count them would tell
         self._played(steps)
         one.reset()
