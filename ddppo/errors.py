@@ -7,10 +7,15 @@ from ddppo.processes import limits
 
 LOST_PEERS = 3  # exit code of a rank that ended only because another one had
 MAY_PASS = 4  # of one whose environment raised, or that had no memory: started again it may have better luck
+AFTER_TRAINING = (
+    5  # of a command that has all that was asked but for a last step: an evaluation, a video, an upload
+)
 
 
 class ConfigError(ValueError):
     """A setting that cannot work; raised before any process starts."""
+
+    exit_code = 2
 
 
 class RunFolderError(ConfigError):
@@ -19,6 +24,28 @@ class RunFolderError(ConfigError):
 
 class TrainingError(RuntimeError):
     """A fault that ends a run that had started."""
+
+    exit_code = 1
+
+
+class AfterTrainingError(TrainingError):
+    """A step after training failed. The run is complete; the message names the step and the command that repeats it."""
+
+    exit_code = AFTER_TRAINING
+
+
+class EvaluationFailed(TrainingError):
+    """An evaluation came to no scores; all ranks raise it alike.
+
+    trace: of the user's own code, on the rank that met it. signal: the number of the signal that cut it short, None where it failed by itself.
+    """
+
+    def __init__(self, said: str, trace: str = "", signal: int | None = None) -> None:
+        super().__init__(said, trace, signal)
+        self.said, self.trace, self.signal = said, trace, signal
+
+    def __str__(self) -> str:
+        return self.said
 
 
 class StorageError(TrainingError):

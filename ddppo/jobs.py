@@ -73,6 +73,9 @@ def _show(statuses: list[Status], sweep_dir: Path) -> bool:
     print(counts(statuses))
     for status in failed:
         print(f"  {status.job.run}: {status.why}")
+    for status in statuses:
+        if status.outcome == "completed" and status.why:
+            print(f"  {status.job.run}: complete, but {status.why}")
     if failed:
         print(f"the same sweep command with sweep={sweep_dir} goes on with the failed and skips the complete")
     elif all(status.outcome == "completed" for status in statuses):

@@ -34,7 +34,7 @@ def door(interrupted: str = "interrupted") -> Iterator[None]:
             yield
         except (ConfigError, TrainingError) as e:
             print(f"error: {e}", file=sys.stderr)
-            sys.exit(2 if isinstance(e, ConfigError) else 1)
+            sys.exit(e.exit_code)
         except KeyboardInterrupt:
             print(f"\n{interrupted}", file=sys.stderr)
             sys.exit(130)

@@ -26,7 +26,7 @@ from ddppo.door.one_run import train_alone
 from ddppo.door.sweep_folder import SweepFolder
 from ddppo.door.sweeps import tell_sweep, train_in_sweep
 from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
-from ddppo.errors import ConfigError, Stopped, StorageError, TrainingError
+from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
 from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
@@ -44,8 +44,9 @@ class Outcome:
 @unbroken_streams()
 @stop_signals_raise()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 75 or 128 + a signal.
+    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 5, 75 or 128 + a signal.
 
+    5: training is complete, and a step after it failed, as the final evaluation.
     75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended it, and it can go on. 128 + a signal:
     what else stopped it, as 130 is Ctrl-C.
     """
@@ -116,7 +117,8 @@ def _command() -> None:
             _leave(1)
         else:
             raise
-    failed = tell_sweep(error)
+    told = tell_sweep(error)
+    failed = told.failed
     if error is None and SweepFolder.path is not None and not SweepFolder.began():
         error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
     Outcome.error = error
@@ -125,6 +127,8 @@ def _command() -> None:
         print(f"error: {error}", file=sys.stderr)
     if error is not None or failed:
         _leave(2 if isinstance(error, ConfigError) and not failed else 1)
+    if told.is_unfinished:
+        _leave(AFTER_TRAINING)
     if under_torchrun():
         _leave(0)
 
@@ -153,7 +157,7 @@ def _train(cfg: DictConfig) -> float | None:
             Outcome.error = e
             if not Outcome.is_asked_for:
                 print(f"error: {e}", file=sys.stderr)
-            _leave(2 if isinstance(e, ConfigError) else 1)
+            _leave(e.exit_code)
     return None
 
 

@@ -28,6 +28,7 @@ from ddppo.processes.signals import note_beginning
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from ddppo.run.restarts import with_restarts
+from ddppo.terminal import warn
 
 _FORWARD_EVERY_S = 2.0
 _PATIENCE_S = 10.0  # what this job was before it was queued again may still be ending
@@ -62,7 +63,13 @@ class Driver:
         folder = RunFolder(self.run_dir)
         config = folder.begin(folder.config())
         with _Signals() as signals:
-            with_restarts(folder, config, lambda _: self._run(signals))
+            try:
+                with_restarts(folder, config, lambda _: self._run(signals))
+            except TrainingError:
+                if not folder.failed_after_training:
+                    raise
+        if failed := folder.failed_after_training:  # the sweep goes on: the job has done what it was for
+            warn(f"the run in {self.run_dir} is complete, but {failed}")
         if not RunFolder(self.run_dir).is_complete:
             if not still_runs():  # cancelled, and the ranks knew first: to queue again would revive the job
                 sys.exit(_SIGNALLED + signal.SIGTERM)

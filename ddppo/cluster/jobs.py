@@ -117,8 +117,9 @@ class Book:
             return Status(job, info.state, nodes, why=info.reason, progress=known)
         if run_dir.is_dir():
             os.listdir(run_dir)  # a network file system may else remember that there was no summary
-        if RunFolder(run_dir).is_complete:
-            return Status(job, info.state if info else "COMPLETED", nodes, "completed", progress=known)
+        if (folder := RunFolder(run_dir)).is_complete:
+            state = info.state if info else "COMPLETED"
+            return Status(job, state, nodes, "completed", folder.failed_after_training, known)
         ago = seconds_since(job.submitted)
         if info is None and ago is not None and ago < _GRACE_S:
             return Status(job, "SUBMITTED", progress=known)

@@ -89,8 +89,9 @@ class _Plan:
             return  # the same run twice
         self._seen[run_dir] = config
         if sweep.is_complete(run_dir, config):
-            print(f"-- {self.name(run_dir)}: complete already", flush=True)
-            self._results[run_dir] = self.ended(run_dir, "skipped", "complete already")
+            remark = sweep.enter(run_dir, config).remark
+            print(f"-- {self.name(run_dir)}: {remark}", flush=True)
+            self._results[run_dir] = self.ended(run_dir, "skipped", remark)
         else:
             self.wanted[run_dir] = composed
 
@@ -101,7 +102,8 @@ class _Plan:
         """Note and return what a complete run reached."""
         summary = RunFolder(run_dir).summary()
         assert summary is not None, f"{run_dir} was complete a moment ago"
-        sweep.note(self.sweep_dir, run_dir, outcome, why)
+        after = RunFolder(run_dir).failed_after_training if outcome == "completed" else ""
+        sweep.note(self.sweep_dir, run_dir, outcome, why, after)
         return sweep.objective(summary, self._seen[run_dir].objective)
 
     def failed(self, run_dir: Path, error: Exception) -> Exception:

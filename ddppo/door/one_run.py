@@ -27,7 +27,8 @@ def train_alone(cfg: DictConfig, run_dir: Path) -> None:
         remove_if_empty(run_dir)
         raise
     if config is None:
-        print(f"the run in {run_dir} is complete: nothing is left to do")
+        failed = RunFolder(run_dir).failed_after_training
+        print(f"the run in {run_dir} is complete{', but ' + failed if failed else ': nothing is left to do'}")
         return
     folder = RunFolder(run_dir)
     with held(run_dir, patience_s=_patience_s(config)):
@@ -37,6 +38,10 @@ def train_alone(cfg: DictConfig, run_dir: Path) -> None:
         except KeyboardInterrupt as e:
             remedy = f"go on with: {command('ddppo.train', f'resume={run_dir}')}"
             number = e.number if isinstance(e, Stopped) else signal.SIGINT
+            if folder.is_complete:
+                raise Stopped(number, f"the run in {run_dir} is complete") from None
+            if folder.lacks_evaluation:
+                remedy = f"all steps are done and saved, only the final evaluation is missing; {remedy}"
             if not folder.has_checkpoint:
                 raise Stopped(number, "there is no checkpoint") from None
             requeue = config.run.requeue_exit_code if asks_for_requeue(number) else None

@@ -5,16 +5,20 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
 from ddppo.config import Config
 from ddppo.door.torchrun import lead, under_torchrun
-from ddppo.errors import ConfigError, Stopped
+from ddppo.errors import AfterTrainingError, ConfigError, Stopped, TrainingError
 from ddppo.processes import limits
 from ddppo.processes.signals import end_of_time, is_over
 from ddppo.terminal import warn
+
+if TYPE_CHECKING:
+    from ddppo.run.folder import RunFolder
 
 _FILES = 16  # that a process which starts ranks has open, besides one for each of them
 
@@ -46,27 +50,41 @@ def check(config: Config) -> None:
 def run(config: Config, run_dir: Path) -> int | None:
     """Train in the run folder, whose config.yaml says all.
 
-    Raises TrainingError, and Stopped if a signal cut the run short; returns the number of one that came too late.
+    Raises TrainingError, AfterTrainingError where only a step after training failed, and Stopped if a signal cut the
+    run short; returns the number of one that came too late.
     """
-    if under_torchrun():
-        stop_signal = lead(run_dir, config.dist.timeout_s)
-    elif config.dist.world_size == 1:
-        from ddppo.run.worker import train_rank
+    from ddppo.run.folder import RunFolder
 
-        stop_signal = train_rank(run_dir)
-    else:
-        from ddppo.distributed.launcher import start_ranks
-        from ddppo.run.folder import RunFolder
-        from ddppo.run.restarts import with_restarts
-
-        folder = RunFolder(run_dir)
-        note = partial(folder.note_restart, goes_on_from=None)
-        stop_signal = with_restarts(folder, config, lambda config: start_ranks(run_dir, config, note))
+    folder = RunFolder(run_dir)
+    try:
+        stop_signal = _run(config, folder)
+    except TrainingError as e:
+        if (
+            failed := folder.failed_after_training
+        ):  # rank 0 wrote the summary, and ended as it lost another rank
+            raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}") from e
+        raise
+    if failed := folder.failed_after_training:
+        raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}")
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
         if stop_signal is None and is_over(end_of_time(config.run.max_minutes)):
             raise Stopped(0)
         raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
     return stop_signal
+
+
+def _run(config: Config, folder: "RunFolder") -> int | None:
+    if under_torchrun():
+        return lead(folder.path, config.dist.timeout_s)
+    if config.dist.world_size == 1:
+        from ddppo.run.worker import train_rank
+
+        return train_rank(folder.path)
+    from ddppo.distributed.launcher import start_ranks
+    from ddppo.run.restarts import with_restarts
+
+    note = partial(folder.note_restart, goes_on_from=None)
+    return with_restarts(folder, config, lambda config: start_ranks(folder.path, config, note))
 
 
 def remove_if_empty(folder: Path) -> None:

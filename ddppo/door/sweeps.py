@@ -5,6 +5,7 @@ import multiprocessing
 import sys
 import traceback
 from pathlib import Path
+from typing import NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -13,7 +14,7 @@ from ddppo import config as configuration
 from ddppo.door.complaints import one_line
 from ddppo.door.ranks import check, remove_if_empty, run
 from ddppo.door.sweep_folder import SweepFolder
-from ddppo.errors import ConfigError, EnvRaised, Stopped, TrainingError
+from ddppo.errors import AfterTrainingError, ConfigError, EnvRaised, Stopped, TrainingError
 from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
 from ddppo.run.lock import held
 
@@ -36,12 +37,16 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         with held(run_dir):
             entry = sweep.enter(run_dir, config)
             print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
-            stop_signal = None
+            stop_signal, after = None, ""
             if not entry.completed:
                 if is_over(end_of_time(config.run.max_minutes)):
                     raise Stopped(0)
-                stop_signal = run(RunFolder(run_dir).begin(config), run_dir)
-        sweep.note(sweep_dir, run_dir, "skipped" if entry.completed else "completed", entry.remark)
+                try:
+                    stop_signal = run(RunFolder(run_dir).begin(config), run_dir)
+                except AfterTrainingError:  # the run has its result, as far as there is one
+                    after = RunFolder(run_dir).failed_after_training
+                    print(f"-- {name}: complete, but {after}", file=sys.stderr, flush=True)
+        sweep.note(sweep_dir, run_dir, "skipped" if entry.completed else "completed", entry.remark, after)
         if stop_signal is not None:  # too late for this run, but no other is to begin
             raise Stopped(stop_signal)
         return sweep.objective(json.loads((run_dir / "summary.json").read_text()), config.objective)
@@ -61,10 +66,17 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         raise TrainingError(why) from None  # e may be of a class that the launcher's process cannot read
 
 
-def tell_sweep(error: Exception | None) -> list[str]:
-    """Print how a sweep's runs ended and return why some failed; [] where no sweep was run."""
+class Told(NamedTuple):
+    """Why runs of a sweep failed, and whether a step after training did in others."""
+
+    failed: list[str]
+    is_unfinished: bool
+
+
+def tell_sweep(error: Exception | None) -> Told:
+    """Print how a sweep's runs ended and return what went wrong; nothing where no sweep was run."""
     if SweepFolder.path is None:
-        return []
+        return Told([], False)
     from ddppo.run import sweep
 
     outcomes = sweep.outcomes(SweepFolder.path, SweepFolder.before)
@@ -73,7 +85,8 @@ def tell_sweep(error: Exception | None) -> list[str]:
     is_foreseen = error is None or isinstance(error, (ConfigError, TrainingError))
     if not is_foreseen and (len(failed) < len(outcomes) or not outcomes):
         traceback.print_exception(error)
+    is_unfinished = any(outcome.after for outcome in outcomes)
     if outcomes:
         text = sweep.in_words(outcomes, SweepFolder.path, SweepFolder.before)
-        print(text, file=sys.stderr if failed else sys.stdout)
-    return failed
+        print(text, file=sys.stderr if failed or is_unfinished else sys.stdout)
+    return Told(failed, is_unfinished)

@@ -87,6 +87,23 @@ class RunFolder:
     def is_complete(self) -> bool:
         return self.summary() is not None
 
+    @property
+    def failed_after_training(self) -> str:
+        """What failed after the training of a complete run, and the commands that repeat it; "" where nothing did."""
+        steps = (self.summary() or {}).get("failed_after_training", [])
+        said = (f"{each['step']} failed: {each['why']}; repeat it by: {each['command']}" for each in steps)
+        return "; ".join(said)
+
+    @property
+    def lacks_evaluation(self) -> bool:
+        """Whether a run was stopped in its final evaluation, with all steps done and saved."""
+        try:
+            found = json.loads((self.path / "summary.json").read_text())
+            done, total = int(found["env_steps"]), self.config().ppo.total_steps
+        except (OSError, ValueError, TypeError, KeyError, ConfigError):
+            return False
+        return found.get("status") == "stopped" and done >= total
+
     def begin(self, config: Config) -> Config:
         """Make the folder ready for the ranks of `config`, and return that with `resume` as they find it written.
 

@@ -67,7 +67,8 @@ def enter(run_dir: Path, config: Config) -> Entry:
     if different:
         return Entry(remark=_set_aside(run_dir, f"its settings differ: {', '.join(different[:3])}"))
     if folder.is_complete:
-        return Entry(completed=True, remark="complete already")
+        failed = folder.failed_after_training
+        return Entry(completed=True, remark=f"complete already{', but ' + failed if failed else ''}")
     path, damaged = checkpoint.last_whole(folder.checkpoints)
     if path is None:
         why = "its only checkpoint is damaged" if damaged else "it ended without a checkpoint"
@@ -112,24 +113,29 @@ def objective(summary: dict[str, Any], name: str) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one run of a sweep: completed, skipped, submitted or failed, and why."""
+    """What became of one run of a sweep: completed, skipped, submitted or failed, and why.
+
+    after: what failed after the training of one that is complete, and the command that repeats it.
+    """
 
     run: str
     outcome: str
     why: str = ""
     at: float = 0.0
+    after: str = ""
 
 
 # What this process could not write into a journal: a full disk ends runs, but not the sweep, nor the list at its end.
 _UNWRITTEN: list[tuple[Path, Outcome]] = []
 
 
-def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "") -> None:
+def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str = "") -> None:
     """Append an outcome to the sweep's journal; a line is one write, so runs side by side do not mix theirs.
 
     Where the disk refuses, the outcome is remembered for `outcomes` in this process, and a warning says so.
     """
-    entry = Outcome(os.path.relpath(run_dir, sweep_dir), outcome, " ".join(why.split()), time.time())
+    name = os.path.relpath(run_dir, sweep_dir)
+    entry = Outcome(name, outcome, " ".join(why.split()), time.time(), " ".join(after.split()))
     journal = sweep_dir / _JOURNAL
     try:
         sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -183,6 +189,7 @@ def in_words(found: list[Outcome], sweep_dir: Path, since: Before) -> str:
     text = [f"sweep {sweep_dir}: {len(found)} run{'s' * (len(found) != 1)}, {told}"]
     failed = [outcome for outcome in found if outcome.outcome == "failed"]
     text += [f"  {outcome.run}: {outcome.why}" for outcome in failed]
+    text += [f"  {outcome.run}: complete, but {outcome.after}" for outcome in found if outcome.after]
     if failed:
         text.append(f"  the same command with sweep={sweep_dir} goes on with these and skips the complete")
     results = sweep_dir / _RESULTS

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -116,6 +116,7 @@ class Worker:
             gc.freeze()  # what is here stays: looking through it for garbage took 3 % of a short iteration
             stop.listen()  # from here on there is something to save, and until summary.json is written
             status = loop.run(stop)
+            failed, lost = loop.failed, loop.lost
             self.is_cut_short = status == "stopped"
         except BaseException as e:
             with suppress(Exception):  # what comes on top of a fault would hide it
@@ -123,7 +124,9 @@ class Worker:
             if isinstance(e, (NonFiniteError, StorageError)):
                 raise self.saving.with_last(e) from e
             raise
-        self._end(recorder, status)
+        self._end(recorder, status, failed, is_whole=lost is None)
+        if lost is not None:
+            raise lost
 
     def _recorder(self) -> Recorder:
         parts, progress = self.parts, self.progress
@@ -138,6 +141,7 @@ class Worker:
             journal=parts.spec.journal,
             rounds=parts.program.rounds,
             campaign=parts.program.campaign,
+            unrecorded=self.saving.unrecorded,
         )
 
     def _begin(self, recorder: Recorder | NullRecorder) -> Loop:
@@ -158,7 +162,18 @@ class Worker:
         )
         return Loop(iterations, self.scoring, self.saving, recorder, profiler)
 
-    def _end(self, recorder: Recorder | NullRecorder, status: str) -> None:
+    def _end(
+        self,
+        recorder: Recorder | NullRecorder,
+        status: str,
+        failed: Sequence[dict[str, str]] = (),
+        *,
+        is_whole: bool = True,
+    ) -> None:
+        """Write the summary, with the steps after training that failed, and give back what the rank holds.
+
+        is_whole: whether all ranks are there to be told of the end.
+        """
         try:
             if status == "failed":
                 with suppress(StorageError):
@@ -169,11 +184,12 @@ class Worker:
                 compiled_from=self.progress.compiled_from,
                 best=self.scoring.best,
                 target=self.scoring.target,
+                failed=failed,
             )
         finally:
             gc.unfreeze()
             self.steps.close()
-            if status != "failed":
+            if status != "failed" and is_whole:
                 self.parts.program.finish()
             self.parts.program.close()
 

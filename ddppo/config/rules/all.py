@@ -139,6 +139,10 @@ def _check_sizes(config: Config, shape: BatchShape) -> None:
 def _check_target(config: Config) -> None:
     if config.objective == "time_to_target" and config.target_return is None:
         raise ConfigError("objective=time_to_target needs target_return, the evaluation return to be reached")
+    if config.eval.on_error == "stop" and not config.eval.every_steps:
+        raise ConfigError(
+            "eval.on_error=stop has no effect without evaluations during training: set eval.every_steps"
+        )
     if config.target_return is not None and not (config.eval.every_steps or config.eval.final_episodes):
         raise ConfigError(
             f"target_return={config.target_return} is never compared: no evaluation is configured; "

@@ -17,6 +17,13 @@ class EvalConfig:
         low=1,
     )
     final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
+    on_error: str = setting(
+        "warn",
+        "an evaluation during training that fails, e.g. because the task raises: warn (training goes on without "
+        "its scores) or stop (the run ends). At the end of training all is on disk, and only the exit code tells "
+        "(docs/faults.md)",
+        choices=("warn", "stop"),
+    )
 
 
 @dataclass(slots=True)

@@ -16,12 +16,17 @@ from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.loop.progress import Progress
 from ddppo.run.parts import Parts
+from ddppo.run.records.metrics import IterationReport
 from ddppo.terminal import warn
 from ddppo.topologies import find
 
 
 class Saving:
-    """Saves a run and restores it. window: returns and lengths of the episodes that ended last."""
+    """Saves a run and restores it. window: returns and lengths of the episodes that ended last.
+
+    unrecorded: of a run that goes on, the report of its last iteration, where that was saved before the final
+    evaluation and may not be in metrics.jsonl.
+    """
 
     def __init__(
         self,
@@ -31,7 +36,7 @@ class Saving:
         scoring: Scoring,
         window: deque[tuple[float, int]],
     ) -> None:
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._folder = run_dir / "checkpoints"
         self._parts = parts
         self._progress = progress
@@ -43,6 +48,8 @@ class Saving:
         )
         self._yaml = configuration.to_yaml(dataclasses.replace(parts.config, resume=None))  # whoever began it
         self._saved_at = time.monotonic()
+        self._before_evaluation: dict[str, Any] | None = None  # what environments were in the midst of
+        self.unrecorded: IterationReport | None = None
         self.writer = Writer(self._folder, parts.config.checkpoint.keep)
 
     def is_due(self) -> bool:
@@ -56,9 +63,28 @@ class Saving:
         environments = self._environments.state()
         # All are equal, and every random stream follows from the seed and counters.
         if self._parts.group.rank == 0:
-            self.writer.save_iteration(
-                self._progress.iteration, self.state() | {"environments": environments}
-            )
+            self._hand_over({"environments": environments})
+
+    def save_before_evaluation(self, report: IterationReport) -> None:
+        """Have the run's end on the disk, with the last iteration's report; all ranks come here, and leave together."""
+        self._before_evaluation = self._environments.state()
+        if self._parts.group.rank == 0:
+            told = {
+                **dataclasses.asdict(report),
+                "rank_metrics": [_plain(metrics) for metrics in report.rank_metrics],
+                "global_metrics": _plain(report.global_metrics),
+            }
+            self._hand_over({"environments": self._before_evaluation, "unrecorded": told})
+            self.writer.wait()
+        self._parts.group.barrier()  # no rank's evaluation begins, and may fail, before the file is whole
+
+    def save_after_evaluation(self) -> None:
+        """Save the same once more, with what the final evaluation said; of rank 0."""
+        if self._parts.group.rank == 0:
+            self._hand_over({"environments": self._before_evaluation})
+
+    def _hand_over(self, more: dict[str, Any]) -> None:
+        self.writer.save_iteration(self._progress.iteration, self.state() | more)
 
     def save_best(self) -> None:
         """Hand over to the writer what is the best policy so far; of rank 0."""
@@ -94,6 +120,9 @@ class Saving:
             self._of_environments = {"missing": why}
         progress.iteration, progress.env_steps = state["iteration"], state["env_steps"]
         progress.wall_s, progress.compiled_from = state["wall_s"], state.get("compiled_from")
+        if (report := state.get("unrecorded")) is not None:
+            self.unrecorded = IterationReport(**{**report, "rank_metrics": tuple(report["rank_metrics"])})
+            self._before_evaluation = state["environments"]
         self._window.extend((episode_return, length) for episode_return, length in state["window"])
         self._scoring.restore(state, self._folder)
         self.writer.goes_on(self._scoring.best.get("env_steps"))
@@ -113,8 +142,12 @@ class Saving:
         last = checkpoint.last(self._folder)
         said = f"The last good checkpoint is {last}" if last else "There is no checkpoint yet"
         if isinstance(error, StorageError) and last is not None:
-            said += f"; once that can be written, go on with resume={self._run_dir}"
+            said += f"; once that can be written, go on with resume={self.run_dir}"
         return type(error)(f"{error}. {said}")
+
+
+def _plain(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _environments(parts: Parts) -> Environments:

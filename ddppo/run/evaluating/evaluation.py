@@ -3,7 +3,7 @@
 Episode j starts from seed (seed, "eval", j) whoever plays it, so scores do not depend on W, nor on what training did.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,12 +134,12 @@ def load_policy(config: Config, state: dict[str, Any]) -> Policy:
 
 def play_episodes(
     policy: Policy, env: VecEnv, episodes: Sequence[int], seed: int, options: dict[str, Any] | None = None,
-    *, deterministic: bool = True,
+    *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
 ) -> Scores:  # fmt: skip
     """Play the episodes of these numbers, as many side by side as `env` has environments.
 
     options: that each begins with, if any. deterministic: by the mode, else actions are drawn, of each episode by a
-    stream of its own.
+    stream of its own. check_stop: called before every step; what it raises ends the episodes.
     """
     of_all = None if options is None else [options] * env.num_envs
     returns = np.zeros(len(episodes))
@@ -161,6 +161,7 @@ def play_episodes(
                     f"evaluation episode {wave[int(np.flatnonzero(playing)[0])]} has not ended after "
                     f"{_LONGEST_EPISODE:,} steps: set env.max_episode_steps for a task without a limit of its own"
                 )
+            check_stop()
             if deterministic:
                 actions = policy.act(obs, mask, remembered)
             else:

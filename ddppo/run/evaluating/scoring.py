@@ -1,23 +1,28 @@
 """Evaluation while a run trains: who plays which episode, the best scores so far, and when the target was reached."""
 
+import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddppo.envs import make_eval_env
+from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, Stopped, TrainingError
 from ddppo.files import move_aside, stored
 from ddppo.ppo.text import TextCollector
+from ddppo.processes.signals import StopRequest
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS
 from ddppo.run.evaluating.evaluation import Policy, Scores, play_episodes
 from ddppo.run.evaluating.text_evaluation import of_text, play_tasks, rounded_up, success_rates
+from ddppo.run.loop.exchange import gather_bytes
 from ddppo.run.parts import Parts
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.topologies import find
+from ddppo.tracebacks import in_one_line, own_traceback
 
 _MAX_EVAL_ENVS = 64
 
@@ -62,19 +67,30 @@ class Scoring:
         *,
         is_last: bool = False,
         options: dict[str, Any] | None = None,
+        stop: StopRequest | None = None,
     ) -> tuple[dict[str, Any], bool]:
         """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far.
 
-        options: that episodes begin with, where they are not of text.
+        options: that episodes begin with, where they are not of text. stop: whose signal cuts the evaluation short.
+        Raises EvaluationFailed, on all ranks alike, where one rank came to no scores; the best so far stays that.
         """
         start = time.perf_counter()
+
+        def check_stop() -> None:
+            if (
+                stop is not None and stop.signal is not None
+            ):  # the end of run.max_minutes does not count: see Loop
+                raise Stopped(stop.signal)
+
         if self.collector is None:
-            scores = self._play(num_episodes, self._most_envs(is_last=is_last), options)
+            scores = self._play(num_episodes, self._most_envs(is_last=is_last), options, check_stop)
         else:
-            scores = self._play_text(num_episodes)
+            scores = self._play_text(num_episodes, check_stop)
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
         metrics |= success_rates(scores)
         mean = metrics["eval/return_mean"]
+        if not math.isfinite(mean):  # as the sum of large rewards: nothing would ever be better than NaN
+            raise EvaluationFailed(f"the mean return of {self.config.env.id} is {mean:g}")
         is_best = not self.best or mean > self.best["return_mean"]
         if is_best:
             self.best = {k.removeprefix("eval/"): v for k, v in metrics.items()}
@@ -93,27 +109,68 @@ class Scoring:
             return max(1, min(_MAX_EVAL_ENVS, env.num_envs // self._num_lots))
         return 1
 
-    def _play(self, num_episodes: int, most_envs: int, options: dict[str, Any] | None) -> Scores:
+    def _play(
+        self,
+        num_episodes: int,
+        most_envs: int,
+        options: dict[str, Any] | None,
+        check_stop: Callable[[], None],
+    ) -> Scores:
         """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
-        parts = []
-        if lots := list(filter(None, self._lots(num_episodes))):
+
+        def play_mine() -> list[torch.Tensor]:
+            parts: list[torch.Tensor] = []
+            if not (lots := list(filter(None, self._lots(num_episodes)))):
+                return parts
             env = make_eval_env(self.config.env, min(self._most_of_a_lot(num_episodes), most_envs))
             try:
                 for lot in lots:
-                    scores = play_episodes(self.policy, env, lot, self.config.seed, options)
+                    scores = play_episodes(
+                        self.policy, env, lot, self.config.seed, options, check_stop=check_stop
+                    )
                     parts.append(torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T)
             finally:
                 env.close()
-        returns, lengths = self._of_all(parts, 2, num_episodes)
+            return parts
+
+        returns, lengths = self._of_all(self._agreed(play_mine), 2, num_episodes)
         return Scores(tuple(returns), tuple(int(n) for n in lengths))
 
-    def _play_text(self, num_episodes: int) -> Scores:
+    def _play_text(self, num_episodes: int, check_stop: Callable[[], None]) -> Scores:
         """Play every task in turn; all ranks return all scores, but of episodes that were lost."""
-        assert self.collector is not None
-        tasks = self.policy.spec.tasks
+        collector = self.collector
+        assert collector is not None
+        tasks, seed = self.policy.spec.tasks, self.config.seed
         num_episodes = rounded_up(num_episodes, tasks)
-        parts = [play_tasks(self.collector, lot, self.config.seed) for lot in self._lots(num_episodes)]
-        return of_text(self._of_all(parts, 3, num_episodes), tasks)
+        lots = self._lots(num_episodes)
+        parts = self._agreed(lambda: [play_tasks(collector, lot, seed, check_stop) for lot in lots])
+        columns = self._of_all(parts, 3, num_episodes)
+        try:
+            return of_text(columns, tasks)
+        except TrainingError as e:  # all episodes were lost, which all ranks see alike
+            raise EvaluationFailed(str(e)) from e
+
+    def _agreed(self, play_mine: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """Return what `play_mine` returns, once all ranks have told that theirs did. Raises EvaluationFailed on all.
+
+        A rank whose episodes fail says so here instead of leaving the others to wait for its scores.
+        """
+        parts: list[torch.Tensor] = []
+        fault: BaseException | None = None
+        try:
+            parts = play_mine()
+        except CollectiveError:  # nothing can be told
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as e:  # of the user's task: anything
+            fault = e
+        said = b"" if fault is None else json.dumps(_in_words(fault)).encode()
+        told, _ = gather_bytes(self.group, said)
+        for rank, words in enumerate(told):
+            if words:
+                sentence, signal = json.loads(words)
+                where = f"rank {rank}: " if len(told) > 1 and signal is None else ""
+                raise EvaluationFailed(where + sentence, _trace_of(fault), signal) from fault
+        return parts
 
     @property
     def _num_lots(self) -> int:
@@ -138,6 +195,25 @@ class Scoring:
         # [W, S, n/L, k] -> [L, n/L, k] -> [n/L, L, k] -> by episode, L lots of all P players
         dealt = self.group.gather(own)[self.players].flatten(0, 1).transpose(0, 1).flatten(0, 1)
         return dealt[:num_episodes].T.tolist()
+
+
+def _in_words(fault: BaseException) -> tuple[str, int | None]:
+    """Return what ended a rank's episodes in a sentence, and the number of the signal if it was one."""
+    if isinstance(fault, KeyboardInterrupt):
+        stopped = fault if isinstance(fault, Stopped) else Stopped()
+        return stopped.what, stopped.number
+    if isinstance(fault, EnvRaised):
+        return fault.said, None
+    return (str(fault) if isinstance(fault, TrainingError) else in_one_line(fault)), None
+
+
+def _trace_of(fault: BaseException | None) -> str:
+    """Return the user's own part of a traceback, "" where the sentence says all."""
+    if isinstance(fault, EnvRaised):
+        return fault.trace
+    if fault is None or isinstance(fault, (TrainingError, KeyboardInterrupt)):
+        return ""
+    return own_traceback(fault)
 
 
 def _best_is_there(folder: Path, env_steps: float | None) -> bool:

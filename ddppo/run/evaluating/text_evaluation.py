@@ -4,7 +4,7 @@ Episode j plays task j modulo their number from seed (seed, "eval", j), whoever 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,14 +24,20 @@ def rounded_up(num_episodes: int, tasks: Mapping[str, str] | None) -> int:
     return -(-num_episodes // num_tasks) * num_tasks
 
 
-def play_tasks(collector: TextCollector, episodes: Sequence[int], seed: int) -> torch.Tensor:
-    """Play the episodes of these numbers, as many side by side as there are environments.
+def play_tasks(
+    collector: TextCollector,
+    episodes: Sequence[int],
+    seed: int,
+    check_stop: Callable[[], None] = lambda: None,
+) -> torch.Tensor:
+    """Play the episodes of these numbers, as many side by side as there are environments; `check_stop` before each lot.
 
     Returns return, length and whether it achieved for each, float64 `[n, 3]`; NaN of an episode that was lost.
     """
     num_envs, tasks = collector.turns.num_envs, list(collector.turns.spec.tasks or ())
     rows = torch.full((len(episodes), 3), math.nan, dtype=torch.float64)
     for first in range(0, len(episodes), num_envs):
+        check_stop()
         wave = episodes[first : first + num_envs]
         numbers = [wave[i % len(wave)] for i in range(num_envs)]  # a short last wave repeats episodes, unread
         options = [{"task": tasks[j % len(tasks)]} if tasks else {} for j in numbers]

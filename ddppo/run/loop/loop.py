@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import sys
 
+from ddppo.errors import CollectiveError, EvaluationFailed
+from ddppo.package import command
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.evaluating.scoring import Scoring
@@ -10,10 +13,15 @@ from ddppo.run.loop.iteration import Iterations
 from ddppo.run.measuring.profiling import NullProfiler
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
+from ddppo.terminal import warn
 
 
 class Loop:
-    """Repeats iterations, evaluates, records and saves, on all ranks at the same iterations."""
+    """Repeats iterations, evaluates, records and saves, on all ranks at the same iterations.
+
+    failed: steps after training that failed, as summary.json tells of them. lost: what this rank met where another was
+    lost in the final evaluation.
+    """
 
     def __init__(
         self,
@@ -32,74 +40,131 @@ class Loop:
         self._saving = saving
         self._recorder = recorder
         self._profiler = profiler
+        self.failed: list[dict[str, str]] = []
+        self.lost: CollectiveError | None = None
 
     def run(self, stop: StopRequest) -> str:
         """Return how it ended: completed or stopped."""
         config, progress = self._config, self._progress
-        if (
-            progress.env_steps >= config.ppo.total_steps
-        ):  # killed after its last checkpoint, before its summary
-            self._conclude()
-            return "completed"
+        if progress.env_steps >= config.ppo.total_steps:  # it lacks its final evaluation, or its summary only
+            return self._ended(self._saving.unrecorded, stop)
         next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
         next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
         while True:
             with self._profiler.iteration():
                 report, news, agreed = self._iterations.next(stop)
-            is_last = progress.env_steps >= config.ppo.total_steps
-            if is_last:
-                report = self._with_last_evaluation(report)
-            elif progress.env_steps >= next_eval and not agreed.stopping:
-                report = self._with_evaluation(report, config.eval.episodes)
+            if progress.env_steps >= config.ppo.total_steps:
+                self._parts.program.conclude()
+                report = self._recorder.noted(report, news)
+                if config.eval.final_episodes:
+                    with self._clock.checkpoint():
+                        self._saving.save_before_evaluation(report)
+                    return self._ended(report, stop)
+                self._recorder.record(report, None, is_last=True)
+                self._save()
+                self._saving.writer.wait()
+                return "completed"
+            if progress.env_steps >= next_eval and not agreed.stopping:
+                report = self._with_evaluation(report)
                 next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
-            self._recorder.record(report, news, is_last=is_last)
+            self._recorder.record(report, news, is_last=False)
             self._saving.writer.check()
-            if is_last or agreed.stopping or agreed.save_due or progress.env_steps >= next_save:
+            if agreed.stopping or agreed.save_due or progress.env_steps >= next_save:
                 self._save()
                 next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
-            if is_last or agreed.stopping:
+            if agreed.stopping:
                 self._saving.writer.wait()
-                return "completed" if is_last else "stopped"
+                return "stopped"
 
-    def _conclude(self) -> None:
-        """Evaluate and record a run that has nothing left to learn."""
-        progress = self._progress
+    def _ended(self, report: IterationReport | None, stop: StopRequest) -> str:
+        """Evaluate a run that has nothing left to learn and is on the disk; record and save what that says.
+
+        report: of the last iteration, None where it was recorded together with an evaluation that is done again.
+        """
+        progress, num_episodes = self._progress, self._config.eval.final_episodes
         of_no_rank: tuple[dict[str, float], ...] = ({},) * self._parts.shape.world_size
-        report = IterationReport(progress.iteration, progress.env_steps, progress.wall_s, of_no_rank, {})
-        if self._config.eval.final_episodes:
-            report = self._with_evaluation(report, self._config.eval.final_episodes, is_last=True)
-        self._recorder.conclude(report)
+        scores = IterationReport(progress.iteration, progress.env_steps, progress.wall_s, of_no_rank, {})
+        try:
+            if num_episodes:
+                scores = self._scored(scores, num_episodes, stop)
+        except EvaluationFailed as e:
+            self._note_failure(str(e), e.trace)
+            is_cut_short = e.signal is not None
+        except CollectiveError as e:  # a rank was lost in its episodes, or hangs
+            if self._config.dist.on_lost == "restart":
+                raise
+            self._note_failure(str(e))
+            self.lost, is_cut_short = e, False
+        else:
+            is_cut_short = False
+        if report is None:
+            self._recorder.conclude(scores)
+        else:
+            metrics = {**report.global_metrics, **scores.global_metrics}
+            self._recorder.record(dataclasses.replace(report, global_metrics=metrics), None, is_last=True)
+            self._saving.writer.check()
+            if not self.failed:
+                self._saving.save_after_evaluation()
+        self._saving.writer.wait()
+        return "stopped" if is_cut_short else "completed"
 
-    def _with_last_evaluation(self, report: IterationReport) -> IterationReport:
-        """End the program's last iteration; return its report with the final evaluation's metrics, if there is one."""
-        self._parts.program.conclude()
-        if not self._config.eval.final_episodes:
+    def _note_failure(self, why: str, trace: str = "") -> None:
+        if trace:
+            print(trace, file=sys.stderr, flush=True)
+        again = command(
+            "ddppo.evaluate", f"run={self._saving.run_dir}", f"episodes={self._config.eval.final_episodes}"
+        )
+        self.failed.append({"step": "the final evaluation", "why": why, "command": again})
+
+    def _with_evaluation(self, report: IterationReport) -> IterationReport:
+        """Return the report with an evaluation's metrics; without, and a warning, where that failed."""
+        try:
+            return self._scored(report, self._config.eval.episodes)
+        except EvaluationFailed as e:
+            if e.signal is not None:
+                raise KeyboardInterrupt from e
+            if self._config.eval.on_error == "stop":
+                raise e.__cause__ or CollectiveError(f"an evaluation failed, {e}") from None
+            if e.trace:
+                print(e.trace, file=sys.stderr, flush=True)
+            if self._parts.group.rank == 0:
+                warn(
+                    f"the evaluation after {report.env_steps:,} steps failed, and training goes on without its scores "
+                    f"(eval.on_error=stop would end it): {e}"
+                )
             return report
-        if self._config.env.urls:
-            # Their servers may be gone: a resumed run evaluates then, and has nothing to learn.
-            self._save()
-        return self._with_evaluation(report, self._config.eval.final_episodes, is_last=True)
 
-    def _with_evaluation(
-        self, report: IterationReport, num_episodes: int, *, is_last: bool = False
+    def _scored(
+        self, report: IterationReport, num_episodes: int, stop: StopRequest | None = None
     ) -> IterationReport:
-        """Return the report with eval/* added; the time it takes is on evaluation's own clock."""
-        program = self._parts.program
+        """Return the report with eval/* added; the time it takes is on evaluation's own clock.
+
+        stop: of the final evaluation, which its signal cuts short. Raises EvaluationFailed on all ranks alike.
+        """
+        program, is_last = self._parts.program, stop is not None
         program.rest()
+        failure: EvaluationFailed | None = None
+        metrics: dict[str, float] = {}
         with self._clock.excluded():
             if is_last and self._config.env.urls and program.env is not None and not self._parts.spec.is_text:
                 program.env.close()  # evaluation takes their slots
-            metrics, is_best = self._scoring.score(
-                num_episodes,
-                self._progress.env_steps,
-                report.wall_s,
-                is_last=is_last,
-                options=program.options(),
-            )
+            try:
+                metrics, is_best = self._scoring.score(
+                    num_episodes,
+                    self._progress.env_steps,
+                    report.wall_s,
+                    is_last=is_last,
+                    options=program.options(),
+                    stop=stop,
+                )
+            except EvaluationFailed as e:  # raised behind the clock's block, which knows of none
+                failure, is_best = e, False
             if is_best:
                 self._saving.save_best()
             # Else the others' next iteration would book rank 0's copying as waiting.
             self._parts.group.barrier()
+        if failure is not None:
+            raise failure
         return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
 
     def _save(self) -> None:

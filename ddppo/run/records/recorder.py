@@ -6,13 +6,16 @@ switched off with a warning.
 
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddppo.config import Config
 from ddppo.curriculum import Rounds
 from ddppo.files import move_aside, write_json, write_text
+from ddppo.package import command
 from ddppo.run.folder import RunFolder
 from ddppo.run.records.display import Throttle, closing, header, make_display
 from ddppo.run.records.journal import TaskJournal
@@ -33,7 +36,10 @@ TABLE_INTERVAL_S = 120.0
 class NullRecorder:
     """What the other ranks hold."""
 
-    def record(self, report: IterationReport, news: list[bytes], *, is_last: bool) -> None:
+    def noted(self, report: IterationReport, news: list[bytes]) -> IterationReport:
+        return report
+
+    def record(self, report: IterationReport, news: list[bytes] | None, *, is_last: bool) -> None:
         pass
 
     def known(self) -> list[bytes]:
@@ -44,7 +50,7 @@ class NullRecorder:
 
     def close(
         self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
-        target: dict[str, float],
+        target: dict[str, float], failed: Sequence[dict[str, str]] = (),
     ) -> None:  # fmt: skip
         pass
 
@@ -54,7 +60,8 @@ class Recorder:
 
     `derived` holds what only the process knows: num_parameters, device, threads. journal: the import path of the
     task's, if it has one. rounds: whose table is shown every so often, if they have a curriculum. campaign: of a
-    search, whose files are kept.
+    search, whose files are kept. unrecorded: the last report before `iteration`'s end, where the run was saved before
+    its final evaluation: metrics.jsonl may lack it, or have it without the evaluation, which is then done again.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class Recorder:
         journal: str | None = None,
         rounds: Rounds | None = None,
         campaign: "Campaign | None" = None,
+        unrecorded: IterationReport | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -85,11 +93,20 @@ class Recorder:
         resumed = iteration > 0
         self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
         metrics_path = run_dir / "metrics.jsonl"
+        self._unrecorded: IterationReport | None = None  # counted by the summary, and to be written
+        self._recorded_to = (
+            0  # the last iteration that a command before this one wrote, if it may be met again
+        )
+        is_over = env_steps >= config.ppo.total_steps
         if resumed:
             drop_after(metrics_path, iteration)
-            if metrics_path.exists():
-                self.summary.restore(read_reports(metrics_path))
+            self._restore(metrics_path, unrecorded, is_over=is_over)
             move_aside(run_dir / "summary.json")
+            if self._unrecorded is not None:
+                env_steps, wall_s = (
+                    env_steps - 1,
+                    wall_s - 1e-3,
+                )  # curves have it without the evaluation, if at all
         self.metrics = JsonlWriter(metrics_path)
         self.final_eval: dict[str, float] | None = None
         self.quiet = config.log.progress == "none"
@@ -104,6 +121,21 @@ class Recorder:
         if not self.quiet:
             print(header(config, shape, {**derived, "run_dir": run_dir}, _columns()), flush=True)
         self._view("the progress display", self.display.start)
+        if self._unrecorded is not None and not is_over:  # it goes on beyond that end
+            self.record(self._unrecorded, None, is_last=False)
+
+    def _restore(self, path: Path, unrecorded: IterationReport | None, *, is_over: bool) -> None:
+        """Count what metrics.jsonl has of a resumed run, and the report that it lacks or that is written again."""
+        if unrecorded is not None:
+            last = next(iter(deque(read_reports(path) if path.exists() else (), maxlen=1)), None)
+            self._unrecorded = unrecorded
+            if last is not None and last.iteration == unrecorded.iteration:
+                if is_over and not any(name.startswith("eval/") for name in last.global_metrics):
+                    drop_after(path, unrecorded.iteration - 1)
+                else:
+                    self._unrecorded, self._recorded_to = None, unrecorded.iteration
+        reports = read_reports(path) if path.exists() else iter(())
+        self.summary.restore(chain(reports, [] if self._unrecorded is None else [self._unrecorded]))
 
     def _open_tensorboard(self, resumed_at_steps: int | None, resumed_at_wall_s: float) -> None:
         self.tensorboard = TensorBoardWriter(
@@ -131,14 +163,24 @@ class Recorder:
         """Return what the task's journal knows of before, as news."""
         return self.journal.before() if self.journal is not None else []
 
-    def record(self, report: IterationReport, news: list[bytes], *, is_last: bool) -> None:
-        """Write and show one iteration and what environments published in it; `is_last` makes its evaluation final."""
-        if self.journal is not None:
-            report = self.journal.noted(report, news)
+    def noted(self, report: IterationReport, news: list[bytes]) -> IterationReport:
+        """Have the task's journal note what environments published; return the report with what it says."""
+        return report if self.journal is None else self.journal.noted(report, news)
+
+    def record(self, report: IterationReport, news: list[bytes] | None, *, is_last: bool) -> None:
+        """Write and show one iteration; `is_last` makes its evaluation final. news: None where `noted` was called."""
+        if is_last:
+            self.conclude(report)
+        if report.iteration <= self._recorded_to:
+            return
+        if news is not None:
+            report = self.noted(report, news)
         if self.search is not None:
             self.search.note()
-        self.summary.add(report)
-        self.metrics.write(report)
+        is_new = self._unrecorded is None or report.iteration > self._unrecorded.iteration
+        if is_new:
+            self.summary.add(report)
+        self.metrics.write(report, goes_on=is_new)
         if self.tensorboard is not None:
             self._view("TensorBoard", self.tensorboard.write, report)
             if self.journal is not None:
@@ -148,8 +190,6 @@ class Recorder:
         self._view("the progress display", self.display.update, report)
         if self.rounds is not None and not is_last and self._table_is_due():
             self._view("the curriculum's table", self._tell_curriculum, self.rounds)
-        if is_last:
-            self.conclude(report)
 
     def _show_pictures(self, env_steps: int) -> None:
         assert self.journal is not None
@@ -172,11 +212,12 @@ class Recorder:
 
     def close(
         self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
-        target: dict[str, float],
+        target: dict[str, float], failed: Sequence[dict[str, str]] = (),
     ) -> None:  # fmt: skip
         """Write summary.json and close the files; status is completed, stopped or failed. Raises StorageError.
 
         `best` are the best evaluation's scores, `target` when target_return was reached; empty where there is none.
+        failed: steps after training that failed, to which what fails here is added.
         """
         self._view("the progress display", self.display.close)
         if self.rounds is not None:
@@ -198,10 +239,21 @@ class Recorder:
             final_eval=self.final_eval,
             best_eval=best or None,
             target=reached,
+            failed=failed,
         )
         write_json(self.run_dir / "summary.json", summary)
         for name, tracker in self.trackers.items():
-            self._view(name, tracker.close, summary)
+            if status != "completed" or name in self._switched_off:
+                self._view(name, tracker.close, summary)
+                continue
+            try:
+                tracker.close(summary)
+            except (Exception, SystemExit) as e:
+                again = command("ddppo.train", f"resume={self.run_dir}")
+                why = f"{type(e).__name__}: {' '.join(str(e).split())}"
+                step = {"step": f"the last upload to {name}", "why": why, "command": again}
+                summary["failed_after_training"].append(step)
+                write_json(self.run_dir / "summary.json", summary)
         if self.tensorboard is not None:  # last: its thread may hang for a while on a disk that does
             self._view(
                 "TensorBoard", self.tensorboard.close, self.final_eval, completed=status == "completed"

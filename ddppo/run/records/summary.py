@@ -112,8 +112,12 @@ class SummaryBuilder:
         final_eval: Mapping[str, Any] | None = None,
         best_eval: Mapping[str, Any] | None = None,
         target: Mapping[str, Any] | None = None,
+        failed: Sequence[Mapping[str, str]] = (),
     ) -> dict[str, Any]:
-        """Return the summary as nested dicts; evaluations may have names with or without eval/ in front."""
+        """Return the summary as nested dicts; evaluations may have names with or without eval/ in front.
+
+        failed: of each step after training that failed its name (step), why, and the command that repeats it.
+        """
         all_warm = self._measured.count == 0
         measured = self._warmup if all_warm else self._measured
         last, shape = self._last, self._shape
@@ -146,6 +150,7 @@ class SummaryBuilder:
             "per_rank": measured.per_rank(self._roles),
             "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
             "target": target,
+            "failed_after_training": list(failed),
             "task": self.task,
             **({} if self.search is None else {"search": self.search}),
             "derived": sizes(shape) | self._derived,

@@ -60,7 +60,8 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
     _check_goes_on(before, config, run_dir)
     summary = RunFolder(run_dir).summary()
-    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+    is_repeated = bool(RunFolder(run_dir).failed_after_training)  # the step that failed
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps and not is_repeated:
         raise ConfigError(
             f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
             f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"

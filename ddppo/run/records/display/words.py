@@ -76,6 +76,8 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
         shares = (f"{part[2:]} {100 * mean / t_iter:.0f}%" for part, mean in means.items())
         rows.append(("time", f"{1000 * t_iter:.1f} ms an iteration: {' '.join(shares)}"))
     rows += _by_role(summary["per_rank"])
+    for each in summary.get("failed_after_training", ()):
+        rows.append((f"{summary['status']}, but", f"{each['step']} failed: {each['why']}"))
     final, best, target = summary["eval"]["final"], summary["eval"]["best"], summary["target"]
     if final:
         rows.append(("evaluation", _scores(final)))
