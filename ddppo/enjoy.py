@@ -46,7 +46,8 @@ def enjoy(options: EnjoyConfig) -> None:
     out = None if options.out is None else Path(options.out)
     asked = f"out={out}"
 
-    from ddppo.policies.playing import check_pictures, record, show
+    from ddppo.policies.pictures import check_pictures
+    from ddppo.policies.playing import check_draws, record, show
 
     if out is not None:
         check_pictures(out, asked)
@@ -64,6 +65,7 @@ def enjoy(options: EnjoyConfig) -> None:
     if out is None:
         played = show(policy, episodes, seed, deterministic=options.deterministic, fps=options.fps)
     else:
+        check_draws(policy, out, asked)
         played = record(
             policy, episodes, seed, out, asked=asked, deterministic=options.deterministic, fps=options.fps
         )

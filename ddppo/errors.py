@@ -37,7 +37,8 @@ class AfterTrainingError(TrainingError):
 class EvaluationFailed(TrainingError):
     """An evaluation came to no scores; all ranks raise it alike.
 
-    trace: of the user's own code, on the rank that met it. signal: the number of the signal that cut it short, None where it failed by itself.
+    trace: of the user's own code, on the rank that met it. signal: the number of the one that cut it short, None where
+    it failed by itself.
     """
 
     def __init__(self, said: str, trace: str = "", signal: int | None = None) -> None:

@@ -6,15 +6,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import MISSING
 
 from ddppo.calling import make_callable
 from ddppo.config import setting
-from ddppo.errors import ConfigError
+from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
+from ddppo.package import command
+from ddppo.terminal import warn
+from ddppo.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     from ddppo.policies.loading import Trained
@@ -50,12 +53,37 @@ class EvaluateConfig:
 
 @door()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (the evaluation failed), or 2 (a mistake in the command)."""
-    print(evaluate(parse(EvaluateConfig, sys.argv[1:], path="run", more="others", usage=_USAGE)))
+    """Run the command line; exit code 0, 1 (the evaluation failed), 2 (a mistake in the command) or 5.
+
+    5: the scores are printed, and the video, or the file that `out` names, failed.
+    """
+    said = _evaluated(parse(EvaluateConfig, sys.argv[1:], path="run", more="others", usage=_USAGE))
+    print(said.text, flush=True)
+    if said.is_interrupted:
+        raise KeyboardInterrupt
+    if said.failed:
+        raise AfterTrainingError("; ".join(said.failed))
 
 
 def evaluate(options: EvaluateConfig) -> str:
     """Play the episodes and return what to print. Raises ConfigError for a folder or checkpoint that is none."""
+    said = _evaluated(options)
+    if said.is_interrupted:
+        raise KeyboardInterrupt
+    for each in said.failed:
+        warn(each)
+    return said.text
+
+
+class _Said(NamedTuple):
+    """What to print; failed: what went wrong once there were scores."""
+
+    text: str
+    failed: list[str]
+    is_interrupted: bool
+
+
+def _evaluated(options: EvaluateConfig) -> _Said:
     folders = _check(options)
 
     from ddppo.policies.loading import no_text, trained
@@ -71,21 +99,47 @@ def evaluate(options: EvaluateConfig) -> str:
             _check_video(each, options)
         if not options.deterministic:
             no_text(each, "deterministic=false")
-    results = []
+    results: list[dict[str, Any]] = []
+    failed: list[str] = []
+    is_interrupted = False
     for each in found:
         seeds = options.seeds or [each.config.seed if options.seed is None else options.seed]
-        results.append(evaluated(each, options.episodes, seeds, options.deterministic))
+        try:
+            results.append(evaluated(each, options.episodes, seeds, options.deterministic))
+        except TrainingError as e:
+            if len(found) == 1:
+                raise
+            failed.append(f"{each.run_dir} has no scores: {e}")
+            continue
+        except KeyboardInterrupt:
+            is_interrupted = True
+            break
         if options.video:
-            results[-1] |= _recorded(each, seeds[0], options)
+            try:
+                results[-1] |= _recorded(each, seeds[0], options)
+            except KeyboardInterrupt:
+                is_interrupted = True
+                break
+            if why := results[-1].get("video_failed"):
+                again = _again(each, seeds[0], options)
+                failed.append(
+                    f"the scores of {each.run_dir} stand, but its video failed: {why}; repeat it by: {again}"
+                )
+    if not results:
+        raise KeyboardInterrupt if is_interrupted else TrainingError("; ".join(failed))
     tasks = by_task(results)
-    whole = results[0] if len(results) == 1 else {"runs": results, "tasks": tasks}
+    whole = results[0] if len(found) == 1 else {"runs": results, "tasks": tasks}
     if options.out is not None:
-        write_json(Path(options.out), whole)
+        try:
+            write_json(Path(options.out), whole)
+        except StorageError as e:
+            failed.append(f"the scores stand, but {e}")
     if options.json:
-        return json.dumps(jsonable(whole))
-    if len(results) == 1:
-        return _text(results[0], "tokens" if found[0].spec.is_text else "steps")
-    return _table(results, tasks)
+        return _Said(json.dumps(jsonable(whole)), failed, is_interrupted)
+    if len(found) == 1:
+        unit = "tokens" if found[0].spec.is_text else "steps"
+        return _Said(_text(results[0], unit), failed, is_interrupted)
+    return _Said(_table(results, tasks), failed, is_interrupted)
 
 
 def _check(options: EvaluateConfig) -> list[Path]:
@@ -115,24 +169,51 @@ def _check(options: EvaluateConfig) -> list[Path]:
 
 
 def _check_video(each: "Trained", options: EvaluateConfig) -> None:
+    """Raise ConfigError or TrainingError where a video would fail, before an episode is played for the scores."""
     from ddppo.policies.acting import LoadedPolicy
     from ddppo.policies.loading import no_text
-    from ddppo.policies.playing import check_draws, check_pictures
+    from ddppo.policies.pictures import check_pictures
+    from ddppo.policies.playing import check_draws
 
     no_text(each, "video=true")
     check_pictures(Path(f"x.{options.video_format}"), "video=true")
-    check_draws(LoadedPolicy(each), "video=true")
+    check_draws(LoadedPolicy(each), _video_path(each, options), "video=true")
 
 
 def _recorded(each: "Trained", seed: int, options: EvaluateConfig) -> dict[str, Any]:
+    """Record episode 0 and return its file and its return, or why there is none: the scores are worth more."""
     from ddppo.policies.acting import LoadedPolicy
     from ddppo.policies.playing import record
     from ddppo.seeding import derived_seed
 
-    path = _free_path(each.run_dir / "videos", f"steps_{each.state['env_steps']}", options.video_format)
     policy = LoadedPolicy(each, derived_seed(seed, "eval", 0))  # whose drawn actions are those of evaluation
-    (episode,) = record(policy, range(1), seed, path, asked="video=true", deterministic=options.deterministic)
+    try:
+        path = _video_path(each, options)
+        (episode,) = record(
+            policy, range(1), seed, path, asked="video=true", deterministic=options.deterministic
+        )
+    except (Exception, SystemExit) as e:  # of the user's task, or of an encoder: anything
+        why = str(e) if isinstance(e, (ConfigError, TrainingError)) else in_one_line(e)
+        return {"video": None, "video_failed": why}
     return {"video_return": episode.episode_return, "video": str(path)}
+
+
+def _video_path(each: "Trained", options: EvaluateConfig) -> Path:
+    return _free_path(each.run_dir / "videos", f"steps_{each.state['env_steps']}", options.video_format)
+
+
+def _again(each: "Trained", seed: int, options: EvaluateConfig) -> str:
+    """Return the command that records the video alone."""
+    words = [
+        f"run={each.run_dir}",
+        f"checkpoint={options.checkpoint}",
+        "episodes=1",
+        f"seed={seed}",
+        "video=true",
+    ]
+    words += [f"video_format={options.video_format}"] * (options.video_format != "mp4")
+    words += ["deterministic=false"] * (not options.deterministic)
+    return command("ddppo.evaluate", *words)
 
 
 def _free_path(folder: Path, stem: str, suffix: str) -> Path:
@@ -160,7 +241,7 @@ def _text(r: dict[str, Any], unit: str) -> str:
         of_tiers = {k.removeprefix("success_rate_"): v for k, v in r.items() if k.startswith("success_rate_")}
         by_tier = ", ".join(f"{tier} {rate:.2f}" for tier, rate in of_tiers.items())
         lines.append(f"success {r['success_rate']:.2f}" + (f" ({by_tier})" if by_tier else ""))
-    if "video" in r:
+    if r.get("video"):
         lines.append(f"video   {r['video']} (return {r['video_return']:.2f})")
     return "\n".join(lines)
 
@@ -181,7 +262,7 @@ def _table(results: Sequence[dict[str, Any]], tasks: dict[str, dict[str, Any]]) 
             for name in ("return_mean", "return_iqm")
         )
         lines.append(f"{env}, {of['runs']} runs: mean {mean}, IQM {inside}")
-    lines += [f"video   {r['video']} (return {r['video_return']:.2f})" for r in results if "video" in r]
+    lines += [f"video   {r['video']} (return {r['video_return']:.2f})" for r in results if r.get("video")]
     return "\n".join(lines)
 
 

@@ -1,6 +1,5 @@
 """Episodes of a trained policy in its task by itself: in a window, or as pictures in a file."""
 
-import importlib.util
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +16,12 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_eval_env
 from ddppo.envs.encoding.returned import as_flag, as_number, as_pair, mask_of, masks_by_method
 from ddppo.errors import ConfigError, EnvError, TrainingError
-from ddppo.files import stored
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
+from ddppo.policies.pictures import Film, check_pictures
 from ddppo.seeding import derived_seed
 from ddppo.tracebacks import in_one_line
 
-FORMATS = (".gif", ".mp4")
 _COUNTS = "ddppo.counts"  # in infos of a Game: whether the step was a transition
 _ZOOM = 4  # of what a policy sees of a game, 84 x 84
 _FRAMES_A_SECOND = 60  # of a game
@@ -148,77 +146,60 @@ def show(
         task.close()
 
 
-def check_pictures(path: Path, asked: str) -> None:
-    """Raise ConfigError where no file of pictures can be written to `path`, as `asked` wants it."""
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"{asked}: a file of pictures ends in {' or '.join(FORMATS)}")
-    if importlib.util.find_spec("imageio") is None:
-        raise ConfigError(f"{asked} needs packages that are not installed: {install_command('video')}")
-
-
 def record(
     policy: LoadedPolicy, episodes: Sequence[int], seed: int, path: Path, *, asked: str, deterministic: bool = True,
     fps: float | None = None,
-) -> list[Episode]:  # fmt: skip
-    """Play the episodes and write their pictures to `path`, a gif or mp4, as a whole.
+) -> Iterator[Episode]:  # fmt: skip
+    """Play the episodes, and behind the last write their pictures to `path`, a gif or mp4, as a whole.
 
     asked: the option that wants it, for messages. fps: pictures a second; the task's own if None. Needs the extra
     video. Raises ConfigError where the task draws none, TrainingError, StorageError.
     """
     check_pictures(path, asked)
-    frames: list[np.ndarray] = []
-    with _drawn(policy, asked) as (task, picture):
-        played = list(
-            play(
-                policy,
-                task,
-                episodes,
-                seed,
-                deterministic=deterministic,
-                look=lambda: frames.append(picture()),
-            )
+    film = Film(policy.trained.config.env.id, asked)
+    with _drawn(policy) as task:
+        yield from play(
+            policy, task, episodes, seed, deterministic=deterministic, look=lambda: film.add(task.render())
         )
-        _write(path, frames, fps or float(task.metadata.get("render_fps") or 30))
-    return played
+        fps = fps or _fps(task)
+    film.write(path, fps)
 
 
-def check_draws(policy: LoadedPolicy, asked: str) -> None:
-    """Raise ConfigError where the policy's task draws no pictures, or what it raises; a state is drawn to see that."""
-    with _drawn(policy, asked) as (task, picture), blamed_on(policy.trained.config.env.id):
-        task.reset(seed=0, options=policy.trained.state.get("options"))
-        picture()
+def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
+    """Raise ConfigError where the policy's task draws no pictures, what it raises, and what an encoder refuses.
+
+    Two states are drawn and written to a temporary file of the name of `path`, before an episode is played.
+    """
+    check_pictures(path, asked)
+    film = Film(policy.trained.config.env.id, asked)
+    with _drawn(policy) as task, blamed_on(policy.trained.config.env.id):
+        obs, info = task.reset(seed=0, options=policy.trained.state.get("options"))
+        film.add(task.render())
+        policy.reset()
+        task.step(policy(obs, info.get(MASK)))
+        film.add(task.render())
+        policy.reset()
+        fps = _fps(task)
+    with tempfile.TemporaryDirectory(prefix="ddppo-") as folder:
+        film.write(Path(folder) / path.name, fps)
 
 
 @contextmanager
-def _drawn(policy: LoadedPolicy, asked: str) -> Iterator[tuple[gym.Env, Callable[[], np.ndarray]]]:
-    """Make the policy's task, with what returns the picture of its state or raises ConfigError."""
+def _drawn(policy: LoadedPolicy) -> Iterator[gym.Env]:
+    """Make the policy's task, to be drawn as pictures."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-    env = policy.trained.config.env
-    task = task_of(env, render_mode="rgb_array")
-
-    def picture() -> np.ndarray:
-        found = task.render()
-        if not isinstance(found, np.ndarray):
-            raise ConfigError(f"{asked}: {env.id} draws no pictures (render_mode=rgb_array gave nothing)")
-        return found
-
+    task = task_of(policy.trained.config.env, render_mode="rgb_array")
     try:
-        yield task, picture
+        yield task
     finally:
         task.close()
 
 
-def _write(path: Path, frames: list[np.ndarray], fps: float) -> None:
-    import imageio.v3 as imageio
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
-    with stored(path):
-        try:
-            if path.suffix == ".gif":
-                imageio.imwrite(temporary, frames, duration=1000 / fps, loop=0)
-            else:
-                imageio.imwrite(temporary, frames, fps=fps, codec="libx264", macro_block_size=2)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+def _fps(task: gym.Env) -> float:
+    """Return the pictures a second that the task names, 30 where it names none that can be."""
+    try:
+        fps = float(task.metadata["render_fps"])
+    except (TypeError, KeyError, ValueError):
+        return 30.0
+    return fps if 0.1 <= fps <= 1000 else 30.0

@@ -99,7 +99,41 @@ class ShiftingEnv(gym.ActionWrapper):
         return int(action - self.action_space.start)
 
 
-for task in (AnyEnv, ShiftingEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv):
+class DrawnEnv(AnyEnv):
+    """Draws as `how` says: one of the tests' ways, or raises in the step of that number."""
+
+    metadata = {"render_modes": ["rgb_array", "rgb_array_list"], "render_fps": "fast"}  # noqa: RUF012
+
+    def __init__(self, how="rgb", render_mode=None):
+        super().__init__(render_mode)
+        self.how, self.canvas = how, np.zeros((7, 5, 3), np.uint8)
+
+    def render(self):
+        self.canvas[:] = 40 * self.num_steps  # the same array each time
+        match self.how:
+            case "raises":
+                if self.num_steps == 3:
+                    raise ArithmeticError("the brush broke")
+            case "leaves":
+                if self.num_steps == 3:
+                    raise SystemExit(0)
+            case "interrupted":
+                if self.num_steps == 3:
+                    raise KeyboardInterrupt
+            case "none later":
+                return None if self.num_steps == 3 else self.canvas
+            case "none":
+                return None
+            case "text":
+                return "a picture"
+            case "list":
+                return [self.canvas + np.uint8(i) for i in range(self.num_steps)]
+            case "grows":
+                return np.full((6 + self.num_steps, 5, 3), 40 * self.num_steps, np.uint8)
+        return self.canvas
+
+
+for task in (AnyEnv, ShiftingEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv, DrawnEnv):
     gym.register(f"policies/{task.__name__}-v0", task)
 gym.register(
     "policies/ScaledEnv-v0",

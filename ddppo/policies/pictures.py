@@ -1,0 +1,137 @@
+"""A film of a task: what its render() returns, as frames `[height, width, 3]` uint8, and these as a gif or mp4.
+
+    film = Film("Jobs-v0", "video=true")
+    film.add(task.render())     # after every reset and step
+    film.write(Path("jobs.mp4"), fps=30)
+
+Gymnasium asks for uint8 `[height, width, 3]`. Tasks return more than that: floats, one channel or four, channels first,
+several frames at once, arrays that they write into again, frames of several sizes. What means a picture becomes one;
+what does not is refused by the first `add`, before an episode is played.
+"""
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.files import stored
+from ddppo.package import install_command
+
+FORMATS = (".gif", ".mp4")
+_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_WANTED = "return an array [height, width, 3] of uint8"
+
+
+def check_pictures(path: Path, asked: str) -> None:
+    """Raise ConfigError where no file of pictures can be written to `path`, as `asked` wants it."""
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{asked}: a file of pictures ends in {' or '.join(FORMATS)}")
+    if importlib.util.find_spec("imageio") is None:
+        raise ConfigError(f"{asked} needs packages that are not installed: {install_command('video')}")
+
+
+class Film:
+    """Frames of the task `env_id`, copied, in the order in which they came. asked: the option that wants them."""
+
+    def __init__(self, env_id: str, asked: str) -> None:
+        self.frames: list[np.ndarray] = []
+        self._said = f"{asked}: {env_id} draws no pictures: render(), with render_mode=rgb_array, returned"
+        # Floats from 0 to 1 are fractions, unless a later frame has larger ones: then all go to 255. By frame, whether
+        # it was taken for fractions, None of whole numbers.
+        self._are_fractions: list[bool | None] = []
+
+    def add(self, rendered: Any) -> None:
+        """Add what render() returned: a picture, or a list of those since the last call. Raises ConfigError."""
+        is_several = isinstance(rendered, list) and all(map(_is_array, rendered))
+        for each in rendered if is_several else [rendered]:
+            frame, are_fractions = self._frame(each)
+            self.frames.append(frame)
+            self._are_fractions.append(are_fractions)
+
+    def _frame(self, rendered: Any) -> tuple[np.ndarray, bool | None]:
+        """Return a picture as a frame of its own, and whether its numbers were taken for fractions."""
+        if rendered is None:
+            raise ConfigError(f"{self._said} None: {_WANTED}")
+        if not _is_array(rendered):
+            raise ConfigError(f"{self._said} a {type(rendered).__name__}: {_WANTED}")
+        array = np.asarray(rendered)
+        if array.ndim == 4 and len(array) == 1:  # a batch of one
+            array = array[0]
+        what = f"{array.dtype} {list(array.shape)}"
+        if array.ndim == 2:
+            array = array[..., None]
+        elif array.ndim == 3 and array.shape[-1] not in _CHANNELS and array.shape[0] in _CHANNELS:
+            array = np.moveaxis(array, 0, -1)
+        if array.ndim != 3 or array.shape[-1] not in _CHANNELS or array.size == 0:
+            raise ConfigError(f"{self._said} {what}: {_WANTED}")
+        array = array[..., :3] if array.shape[-1] > 1 else np.repeat(array, 3, axis=-1)
+        if array.dtype == np.uint8:
+            return np.array(array), None  # a copy: the task may draw into it again
+        if array.dtype == np.bool_:
+            return array * np.uint8(255), None
+        if array.dtype.kind not in "iuf":
+            raise ConfigError(f"{self._said} {what}: {_WANTED}")
+        low, high = float(array.min()), float(array.max())
+        if not (low >= 0 and high <= 255):  # NaN too
+            raise ConfigError(
+                f"{self._said} {what} from {low:g} to {high:g}: {_WANTED}, or of floats from 0 to 1 or 0 to 255"
+            )
+        if array.dtype.kind != "f":
+            return array.astype(np.uint8), None
+        are_fractions = high <= 1
+        return np.rint(array * 255 if are_fractions else array).astype(np.uint8), are_fractions
+
+    def write(self, path: Path, fps: float) -> None:
+        """Write the frames as a gif or mp4, as a whole, all of the largest frame's size. Raises TrainingError."""
+        import imageio.v3 as imageio
+
+        if not self.frames:
+            raise ConfigError(f"{self._said} no frame: {_WANTED}")
+        frames = self.frames
+        if False in self._are_fractions:  # then none were
+            frames = [
+                (frame > 127).astype(np.uint8) if are_fractions else frame
+                for frame, are_fractions in zip(frames, self._are_fractions, strict=True)
+            ]
+        size = [max(frame.shape[axis] for frame in frames) for axis in (0, 1)]
+        if path.suffix == ".mp4":
+            size = [length + length % 2 for length in size]  # H.264 stores colours of 2 x 2 pixels
+        frames = [_padded(frame, *size) for frame in frames]
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
+        with stored(path):
+            try:
+                if path.suffix == ".gif":
+                    imageio.imwrite(temporary, frames, duration=1000 / fps, loop=0)
+                else:
+                    imageio.imwrite(temporary, frames, fps=fps, codec="libx264", macro_block_size=2)
+                temporary.replace(path)
+            except OSError as e:
+                if e.errno is not None:
+                    raise
+                # imageio's, with all that ffmpeg printed
+                raise TrainingError(f"{path} cannot be encoded: {_first_line(e)}") from e
+            except (RuntimeError, ValueError, TypeError, ImportError) as e:
+                raise TrainingError(f"{path} cannot be encoded: {_first_line(e)}") from e
+            finally:
+                temporary.unlink(missing_ok=True)
+
+
+def _is_array(value: Any) -> bool:
+    """Return whether NumPy can read it at once: its own arrays, tensors, Pillow's images."""
+    return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+
+
+def _padded(frame: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Return the frame with black below and to the right, where it is smaller; one line more repeats the last."""
+    below, right = height - frame.shape[0], width - frame.shape[1]
+    if below == right == 0:
+        return frame
+    padding = ((0, below), (0, right), (0, 0))
+    return np.pad(frame, padding, mode="edge") if max(below, right) == 1 else np.pad(frame, padding)
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
