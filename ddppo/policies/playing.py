@@ -176,7 +176,7 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
         obs, info = task.reset(seed=0, options=policy.trained.state.get("options"))
         film.add(task.render())
         policy.reset()
-        task.step(policy(obs, info.get(MASK)))
+        task.step(policy(obs, mask_of(None, info)))
         film.add(task.render())
         policy.reset()
         fps = _fps(task)
