@@ -207,10 +207,15 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
             if space.dtype.kind in "iu" and space.dtype.itemsize == 8:
                 return _whole_actions(space, shaped)
             clipped = np.clip(shaped, space.low, space.high)
+            if space.dtype == np.float16:  # an unbounded one ends where its numbers end, not at infinity
+                clipped = np.clip(clipped, *_float16_range)
             return (np.rint(clipped) if space.dtype.kind in "biu" else clipped).astype(
                 space.dtype, copy=False
             )
     raise AssertionError(f"{space} passed action_spec() but cannot be decoded")
+
+
+_float16_range = float(np.finfo(np.float16).min), float(np.finfo(np.float16).max)
 
 
 def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
@@ -224,6 +229,11 @@ def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
 
 def sample_action(space: gym.Space, mask: np.ndarray | None) -> Any:
     """Draw an action of the task's own space that `mask` `[mask_size]` allows."""
+    if isinstance(space, Box):
+        bounds = np.abs([space.low.astype(np.float64), space.high.astype(np.float64)])
+        if (np.isfinite(bounds) & (bounds > _UNBOUNDED)).any():  # of some of these Gymnasium's own draws overflow
+            drawn = 100 * space.np_random.standard_normal(space.shape)
+            return decode_actions(space, drawn.reshape(-1))
     if mask is None:
         return space.sample()
     allowed = (mask != 0).astype(np.int8)

@@ -198,7 +198,7 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
         lost = np.array([x != int(y) for x, y in pairs], bool).reshape(array.shape)
     if lost.any():
         number = array[lost].flat[0]
-        raise _wrong_number(number, label, f"which {dtype} cannot hold: divide it, or make its space float64")
+        raise _wrong_number(number, label, f"which {dtype} cannot hold: scale it, or observe it as float64 in a space of float64")
     return floats
 
 
@@ -228,7 +228,9 @@ def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write
     read = _Numbers(space, out.dtype, label)
     dtype = space.dtype
     assert dtype is not None
-    shape = space.shape if np.can_cast(dtype, out.dtype) else None  # None: no array is copied unread
+    # None: no array is copied unread. NumPy calls it safe to make whole numbers of 64 bits floats.
+    is_safe_type = np.can_cast(dtype, out.dtype) and not (dtype.kind in "iu" and dtype.itemsize == 8)
+    shape = space.shape if is_safe_type else None
 
     def write(value: Any) -> None:
         is_safe = type(value) is np.ndarray and value.dtype == dtype and value.shape == shape
