@@ -194,10 +194,14 @@ def otherwise_said(space, obs, rng):
 
 
 ODD = [
-    None, "left", "", b"1", 1j, math.nan, math.inf, -7, 2.5, 2**70, 10**400, [], [[1], [1, 2]], {}, {"a": None}, (), object(),
-    np.array(None), np.array("1.5"), np.array([1.5, 2.5]), np.array([1 + 2j]), np.zeros((1, 1, 1, 1)), [None], ["1", "2"],
-    np.ma.masked_array([1.0, 2.0], [True, False]), np.datetime64(1, "s"), np.timedelta64(1, "s"), np.array([2**63 + 1], np.uint64),
-    np.array([1e300, -1e300]), np.array([2**53 + 1]), np.array([2**24 + 1, 0]), range(2), iter([1]), np.float64(0.5), True,
+    None, "left", "", b"1", 1j, math.nan, math.inf, -7, 2.5, 2**70, 10**400, [], [[1], [1, 2]], {}, {"a": None},
+    (), object(),
+    np.array(None), np.array("1.5"), np.array([1.5, 2.5]), np.array([1 + 2j]), np.zeros((1, 1, 1, 1)), [None],
+    ["1", "2"],
+    np.ma.masked_array([1.0, 2.0], [True, False]), np.datetime64(1, "s"), np.timedelta64(1, "s"),
+    np.array([2**63 + 1], np.uint64),
+    np.array([1e300, -1e300]), np.array([2**53 + 1]), np.array([2**24 + 1, 0]), range(2), iter([1]),
+    np.float64(0.5), True,
 ]  # fmt: skip
 
 
@@ -232,15 +236,19 @@ FLAGS = [
     (np.array(True), True), (np.array([False]), False), (np.int64(1), True), (1.0, True), (np.float32(0), False),
 ]  # fmt: skip
 NO_FLAGS = [
-    [False], [], (False,), "False", "", None, {}, {"a": 1}, 0.5, 2, -1, math.nan, np.array([True, False]), np.array([]), 1j,
-    np.array("x"), np.array(None), np.float64(0.5), object(), np.ma.masked_array([True], [True]), np.timedelta64(0, "s"),
+    [False], [], (False,), "False", "", None, {}, {"a": 1}, 0.5, 2, -1, math.nan, np.array([True, False]),
+    np.array([]), 1j,
+    np.array("x"), np.array(None), np.float64(0.5), object(), np.ma.masked_array([True], [True]),
+    np.timedelta64(0, "s"),
 ]  # fmt: skip
 REWARDS = [
-    (1.5, 1.5), (0, 0.0), (True, 1.0), (np.float32(0.5), 0.5), (np.int64(-3), -3.0), (np.array(2.0), 2.0), (np.array([2.0]), 2.0),
+    (1.5, 1.5), (0, 0.0), (True, 1.0), (np.float32(0.5), 0.5), (np.int64(-3), -3.0), (np.array(2.0), 2.0),
+    (np.array([2.0]), 2.0),
     (np.array([[7]]), 7.0), (np.bool_(True), 1.0), (np.float64(1e300), 1e300),
 ]  # fmt: skip
 NO_REWARDS = [
-    "1.5", b"1", None, 1j, [], [1.0], {}, np.array([1.0, 2.0]), np.array([]), np.array("1.5"), np.array(["1.5"]), 10**400,
+    "1.5", b"1", None, 1j, [], [1.0], {}, np.array([1.0, 2.0]), np.array([]), np.array("1.5"),
+    np.array(["1.5"]), 10**400,
     np.str_("1.5"), np.complex64(1), object(), np.datetime64(1, "s"), np.timedelta64(1, "s"), np.array(None),
     np.ma.masked_array([1.0], [True]), np.array([1.0], object),
 ]  # fmt: skip

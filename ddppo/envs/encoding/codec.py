@@ -231,7 +231,9 @@ def sample_action(space: gym.Space, mask: np.ndarray | None) -> Any:
     """Draw an action of the task's own space that `mask` `[mask_size]` allows."""
     if isinstance(space, Box):
         bounds = np.abs([space.low.astype(np.float64), space.high.astype(np.float64)])
-        if (np.isfinite(bounds) & (bounds > _UNBOUNDED)).any():  # of some of these Gymnasium's own draws overflow
+        if (
+            np.isfinite(bounds) & (bounds > _UNBOUNDED)
+        ).any():  # of some of these Gymnasium's own draws overflow
             drawn = 100 * space.np_random.standard_normal(space.shape)
             return decode_actions(space, drawn.reshape(-1))
     if mask is None:

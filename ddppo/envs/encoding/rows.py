@@ -145,7 +145,7 @@ def _plain_array(value: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
             said = " ".join(str(e).split())
             raise WrongOutput(
                 f"{_called(label)} {_of_type(value)}",
-                f"its space says numbers of shape {shape}, and {said:.80}",
+                f"its space says numbers of shape {shape}: {said:.120}",
             ) from e
     if array.dtype.kind not in "biuf":
         raise WrongOutput(f"{_called(label)} {_of_type(value)}", f"its space says numbers of shape {shape}")
@@ -198,7 +198,11 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
         lost = np.array([x != int(y) for x, y in pairs], bool).reshape(array.shape)
     if lost.any():
         number = array[lost].flat[0]
-        raise _wrong_number(number, label, f"which {dtype} cannot hold: scale it, or observe it as float64 in a space of float64")
+        raise _wrong_number(
+            number,
+            label,
+            f"which {dtype} cannot hold: scale it, or observe it as float64 in a space of float64",
+        )
     return floats
 
 
