@@ -1,17 +1,14 @@
 """What tasks of a user's own return: read without a doubt, or refused in one sentence, whoever steps them."""
 
-import math
 from collections import UserDict
 from fractions import Fraction
-from types import MappingProxyType
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
-from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from returning_tasks import PAIR, VALUES, GivenEnv
 
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import make_env, make_eval_env, make_vec_env, probe
@@ -23,232 +20,13 @@ from ddppo.models import build_model
 from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
-PAIR = np.float32([0.5, -0.5])
-
-
-class Plain:
-    """Hands over nothing but what it was made with, by keys."""
-
-    def __init__(self, kind):
-        self.__class__.__module__ = kind
-
-
-# What a task may be told by name to return, also in another process.
-VALUES = {
-    "list": [False], "empty list": [], "tuple": (False,), "str": "False", "dict": {"__all__": False},
-    "None": None, "half": 0.5,
-    "two": np.array([True, False]), "number": 2, "nan": math.nan, "complex": 1j, "text number": "1.5", "bytes": b"1",
-    "rewards": np.array([1.0, 2.0]), "reward list": [1.0], "text array": np.array("1.5"), "huge": 10**400,
-    "masked": np.ma.masked_array([1.0], [True]), "object": np.array(None), "time": np.timedelta64(5, "ns"),
-    "tensor of two": torch.tensor([0.0, 1.0]),
-}  # fmt: skip
-
-
-class ReturningEnv(gym.Env):
-    """Returns VALUES[value], or what `call` names, as its `field` in its step `at` (0: its first reset)."""
-
-    observation_space = Box(-1, 1, (2,), np.float32)
-    action_space = Discrete(2)
-
-    def __init__(self, field="", value="", at=0):
-        self.field, self.value, self.at = field, value, at
-        self.num_steps = 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        if seed is not None:
-            self.num_steps = 0
-        told = {"observation": PAIR.copy(), "info": {}}
-        if self.at == self.num_steps and self.field in told:
-            told[self.field] = VALUES[self.value]
-        return tuple(told.values())
-
-    def step(self, action):
-        self.num_steps += 1
-        told = {
-            "observation": PAIR.copy(),
-            "reward": 1.0,
-            "terminated": False,
-            "truncated": False,
-            "info": {},
-        }
-        if self.num_steps == self.at:
-            told[self.field] = VALUES[self.value]
-        return tuple(told.values())
-
-
-class GivenEnv(gym.Env):
-    """Returns what a test hands over: spaces, a reset's answer and a step's; a method action_masks where `masks` is."""
-
-    def __init__(self, given):
-        for name, value in given.items():
-            setattr(self, name, value)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.on_reset
-
-    def step(self, action):
-        return self.on_step
-
-
-class MaskedEnv(gym.Env):
-    """Actions 0 to 4, of which 1 and step + 1 are allowed; remembers what it was given. `how` masks are handed over."""
-
-    taken: list = []  # noqa: RUF012 (of all, for the test)
-
-    def __init__(self, how="info", limit=4, blind_at=None):
-        self.how, self.limit, self.blind_at = how, limit, blind_at
-        position = Box(-9, 9, (1,), np.float32)
-        self.action_space = MultiDiscrete([2, 3]) if "multi" in how else Discrete(5)
-        self.observation_space = Dict(x=position, action_mask=MultiBinary(5)) if "obs" in how else position
-        if how == "method":
-            self.action_masks = self.allowed
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.num_steps = 0
-        self.is_over = False
-        return self.seen()
-
-    def step(self, action):
-        allowed = self.allowed()
-        if self.how.startswith("multi"):
-            assert allowed[action[0]]
-            assert allowed[2 + action[1]]
-        else:
-            assert allowed[action], f"{action} is forbidden"
-        self.num_steps += 1
-        self.is_over = self.num_steps == self.limit
-        obs, info = self.seen()
-        return obs, 0.0, False, self.is_over, info
-
-    def allowed(self):
-        assert self.how != "method" or not self.is_over, "asked where the episode is over"
-        mask = np.zeros(5, np.int8)
-        if self.num_steps != self.blind_at:
-            mask[[1, 1 + self.num_steps % 4]] = 1
-            mask[3] |= "multi" in self.how
-        return mask
-
-    def seen(self):
-        position = np.float32([self.num_steps])
-        if self.how == "method" or self.how == "wrapper":
-            return position, {}
-        mask = self.allowed()
-        as_form = {
-            "list": mask.tolist, "bool": lambda: mask.astype(bool), "float": lambda: mask.astype(np.float64),
-            "multi tuple": lambda: (mask[:2], mask[2:]), "multi list": lambda: [mask[:2], mask[2:]],
-            "tensor": lambda: torch.tensor(mask),
-        }.get(self.how)  # fmt: skip
-        mask = mask if as_form is None else as_form()
-        if self.how == "obs mapping":
-            return UserDict({"x": position, "action_mask": mask}), {}
-        if self.how == "obs proxy":
-            return MappingProxyType({"x": position, "action_mask": mask}), {}
-        if self.how == "obs":
-            return {"x": position, "action_mask": mask}, {}
-        return position, UserDict(action_mask=mask) if self.how == "info mapping" else {"action_mask": mask}
-
-
-class ActionMasker(gym.Wrapper):
-    """As that of sb3-contrib."""
-
-    def action_masks(self):
-        return self.env.unwrapped.allowed()
-
-
-class BatchEnv(gym.vector.VectorEnv):
-    """Environments in batch that return VALUES[value] as their `field` in step 2; `masks`: by infos or by method."""
-
-    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium declares it so)
-    single_action_space = Discrete(3)
-
-    def __init__(self, num_envs, field="", value="", masks="", space="float32"):
-        self.num_envs, self.field, self.value, self.masks = num_envs, field, value, masks
-        self.single_observation_space = BATCH_SPACES[space]
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        if masks == "method":
-            self.action_masks = lambda: self.allowed()
-
-    def allowed(self):
-        return np.tile(np.arange(3) == self.num_steps % 3, (self.num_envs, 1))
-
-    def seen(self):
-        obs = np.zeros((self.num_envs, 2), np.float32)
-        if self.masks == "obs":
-            return {"x": obs, "action_mask": self.allowed().astype(np.int8)}, {}
-        return obs, {}
-
-    def reset(self, *, seed=None, options=None):
-        self.num_steps = 0
-        return self.seen()
-
-    def step(self, actions):
-        self.num_steps += 1
-        obs, infos = self.seen()
-        no = np.zeros(self.num_envs, bool)
-        told = {
-            "observation": obs,
-            "reward": np.ones(self.num_envs),
-            "terminated": no,
-            "truncated": no,
-            "info": infos,
-        }
-        if self.num_steps == 2 and self.field:
-            told[self.field] = BATCHES[self.value]
-        return tuple(told.values())
-
-
-BATCH_SPACES = {
-    "float32": Box(-1, 1, (2,), np.float32),
-    "whole": Box(-1, 1, (2,), np.int32),
-    "obs": Dict(x=Box(-1, 1, (2,), np.float32), action_mask=Box(0, 1, (3,), np.int8)),
-}
-BATCHES = {
-    "lists": [[False], [False]], "texts": np.array(["False", "True"]), "twos": np.array([2, 0]), "one": False,
-    "None": None,
-    "text rewards": np.array(["1.5", "2"]), "complex": np.array([1j, 0]), "text obs": np.full((2, 2), "1"),
-    "halves": np.full((2, 2), 0.5), "huge": np.full((2, 2), 1e300), "whole rewards": np.array([1, 2]),
-    "ones": np.array([1, 0]),
-}  # fmt: skip
-
-
-class OneTextEnv(gym.Env):
-    """A task of text that returns VALUES[value] as its `field` in step 2."""
-
-    observation_space = Text(9, min_length=0)
-    action_space = Text(9, min_length=0)
-
-    def __init__(self, field="", value=""):
-        self.field, self.value = field, value
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.num_steps = 0
-        return "say a", {}
-
-    def step(self, action):
-        self.num_steps += 1
-        told = {"observation": "again", "reward": 1.0, "terminated": False, "truncated": False, "info": {}}
-        if self.num_steps == 2 and self.field:
-            told[self.field] = VALUES[self.value]
-        return tuple(told.values())
-
-
-gym.register("returns/Returning-v0", ReturningEnv)
-gym.register("returns/Given-v0", GivenEnv)
-gym.register("returns/Masked-v0", MaskedEnv)
-gym.register("returns/Masker-v0", lambda **kwargs: ActionMasker(MaskedEnv(**kwargs)), max_episode_steps=9)
-gym.register("returns/Batch-v0", entry_point=ReturningEnv, vector_entry_point=BatchEnv)
-gym.register("returns/Text-v0", OneTextEnv)
+TASKS = GivenEnv.__module__
 
 
 def returning(field, value, at=3, backend="sync", name="Returning", **kwargs):
     more = {"at": at} if name == "Returning" else {}
     return EnvConfig(
-        id=f"{__name__}:returns/{name}-v0",
+        id=f"{TASKS}:returns/{name}-v0",
         backend=backend,
         kwargs={"field": field, "value": value, **more, **kwargs},
     )
@@ -259,7 +37,7 @@ def given(**kwargs):
         "observation_space": Box(-1, 1, (2,), np.float32), "action_space": Discrete(2),
         "on_reset": (PAIR, {}), "on_step": (PAIR, 1.0, False, False, {}), **kwargs,
     }  # fmt: skip
-    return EnvConfig(id=f"{__name__}:returns/Given-v0", backend="sync", kwargs={"given": made})
+    return EnvConfig(id=f"{TASKS}:returns/Given-v0", backend="sync", kwargs={"given": made})
 
 
 def stepped(env, num_steps=3, num_envs=2):
@@ -300,7 +78,8 @@ NO_FLAGS = (
 
 @pytest.mark.parametrize("field", ["terminated", "truncated"])
 @pytest.mark.parametrize("value", [*NO_FLAGS, "tensor of two"])
-def test_what_is_no_flag_ends_no_episode_but_the_run(field, value):
+def test_what_is_no_flag_ends_no_episode_but_the_run(field, value, monkeypatch):
+    monkeypatch.setitem(VALUES, "tensor of two", torch.zeros(2))
     with pytest.raises(EnvOutputError) as caught:
         stepped(returning(field, value))
     kind = type(VALUES[value]).__name__
@@ -381,7 +160,7 @@ def test_at_the_door_the_sentence_names_the_task_and_the_step(field, value):
     with pytest.raises(ConfigError) as caught:
         probe(returning(field, value, at=1))
     said = str(caught.value)
-    assert said.startswith(f"env.id={__name__}:returns/Returning-v0 cannot be trained on: it returned ")
+    assert said.startswith(f"env.id={TASKS}:returns/Returning-v0 cannot be trained on: it returned ")
     assert (
         f"of type {type(VALUES[value]).__name__} as {'the ' * (field == 'reward')}{field} in step 1, it must be"
         in said
@@ -816,7 +595,7 @@ MASKED = {
 
 def masked(how, backend="sync", **kwargs):
     return EnvConfig(
-        id=f"{__name__}:returns/{MASKED.get(how, 'Masked')}-v0",
+        id=f"{TASKS}:returns/{MASKED.get(how, 'Masked')}-v0",
         backend=backend,
         kwargs={"how": how, **kwargs},
     )
