@@ -97,7 +97,12 @@ def _resets_by_mask(envs: gym.vector.VectorEnv) -> bool:
 
 def _at(obs: Any, path: Path) -> Any:
     for key in path:
-        obs = obs[key]
+        try:
+            obs = obs[key]
+        except Exception as e:
+            raise WrongOutput(
+                f"observations of type {type(obs).__name__} without {key!r}", "which their space lists"
+            ) from e
     return obs
 
 
@@ -166,6 +171,11 @@ class NativeEnvs(Unsaved):
         (ended,) = np.nonzero(terminated | truncated)
         arrays = self._read(obs)
         if self._mode == AutoresetMode.SAME_STEP and ended.size:
+            if "final_obs" not in infos:
+                raise WrongOutput(
+                    "infos without final_obs where an episode ended",
+                    "which tasks with AutoresetMode.SAME_STEP hand over",
+                )
             final_obs = self._final_obs(infos["final_obs"], ended)
         else:
             final_obs = each(lambda x: x[ended], arrays)

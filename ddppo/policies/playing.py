@@ -14,7 +14,8 @@ from gymnasium.spaces import Box, Discrete
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_eval_env
-from ddppo.envs.encoding.returned import as_flag, as_number, as_pair, mask_of, masks_by_method
+from ddppo.envs.encoding.codec import MASK
+from ddppo.envs.encoding.returned import PlainAnswers, as_number
 from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
@@ -74,7 +75,7 @@ def task_of(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
     """Make the task with its own spaces. Raises ConfigError where it cannot be made."""
     if env.is_ale:
         return Game(env)
-    return make_env(env, render_mode).task
+    return PlainAnswers(make_env(env, render_mode).task)
 
 
 def play(
@@ -83,16 +84,14 @@ def play(
 ) -> Iterator[Episode]:  # fmt: skip
     """Play the episodes of these numbers, one after another; `look` is called for every state. Raises TrainingError."""
     options = policy.trained.state.get("options")
-    masks = masks_by_method(task)
     for number in episodes:
         with blamed_on(policy.trained.config.env.id):
-            obs, info = as_pair(task.reset(seed=derived_seed(seed, "eval", number), options=options))
+            obs, info = task.reset(seed=derived_seed(seed, "eval", number), options=options)
             policy.reset()
             look()
             episode_return, length, ended = 0.0, 0, False
             while not ended:
-                mask = None if policy.trained.spec.mask_size is None else mask_of(obs, info, masks)
-                action = policy(obs, mask, deterministic)
+                action = policy(obs, info.get(MASK), deterministic)
                 obs, reward, terminated, truncated, info = task.step(action)
                 look()
                 if info.get(_COUNTS, True):
@@ -100,7 +99,7 @@ def play(
                     length += 1
                 else:
                     policy.reset()
-                ended = as_flag(terminated, "terminated") | as_flag(truncated, "truncated")
+                ended = terminated or truncated
         yield Episode(number, episode_return, length)
 
 

@@ -1,13 +1,17 @@
 """What tasks of a user's own return: read without a doubt, or refused in one sentence, whoever steps them."""
 
+import json
+import re
 from collections import UserDict
 from fractions import Fraction
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.vector import AutoresetMode
 from returning_tasks import PAIR, VALUES, GivenEnv
 
 from ddppo.config import EnvConfig, ModelConfig
@@ -17,6 +21,7 @@ from ddppo.envs.encoding.rows import RowEncoder
 from ddppo.envs.turns.local import make_turns
 from ddppo.errors import ConfigError, EnvError, EnvOutputError
 from ddppo.models import build_model
+from ddppo.policies.playing import play, task_of
 from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
@@ -717,3 +722,64 @@ def test_a_batch_of_its_own_hands_masks_over_by_a_method_or_in_its_observations(
     assert mask.tolist() == [[True, False, False]] * 2
     assert envs.step(np.array([0, 0])).action_mask.tolist() == [[False, True, False]] * 2
     envs.close()
+
+
+# -- whoever else steps a task --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("terminated", "list", r"\[False\] of type list as terminated in step 1, it must be True or False"),
+        ("reward", "text number", "'1.5' of type str as the reward in step 1, it must be one number"),
+    ],
+)
+def test_a_served_task_answers_with_the_same_sentence(field, value, said):
+    pytest.importorskip("msgpack", reason="needs the extra serve")
+    from ddppo.envs.remote.messages import JSON, plain_spec
+    from ddppo.serve.slots.world import World
+
+    env = returning(field, value, at=1)
+    world = World(env, plain_spec(EnvSpec(ArraySpec((2,)), ActionSpec("discrete", (2,)))))
+    assert world.answer(JSON, b'{"id": 1, "op": "reset", "seed": 0}')[0] == JSON
+    kind, content = world.answer(JSON, b'{"id": 2, "op": "step", "action": 0}')
+    assert kind != JSON
+    assert re.search(f"the environment returned {said}", json.loads(content)["error"]["message"])
+
+
+class AnyPolicy:
+    """Stands for a loaded policy: takes the first action that a mask allows."""
+
+    trained = SimpleNamespace(state={}, config=SimpleNamespace(env=SimpleNamespace(id="returns")))
+
+    def __call__(self, obs, mask, deterministic):
+        return int(np.flatnonzero(mask)[0]) if mask is not None else 0
+
+    def reset(self):
+        pass
+
+
+@pytest.mark.parametrize("how", ["method", "wrapper", "info", "info mapping"])
+def test_a_policy_that_plays_by_itself_is_given_masks_however_they_are_handed_over(how):
+    (episode,) = play(AnyPolicy(), task_of(masked(how)), range(1), 0)
+    assert (episode.length, episode.episode_return) == (4, 0.0)
+
+
+def test_a_policy_that_plays_by_itself_ends_no_episode_at_a_list():
+    with pytest.raises(
+        EnvError, match=r"returned \[False\] of type list as terminated, it must be True or False"
+    ):
+        list(play(AnyPolicy(), task_of(returning("terminated", "list", at=2)), range(1), 0))
+
+
+def test_a_batch_that_lacks_a_part_or_final_observations_is_told(monkeypatch):
+    env = returning("observation", "lists", backend="native", name="Batch", masks="obs", space="obs")
+    with pytest.raises(
+        EnvOutputError, match="observations of type list without 'x' in step 2, which their space lists"
+    ):
+        stepped(env)
+    batch = gym.registry["returns/Batch-v0"].vector_entry_point
+    monkeypatch.setitem(batch.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
+    env = returning("terminated", "ones", backend="native", name="Batch")
+    with pytest.raises(EnvOutputError, match="infos without final_obs where an episode ended in step 2"):
+        stepped(env)

@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete
 
 MASK = "action_mask"
 _METHOD = "action_masks"  # by which environments hand masks to MaskablePPO of sb3-contrib
@@ -172,12 +173,24 @@ def translated(error: BaseException) -> BaseException:
 
 
 def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
-    """Return the method action_masks() of a task or of a wrapper around it, if there is one."""
+    """Return what gives the mask of a task that has a method action_masks(), or a wrapper around it that has one.
+
+    None where there is none. It gives None where the method is one of a base class that is not implemented.
+    """
     try:
         method = task.get_wrapper_attr(_METHOD)
     except Exception:  # AttributeError, or what a property raises
         return None
-    return method if callable(method) else None
+    if not callable(method):
+        return None
+
+    def masks() -> Any:
+        try:
+            return method()
+        except NotImplementedError:
+            return None
+
+    return masks
 
 
 def mask_of(obs: Any, info: Any, method: Callable[[], Any] | None = None) -> Any:
@@ -214,3 +227,30 @@ def flat_mask(mask: Any) -> np.ndarray:
             f"{found} as the action_mask", "it must hold 1 or True where a choice is allowed, else 0"
         )
     return flat
+
+
+class PlainAnswers(gym.Wrapper):
+    """A task with its own spaces, whose answers are read as above: ends are bool, and a mask stands in the info.
+
+    For tasks that are played one by one; a `RowEnv` reads answers by itself. Raises WrongOutput.
+    """
+
+    def __init__(self, task: gym.Env) -> None:
+        super().__init__(task)
+        is_maskable = isinstance(task.action_space, (Discrete, MultiDiscrete))
+        self._masks = masks_by_method(task) if is_maskable else None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        obs, info = as_pair(self.env.reset(seed=seed, options=options))
+        return obs, self._with_mask(obs, info, is_over=False)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = as_five(self.env.step(action))
+        ends = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+        return obs, as_number(reward), *ends, self._with_mask(obs, as_info(info), is_over=any(ends))
+
+    def _with_mask(self, obs: Any, info: Mapping[Any, Any], *, is_over: bool) -> dict[str, Any]:
+        mask = mask_of(obs, info, None if is_over else self._masks)
+        return dict(info) if mask is None else {**info, MASK: mask}

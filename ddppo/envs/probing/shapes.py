@@ -135,12 +135,7 @@ def _masks_by_method(
 ) -> Callable[[], Any] | None:
     """Return the task's action_masks() where it is by that that it hands over masks."""
     method = masks_by_method(task)
-    if method is None or mask_of(obs, info) is not None:
-        return None
-    try:
-        if method() is None:
-            return None
-    except NotImplementedError:  # of a base class
+    if method is None or mask_of(obs, info) is not None or method() is None:
         return None
     if spec.action.kind not in _MASKABLE:
         remark(
