@@ -97,7 +97,7 @@ class MaskedEnv(gym.Env):
             assert allowed[action[0]]
             assert allowed[2 + action[1]]
         else:
-            assert allowed[action], f"{action} is forbidden"
+            assert allowed[action] or self.how == "late", f"{action} is forbidden"
         self.num_steps += 1
         self.is_over = self.num_steps == self.limit
         obs, info = self.seen()
@@ -113,7 +113,7 @@ class MaskedEnv(gym.Env):
 
     def seen(self):
         position = np.float32([self.num_steps])
-        if self.how == "method" or self.how == "wrapper":
+        if self.how in ("method", "wrapper", "property") or (self.how == "late" and self.num_steps < 2):
             return position, {}
         mask = self.allowed()
         as_form = {
@@ -129,6 +129,12 @@ class MaskedEnv(gym.Env):
         if self.how == "obs":
             return {"x": position, "action_mask": mask}, {}
         return position, UserDict(action_mask=mask) if self.how == "info mapping" else {"action_mask": mask}
+
+
+class PropertyEnv(MaskedEnv):
+    @property
+    def action_masks(self):
+        return self.allowed()
 
 
 class ActionMasker(gym.Wrapper):
@@ -221,5 +227,6 @@ gym.register("returns/Returning-v0", ReturningEnv)
 gym.register("returns/Given-v0", GivenEnv)
 gym.register("returns/Masked-v0", MaskedEnv)
 gym.register("returns/Masker-v0", lambda **kwargs: ActionMasker(MaskedEnv(**kwargs)), max_episode_steps=9)
+gym.register("returns/Property-v0", PropertyEnv)
 gym.register("returns/Batch-v0", entry_point=ReturningEnv, vector_entry_point=BatchEnv)
 gym.register("returns/Text-v0", OneTextEnv)

@@ -594,7 +594,7 @@ MASKED = {
     "list": "Masked",
     "bool": "Masked", "float": "Masked", "tensor": "Masked", "method": "Masked", "wrapper": "Masker",
     "multi tuple": "Masked",
-    "multi list": "Masked", "multi flat": "Masked",
+    "multi list": "Masked", "property": "Property", "multi flat": "Masked",
 }  # fmt: skip
 
 
@@ -651,6 +651,21 @@ def test_masks_by_a_method_or_a_mapping_reach_pools_evaluation_and_videos(how):
                 one.step(1)[4]["action_mask"],
             ]
     pool.close()
+
+
+def test_a_mask_that_comes_late_ends_what_had_none():
+    with pytest.raises(
+        EnvError, match="environment 0 of rank 0 returned an action_mask in step 2, but none in its first"
+    ):
+        collector(masked("late"), num_steps=8).collect(np.full((8, 2, 1), 0.3))
+
+
+def test_a_method_by_almost_the_name_is_a_warning(capfd):
+    assert probe(given(valid_action_mask=lambda: np.ones(2))).mask_size is None
+    assert (
+        "it has a method valid_action_mask(), which is not asked for masks: name it action_masks"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_method_that_is_none_or_of_a_base_class_is_no_mask():

@@ -173,20 +173,20 @@ def translated(error: BaseException) -> BaseException:
 
 
 def masks_by_method(task: gym.Env) -> Callable[[], Any] | None:
-    """Return what gives the mask of a task that has a method action_masks(), or a wrapper around it that has one.
+    """Return what gives the mask of a task that has a method (or property) action_masks, or a wrapper that has one.
 
     None where there is none. It gives None where the method is one of a base class that is not implemented.
     """
-    try:
-        method = task.get_wrapper_attr(_METHOD)
-    except Exception:  # AttributeError, or what a property raises
-        return None
-    if not callable(method):
-        return None
+    holder = task
+    while _METHOD not in getattr(holder, "__dict__", ()) and not hasattr(type(holder), _METHOD):
+        if not isinstance(holder, gym.Wrapper):
+            return None
+        holder = holder.env
 
     def masks() -> Any:
+        told = getattr(holder, _METHOD)
         try:
-            return method()
+            return told() if callable(told) else told
         except NotImplementedError:
             return None
 
@@ -199,6 +199,14 @@ def mask_of(obs: Any, info: Any, method: Callable[[], Any] | None = None) -> Any
     if mask is None and isinstance(info, Mapping):
         mask = info.get(MASK)
     return method() if mask is None and method is not None else mask
+
+
+def late_mask() -> WrongOutput:
+    """Return what to raise for a mask of a task that was taken to have none."""
+    return WrongOutput(
+        "an action_mask",
+        "but none in its first reset and step, so that forbidden actions were sent: hand one over always",
+    )
 
 
 def flat_mask(mask: Any) -> np.ndarray:

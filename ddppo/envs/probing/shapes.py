@@ -53,6 +53,13 @@ Say = Callable[[str], None]
 _IT = EnvNames(range(1), rank=None)  # whom explaining.py calls "it"
 _MASKABLE = ("discrete", "multi_discrete")
 # Under which other libraries hand over what is a mask here.
+_ALMOST_METHODS = (
+    "action_mask",
+    "get_action_mask",
+    "get_action_masks",
+    "valid_action_mask",
+    "get_valid_actions",
+)
 _ALMOST_MASKS = (
     "action_masks",
     "avail_actions",
@@ -157,6 +164,9 @@ def _oddities(
             break
     if spec.mask_size is not None or spec.action.kind not in _MASKABLE:
         return
+    for name in _ALMOST_METHODS:
+        if callable(getattr(task.unwrapped, name, None)):
+            yield f"has a method {name}(), which is not asked for masks: name it action_masks if it is to be"
     for where, told in (("observations", seen[-1][1]), ("infos", info)):
         for key in _ALMOST_MASKS:
             given = told.get(key) if isinstance(told, Mapping) else None

@@ -18,6 +18,7 @@ from ddppo.envs.encoding.returned import (
     as_info,
     as_number,
     as_pair,
+    late_mask,
     mask_of,
     masks_by_method,
 )
@@ -106,7 +107,8 @@ class RowEnv(gym.Wrapper):
         self._task = task_name(task)
         self._num_steps = 0
         self._options: dict[str, Any] | None = None
-        self._masks = masks_by_method(task) if spec.mask_size is not None else None
+        self._has_no_masks = spec.mask_size is None
+        self._masks = None if self._has_no_masks else masks_by_method(task)
         self.info: Mapping[str, Any] = {}  # what the task told last
         self.row = np.zeros((), self.layout.dtype)  # handed over last
         kind = SAVERS.get(spec.saved_by or "")
@@ -129,6 +131,8 @@ class RowEnv(gym.Wrapper):
             self._is_fresh = False
             if self._actions is not None:
                 self._actions = self._saver.actions
+            if self._has_no_masks and MASK in info:
+                raise late_mask()
             if self._masks is not None:
                 info = self._with_mask(obs, info)
             self.info = info
@@ -156,6 +160,8 @@ class RowEnv(gym.Wrapper):
                 truncated = as_flag(truncated, "truncated")
             if type(info) is not dict:
                 info = as_info(info)
+            if info and self._has_no_masks and MASK in info:
+                raise late_mask()
             if self._masks is not None and not (terminated or truncated):
                 info = self._with_mask(obs, info)
             self.info = info
