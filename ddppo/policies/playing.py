@@ -175,10 +175,7 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
         obs, info = task.reset(seed=0, options=policy.trained.state.get("options"))
         film.add(task.render())
         policy.reset()
-        mask = (
-            mask_of(obs, info, masks_by_method(task)) if policy.trained.spec.mask_size is not None else None
-        )
-        task.step(policy(obs, mask))
+        task.step(policy(obs, info.get(MASK)))
         film.add(task.render())
         policy.reset()
         fps = _fps(task)
