@@ -12,7 +12,7 @@ from ddppo.files import move_aside, replacing, stored
 from ddppo.terminal import warn
 
 FORMAT = "ddppo-checkpoint"
-VERSION = 2  # 1 held no environments but those that publish
+VERSION = 3  # 1 held no environments but those that publish, 2 what they have in common once for each
 _NAME = re.compile(r"iteration_(\d{8})\.pt")
 
 
@@ -146,7 +146,7 @@ def load(path: Path) -> dict[str, Any]:
     if state.get("version") == 1:
         missing = "it was written by an earlier ddppo, whose checkpoints held none"
         return state | {"version": VERSION, "environments": {"missing": missing}}
-    if state.get("version") != VERSION:
+    if state.get("version") not in (2, VERSION):
         raise RunFolderError(
             f"checkpoint {path} has version {state.get('version')}, this ddppo reads {VERSION}"
         )

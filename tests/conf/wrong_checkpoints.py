@@ -8,9 +8,6 @@ LINES = {
     "resume=auto hydra.run.dir={list}": "config.yaml is not the configuration of a run: it holds a list",
     "resume=auto hydra.run.dir=/proc/nothing": "is not a folder that can be written to",
     "resume={run} init_from={run}": "exclude one another: a run that goes on has parameters of its own",
-    "resume={run} ppo.total_steps=128 checkpoint.environments=false": (
-        "checkpoint.environments=false leaves them out: resume_state=approximate goes on from it with new episodes"
-    ),
     "resume={run} ppo.total_steps=128 env.backend=sync": "keep env.backend and dist.topology: resume_state=approximate",
     "resume_state=roughly": "must be one of exact, approximate",
     "init_from={missing}": "there is no such run folder or checkpoint",

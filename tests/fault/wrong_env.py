@@ -75,6 +75,28 @@ class Wrong(gym.Env):
 gym.register("Wrong-v0", Wrong)
 
 
+class Mapped(gym.Env):
+    """Every environment has the same large map, and remembers how many steps it did."""
+
+    observation_space, action_space = Box(0, 1, (2,), np.float32), Discrete(2)
+
+    def __init__(self, megabytes=4):
+        self.map = np.random.default_rng(0).random((megabytes, 125_000))
+        self.num_steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.num_steps += 1
+        obs = np.array([self.map[0, self.num_steps], self.np_random.random()], np.float32)
+        return obs, float(obs[1]), False, self.num_steps % 7 == 0, {}
+
+
+gym.register("Mapped-v0", Mapped)
+
+
 class WrongBatch(gym.vector.VectorEnv):
     """Environments in batch, which go wrong in the way that `fault` names at their step 3."""
 

@@ -6,7 +6,7 @@ steps in turn may go on with it.
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,16 +78,20 @@ class Environments:
         return learning.index(rank) * len(normalizer.discounted), normalizer.discounted
 
     def _of_rank(self) -> list[bytes]:
-        """Return what this rank knows: a head, arrays of episodes under way, discounted returns, memory, states."""
+        """Return what this rank knows: a head, arrays of episodes under way, discounted returns, memory, states.
+
+        Behind them stands what is large in the states, once, however many environments have it.
+        """
         program = self._parts.program
         head: dict[str, Any] = {"why": self._doubt, "envs": [0, 0], "episodes": [0, 0], "discounted": [0, 0]}
+        beside: dict[str, bytes] = {}
         collector = program.collector
         env: Any = program.env
         memory = b""
         states: list[bytes] = []
         if env is not None:
             try:
-                states = [_shrunk(packed(each)) for each in env.state()["envs"]]
+                states = [_shrunk(packed(each, beside)) for each in env.state()["envs"]]
             except EnvStateError as e:  # of a process that was just lost
                 head["why"] = str(e)
             head["envs"] = [env.names.indices.start, len(states)]
@@ -103,7 +107,15 @@ class Environments:
         if (learned := self._learned()) is not None:
             head["discounted"] = [learned[0], len(learned[1])]
             discounted = learned[1].double().cpu().numpy().tobytes()
-        return [json.dumps(head).encode(), *episodes, discounted, memory, *states]
+        head["beside"] = list(beside)
+        return [
+            json.dumps(head).encode(),
+            *episodes,
+            discounted,
+            memory,
+            *states,
+            *map(_shrunk, beside.values()),
+        ]
 
 
 class _Told(NamedTuple):
@@ -117,6 +129,7 @@ class _Told(NamedTuple):
     returns: np.ndarray
     memory: np.ndarray
     states: list[bytes]
+    beside: dict[str, bytes]
 
     @classmethod
     def of(cls, parts: list[bytes]) -> "_Told":
@@ -128,7 +141,9 @@ class _Told(NamedTuple):
             np.frombuffer(part, kind) for part, kind in zip(parts[1:4], _OF_EPISODES.values(), strict=True)
         ]
         returns, memory = map(np.frombuffer, parts[4:6])
-        return cls(head["why"], envs, episodes, discounted, arrays, returns, memory, parts[6:])
+        states, rest = parts[6 : 6 + len(envs)], parts[6 + len(envs) :]
+        beside = dict(zip(head["beside"], rest, strict=True))
+        return cls(head["why"], envs, episodes, discounted, arrays, returns, memory, states, beside)
 
 
 def _joined(told: Sequence[_Told], num_envs: int) -> dict[str, Any]:
@@ -154,25 +169,81 @@ def _joined(told: Sequence[_Told], num_envs: int) -> dict[str, Any]:
     if len(known) < num_envs or num_known < num_envs:
         return {"missing": "the program of its topology names neither all environments nor who acts in them"}
     normalizes = any(each.discounted for each in told)
+    beside = {name: blob for each in told for name, blob in each.beside.items()}
     return {
-        "states": torch.frombuffer(bytearray(b"".join(known)), dtype=torch.uint8),
-        "sizes": torch.tensor(list(map(len, known))),
+        **_stored("states", "sizes", known),
+        **(
+            {"beside": list(beside), **_stored("blobs", "blob_sizes", list(beside.values()))}
+            if beside
+            else {}
+        ),
         **{name: torch.from_numpy(array) for name, array in episodes.items()},
         "discounted": torch.from_numpy(discounted) if normalizes else None,
         **({"memory": torch.from_numpy(memory)} if memory.size else {}),
     }
 
 
+def _stored(name: str, sizes: str, parts: Sequence[bytes]) -> dict[str, torch.Tensor]:
+    """Return parts one after another and their sizes, as tensors, which load without unpickling."""
+    content = torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+    return {name: content, sizes: torch.tensor(list(map(len, parts)))}
+
+
+def _parts(state: Mapping[str, Any], name: str, sizes: str, numbers: Iterable[int]) -> list[bytes]:
+    """Return the parts of these numbers of what `_stored` returned."""
+    bounds, content = [0, *state[sizes].cumsum(0).tolist()], state[name].numpy()
+    return [_grown(content[bounds[i] : bounds[i + 1]].tobytes()) for i in numbers]
+
+
 def _states(state: Mapping[str, Any], envs: range) -> list[Any]:
     """Return the states of environments of these indices."""
-    bounds = [0, *state["sizes"].cumsum(0).tolist()]
-    content = state["states"].numpy()
-    return [unpacked(_grown(content[bounds[i] : bounds[i + 1]].tobytes())) for i in envs]
+    names = state.get("beside", [])
+    beside = (
+        dict(zip(names, _parts(state, "blobs", "blob_sizes", range(len(names))), strict=True))
+        if names
+        else {}
+    )
+    return [unpacked(part, beside) for part in _parts(state, "states", "sizes", envs)]
 
 
 def how_saved(state: Mapping[str, Any]) -> str:
     """Return by what means the first environment's state was taken, as ddppo.envs names it."""
     return str(_states(state, range(1))[0].get("how"))
+
+
+def what_is_large(state: Mapping[str, Any]) -> str:
+    """Return what takes most room in the first environment's state, "" where states are missing."""
+    if "missing" in state:
+        return ""
+    path: list[str] = []
+    value: Any = _states(state, range(1))[0]
+    while (items := _parts_of(value)) and (name := max(items, key=lambda each: size_of(items[each]))):
+        path, value = [*path, name], items[name]
+    if path[:2] == ["saved", "task"]:
+        path = [f"the task's {'.'.join(path[2:3])}"]
+    elif path[:2] == ["saved", "around"]:
+        path = [f"{'.'.join(path[3:4])} of a wrapper around the task"]
+    shape = f"{value.dtype} {list(value.shape)}, " if isinstance(value, np.ndarray) else ""
+    return f"{'.'.join(path)} ({shape}{size_of(value) / 1e6:.1f} MB)"
+
+
+def _parts_of(value: Any) -> dict[str, Any]:
+    """Return the parts of a state that have names: those of dicts, unless one stands for another type, and of lists."""
+    if isinstance(value, dict):
+        return {} if any(key.startswith("\0") for key in value) else value
+    is_chain = isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+    return {str(i): each for i, each in enumerate(value)} if is_chain else {}
+
+
+def size_of(value: Any) -> int:
+    """Return about how many bytes a part of a checkpoint takes."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return int(value.nbytes)
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(size_of, value.values()))
+    return sum(map(size_of, value)) if isinstance(value, (list, tuple)) else 8
 
 
 def _shrunk(state: bytes) -> bytes:

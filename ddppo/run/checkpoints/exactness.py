@@ -40,8 +40,8 @@ def missing(config: Config, spec: EnvSpec, state: dict[str, Any]) -> str | None:
     """Return why a run cannot go on from a checkpoint's state exactly; None if it can."""
     if is_between_episodes(config, spec):
         return None
-    if why := why_left_out(config):
-        return why
+    if find(config.dist.topology).own_pace:
+        return why_left_out(config)
     held = state.get("environments") or {"missing": "it is of a run that played whole episodes"}
     if "missing" in held:
         return str(held["missing"])

@@ -10,7 +10,7 @@ from ddppo import config as configuration
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints import exactness
-from ddppo.run.checkpoints.environments import Environments
+from ddppo.run.checkpoints.environments import Environments, size_of, what_is_large
 from ddppo.run.checkpoints.writer import Writer
 from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
@@ -19,6 +19,8 @@ from ddppo.run.parts import Parts
 from ddppo.run.records.metrics import IterationReport
 from ddppo.terminal import warn
 from ddppo.topologies import find
+
+_LARGE = 16e6  # bytes of a checkpoint that are worth a word
 
 
 class Saving:
@@ -50,6 +52,7 @@ class Saving:
         self._saved_at = time.monotonic()
         self._before_evaluation: dict[str, Any] | None = None  # what environments were in the midst of
         self.unrecorded: IterationReport | None = None
+        self._has_told = False  # what is large
         self.writer = Writer(self._folder, parts.config.checkpoint.keep)
 
     def is_due(self) -> bool:
@@ -84,7 +87,33 @@ class Saving:
             self._hand_over({"environments": self._before_evaluation})
 
     def _hand_over(self, more: dict[str, Any]) -> None:
-        self.writer.save_iteration(self._progress.iteration, self.state() | more)
+        state = self.state() | more
+        self._tell_large(state)
+        self.writer.save_iteration(self._progress.iteration, state)
+
+    def _tell_large(self, state: dict[str, Any]) -> None:
+        """Warn once of a part that takes far more room than what was learned."""
+        if self._has_told:
+            return
+        learned = sum(size_of(state.get(name)) for name in ("model", "optimizer", "reference"))
+        for name in ("environments", "program"):
+            part = state.get(name) or {}
+            size = size_of(part)
+            if size < max(_LARGE, 2 * learned):
+                continue
+            self._has_told = True
+            if name == "environments":
+                num_envs = len(part["sizes"])
+                warn(
+                    f"a checkpoint holds {size / 1e6:.0f} MB of environments' state, of {num_envs} of them, mostly "
+                    f"{what_is_large(part)}: checkpoint.environments=false leaves them out, and a resumed run begins "
+                    "new episodes; a task with state() and restore() says itself what an episode needs"
+                )
+            else:
+                warn(
+                    f"a checkpoint holds {size / 1e6:.0f} MB of what dist.topology={self._parts.config.dist.topology} "
+                    "goes on from"
+                )
 
     def save_best(self) -> None:
         """Hand over to the writer what is the best policy so far; of rank 0."""
@@ -135,7 +164,10 @@ class Saving:
             exchange.begin()
         is_told = find(parts.config.dist.topology).own_pace  # by its program
         if why is not None and parts.group.rank == 0 and not is_told:
-            warn(f"the run goes on approximately, its environments with new episodes: {why}")
+            warn(
+                f"the run goes on approximately, its environments with new episodes: {why}. Episodes under way end "
+                "uncounted, and what a task remembers from one to the next is lost"
+            )
 
     def with_last(self, error: NonFiniteError | StorageError) -> NonFiniteError | StorageError:
         """Return the error with the checkpoint named that is left to go on from."""

@@ -86,11 +86,11 @@ class Scoring:
             scores = self._play(num_episodes, self._most_envs(is_last=is_last), options, check_stop)
         else:
             scores = self._play_text(num_episodes, check_stop)
+        if not math.isfinite(total := sum(scores.returns)):  # nothing would ever be better than NaN
+            raise EvaluationFailed(f"the mean return of {self.config.env.id} is {total:g}")
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
         metrics |= success_rates(scores)
         mean = metrics["eval/return_mean"]
-        if not math.isfinite(mean):  # as the sum of large rewards: nothing would ever be better than NaN
-            raise EvaluationFailed(f"the mean return of {self.config.env.id} is {mean:g}")
         is_best = not self.best or mean > self.best["return_mean"]
         if is_best:
             self.best = {k.removeprefix("eval/"): v for k, v in metrics.items()}
