@@ -15,6 +15,7 @@ from typing import IO
 
 from ddppo.api.views import View, view
 from ddppo.errors import (
+    AfterTrainingError,
     CollectiveError,
     ConfigError,
     NonFiniteError,
@@ -50,6 +51,7 @@ _PLAIN = {
         NonFiniteError,
         ReplicaMismatchError,
         CollectiveError,
+        AfterTrainingError,
     )
 }
 _of_thread = threading.local()

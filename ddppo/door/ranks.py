@@ -12,7 +12,7 @@ from hydra.types import RunMode
 
 from ddppo.config import Config
 from ddppo.door.torchrun import lead, under_torchrun
-from ddppo.errors import AfterTrainingError, ConfigError, Stopped, TrainingError
+from ddppo.errors import AfterTrainingError, ConfigError, RankLost, Stopped, TrainingError
 from ddppo.processes import limits
 from ddppo.processes.signals import end_of_time, is_over
 from ddppo.terminal import warn
@@ -63,6 +63,8 @@ def run(config: Config, run_dir: Path) -> int | None:
             failed := folder.failed_after_training
         ):  # rank 0 wrote the summary, and ended as it lost another rank
             raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}") from e
+        if isinstance(e, RankLost) and folder.is_trained(config.ppo.total_steps):  # rank 0 itself was lost
+            raise TrainingError(f"{e}, which evaluates: all steps are done and saved") from e
         raise
     if failed := folder.failed_after_training:
         raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}")

@@ -94,6 +94,11 @@ class RunFolder:
         said = (f"{each['step']} failed: {each['why']}; repeat it by: {each['command']}" for each in steps)
         return "; ".join(said)
 
+    def is_trained(self, total_steps: int) -> bool:
+        """Whether the last checkpoint is that of the end, whatever came after it."""
+        path, _ = checkpoint.last_whole(self.checkpoints)
+        return path is not None and bool(checkpoint.load(path)["env_steps"] >= total_steps)
+
     @property
     def lacks_evaluation(self) -> bool:
         """Whether a run was stopped in its final evaluation, with all steps done and saved."""

@@ -222,13 +222,16 @@ def test_a_signal_cuts_the_final_evaluation_short_and_the_same_command_repeats_i
 
 
 @pytest.mark.parametrize(
-    "fault", ["raise", pytest.param("die", marks=pytest.mark.slow)], ids=["raises", "its process ends"]
+    ("fault", "more"),
+    [
+        ("raise", ()),
+        pytest.param("die", (), marks=pytest.mark.slow),
+        pytest.param("die", ("dist.on_lost=restart",), marks=pytest.mark.slow),
+    ],
 )
-def test_the_evaluation_of_another_rank_fails_for_all_ranks(tmp_path, fault):
+def test_the_evaluation_of_another_rank_fails_for_all_ranks(tmp_path, fault, more):
     run_dir = tmp_path / "run"
-    result = door(
-        *WRONG, f"env.kwargs.fault={fault}", "dist.world_size=2", "dist.timeout_s=60", run_dir=run_dir
-    )
+    result = door(*WRONG, f"env.kwargs.fault={fault}", "dist.world_size=2", *more, run_dir=run_dir)
     assert result.code == 5, result.stderr
     said = "rank 1: evaluation environment 0 raised ArithmeticError" if fault == "raise" else "rank 1"
     assert f"the run in {run_dir} is complete, but the final evaluation failed: " in result.stderr
@@ -236,6 +239,20 @@ def test_the_evaluation_of_another_rank_fails_for_all_ranks(tmp_path, fault):
     assert summary(run_dir)["status"] == "completed"
     assert checkpoint.last(run_dir / "checkpoints").name == "iteration_00000002.pt"
     assert [line["iteration"] for line in lines(run_dir) if line["rank"] == 0] == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["die", "kill"])
+def test_rank_0_lost_in_the_final_evaluation_costs_the_evaluation_alone(tmp_path, how):
+    run_dir, seed = tmp_path / "run", derived_seed(0, "eval", 0)
+    wrong = [*WRONG, f"env.kwargs.fault={how}", f"env.kwargs.seed={seed}", "dist.world_size=2"]
+    result = door(*wrong, run_dir=run_dir)
+    assert result.code == 1
+    assert "rank 0 of 2 ended with" in result.stderr
+    assert checkpoint.load(checkpoint.last(run_dir / "checkpoints"))["env_steps"] == 32
+    assert (f"resume={run_dir}, which evaluates: all steps are done and saved" in result.stderr) == (
+        how == "kill"
+    )
 
 
 # -- evaluations during training ---------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def test_a_fault_in_evaluation_is_evaluations(trained, monkeypatch, capsys, tmp_
     settings = ["env.backend=sync", "env.kwargs.fault=raise", "env.kwargs.step=9", "ppo.total_steps=4"]
     few = ["ppo.rollout_steps=2", "ppo.num_minibatches=1"]
     code, stderr = trained(*settings, *few, "eval.final_episodes=2")
-    assert code == 1
-    assert stderr.startswith("error: evaluation environment 0 raised ArithmeticError in step 9")
+    assert code == 5
+    assert "final evaluation failed: evaluation environment 0 raised ArithmeticError in step 9" in stderr
     (tmp_path / "run").rename(tmp_path / "failed")
     assert trained(*settings, *few)[0] == 0
     monkeypatch.setattr("sys.argv", ["evaluate.py", str(tmp_path / "run"), "episodes=2"])

@@ -105,7 +105,12 @@ def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on
 
 
 @pytest.mark.parametrize(
-    ("target", "outcome"), [(COLLECT, "stopped"), ("ddppo.run.evaluating.scoring.play_episodes", "completed")]
+    ("target", "outcome"),
+    [
+        (COLLECT, "stopped"),
+        ("ddppo.run.evaluating.scoring.play_episodes", "stopped"),
+        ("ddppo.run.records.recorder.Recorder.close", "completed"),
+    ],
 )
 def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
     call, monkeypatch, tmp_path, target, outcome

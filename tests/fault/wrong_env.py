@@ -1,6 +1,7 @@
 """A task that goes wrong on purpose. Imports no torch: environments' processes import it."""
 
 import os
+import signal
 
 import gymnasium as gym
 import numpy as np
@@ -52,6 +53,8 @@ class Wrong(gym.Env):
                     raise SystemExit(0)
                 case "die":
                     os._exit(7)
+                case "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 case "shape":
                     answer[0] = np.zeros(3, np.float32)
                 case "text":

@@ -90,9 +90,9 @@ class Loop:
         except EvaluationFailed as e:
             self._note_failure(str(e), e.trace)
             is_cut_short = e.signal is not None
-        except CollectiveError as e:  # a rank was lost in its episodes, or hangs
-            if self._config.dist.on_lost == "restart":
-                raise
+        except (
+            CollectiveError
+        ) as e:  # a rank was lost in its episodes, or hangs; dist.on_lost=restart evaluates again
             self._note_failure(str(e))
             self.lost, is_cut_short = e, False
         else:
