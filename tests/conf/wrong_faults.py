@@ -1,6 +1,8 @@
 """What cannot be asked of a run in which something goes wrong: command lines with what is said of them."""
 
 LINES = {
+    "eval.on_error=ignore": "must be one of warn, stop",
+    "eval.on_error=stop eval.every_steps=0": "has no effect without evaluations during training: set eval.every_steps",
     "on_nonfinite=skip": "must be one of stop, skip_batch, restore",
     "on_nonfinite=restart": "must be one of stop, skip_batch, restore",
     "on_nonfinite_max=3": "has no effect with on_nonfinite=stop: use on_nonfinite=skip_batch or restore",

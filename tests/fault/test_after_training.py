@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ddppo.run import checkpoint
 from ddppo.run.evaluating import scoring
 from ddppo.run.records import recorder
 from ddppo.seeding import derived_seed
-from tests.support import TINY, door, lines, summary
+from tests.support import PATIENCE_S, TINY, door, lines, started, summary, wait_until
 
 SMALL = (*TINY, "env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_minibatches=2", "ppo.num_epochs=1",
          "ppo.total_steps=32", "eval.final_episodes=2")  # fmt: skip
@@ -239,6 +240,22 @@ def test_the_evaluation_of_another_rank_fails_for_all_ranks(tmp_path, fault, mor
     assert summary(run_dir)["status"] == "completed"
     assert checkpoint.last(run_dir / "checkpoints").name == "iteration_00000002.pt"
     assert [line["iteration"] for line in lines(run_dir) if line["rank"] == 0] == [1, 2]
+
+
+@pytest.mark.slow
+def test_ctrl_c_cuts_the_final_evaluation_of_all_ranks_short(tmp_path):
+    run_dir = tmp_path / "run"
+    more = ["eval.final_episodes=100000000", "dist.world_size=2", f"hydra.run.dir={run_dir}"]
+    with started([sys.executable, "-m", "ddppo.train", *SMALL, *more]) as process:
+        wait_until(lambda: checkpoint.last(run_dir / "checkpoints") is not None, "checkpoint")
+        os.kill(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert (
+        "interrupted; all steps are done and saved, only the final evaluation is missing; go on with: "
+        in stderr
+    )
+    assert (summary(run_dir)["status"], summary(run_dir)["env_steps"]) == ("stopped", 32)
 
 
 @pytest.mark.slow

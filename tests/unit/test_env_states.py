@@ -173,6 +173,24 @@ def test_a_state_in_bytes_comes_back_as_it_was(value):
         assert repr(found) == repr(value)
 
 
+def test_what_is_large_in_several_states_is_held_once_beside_them():
+    large, beside = np.arange(20_000.0), {}
+    states = [
+        {"map": large.copy(), "own": large + 1 + i, "small": np.arange(3), "text": b"x" * 70_000}
+        for i in range(3)
+    ]
+    parts = [packed(state, beside) for state in states]
+    assert len(beside) == 1 + 3 + 1
+    assert max(map(len, parts)) < 1000
+    for part, state in zip(parts, states, strict=True):
+        found = unpacked(part, beside)
+        assert found.keys() == state.keys()
+        assert all(np.array_equal(found[name], state[name]) for name in state)
+    first, second = (unpacked(part, beside)["map"] for part in parts[:2])
+    first[0] = 7
+    assert second[0] == 0
+
+
 @pytest.mark.parametrize("value", [(1,), {1: 2}, np.float32(1), np.array([None]), object(), {"a": [{2}]}])
 def test_what_would_not_come_back_is_refused(value):
     with pytest.raises(TypeError, match="is no part of a state"):

@@ -169,7 +169,8 @@ class Scoring:
             if words:
                 sentence, signal = json.loads(words)
                 where = f"rank {rank}: " if len(told) > 1 and signal is None else ""
-                raise EvaluationFailed(where + sentence, _trace_of(fault), signal) from fault
+                cause = fault or CollectiveError(f"an evaluation failed: {where}{sentence}")
+                raise EvaluationFailed(where + sentence, _trace_of(fault), signal) from cause
         return parts
 
     @property

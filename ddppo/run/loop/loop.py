@@ -90,9 +90,8 @@ class Loop:
         except EvaluationFailed as e:
             self._note_failure(str(e), e.trace)
             is_cut_short = e.signal is not None
-        except (
-            CollectiveError
-        ) as e:  # a rank was lost in its episodes, or hangs; dist.on_lost=restart evaluates again
+        except CollectiveError as e:
+            # A rank was lost in its episodes, or hangs. With dist.on_lost=restart new ranks evaluate again.
             self._note_failure(str(e))
             self.lost, is_cut_short = e, False
         else:
@@ -124,7 +123,7 @@ class Loop:
             if e.signal is not None:
                 raise KeyboardInterrupt from e
             if self._config.eval.on_error == "stop":
-                raise e.__cause__ or CollectiveError(f"an evaluation failed, {e}") from None
+                raise (e.__cause__ if isinstance(e.__cause__, Exception) else e) from None
             if e.trace:
                 print(e.trace, file=sys.stderr, flush=True)
             if self._parts.group.rank == 0:
