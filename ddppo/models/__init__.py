@@ -5,7 +5,7 @@ from ddppo.models.build import MODELS, build_model, part_of
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 from ddppo.models.language.nucleus import nucleus
 from ddppo.models.memory import Recurrent
-from ddppo.models.observations import Obs, flat_obs, random_obs, tensor_dtype
+from ddppo.models.observations import Obs, flat_obs, random_obs, raw_dtype, tensor_dtype
 from ddppo.models.trials.check import check_model
 
 __all__ = [
@@ -25,5 +25,6 @@ __all__ = [
     "num_noise",
     "part_of",
     "random_obs",
+    "raw_dtype",
     "tensor_dtype",
 ]

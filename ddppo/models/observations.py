@@ -12,6 +12,11 @@ def tensor_dtype(leaf: ArraySpec, dtype: torch.dtype) -> torch.dtype:
     return dtype if leaf.is_float else torch.uint8
 
 
+def raw_dtype(leaf: ArraySpec, dtype: torch.dtype, *, is_normalized: bool) -> torch.dtype:
+    """Return the type that an array is kept in as the task gave it: float64 until its mean is subtracted."""
+    return torch.float64 if is_normalized and leaf.dtype == "float64" else tensor_dtype(leaf, dtype)
+
+
 def flat_obs(obs: Obs, spec: EnvSpec, dtype: torch.dtype) -> torch.Tensor:
     """Return `[..., obs_size]`: all arrays flattened, in the order of the spec; pixels are scaled to [0, 1]."""
     parts = []

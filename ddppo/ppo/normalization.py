@@ -5,6 +5,7 @@ moments of what all ranks saw. So it is the same on every rank and does not depe
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -12,6 +13,11 @@ from ddppo.models import Obs
 from ddppo.spaces import ArraySpec, each, leaves, zipped
 
 Gather = Callable[[torch.Tensor], torch.Tensor]
+
+# A mean so many deviations from 0 is subtracted in float64, before observations are cast to float32: rounded first,
+# they would lose more than 1e-4 of a deviation. Nearer to 0 they are cast first. A constant, whose deviation is the
+# rounding of float64, has nothing to lose.
+_FAR, _ROUNDING = 1000.0, 1e-12
 
 
 def moments(x: torch.Tensor) -> torch.Tensor:
@@ -46,7 +52,9 @@ class ObsNormalizer:
 
     Pixels pass as they are: the model scales them. The running form is OpenAI baselines' VecNormalize; the
     frozen-per-iteration update is ours. state: moments `[3, n]` of the n floats of an observation, flattened.
-    mean_and_scale: two tensors `[*shape]` for every array, None for pixels.
+    mean_and_scale: two tensors `[*shape]` for every array, None for pixels. offsets: what is subtracted of float64
+    observations before they are cast to the model's float32, float64 `[*shape]`; None where that is nothing, as nearly
+    always: the mean where it is far from 0, and `mean` is then 0.
     """
 
     def __init__(
@@ -59,21 +67,28 @@ class ObsNormalizer:
             return zero, torch.ones_like(zero)
 
         self.mean_and_scale = each(identity, spec)
+        self.offsets = each(lambda _: None, spec)
+        self._spec = spec
         self._floats = [leaf for leaf in leaves(spec) if leaf.is_float]
         self.state = torch.zeros(3, sum(leaf.size for leaf in self._floats), dtype=torch.float64)
 
     def __call__(self, obs: Obs, out: Obs | None = None) -> Obs:
         """Return normalised obs `[..., *shape]`, written to `out` if given."""
         if out is None:
-            return each(_normalized, obs, self.mean_and_scale)
-        return each(_normalized, obs, self.mean_and_scale, out)
+            return each(_normalized, obs, self.mean_and_scale, self.offsets)
+        return each(_normalized, obs, self.mean_and_scale, self.offsets, out)
 
     def moments(self, obs: Obs, valid: torch.Tensor) -> torch.Tensor:
         """Return the moments `[3, n]` of observations `[T, E, *shape]` where `valid` `[T, E]`."""
         floats = [x[valid] for x in leaves(obs) if x.is_floating_point()]
-        return moments(
-            torch.cat([x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)], 1)
-        )
+        flat = [x.reshape(len(x), leaf.size) for x, leaf in zip(floats, self._floats, strict=True)]
+        given = zip(flat, filter(None, leaves(self.mean_and_scale)), strict=True)
+        found = moments(torch.cat([x.to(mean.dtype) for x, (mean, _) in given], 1))
+        far = _far(found, rounding=0.0)
+        if not far.any():
+            return found
+        exact = moments(torch.cat([x.double() for x in flat], 1))
+        return torch.where(far & (exact[2] > exact[0] * (_ROUNDING * exact[1]).square()), exact, found)
 
     def moments_of_shards(self, obs: Obs, valid: torch.Tensor, num_shards: int) -> torch.Tensor:
         """Return the moments `[S, 3, n]` of S equal shards of the environments, as `moments` does of all."""
@@ -87,21 +102,45 @@ class ObsNormalizer:
 
     def load(self, state: torch.Tensor) -> None:
         self.state = state
-        parts = state.split([leaf.size for leaf in self._floats], dim=1)
-        for part, (mean, scale) in zip(parts, filter(None, leaves(self.mean_and_scale)), strict=True):
-            mean.copy_(part[1].reshape(mean.shape))
+        parts = iter(state.split([leaf.size for leaf in self._floats], dim=1))
+
+        def offset_of(leaf: ArraySpec, mean_and_scale: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
+            if mean_and_scale is None:
+                return None
+            (mean, scale), part = mean_and_scale, next(parts)
+            is_cast = leaf.dtype == "float64" and mean.dtype != torch.float64
+            offset = part[1].where(_far(part, rounding=_ROUNDING) & is_cast, 0.0)
+            mean.copy_((part[1] - offset).reshape(mean.shape))
             if state[0, 0] > 0:
                 scale.copy_((variance(part) + 1e-8).rsqrt().reshape(mean.shape))
             else:
                 scale.fill_(1.0)
+            return offset.reshape(mean.shape).to(mean.device) if offset.any() else None
+
+        self.offsets = each(offset_of, self._spec, self.mean_and_scale)
+
+
+def _far(state: torch.Tensor, *, rounding: float) -> torch.Tensor:
+    """Return whether means are so many deviations from 0 that casting first loses some, by moments `[3, n]`.
+
+    rounding: the share of a mean up to which a deviation is none.
+    """
+    mean, deviation = state[1].abs(), variance(state).sqrt()
+    return (mean > _FAR * deviation) & (deviation >= rounding * mean) & (mean > 0)
 
 
 def _normalized(
-    x: torch.Tensor, mean_and_scale: tuple[torch.Tensor, torch.Tensor] | None, out: torch.Tensor | None = None
+    x: torch.Tensor,
+    mean_and_scale: tuple[torch.Tensor, torch.Tensor] | None,
+    offset: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if mean_and_scale is None:
         return x if out is None else out.copy_(x)
     mean, scale = mean_and_scale
+    if x.dtype == torch.float64 != mean.dtype:
+        x = x if offset is None else x - offset
+        x = x.to(mean.dtype) if out is None else out.copy_(x)
     return torch.sub(x, mean, out=out).mul_(scale).clamp_(-10.0, 10.0)
 
 

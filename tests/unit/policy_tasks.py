@@ -84,6 +84,12 @@ class WholeEnv(AnyEnv):
     action_space = Box(-2, 5, (2,), np.int32)
 
 
+class FarEnv(AnyEnv):
+    """Observations about a number, beside which float32 sees no difference between them."""
+
+    observation_space = Box(1e8 - 1, 1e8 + 1, (3,), np.float64)
+
+
 class PixelsEnv(AnyEnv):
     observation_space = Box(0, 255, (2, 16, 16), np.uint8)
 
@@ -133,7 +139,18 @@ class DrawnEnv(AnyEnv):
         return self.canvas
 
 
-for task in (AnyEnv, ShiftingEnv, ChosenEnv, MaskedEnv, BitsEnv, BoundedEnv, WholeEnv, PixelsEnv, DrawnEnv):
+for task in (
+    FarEnv,
+    AnyEnv,
+    ShiftingEnv,
+    ChosenEnv,
+    MaskedEnv,
+    BitsEnv,
+    BoundedEnv,
+    WholeEnv,
+    PixelsEnv,
+    DrawnEnv,
+):
     gym.register(f"policies/{task.__name__}-v0", task)
 gym.register(
     "policies/ScaledEnv-v0",
@@ -142,8 +159,9 @@ gym.register(
 )
 
 
-def run_folder(path, task, *, normalized=True, dtype="float32", kwargs=None, **model):
-    """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. Returns `path`."""
+def run_folder(path, task, *, normalized=True, mean=0.0, dtype="float32", kwargs=None, **model):
+    """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. mean: of observations, if
+    they are normalised. Returns `path`."""
     env_id = task if "-v" in task else f"tests.unit.policy_tasks:policies/{task}-v0"
     config = Config(env=EnvConfig(id=env_id, kwargs=kwargs or {}), model=ModelConfig(**model), dtype=dtype)
     spec = probe(config.env)
@@ -154,6 +172,7 @@ def run_folder(path, task, *, normalized=True, dtype="float32", kwargs=None, **m
         size = sum(leaf.size for leaf in leaves(spec.obs) if leaf.is_float)
         moments = torch.rand(2, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         count = torch.full((1, size), 10.0, dtype=torch.float64)
+        moments[0] += mean
         state["obs_moments"] = torch.cat([count, moments])
     checkpoint.save_iteration(path / "checkpoints", 3, state, keep=1)
     (path / "config.yaml").write_text(to_yaml(config))

@@ -3,11 +3,14 @@ import pytest
 import torch
 
 from ddppo.config import EnvConfig, ModelConfig
+from ddppo.distributed.programs.async_actors.off_policy import with_ratios
+from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.envs import EnvNames, EnvStep, make_vec_env
 from ddppo.models import action_distribution, build_model, num_noise
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode
 from ddppo.ppo.normalization import ObsNormalizer, moments
+from ddppo.run.evaluating.evaluation import Policy
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CPU = torch.device("cpu")
@@ -249,3 +252,45 @@ def test_a_rollout_is_collected_the_same_when_values_are_computed_in_small_chunk
     monkeypatch.setattr("ddppo.ppo.acting.collector._VALUE_NUMBERS", 6)  # 3 rows
     chunked, _ = collect(collector())
     torch.testing.assert_close(chunked.values, values)
+
+
+class FarEnvs(CountingEnvs):
+    """The same, observed in float64 from an offset that float32 holds in steps of 8."""
+
+    def __init__(self, action, *, offset):
+        super().__init__(action)
+        self.spec = EnvSpec(ArraySpec((2,), "float64"), action)
+        self.offset, self.obs, self.final_obs = offset, np.zeros((2, 2)), np.zeros((2, 2))
+
+    def observe(self):
+        super().observe()
+        self.obs += self.offset
+        return self.obs, None
+
+
+def test_observations_far_from_zero_are_as_good_as_near_ones_on_their_whole_way():
+    rollouts = []
+    for offset in (0.0, 1e8):
+        env = FarEnvs(DISCRETE, offset=offset)
+        model = build_model(env.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float32)
+        normalizer = ObsNormalizer(env.spec.obs, CPU, torch.float32)
+        mean = torch.tensor([10.5, 2.0], dtype=torch.float64) + offset
+        normalizer.load(torch.stack([torch.full((2,), 100.0), mean, torch.full((2,), 100.0)]).double())
+        made = Collector(
+            env, model, normalizer, rollout_steps=4, first_env=0, device=CPU, dtype=torch.float32
+        )
+        made.reset([0, 1])
+        rollout, _ = collect(made, rollouts=2)
+        message = RolloutMessage(env.spec, 4, 2, torch.float32, with_raw_obs=True)
+        sent = message.unpack(message.pack(rollout).unsqueeze(0), CPU)
+        assert torch.equal(sent.raw_obs, rollout.raw_obs)
+        assert sent.raw_obs.dtype == torch.float64
+        on_policy = with_ratios(sent, torch.ones(2, dtype=torch.bool), model, normalizer)
+        assert torch.equal(on_policy.obs, rollout.obs)
+        acted = Policy(model, normalizer, env.spec).params(sent.raw_obs[0].numpy())
+        torch.testing.assert_close(acted, model.action_params(rollout.obs[0]))
+        rollouts.append(rollout)
+    near, far = rollouts
+    assert (far.raw_obs - near.raw_obs == 1e8).all()
+    for name in ("obs", "values", "next_values", "logprobs"):
+        torch.testing.assert_close(getattr(far, name), getattr(near, name), rtol=1e-5, atol=1e-6)

@@ -23,6 +23,7 @@ EVERY = {
     "ChosenEnv": {},
     "MaskedEnv": {},
     "BitsEnv": {},
+    "FarEnv": {"mean": 1e8},
     "BoundedEnv": {"log_std_init": -3.0},
     "WholeEnv": {"dtype": "float64"},
     "PixelsEnv": {"name": "cnn", "conv_layers": [[4, 8, 4]], "activation": "relu", "normalized": False},

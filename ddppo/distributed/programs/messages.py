@@ -6,7 +6,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.distributed.parameters import FlatParameters
-from ddppo.models import Obs, tensor_dtype
+from ddppo.models import Obs, raw_dtype, tensor_dtype
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
@@ -33,7 +33,7 @@ class RolloutMessage:
         self._types: list[torch.dtype] = []
         self._starts: list[int] = []
         self.num_bytes = 0
-        empty = _empty(spec, rollout_steps, num_envs, dtype)
+        empty = _empty(spec, rollout_steps, num_envs, dtype, with_raw_obs=with_raw_obs)
         sequences, numbers = state_size  # C and S of Rollout.state
         self._has_state = numbers > 0
         if self._has_state:
@@ -92,7 +92,7 @@ _PLAIN = [
 ]
 
 
-def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype) -> Rollout:
+def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype, *, with_raw_obs: bool) -> Rollout:
     """Return a rollout of the shapes and types that a collector's has."""
 
     def zeros(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
@@ -101,6 +101,9 @@ def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype) -> Rollout:
     def observed(leaf: ArraySpec) -> torch.Tensor:
         return zeros(*leaf.shape, kind=tensor_dtype(leaf, dtype))
 
+    def raw(leaf: ArraySpec) -> torch.Tensor:
+        return zeros(*leaf.shape, kind=raw_dtype(leaf, dtype, is_normalized=with_raw_obs))
+
     obs = each(observed, spec.obs)
     return Rollout(
         obs=obs,
@@ -108,7 +111,7 @@ def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype) -> Rollout:
         **{name: zeros() for name in ("logprobs", "values", "next_values", "rewards")},
         **{name: zeros(kind=torch.bool) for name in ("terminated", "truncated", "valid", "episode_start")},
         action_mask=None if spec.mask_size is None else zeros(spec.mask_size, kind=torch.bool),
-        raw_obs=obs,
+        raw_obs=each(raw, spec.obs) if with_raw_obs else obs,
     )
 
 

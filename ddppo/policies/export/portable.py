@@ -54,12 +54,12 @@ class Portable(nn.Module):
             is_choice = isinstance(space, (Discrete, MultiDiscrete))
             name = ".".join(("obs", path_name(path))) if path else "obs"
             self.parts.append(Input(name, path, space, np.dtype(np.int64 if is_choice else leaf.dtype)))
-        moments = [None] * len(specs)
+        moments = offsets = [None] * len(specs)
         if policy.normalizer is not None:
-            moments = leaves(policy.normalizer.mean_and_scale)
+            moments, offsets = leaves(policy.normalizer.mean_and_scale), leaves(policy.normalizer.offsets)
         self.encoders = nn.ModuleList(
-            _Encoder(part.space, dtype if leaf.is_float else torch.uint8, mean_and_scale)
-            for part, leaf, mean_and_scale in zip(self.parts, specs, moments, strict=True)
+            _Encoder(part.space, dtype if leaf.is_float else torch.uint8, mean_and_scale, offset)
+            for part, leaf, mean_and_scale, offset in zip(self.parts, specs, moments, offsets, strict=True)
         )
         self.decoder = _Decoder(action_space)
 
@@ -118,9 +118,14 @@ class _Encoder(nn.Module):
     first: torch.Tensor
     mean: torch.Tensor
     scale: torch.Tensor
+    offset: torch.Tensor
 
     def __init__(
-        self, space: gym.Space, dtype: torch.dtype, mean_and_scale: tuple[torch.Tensor, torch.Tensor] | None
+        self,
+        space: gym.Space,
+        dtype: torch.dtype,
+        mean_and_scale: tuple[torch.Tensor, torch.Tensor] | None,
+        offset: torch.Tensor | None,
     ) -> None:
         super().__init__()
         self.dtype = dtype
@@ -131,7 +136,9 @@ class _Encoder(nn.Module):
         elif isinstance(space, MultiDiscrete):
             self.sizes = [int(n) for n in space.nvec.reshape(-1)]
             self.register_buffer("first", torch.from_numpy(space.start.reshape(-1).astype(np.int64)))
-        self.is_normalized = mean_and_scale is not None
+        self.is_normalized, self.is_offset = mean_and_scale is not None, offset is not None
+        if offset is not None:
+            self.register_buffer("offset", offset.clone())
         if mean_and_scale is not None:
             self.register_buffer("mean", mean_and_scale[0].clone())
             self.register_buffer("scale", mean_and_scale[1].clone())
@@ -141,7 +148,7 @@ class _Encoder(nn.Module):
             choices = x.reshape(x.shape[0], len(self.sizes)) - self.first
             numbers = [torch.arange(n, device=x.device) for n in self.sizes]
             x = torch.cat([choices[:, i : i + 1] == n for i, n in enumerate(numbers)], dim=-1)
-        x = x.to(self.dtype)
+        x = (x - self.offset if self.is_offset else x).to(self.dtype)
         return ((x - self.mean) * self.scale).clamp(-_CLIP, _CLIP) if self.is_normalized else x
 
 

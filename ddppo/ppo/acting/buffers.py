@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models import ActorCritic, Obs, tensor_dtype
+from ddppo.models import ActorCritic, Obs, raw_dtype, tensor_dtype
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves, zipped
 
 
@@ -38,6 +38,13 @@ class RolloutBuffers:
 
         # flat_obs: what obs are views of, `[T + 1, E, obs_size]`, where all of them are floats.
         self.raw_obs, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, torch.device("cpu"))
+        if is_normalized and any(leaf.dtype == "float64" for leaf in leaves(spec.obs)):
+
+            def raw(leaf: ArraySpec) -> torch.Tensor:
+                kind = raw_dtype(leaf, dtype, is_normalized=True)
+                return torch.zeros(steps + 1, envs, *leaf.shape, dtype=kind)
+
+            self.raw_obs = each(raw, spec.obs)
         self.obs = self.raw_obs
         if is_normalized or not self._is_on_cpu:
             given, self.flat_obs = obs_buffers(spec, (steps + 1, envs), dtype, device)

@@ -238,9 +238,10 @@ class Collector(RolloutBuffers):
         if ends:
             steps = torch.from_numpy(np.repeat([t for t, _, _ in ends], [len(i) for _, i, _ in ends]))
             envs = torch.from_numpy(np.concatenate([i for _, i, _ in ends]))
+            like = self.obs if self.normalizer is None else self.raw_obs
             final_obs = each(
-                lambda obs, *parts: torch.from_numpy(np.concatenate(parts)).to(obs),
-                self.obs,
+                lambda obs, *parts: torch.from_numpy(np.concatenate(parts)).to(self.device, obs.dtype),
+                like,
                 *(o for _, _, o in ends),
             )
             if self.normalizer is not None:

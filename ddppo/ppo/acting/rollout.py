@@ -11,10 +11,10 @@ from ddppo.models import Obs
 class Rollout:
     """T steps of E environments, time-major `[T, E, ...]`; tensors are reused by the next rollout.
 
-    obs are what the policy saw (normalised, if observations are), raw_obs what was observed; where the two are the same
-    they share memory, as pixels do. next_values are V of the true successor, which is
-    the final observation where an episode ended. valid is False on autoreset pseudo-steps, which are never trained
-    on or counted. episode_start marks the first step of an episode.
+    obs are what the policy saw (normalised, if observations are), raw_obs what was observed (float64 stays so if it is
+    normalised); where the two are the same they share memory, as pixels do. next_values are V of the true successor,
+    which is the final observation where an episode ended. valid is False on autoreset pseudo-steps, which are never
+    trained on or counted. episode_start marks the first step of an episode.
 
     ratios are pi(a) / mu(a) where another policy mu acted than the one, pi, that logprobs and values are of; None where
     the same did.

@@ -64,6 +64,9 @@ class NativeRollout(NativeActor):
         obs, raw_obs = collector.obs, collector.raw_obs
         assert isinstance(obs, torch.Tensor), envs.spec
         assert isinstance(raw_obs, torch.Tensor), envs.spec
+        assert raw_obs.dtype == obs.dtype, (
+            "tasks in C++ observe float32, which is subtracted in the model's type"
+        )
         most = steps * num_envs
         values = like.new_zeros(steps + 1, num_envs)
         self._rollout = Rollout(

@@ -15,7 +15,7 @@ from ddppo.distributed.launch import resolve_device
 from ddppo.envs import ObsArrays, VecEnv, probe
 from ddppo.envs.meaning import differences
 from ddppo.errors import RunFolderError, TrainingError
-from ddppo.models import ActionDistribution, ActorCritic, build_model, tensor_dtype
+from ddppo.models import ActionDistribution, ActorCritic, build_model, raw_dtype
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
@@ -90,7 +90,8 @@ class Policy:
         parameter = next(self.model.parameters())
 
         def tensor(leaf: ArraySpec, array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(parameter.device, tensor_dtype(leaf, parameter.dtype))
+            kind = raw_dtype(leaf, parameter.dtype, is_normalized=self.normalizer is not None)
+            return torch.from_numpy(array).to(parameter.device, kind)
 
         x = each(tensor, self.spec.obs, obs)
         given = x if self.normalizer is None else self.normalizer(x)
