@@ -136,6 +136,13 @@ class ActorCritic(nn.Module, abc.ABC):
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""
         return nullcontext()
 
+    def narrowed(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Return a context in which tokens see at most as many back, in layers that have a limit; of takes_sequences.
+
+        A model is tried before a run in rows of a few tokens: without this they would never reach such a limit.
+        """
+        return nullcontext()
+
     def num_products(self) -> int:
         """Return how many products of weights one observation takes: one of each, unless the model says otherwise."""
         return sum(p.numel() for p in self.parameters())

@@ -49,6 +49,19 @@ class Forgetful(TokenPolicy):
         return ForgetfulCache(self, num_rows, num_tokens)
 
 
+class PaddedCache(Cache):
+    """Rows go on where the longest ends, behind a gap."""
+
+    def extend(self, rows, tokens, counts):
+        self._lengths[:] = self._lengths.max()
+        return super().extend(rows, tokens, counts)
+
+
+class Padded(TokenPolicy):
+    def cache(self, num_rows, num_tokens):
+        return PaddedCache(self, num_rows, 4 * num_tokens)
+
+
 class NoCache(TokenPolicy):
     def cache(self, num_rows, num_tokens):
         raise NotImplementedError("of this model")
@@ -78,6 +91,7 @@ def test_ours_passes_without_a_warning():
         ("OneRow", "action parameters of shape .* but they must be"),
         ("LooksAhead", "differ by .* depend on nothing that follows"),
         ("Forgetful", "extend returned action parameters that differ by"),
+        ("Padded", "extend returned action parameters that differ by"),
         ("OfOthers", "at_own returned .* other than rows .1, 4, 7"),
         ("NoCache", "cache raised.*of this model"),
     ],

@@ -3,7 +3,10 @@
 LoRA: Hu et al. 2021, arXiv:2106.09685; by the library peft.
 """
 
+import inspect
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from ddppo.models.observations import Obs
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line
+
+_RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}  # of layer_types
 
 
 class HuggingFacePolicy(ActorCritic):
@@ -33,9 +38,18 @@ class HuggingFacePolicy(ActorCritic):
         super().__init__(spec, config)
         self.temperature = config.sampling_temperature
         self.lm = _loaded(config)
+        said = self.lm.config.get_text_config()
+        times, by = (getattr(said, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        self.scale = times / by  # Cohere's and Granite's
+        self.softcap: float | None = getattr(said, "final_logit_softcapping", None)  # Gemma's
         self.value_head = nn.Linear(self.lm.get_output_embeddings().weight.shape[1], 1, bias=False)
         nn.init.zeros_(self.value_head.weight)
         self._check_head(config)
+
+    @property
+    def body(self) -> Any:
+        """The language model without its output layer. Llama 4's does not say which part that is."""
+        return self.lm.model if self.lm.base_model is self.lm else self.lm.base_model
 
     @property
     def num_params(self) -> int:
@@ -63,11 +77,29 @@ class HuggingFacePolicy(ActorCritic):
     def cache(self, num_rows: int, num_tokens: int) -> "HuggingFaceCache":
         return HuggingFaceCache(self, num_rows, num_tokens)
 
+    @contextmanager
+    def narrowed(self, num_tokens: int) -> Iterator[None]:
+        said = self.lm.config.get_text_config()
+        wide = {name: getattr(said, name, None) for name in ("sliding_window", "attention_chunk_size")}
+        wide = {name: width for name, width in wide.items() if width is not None and width > num_tokens}
+        for name in wide:
+            setattr(said, name, num_tokens)
+        try:
+            yield
+        finally:
+            for name, width in wide.items():
+                setattr(said, name, width)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm.get_output_embeddings()(hidden) / self.temperature
+        logits = self.lm.get_output_embeddings()(hidden)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits / self.temperature
 
     def _hidden(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.lm.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        return self.body(input_ids=tokens, use_cache=False).last_hidden_state
 
     def _heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.logits(hidden), self.value_head(hidden).squeeze(-1)
@@ -76,9 +108,17 @@ class HuggingFacePolicy(ActorCritic):
         """See that logits are what the output layer says of the last hidden state, so that few need be computed."""
         if self.value_head.weight.is_meta:
             return
-        tokens = torch.zeros(1, 2, dtype=torch.int64)
+        head = self.lm.get_output_embeddings()
+        tokens = torch.arange(8)[None] % self.num_params  # several: that of padding may be 0 throughout
         with torch.no_grad():
-            ours, its = self.logits(self._hidden(tokens)) * self.temperature, self.lm(input_ids=tokens).logits
+            # Made large, as those of a trained model are: a cap of 30 does not show in logits near 0.
+            size = head(self._hidden(tokens)).abs().max().clamp(min=1e-6)
+            large = head.register_forward_hook(lambda layer, inputs, logits: logits * (100.0 / size))
+            try:
+                ours = self.logits(self._hidden(tokens)) * self.temperature
+                its = self.lm(input_ids=tokens).logits
+            finally:
+                large.remove()
         if not torch.allclose(ours, its, rtol=1e-3, atol=1e-3):
             raise ConfigError(
                 f"model.hf_path={config.hf_path}: its logits are more than what its output layer says of the last "
@@ -87,10 +127,12 @@ class HuggingFacePolicy(ActorCritic):
 
 
 class HuggingFaceCache:
-    """Keys and values of E rows, each of its own length, `[E, heads, num_tokens, units]` of each layer.
+    """Keys and values of E rows, each of its own length, `[E, num_tokens, heads, units]` of each layer.
 
-    The library's cache knows one length for all rows. So it is given those of the rows at hand side by side, with a
-    mask of what is theirs, and what it adds is taken out of it.
+    The library's cache knows one length for all rows. So it is given those of the rows at hand with their ends side by
+    side, padded on the left and masked there, and what it adds is taken out of it. Then two tokens of a row are as far
+    apart in the cache as they are in the text, which sliding windows, chunks and ALiBi count: a gap between what a
+    short row remembers and what it reads would be counted, too.
     """
 
     def __init__(self, policy: HuggingFacePolicy, num_rows: int, num_tokens: int) -> None:
@@ -98,6 +140,7 @@ class HuggingFaceCache:
         self._num_rows, self._num_tokens = num_rows, num_tokens
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._lengths = np.zeros(num_rows, np.int64)
+        self._reads = set(inspect.signature(policy.body.forward).parameters)
 
     def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
         from transformers import DynamicCache
@@ -105,17 +148,25 @@ class HuggingFaceCache:
         device = self._policy.value_head.weight.device
         starts, width = self._lengths[rows], tokens.shape[1]
         longest, steps = int(starts.max()), np.arange(width)
+        before = np.arange(longest) - longest + starts[:, None]  # positions, negative where padding is
         is_real = steps < counts[:, None]
-        seen = np.concatenate([np.arange(longest) < starts[:, None], is_real], axis=1)
-        cache, at = DynamicCache(), torch.from_numpy(rows).to(device)
-        for i, kept in enumerate(self._kept if longest else []):
-            cache.update(*(part[at, :, :longest] for part in kept), i)
-        found = self._policy.lm.base_model(
-            input_ids=torch.from_numpy(tokens).to(device),
-            attention_mask=torch.from_numpy(seen.astype(np.int64)).to(device),
-            position_ids=torch.from_numpy(starts[:, None] + steps * is_real).to(device),
-            past_key_values=cache,
-            use_cache=True,
+        # What fills up short parts is seen by none but itself: it is later. Were it masked, it would see nothing at all
+        # in a window, and attention of nothing is NaN, which a weight of 0 does not undo.
+        seen = np.concatenate([before >= 0, np.ones_like(is_real)], axis=1)
+        cache = DynamicCache()
+        if longest:
+            at = torch.from_numpy(rows[:, None]).to(device), torch.from_numpy(before.clip(min=0)).to(device)
+            for i, kept in enumerate(self._kept):  # [n, longest, heads, units] -> [n, heads, longest, units]
+                cache.update(*(part[at].transpose(1, 2) for part in kept), i)
+        inputs = {
+            "input_ids": torch.from_numpy(tokens).to(device),
+            "attention_mask": torch.from_numpy(seen.astype(np.int64)).to(device),
+            "position_ids": torch.from_numpy(starts[:, None] + steps * is_real).to(device),
+            "cache" if "cache" in self._reads else "past_key_values": cache,  # since 5.24, and before
+        }
+        # Models that take no positions (OPT, BLOOM) count those of the mask.
+        found = self._policy.body(
+            **{name: x for name, x in inputs.items() if name in self._reads}, use_cache=True
         )
         self._keep(cache, longest, rows, starts, is_real)
         self._lengths[rows] += counts
@@ -128,16 +179,13 @@ class HuggingFaceCache:
         """Take out of the library's cache what follows `longest`, each row's to its own end."""
         row, step = np.nonzero(is_real)
         for i, layer in enumerate(cache.layers):
+            both = (layer.keys, layer.values)
             if len(self._kept) <= i:
-                shape = (self._num_rows, layer.keys.shape[1], self._num_tokens)
-                self._kept.append(
-                    (
-                        layer.keys.new_zeros(*shape, layer.keys.shape[3]),
-                        layer.values.new_zeros(*shape, layer.values.shape[3]),
-                    )
-                )
-            for kept, new in zip(self._kept[i], (layer.keys, layer.values), strict=True):
-                kept[rows[row], :, starts[row] + step] = new[row, :, longest + step]
+                shape = (self._num_rows, self._num_tokens)
+                keys, values = (x.new_zeros(*shape, x.shape[1], x.shape[3]) for x in both)
+                self._kept.append((keys, values))
+            for kept, new in zip(self._kept[i], both, strict=True):
+                kept[rows[row], starts[row] + step] = new[row, :, longest + step]
 
 
 def _loaded(config: ModelConfig) -> Any:
@@ -159,6 +207,13 @@ def _loaded(config: ModelConfig) -> Any:
         raise ConfigError(
             f"model.hf_path={config.hf_path}: no causal language model can be had of it: {in_one_line(e)}"
         ) from e
+    kinds = set(getattr(lm.config.get_text_config(), "layer_types", None) or [])
+    if getattr(lm, "_is_stateful", False) or kinds & _RECURRENT:
+        raise ConfigError(
+            f"model.hf_path={config.hf_path}: {type(lm).__name__} has recurrent or convolutional layers, whose memory "
+            "model.name=hf cannot keep for rows of different lengths: use a model whose layers are all attention, such "
+            "as Llama, Mistral, Qwen3 or Gemma 3"
+        )
     if config.lora_rank:
         wanted = peft.LoraConfig(
             r=config.lora_rank, lora_alpha=2 * config.lora_rank, target_modules="all-linear"

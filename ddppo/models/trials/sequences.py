@@ -11,11 +11,15 @@ from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec
 from ddppo.text import Tokenizer
 
-_LENGTH, _PROMPT = 8, 5
+_LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4
 
 
 class SequenceTrial(Trial):
-    """One model that takes sequences; what it is tried on are random tokens, 8 in a row."""
+    """One model that takes sequences; what it is tried on are random tokens, 14 in a row.
+
+    They are read in parts as acting reads them: prompts and answers of other lengths in each row. A row that is some
+    tokens shorter than another must not notice, not even a layer that sees only the last 4.
+    """
 
     def __init__(self, model: ActorCritic, spec: EnvSpec, name: str, tokenizer: Tokenizer) -> None:
         super().__init__(model, spec, name)
@@ -23,8 +27,11 @@ class SequenceTrial(Trial):
         self.brings_own_policy = False  # what it brings is tried with the outputs
 
     def check_outputs(self, size: int) -> None:
-        """Learn from `size` rows, type their tokens one by one, and compare."""
-        tokens = self._obs(size)
+        """Learn from `size` rows, read the same in parts, and compare."""
+        with self.model.narrowed(_WINDOW):
+            self._check_rows(self._obs(size), size)
+
+    def _check_rows(self, tokens: torch.Tensor, size: int) -> None:
         params, values = self._alone(tokens)
         if self.num_params != self.tokenizer.size:
             raise self.fails(
@@ -58,11 +65,25 @@ class SequenceTrial(Trial):
 
     def _check_cache(self, tokens: torch.Tensor, params: torch.Tensor) -> None:
         size, given = len(tokens), tokens.numpy(force=True)
+        lengths, rounds = np.zeros(size, np.int64), 0
         with torch.inference_mode():
             cache = self._tried("cache", lambda: self.model.cache(size, _LENGTH))
-            for start, end in ((0, _PROMPT), *((i, i + 1) for i in range(_PROMPT, _LENGTH))):
-                read = partial(cache.extend, np.arange(size), given[:, start:end], np.full(size, end - start))
-                self._check_typed(self._tried("cache(...).extend", read), params[:, end - 1])
+            while (lengths < _LENGTH).any():
+                # Prompts of 1 to 8 tokens; then each row goes on in two rounds of three, by 1 or 2 tokens.
+                rows = np.arange(size)
+                counts = 1 + (3 * rows) % _LONGEST_PROMPT if rounds == 0 else 1 + (rows + rounds) % 2
+                goes_on = (lengths < _LENGTH) & ((rounds == 0) | ((rows + rounds) % 3 > 0))
+                rows, counts = rows[goes_on], np.minimum(counts, _LENGTH - lengths)[goes_on]
+                rounds += 1
+                if len(rows) == 0:
+                    continue
+                columns = lengths[rows, None] + np.arange(counts.max())
+                part = given[rows[:, None], columns.clip(max=_LENGTH - 1)]
+                lengths[rows] += counts
+                read = partial(cache.extend, rows, part, counts)
+                ends = torch.from_numpy(lengths[rows] - 1).to(params.device)
+                wanted = params[torch.from_numpy(rows).to(params.device), ends]
+                self._check_typed(self._tried("cache(...).extend", read), wanted)
 
     def _check_typed(self, found: torch.Tensor, wanted: torch.Tensor) -> None:
         said = "returned action parameters"
