@@ -14,8 +14,9 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector import AutoresetMode
 from returning_tasks import PAIR, VALUES, GivenEnv
 
+from ddppo import envs as ddppo_envs
 from ddppo.config import EnvConfig, ModelConfig
-from ddppo.envs import make_env, make_eval_env, make_vec_env, probe
+from ddppo.envs import make_env, make_eval_env, make_vec_env
 from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
 from ddppo.envs.encoding.rows import RowEncoder
 from ddppo.envs.turns.local import make_turns
@@ -35,6 +36,11 @@ def returning(field, value, at=3, backend="sync", name="Returning", **kwargs):
         backend=backend,
         kwargs={"field": field, "value": value, **more, **kwargs},
     )
+
+
+def probe(env):
+    """Probe a task, and say on stderr what is odd about it, as the trial before training does."""
+    return ddppo_envs.probe(env, remark=warn)
 
 
 def given(**kwargs):
