@@ -25,6 +25,7 @@ from ddppo.models import build_model
 from ddppo.policies.playing import play, task_of
 from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
+from ddppo.terminal import warn
 
 TASKS = GivenEnv.__module__
 
