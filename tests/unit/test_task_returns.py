@@ -157,8 +157,7 @@ def test_an_info_may_be_none_or_any_mapping_but_nothing_else(backend):
 
 
 def test_an_info_of_none_at_the_door_is_one_warning(capfd):
-    for _ in range(3):
-        probe(returning("info", "None", at=0))
+    probe(returning("info", "None", at=0))
     assert capfd.readouterr().err == (
         "warning: env.id=returns/Returning-v0: it returned None as info in its first reset: it is taken as {}\n"
     )
@@ -509,8 +508,7 @@ def test_what_a_task_changes_later_is_not_what_was_read():
 )  # fmt: skip
 def test_what_is_odd_and_harmless_is_one_warning(changes, said, capfd):
     env = given(**changes)
-    for _ in range(2):
-        probe(env)
+    probe(env)
     stepped(env)
     told = capfd.readouterr().err
     assert told.count("warning") == 1
