@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -43,7 +44,9 @@ def call(monkeypatch, capsys):
 def undisturbed(tmp_path_factory):
     """A run whose final evaluation succeeded."""
     run_dir = tmp_path_factory.mktemp("after") / "run"
-    assert door(*SMALL, run_dir=run_dir).code == 0
+    arguments = ["train.py", *SMALL, f"hydra.run.dir={run_dir}"]
+    with mock.patch.object(sys, "argv", arguments), mock.patch.dict(os.environ):
+        train.main()
     return run_dir
 
 
@@ -146,6 +149,7 @@ class Killed(BaseException):
     """As kill -9, nothing handles it."""
 
 
+@pytest.mark.quick_cases("killed")
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "failed"])
 def test_a_run_without_its_final_evaluation_can_be_given_more_steps(call, tmp_path, monkeypatch, is_killed):
     failing(monkeypatch, Killed() if is_killed else MemoryError())
@@ -197,6 +201,7 @@ def test_a_sweep_goes_on_after_it_and_says_so(call, tmp_path, monkeypatch):
     assert call(*command)[0] == 0
 
 
+@pytest.mark.quick_cases("2-130-interrupted")
 @pytest.mark.parametrize(
     ("number", "code", "what"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "stopped by SIGTERM")],
@@ -370,16 +375,17 @@ def test_what_all_environments_have_is_stored_once_and_gone_on_from_to_the_bit(c
     assert summary(parted)["params_hash"] == summary(whole)["params_hash"]
 
 
-def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, tmp_path):
+def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, tmp_path, monkeypatch):
+    monkeypatch.setattr("ddppo.run.checkpoints.saving._LARGE", 1e6)  # bytes; 16 MB would take seconds
     run_dir = tmp_path / "run"
     code, stderr = call(
-        *MAPPED, "env.kwargs.megabytes=20", "checkpoint.every_steps=32", f"hydra.run.dir={run_dir}"
+        *MAPPED, "env.kwargs.megabytes=2", "checkpoint.every_steps=32", f"hydra.run.dir={run_dir}"
     )
     assert code == 0
     (said,) = stderr.splitlines()
     assert said.startswith("warning: a checkpoint holds ")
     assert (
-        "MB of environments' state, of 4 of them, mostly the task's map (float64 [20, 125000], 20.0 MB): "
+        "MB of environments' state, of 4 of them, mostly the task's map (float64 [2, 125000], 2.0 MB): "
         in said
     )
     assert "checkpoint.environments=false leaves them out" in said
@@ -388,7 +394,7 @@ def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, t
     code, stderr = call(f"resume={run_dir}", "ppo.total_steps=96", "checkpoint.environments=false")
     assert code == 0
     assert "goes on approximately" not in stderr
-    assert size_of_last(run_dir) < before / 20
+    assert size_of_last(run_dir) < before / 5
     code, stderr = call(f"resume={run_dir}", "ppo.total_steps=128")
     assert code == 2
     assert "checkpoint.environments=false leaves them out: resume_state=approximate goes on from it" in stderr

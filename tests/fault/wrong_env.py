@@ -89,6 +89,8 @@ class Mapped(gym.Env):
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        if seed is not None:
+            self.num_steps = 0
         return np.zeros(2, np.float32), {}
 
     def step(self, action):
