@@ -3,6 +3,7 @@
 from ddppo.models.actor_critic import MLP, ActorCritic, At
 from ddppo.models.build import MODELS, build_model, part_of
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
+from ddppo.models.encoders.images import images_in
 from ddppo.models.language.nucleus import nucleus
 from ddppo.models.memory import Recurrent
 from ddppo.models.observations import Obs, flat_obs, random_obs, raw_dtype, tensor_dtype
@@ -20,6 +21,7 @@ __all__ = [
     "build_model",
     "check_model",
     "flat_obs",
+    "images_in",
     "nucleus",
     "num_action_params",
     "num_noise",

@@ -15,7 +15,7 @@ from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.kit import Kit, Program, Replica
 from ddppo.envs import probe, settled
 from ddppo.errors import ConfigError
-from ddppo.models import build_model
+from ddppo.models import build_model, images_in
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
@@ -142,6 +142,8 @@ def _derived(kit: Kit, program: Program, local_world_size: int) -> dict[str, Any
         "collective": group.name,
         "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
     }
+    if images := images_in(kit.model):
+        derived["images"] = images
     if program.rounds is not None:
         derived["whole_episodes"] = True
     return derived

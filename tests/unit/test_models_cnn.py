@@ -146,7 +146,7 @@ def test_a_user_s_check_of_models_passes_for_it_in_both_precisions():
         ),
         (
             images(84, 84, 3),
-            {"layers": NATURE},
+            {"layers": NATURE, "image_layout": "chw"},
             r"images of 84 x 3 and 84 channels \(model.image_layout=chw\)",
         ),
         (images(5), {}, r"takes images, a Box of 3 dimensions, but the task observes \[5\]: use model=mlp"),

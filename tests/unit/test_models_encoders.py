@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 from ddppo.config import Config, EnvConfig, ModelConfig, validate
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model, random_obs
+from ddppo.models import build_model, check_model, images_in, random_obs
 from ddppo.models.encoders import TRUNKS, make_trunk
+from ddppo.models.encoders.images import Image, image_of
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 DISCRETE = ActionSpec("discrete", (6,))
@@ -221,13 +222,62 @@ def test_a_trunk_is_made_without_heads_and_says_what_it_hands_over():
             EnvSpec({"a": ArraySpec((5, 6, 5))}, DISCRETE),
             "dict",
             {},
-            "a's images of .* set model.image_layout=chw or",
+            r"auto: a, images of \[5, 6, 5\], may .* set model.image_layout=chw or .*, or model.encoders={a: mlp} if",
+        ),
+        (
+            EnvSpec(ArraySpec((3, 3, 3)), DISCRETE),
+            "resnet",
+            {},
+            r"auto: images of \[3, 3, 3\], may have channels first",
         ),
     ],
 )
 def test_what_a_trunk_cannot_take_is_told_in_one_sentence(spec, name, more, said):
     with pytest.raises(ConfigError, match=said):
         built(name, spec, **{"image_layout": "auto", **more})
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        *(
+            ((4, 84, 84), "chw"),
+            ((84, 84, 3), "hwc"),
+            ((5, 5, 3), "hwc"),
+            ((3, 5, 5), "chw"),
+            ((8, 8, 111), "hwc"),
+        ),
+        *(((210, 160, 3), "hwc"), ((3, 210, 160), "chw"), ((12, 10, 3), "hwc"), ((16, 60, 80), "chw")),
+        *(
+            ((1, 28, 20), "chw"),
+            ((2, 2, 4), "hwc"),
+            ((3, 3, 3), None),
+            ((4, 84, 4), None),
+            ((10, 9, 14), None),
+        ),
+        *(((3, 5, 4), None), ((64, 20, 9), None)),
+    ],
+)
+def test_the_shape_of_an_image_tells_where_its_channels_are(shape, layout):
+    leaf = ArraySpec(shape, "uint8")
+    if layout is None:
+        with pytest.raises(ConfigError, match=r"set model.image_layout=chw or model.image_layout=hwc"):
+            image_of(leaf, ModelConfig())
+    else:
+        found = image_of(leaf, ModelConfig(), "camera")
+        channels, *sizes = shape if layout == "chw" else (shape[2], *shape[:2])
+        assert found == Image(channels, *sizes, is_hwc=layout == "hwc", is_pixels=True, key="camera")
+    for given in ("chw", "hwc"):  # what is set is taken, whatever the shape
+        assert image_of(leaf, ModelConfig(image_layout=given)).is_hwc == (given == "hwc")
+
+
+def test_a_model_says_what_it_takes_for_images():
+    assert images_in(built("mlp", SMALL, torch.float32)) == ""
+    assert "camera: " in images_in(built("dict", MIXED, torch.float32, image_layout="auto"))
+    spec = EnvSpec(ArraySpec((40, 44, 3), "uint8"), DISCRETE)
+    for shared in (True, False):
+        model = built("resnet", spec, torch.float32, shared_trunk=shared)
+        assert images_in(model) == "40 x 44 pixels of 3 channels, channels last"
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ class ModelConfig:
     )
     image_features: int = setting(256, "dict: units behind each image", low=1)
     image_layout: str = setting(
-        "chw",
+        "auto",
         "order of image dimensions: chw (channels, height, width, or a stack of frames), hwc (channels "
-        "last), auto (channels are the smaller of the first and the last)",
+        "last), auto (by the shape, which is said at the start; refused where it does not tell, as 3 x 3 x 3)",
         choices=("chw", "hwc", "auto"),
     )
     pixel_max: float = setting(

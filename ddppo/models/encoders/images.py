@@ -16,6 +16,7 @@ from ddppo.models.encoders.trunk import Trunk
 from ddppo.models.observations import Obs
 from ddppo.spaces import ArraySpec, EnvSpec
 
+_MOST_COLOURS = 4  # red, green, blue and how opaque
 _ROWS_AT_ONCE = 128  # of convolutions: what 256 write is mapped and unmapped every time, a fifth of all time
 
 Weights = list[tuple[torch.Tensor, torch.Tensor]]  # and biases, as they are multiplied with
@@ -23,29 +24,62 @@ Weights = list[tuple[torch.Tensor, torch.Tensor]]  # and biases, as they are mul
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Channels, height and width of an array; whether its channels come last, and whether it is pixels of uint8."""
+    """Channels, height and width of an array; whether its channels come last, and whether it is pixels of uint8.
+
+    key: of the observation, "" where it is all that the task observes.
+    """
 
     channels: int
     height: int
     width: int
     is_hwc: bool
     is_pixels: bool
+    key: str = ""
+
+    def __str__(self) -> str:
+        of, place = f"{self.key}: " if self.key else "", "last" if self.is_hwc else "first"
+        channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+        return f"{of}{self.height} x {self.width} pixels of {channels}, channels {place}"
 
 
-def image_of(leaf: ArraySpec, config: ModelConfig, said: str = "") -> Image:
-    """Return what an array of three dimensions is by model.image_layout; auto: channels are fewer than pixels aside.
+def images_in(model: nn.Module) -> str:
+    """Return in words what a model takes for images, "" where it takes none."""
+    found = (str(module.image) for module in model.modules() if isinstance(module, OfImages))
+    return "; ".join(dict.fromkeys(found))
 
-    said: whose array it is. Raises ConfigError where auto cannot tell.
+
+def image_of(leaf: ArraySpec, config: ModelConfig, key: str = "") -> Image:
+    """Return what an array of three dimensions is, by model.image_layout or by its shape.
+
+    key: of the observation, "" where it is all of it. Raises ConfigError where the shape does not tell.
     """
     first, middle, last = leaf.shape
-    if config.image_layout == "auto" and first == last:
+    layout = _layout(first, middle, last) if config.image_layout == "auto" else config.image_layout
+    if layout is None:
+        remedy = f", or model.encoders={{{key}: mlp}} if it is no image" if key else ""
         raise ConfigError(
-            f"model.image_layout=auto: {said}images of {list(leaf.shape)} may have channels first or last: set "
-            "model.image_layout=chw or model.image_layout=hwc"
+            f"model.image_layout=auto: {f'{key}, ' if key else ''}images of {list(leaf.shape)}, may have channels "
+            f"first or last: set model.image_layout=chw or model.image_layout=hwc{remedy}"
         )
-    if config.image_layout == "hwc" or (config.image_layout == "auto" and last < first):
-        return Image(last, first, middle, True, not leaf.is_float)
-    return Image(first, middle, last, False, not leaf.is_float)
+    if layout == "hwc":
+        return Image(last, first, middle, True, not leaf.is_float, key)
+    return Image(first, middle, last, False, not leaf.is_float, key)
+
+
+def _layout(first: int, middle: int, last: int) -> str | None:
+    """Return chw or hwc, None where a shape does not tell.
+
+    Two sizes that are alike and adjacent are height and width. Else channels are a third of height and width at most,
+    or up to 4 where these are more; the two ends alike, as in [4, 84, 4], say nothing.
+    """
+    if first == last:
+        return None
+    if middle in (first, last):
+        return "chw" if middle == last else "hwc"
+    channels, aside = min(first, last), min(middle, max(first, last))
+    if 3 * channels > aside and not channels <= _MOST_COLOURS < aside:
+        return None
+    return "chw" if channels == first else "hwc"
 
 
 def only_image(spec: EnvSpec, config: ModelConfig) -> Image:

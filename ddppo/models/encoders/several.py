@@ -87,7 +87,7 @@ def _encoder(kind: str, key: str, spec: EnvSpec, config: ModelConfig) -> Trunk:
         raise ConfigError(
             f"model.encoders={{{key}: {kind}}}: takes images, of 3 dimensions, and {key} is {list(leaf.shape)}: use mlp"
         )
-    image, sizes = image_of(leaf, config, f"{key}'s "), [config.image_features]
+    image, sizes = image_of(leaf, config, key), [config.image_features]
     if kind == "resnet":
         return Residual(image, config, sizes)
     if kind in _DEPTHS:

@@ -30,6 +30,8 @@ _OF_MODELS = {
 def check_model(config: Config) -> None:
     model, defaults = config.model, ModelConfig()
     ours = _OF_MODELS.get(model.name)  # None of a user's own, which may read any setting
+    if ours and model.image_layout == "chw":  # the default of earlier runs, which may go on
+        ours = (*ours, "image_layout")
     for name in dict.fromkeys(name for names in _OF_MODELS.values() for name in names):
         if ours and name not in ours and (value := getattr(model, name)) != getattr(defaults, name):
             users = " or ".join(f"model={kind}" for kind, names in _OF_MODELS.items() if name in names)
