@@ -6,6 +6,13 @@ LINES = {
     "ppo.reward_scale=0.1 ppo.normalize_rewards=true": "has no effect with ppo.normalize_rewards=true, which divides",
     "ppo=grpo ppo.reward_scale=0.1": "has no effect with ppo.divide_by_std=true, which divides",
     "ppo.normalize_advantages=minibatch ppo.num_minibatches=256": "one sample has no deviation: use at most 128",
+    "env.num_envs=1 ppo.rollout_steps=1 ppo.num_minibatches=1": (
+        "ppo.normalize_advantages=global over 1 sample, of env.num_envs=1 and ppo.rollout_steps=1: one sample has no "
+    ),
+    "env.num_envs=1 ppo.rollout_steps=1 ppo.num_minibatches=1 ppo.normalize_advantages=minibatch": "over 1 sample, of",
+    "env.num_envs=2 dist.world_size=2 ppo.rollout_steps=1 ppo.num_minibatches=1 ppo.normalize_advantages=local": (
+        "use more environments or steps, or ppo.normalize_advantages=none"
+    ),
     "ppo=grpo ppo.normalize_advantages=minibatch": "has no effect with ppo.algorithm=grpo",
     "ppo.normalize_advantages=minibatches": "must be one of global, minibatch, local, none (did you mean minibatch",
     "model=cnn model.orthogonal=false": "model.orthogonal=False has no effect with model.name=cnn: use model=mlp, or",

@@ -181,6 +181,21 @@ def test_advantages_are_normalised_over_the_valid_samples_of_each_minibatch_of_e
         torch.testing.assert_close(minibatch["advantages"][is_valid], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("which", ["global", "local", "minibatch"])
+def test_the_advantage_of_a_sample_alone_is_left_as_it_is(which):
+    made = learner((3, 1), normalize_advantages=which)
+    samples = rollout([[3.0], [50.0], [7.0]], ratio=1.1, valid=[[True], [False], [False]])
+    # Advantage 3 with a ratio of 1.1: less its mean it would be 0, and nothing would be learned.
+    assert means(made.update(samples, iteration=1, progress=0.0))["policy_loss"] == pytest.approx(-3.3)
+
+
+@pytest.mark.parametrize("which", ["global", "local", "minibatch"])
+def test_advantages_that_are_all_alike_become_0(which):
+    made = learner((4, 1), normalize_advantages=which)
+    update = made.update(rollout([[3.0]] * 4, ratio=1.1), iteration=1, progress=0.0)
+    assert means(update)["policy_loss"] == pytest.approx(0, abs=1e-6)
+
+
 def test_explained_variance_compares_the_errors_with_the_returns():
     made = learner((2, 1))
     assert made.update(rollout([[1.0], [3.0]], values=[[1.0], [2.0]]), 1, 0.0).explained_variance == 0.75

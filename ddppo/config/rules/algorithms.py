@@ -27,6 +27,8 @@ def check_algorithm(config: Config, shape: BatchShape) -> None:
                 "leave it out"
             )
     _check_reward_scale(ppo)
+    if not is_grpo:
+        _check_more_than_one(ppo, shape)
     if ppo.normalize_advantages == "minibatch" and 2 * shape.num_minibatches > shape.batch_size:
         raise ConfigError(
             f"ppo.normalize_advantages=minibatch with ppo.num_minibatches={shape.num_minibatches} of "
@@ -50,6 +52,17 @@ def check_algorithm(config: Config, shape: BatchShape) -> None:
             "whole batch, so that no group can begin alike: use env.backend=sync"
         )
     check_groups(config, shape, "ppo.algorithm=grpo")
+
+
+def _check_more_than_one(ppo: PPOConfig, shape: BatchShape) -> None:
+    """Raise ConfigError where advantages are normalised over one sample: all of them would be 0."""
+    samples = shape.local_batch_size if ppo.normalize_advantages == "local" else shape.batch_size
+    if samples == 1 and ppo.normalize_advantages != "none":
+        raise ConfigError(
+            f"ppo.normalize_advantages={ppo.normalize_advantages} over 1 sample, of env.num_envs={shape.num_envs} and "
+            f"ppo.rollout_steps={shape.rollout_steps}: one sample has no deviation, and its advantage would be 0: use "
+            "more environments or steps, or ppo.normalize_advantages=none"
+        )
 
 
 def _check_reward_scale(ppo: PPOConfig) -> None:

@@ -94,6 +94,10 @@ class Agreement:
             return estimates
         used = local_moments if self.config.normalize_advantages == "local" else merged
         (count, *_), (mean, *_), (squares, *_) = used.tolist()
+        if (
+            count == 1
+        ):  # all else was a pseudo-step, or came too late: minus its mean nothing would be left of it
+            return estimates
         std = math.sqrt(squares / max(count, 1.0))
         return replace(estimates, advantages=estimates.advantages.sub(mean).div_(std + 1e-8))
 

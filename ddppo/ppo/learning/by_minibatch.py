@@ -16,7 +16,8 @@ class AdvantagesByMinibatch:
 
     plan: of each epoch, this rank's units, samples or sequences, in order `[n]`, and M * S + 1 offsets of the parts of
     its M minibatches, one of each of the rank's S shards. Sums are taken part by part, in the order of the plan; one
-    collective for all epochs. A minibatch whose advantages are all alike teaches the policy nothing, as one sample.
+    collective for all epochs. A minibatch whose advantages are all alike teaches the policy nothing; one of a single
+    sample, which has no deviation, is left as it is.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class AdvantagesByMinibatch:
         valid = batch.fields["weights"].reshape(self._rows.shape).cpu().numpy() > 0
         own = torch.stack([self._moments(valid, *of_epoch) for of_epoch in plan], dim=2)  # [S, 3, K, M]
         merged = merge_moments(gather(own).flatten(0, 1))
-        self._means = merged[1].numpy()
-        self._scales = (1.0 / (variance(merged).sqrt() + _EPS)).numpy()
+        is_alone = merged[0] == 1
+        self._means = merged[1].masked_fill(is_alone, 0.0).numpy()
+        self._scales = (1.0 / (variance(merged).sqrt() + _EPS)).masked_fill(is_alone, 1.0).numpy()
 
     def epoch(self, k: int) -> None:
         """Leave the advantages of epoch `k` in the batch."""
