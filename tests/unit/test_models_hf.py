@@ -64,7 +64,6 @@ RECURRENT = {
     "qwen3_next": ("Qwen3NextConfig", {}),
     "jamba": ("JambaConfig", {}),
     "minimax": ("MiniMaxConfig", {}),
-    "recurrent_gemma": ("RecurrentGemmaConfig", {}),
 }
 
 

@@ -7,12 +7,12 @@ import torch
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import probe
 from ddppo.envs.turns.local import make_turns
-from ddppo.errors import EnvError, TrainingError
+from ddppo.errors import EnvError, EnvOutputError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.text import TextCollector
 from ddppo.seeding import action_noise
 from ddppo.text import make_tokenizer
-from tests.unit.text_tasks import TIERS, WORDS
+from tests.unit.text_tasks import TIERS, WORDS, RepeatEnv
 
 REPEAT = "tests.unit.text_tasks:tests/Repeat-v0"
 BYTES = "tests.unit.text_tasks:tests/BytesRepeat-v0"
@@ -251,6 +251,31 @@ def test_an_episode_that_failed_counts_for_nothing():
     assert again.valid.any(dim=0).all()
     with pytest.raises(EnvError, match="cannot hear"):
         played(collector, tasks=[*TIERS])
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [("nan", "nan"), ("inf", "inf"), ("-inf", "-inf"), ("1e39", "1e+39, more than torch.float32 holds,")],
+)
+def test_a_reward_that_is_no_number_is_a_sentence_with_task_episode_and_turn(reward, said):
+    collector = made(dtype=torch.float32, kwargs={"pays": [0.5, reward]}, envs=range(2, 4))
+    with pytest.raises(EnvOutputError) as e:
+        played(collector, range(2, 4), tasks=["north"] * 4)
+    assert str(e.value) == (
+        f"environment 2 of rank 0 returned {said} as the reward in turn 2 of the episode of the task north from seed "
+        "102: nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
+    )
+
+
+@pytest.mark.parametrize("told", ["yes", 2.0, np.nan])
+def test_a_success_that_is_neither_true_nor_false_is_a_sentence(told, monkeypatch):
+    monkeypatch.setattr(RepeatEnv, "info", lambda self: {"is_success": told if self.num_steps else None})
+    with pytest.raises(EnvOutputError) as e:
+        played(made())
+    assert str(e.value) == (
+        f'environment 0 of rank 0 returned {told!r} as info["is_success"] in turn 1 of the episode from seed 100: it '
+        "says whether the task is achieved, so return True or False"
+    )
 
 
 def test_a_prompt_that_leaves_no_token_to_type_is_a_sentence_with_its_remedy():

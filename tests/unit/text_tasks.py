@@ -17,9 +17,9 @@ TIERS = dict.fromkeys(WORDS, "warm-up") | dict.fromkeys(FAR, "beginner")
 class RepeatEnv(gym.Env):
     """Say in every turn the word that the prompt names; the episode is over after `turns`.
 
-    reset(options={"task": word}) names it; else it is drawn. A right word is worth a half, in all turns a success. A
-    task that `fails` raises in its second step. At odd seeds a step ends only once the file `gate` exists and `meets`
-    environments have begun it.
+    reset(options={"task": word}) names it; else it is drawn. A right word is worth a half, in all turns a success;
+    with `pays` a turn is worth what stands there. A task that `fails` raises in its second step. At odd seeds a step
+    ends only once the file `gate` exists and `meets` environments have begun it.
     """
 
     tokens = "tests.unit.text_tasks:WordTokenizer"
@@ -27,9 +27,9 @@ class RepeatEnv(gym.Env):
     observation_space = Text(64, min_length=0)
     action_space = Text(16, min_length=0)
 
-    def __init__(self, turns=2, fails=(), gate=None, meets=1, truncates=False):
+    def __init__(self, turns=2, fails=(), gate=None, meets=1, truncates=False, pays=None):
         self.turns, self.fails, self.truncates = turns, tuple(fails), truncates
-        self.gate, self.meets = gate and Path(gate), meets
+        self.gate, self.meets, self.pays = gate and Path(gate), meets, pays
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -50,7 +50,8 @@ class RepeatEnv(gym.Env):
         self.num_right += is_right
         is_over = self.num_steps == self.turns
         said = "right again" if is_right else "wrong again"
-        return said, 0.5 * is_right, is_over and not self.truncates, is_over and self.truncates, self.info()
+        reward = 0.5 * is_right if self.pays is None else float(self.pays[self.num_steps - 1])
+        return said, reward, is_over and not self.truncates, is_over and self.truncates, self.info()
 
     def _num_met(self):
         return len(list(self.gate.parent.glob(f"step {self.num_steps} of *")))

@@ -1,5 +1,6 @@
 """Acting in text: whole episodes, generated in one batch for all environments that wait for their turn."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import torch
 
 from ddppo.envs.turns.local import Turn, Turns
-from ddppo.errors import TrainingError
+from ddppo.errors import EnvOutputError, TrainingError
 from ddppo.models import ActorCritic, nucleus
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.text.record import Record
@@ -52,7 +53,8 @@ class TextCollector:
     def begin(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]]) -> None:
         """Have every environment begin the episode of the next `play`, from its own seed."""
         self._forget()
-        for i, (seed, option) in enumerate(zip(seeds, options, strict=True)):
+        self._began_from = list(zip(seeds, options, strict=True))
+        for i, (seed, option) in enumerate(self._began_from):
             self.turns.begin(i, seed, option)
 
     def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[Episode]]:
@@ -107,7 +109,11 @@ class TextCollector:
         if turn.failed:
             record.failed[i] = True
             return False
+        self._num_turns[i] += dialogue is not None
         if (is_success := turn.info.get("is_success")) is not None:
+            if isinstance(is_success, str) or not 0 <= is_success <= 1:
+                said = f'{is_success!r} as info["is_success"]'
+                raise self._wrong(turn, said, "it says whether the task is achieved, so return True or False")
             record.achieved[i] = float(is_success)
         if dialogue is None:
             self._dialogues[i] = dialogue = self.tokenizer.begin(turn.obs)
@@ -118,8 +124,13 @@ class TextCollector:
                     "set a larger ppo.rollout_steps"
                 )
             return True
-        self._num_turns[i] += 1
         row = record.last[i]
+        if not abs(turn.reward) <= torch.finfo(self.dtype).max:  # nor is NaN
+            more = f", more than {self.dtype} holds," if math.isfinite(turn.reward) else ""
+            remedy = (
+                "nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
+            )
+            raise self._wrong(turn, f"{turn.reward:g}{more} as the reward", remedy)
         record.rewards[row, i] = turn.reward
         if turn.terminated:
             record.terminated[row, i] = True
@@ -127,6 +138,14 @@ class TextCollector:
         goes_on = record.read(i, dialogue.observe(turn.obs))
         record.truncated[row, i] = turn.truncated or not goes_on or self._num_turns[i] == self.max_turns
         return not record.truncated[row, i]
+
+    def _wrong(self, turn: Turn, found: str, remedy: str) -> EnvOutputError:
+        seed, options = self._began_from[turn.env]
+        task = f" of the task {options['task']}" if "task" in options else ""
+        return EnvOutputError(
+            f"{self.turns.names(turn.env)} returned {found} in turn {self._num_turns[turn.env]} of the episode{task} "
+            f"from seed {seed}: {remedy}"
+        )
 
     @torch.inference_mode()
     def _type(self, envs: np.ndarray, noise: torch.Tensor | None) -> None:
