@@ -25,9 +25,12 @@ def rollouts(draw):
 def by_ranks(returns, of, valid, ranks, world_size, **options):
     """Advantages, use and merged statistics, computed by ranks that hold what `ranks` gives them."""
     x, index, is_valid = torch.tensor(returns, dtype=torch.float64), torch.tensor(of), torch.tensor(valid)
+    rounding = groups.rounding_of_returns(x[None], x[None])
     own = [torch.tensor(ranks) == rank for rank in range(world_size)]
     merged = groups.merge_group_statistics(
-        torch.stack([groups.group_statistics(x[i], index[i], is_valid[i], NUM_GROUPS) for i in own])
+        torch.stack(
+            [groups.group_statistics(x[i], rounding[i], index[i], is_valid[i], NUM_GROUPS) for i in own]
+        )
     )
     advantages, used = torch.empty_like(x), torch.empty_like(is_valid)
     for i in own:

@@ -38,6 +38,19 @@ def test_all_steps_of_a_rollout_share_the_advantage_that_its_return_has_in_its_g
     }
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.001])
+def test_large_returns_that_differ_by_one_teach_in_float32_as_well(scale):
+    """30,000,000 and 30,000,001 are one number in float32, in which all else is computed."""
+    told = torch.tensor([[3e7, 3e7, 5.0, 5.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    samples = dataclasses.replace(
+        rollout(told.tolist()), rewards=told, logprobs=torch.zeros(2, 4, dtype=torch.float32)
+    )
+    found = grpo((2, 4), reward_scale=scale)._estimates(samples)
+    assert found.advantages.dtype == found.weights.dtype == torch.float32
+    assert found.advantages[0].tolist() == [1.0, -1.0, 0.0, 0.0]
+    assert found.metrics["train/groups_without_spread"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("token_mean", "gradient"),
     [

@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,8 +12,14 @@ GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
 VALID = torch.ones(8, dtype=torch.bool)
 
 
+def rounding(returns):
+    """Of returns that are one reward each."""
+    return groups.rounding_of_returns(returns[None], returns[None])
+
+
 def by_one(returns, of, valid, num_groups=3, **options):
-    merged = groups.merge_group_statistics(groups.group_statistics(returns, of, valid, num_groups)[None])
+    own = groups.group_statistics(returns, rounding(returns), of, valid, num_groups)
+    merged = groups.merge_group_statistics(own[None])
     return *groups.group_advantages(returns, of, valid, merged, **options), merged
 
 
@@ -38,11 +45,14 @@ def test_groups_of_equal_returns_and_of_one_rollout_are_left_out_and_counted():
 
 @pytest.mark.parametrize("last", [0.7, -0.5])  # returns of 1.2, and of 0
 def test_the_same_rewards_in_another_order_are_no_spread(last):
-    orders = itertools.permutations([0.1, 0.2, 0.3, -0.05, -0.05, last])
-    returns = torch.tensor([sum(order) for order in itertools.islice(orders, 200)], dtype=torch.float64)
+    orders = itertools.islice(itertools.permutations([0.1, 0.2, 0.3, -0.05, -0.05, last]), 200)
+    rewards = torch.tensor(list(orders), dtype=torch.float64).T
+    returns = torch.tensor([sum(order) for order in rewards.T.tolist()], dtype=torch.float64)
     assert returns.min() < returns.max()  # in their last digits
-    valid = torch.ones(200, dtype=torch.bool)
-    advantages, used, merged = by_one(returns, torch.zeros(200, dtype=torch.long), valid, 1)
+    valid, of = torch.ones(200, dtype=torch.bool), torch.zeros(200, dtype=torch.long)
+    own = groups.group_statistics(returns, groups.rounding_of_returns(rewards, rewards), of, valid, 1)
+    merged = groups.merge_group_statistics(own[None])
+    advantages, used = groups.group_advantages(returns, of, valid, merged)
     assert not used.any()
     assert not advantages.any()
     assert groups.num_without_spread(merged) == 1
@@ -53,6 +63,25 @@ def test_a_small_difference_that_is_no_rounding_is_spread():
     advantages, used, _ = by_one(returns, torch.zeros(2, dtype=torch.long), VALID[:2], 1)
     assert used.all()
     assert advantages.tolist() == pytest.approx([-1.0, 1.0])
+
+
+@pytest.mark.parametrize("level", [3e6, 3e7, -1e9, 1e11])
+def test_large_returns_that_differ_by_one_are_spread(level):
+    returns = torch.tensor([level + 1, level - 1, level + 1, level - 1], dtype=torch.float64)
+    advantages, used, merged = by_one(returns, torch.zeros(4, dtype=torch.long), VALID[:4], 1)
+    assert used.all()
+    assert groups.num_without_spread(merged) == 0
+    assert advantages.tolist() == [1.0, -1.0, 1.0, -1.0]
+
+
+def test_what_float32_rounds_is_no_spread_where_rewards_were_computed_in_it():
+    """A score of a network, say, which another batch rounds otherwise: 0.7 and its neighbour."""
+    in_float32 = [np.float32(0.7), np.nextafter(np.float32(0.7), np.float32(1.0))]
+    in_float64 = [0.7, 0.7 + 1e-7]
+    for found, is_spread in ((in_float32, False), (in_float64, True)):
+        returns = torch.tensor([float(x) for x in found], dtype=torch.float64)
+        _, used, _ = by_one(returns, torch.zeros(2, dtype=torch.long), VALID[:2], 1)
+        assert used.tolist() == [is_spread] * 2
 
 
 def test_a_failed_rollout_is_in_no_group():
@@ -76,7 +105,9 @@ def test_a_group_whose_rollouts_all_failed_is_no_group_without_spread():
 def test_a_group_is_the_same_whether_one_rank_has_it_or_each_has_a_part():
     order = torch.tensor([0, 4, 7, 1, 5, 2, 6, 3])
     parts = order.split([3, 2, 0, 3])
-    of_ranks = [groups.group_statistics(RETURNS[p], GROUPS[p], VALID[p], 3) for p in parts]
+    of_ranks = [
+        groups.group_statistics(RETURNS[p], rounding(RETURNS[p]), GROUPS[p], VALID[p], 3) for p in parts
+    ]
     merged = groups.merge_group_statistics(torch.stack(of_ranks))
     for part in parts:
         advantages, used = groups.group_advantages(RETURNS[part], GROUPS[part], VALID[part], merged)

@@ -278,6 +278,13 @@ def test_a_success_that_is_neither_true_nor_false_is_a_sentence(told, monkeypatc
     )
 
 
+def test_rewards_stay_what_the_task_said_whatever_is_computed_in():
+    rollout, episodes = played(made(dtype=torch.float32, kwargs={"pays": [30_000_000.1, 1]}))
+    assert rollout.rewards.sum(dim=0).tolist() == [30_000_001.1] * 6
+    assert [episode.episode_return for episode in episodes] == [30_000_001.1] * 6
+    assert rollout.logprobs.dtype == torch.float32
+
+
 def test_a_prompt_that_leaves_no_token_to_type_is_a_sentence_with_its_remedy():
     with pytest.raises(TrainingError) as e:
         played(made(length=1))

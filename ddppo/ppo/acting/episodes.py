@@ -71,7 +71,7 @@ class EpisodeCollector(Collector):
             logprobs=self.logprobs,
             values=nothing,
             next_values=nothing,
-            rewards=torch.from_numpy(rewards).to(self.logprobs),
+            rewards=torch.from_numpy(rewards).to(self.device),
             terminated=flags[0],
             truncated=flags[1],
             valid=flags[2],

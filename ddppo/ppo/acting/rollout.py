@@ -17,7 +17,7 @@ class Rollout:
     trained on or counted. episode_start marks the first step of an episode.
 
     ratios are pi(a) / mu(a) where another policy mu acted than the one, pi, that logprobs and values are of; None where
-    the same did.
+    the same did. rewards are float64 where whole episodes are collected, and else of the type of values.
 
     Of tasks of text, obs and actions are tokens, row l of the one that follows token l, and valid those that the policy
     typed; next_values are of its next token, wherever that is. achieved `[E]`: of whole episodes, 1 or 0, NaN where it

@@ -13,6 +13,7 @@ from ddppo.ppo.advantages.groups import (
     group_statistics,
     merge_group_statistics,
     num_without_spread,
+    rounding_of_returns,
     token_weights,
 )
 from ddppo.ppo.advantages.returns import gae
@@ -119,7 +120,8 @@ class GroupRelative:
     """GRPO's: the return of a whole rollout against those of its group, one advantage for all that it chose.
 
     Environment i of all is in group i // ppo.group_size; first_env is this rank's first. A rollout that failed has no
-    valid row. gather: values `[n]` of every rank as `[W, n]`.
+    valid row. gather: values `[n]` of every rank as `[W, n]`. Rewards are float64, and all is until advantages are
+    known: float32 does not tell 30,000,000 from 30,000,001.
     """
 
     def __init__(self, config: PPOConfig, num_envs: int, first_env: int, gather: Gather) -> None:
@@ -133,16 +135,19 @@ class GroupRelative:
         num_groups = self.num_envs // config.group_size
         envs = torch.arange(self.first_env, self.first_env + rewards.shape[1], device=rewards.device)
         groups, succeeded = envs // config.group_size, valid.any(dim=0)
-        returns = torch.where(valid, rewards, 0.0).sum(dim=0, dtype=torch.float64)
-        own = group_statistics(returns, groups, succeeded, num_groups)
+        counted = torch.where(valid, rewards.double(), 0.0)
+        returns = counted.sum(dim=0)
+        rounding = rounding_of_returns(counted, rollout.rewards.double())
+        own = group_statistics(returns, rounding, groups, succeeded, num_groups)
         of_ranks = self.gather(own.flatten().cpu()).unflatten(1, own.shape)
         merged = merge_group_statistics(of_ranks).to(rewards.device)
         advantages, used = group_advantages(
             returns, groups, succeeded, merged, divide_by_std=config.divide_by_std
         )
-        weights, counts = token_weights(valid, used, rewards.dtype, mean_over=config.token_mean)
+        dtype = rollout.logprobs.dtype
+        weights, counts = token_weights(valid, used, dtype, mean_over=config.token_mean)
         return Estimates(
-            advantages.to(rewards.dtype).expand(rewards.shape),
+            advantages.to(dtype).expand(rewards.shape),
             weights,
             counts=counts,
             metrics=self._metrics(merged),

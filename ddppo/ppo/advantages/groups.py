@@ -11,17 +11,28 @@ import torch
 
 from ddppo.ppo.normalization import merge_moments
 
-_ROUNDING = 1e-6  # share of returns that rewards in float32 may round them by
-_SMALL = 0.1  # returns below are the difference of larger rewards, perhaps
+_SHARE, _SHARE_FLOAT32 = 1e-12, 1e-6  # of a reward, by which rounding may have moved it
+
+
+def rounding_of_returns(rewards: torch.Tensor, as_told: torch.Tensor) -> torch.Tensor:
+    """Return by how much rounding may have moved the return of each rollout, float64 `[n]`.
+
+    rewards `[T, n]` float64: what is summed, 0 where nothing is. as_told `[T, n]` float64: the same before they were
+    scaled. A sum of float64, the task's or ours, is off in its last digits. A reward that float32 holds, and that is
+    no whole number, was computed in float32, perhaps, and is off in float32's.
+    """
+    is_float32 = (as_told == as_told.float()) & (as_told != as_told.round())
+    return (rewards.abs() * torch.where(is_float32, _SHARE_FLOAT32, _SHARE)).sum(dim=0)
 
 
 def group_statistics(
-    returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, num_groups: int
+    returns: torch.Tensor, rounding: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor, num_groups: int
 ) -> torch.Tensor:
-    """Return (count, mean, M2, min, max) of this rank's returns in each group, float64 `[5, K]`.
+    """Return (count, mean, M2, min, max, rounding) of this rank's returns in each group, float64 `[6, K]`.
 
-    returns, groups (whole numbers below K), valid `[n]`: a rollout that is not valid failed, and is in no group. M2 is
-    the sum of squared deviations from the mean. A group without rollouts here has count 0, min inf and max -inf.
+    returns, rounding, groups (whole numbers below K), valid `[n]`: a rollout that is not valid failed, and is in no
+    group. M2 is the sum of squared deviations from the mean, rounding that of the return that it may have moved most.
+    A group without rollouts here has count 0, min inf, max -inf and rounding 0.
     """
     x, index = returns[valid].double(), groups[valid]
     zeros = x.new_zeros(num_groups)
@@ -30,13 +41,13 @@ def group_statistics(
     squares = zeros.index_add(0, index, (x - mean[index]).square())
     low = torch.full_like(zeros, torch.inf).scatter_reduce(0, index, x, "amin")
     high = torch.full_like(zeros, -torch.inf).scatter_reduce(0, index, x, "amax")
-    return torch.stack([count, mean, squares, low, high])
+    most = zeros.scatter_reduce(0, index, rounding[valid], "amax")
+    return torch.stack([count, mean, squares, low, high, most])
 
 
 def merge_group_statistics(parts: torch.Tensor) -> torch.Tensor:
-    """Return the statistics `[5, K]` of groups whose parts on the ranks have `[W, 5, K]`, however they were split."""
-    low, high = parts[:, 3].amin(dim=0), parts[:, 4].amax(dim=0)
-    return torch.cat([merge_moments(parts[:, :3]), torch.stack([low, high])])
+    """Return the statistics `[6, K]` of groups whose parts on the ranks have `[W, 6, K]`, however they were split."""
+    return torch.cat([merge_moments(parts[:, :3]), parts[:, 3:4].amin(dim=0), parts[:, 4:].amax(dim=0)])
 
 
 def has_spread(merged: torch.Tensor) -> torch.Tensor:
@@ -45,8 +56,8 @@ def has_spread(merged: torch.Tensor) -> torch.Tensor:
     By min and max, and by more than rounding: sums of the same rewards, come at other steps, differ in their last
     digits, and dividing by such a deviation would make advantages of +-1 from nothing.
     """
-    low, high = merged[3:]
-    return high - low > _ROUNDING * torch.maximum(low.abs(), high.abs()).clamp(min=_SMALL)
+    low, high, rounding = merged[3:]
+    return high - low > rounding
 
 
 def num_without_spread(merged: torch.Tensor) -> int:
@@ -66,7 +77,7 @@ def group_advantages(
 
     A_i = (r_i - mean(r)) / std(r) over the group of i (GRPO, section 4.1.2), std the population's; without
     `divide_by_std` A_i = r_i - mean(r) (Dr. GRPO, section 3: dividing favours tasks that are nearly always, or nearly
-    never, achieved). Failed rollouts are not used, nor are groups without spread. merged: statistics `[5, K]` of all
+    never, achieved). Failed rollouts are not used, nor are groups without spread. merged: statistics `[6, K]` of all
     ranks.
     """
     count, mean, squares, *_ = merged

@@ -227,6 +227,8 @@ class Learner:
 
     def _estimates(self, rollout: Rollout) -> Estimates:
         rewards, config = rollout.rewards, self.config
+        if config.algorithm == "ppo":  # of whole episodes they come in float64, which groups need
+            rewards = rewards.to(rollout.values.dtype)
         if config.reward_scale != 1.0:
             rewards = rewards * config.reward_scale
         if config.reward_clip is not None:

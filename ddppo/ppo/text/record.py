@@ -80,7 +80,7 @@ class Record:
             logprobs=logprobs,
             values=values[:-1] * own,
             next_values=values.gather(0, torch.from_numpy(self._next_rows()).to(device)) * own,
-            rewards=torch.from_numpy(np.where(valid, self.rewards, 0.0)).to(device, dtype),
+            rewards=torch.from_numpy(np.where(valid, self.rewards, 0.0)).to(device),
             terminated=terminated,
             truncated=truncated,
             valid=own,
