@@ -361,6 +361,18 @@ def test_what_is_no_space_of_gymnasium_is_told_so(which, space, said):
         probe(given(**{which: space}))
 
 
+@pytest.mark.parametrize("outer", [lambda x: Dict(a=x), lambda x: Tuple([x])])
+def test_a_space_of_the_old_gym_inside_another_is_told_so(outer, monkeypatch):
+    def make(given):
+        return outer(of_old_gym("Discrete"))
+
+    monkeypatch.setattr(gym.registry["returns/Given-v0"], "entry_point", make)
+    with pytest.raises(
+        ConfigError, match=r"Discrete.*: write `from gymnasium import spaces` for all of them"
+    ):
+        probe(given())
+
+
 @pytest.mark.parametrize("is_gyms", [True, False])
 def test_what_is_no_environment_of_gymnasium_is_told_so(is_gyms, monkeypatch):
     base = type("Env", (), {"__module__": "gym.core"}) if is_gyms else object
