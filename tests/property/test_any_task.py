@@ -16,6 +16,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -468,7 +470,7 @@ def play_text(plan, env):
 OF_SPACES = "is not supported|two parts of the observations|becomes a vector of|choices, and a policy"
 
 
-def check(plan):
+def check(plan, play=play):
     """Play, and return what the task was refused for, None where it was stepped to the end."""
     try:
         play(plan)
@@ -482,13 +484,136 @@ def check(plan):
     assert len(said) < 1200, said
     assert not isinstance(error, EnvRaised), f"a foreign exception: {error}"
     assert "cannot be made and started" not in said, f"a foreign exception: {said}"
-    assert "any/Task-v0" in said, said
+    assert re.search("any/(Task|Batch)-v0|environments 0 to 1 of rank 0", said), said
     is_of_spaces = isinstance(error, ConfigError) and re.search(OF_SPACES, said)
     is_too_exact = re.search(r"number (\d+).* float64 cannot hold", said)
     if is_too_exact:
         assert int(float(is_too_exact[1])) != int(is_too_exact[1])
     assert plan.is_faulty or is_of_spaces or is_too_exact, f"a good task was refused: {said}"
     return said
+
+
+# -- the same of batches of their own -------------------------------------------------------------------------------
+
+
+class AnyBatch(gym.vector.VectorEnv):
+    """Two environments in batch that do what the plan says, but that flags and rewards are of both."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (gymnasium declares it so)
+    plan: Plan
+
+    def __init__(self, num_envs):
+        self.num_envs, self.at = num_envs, 0
+        self.single_observation_space, self.single_action_space = (
+            self.plan.observation_space,
+            self.plan.action_space,
+        )
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.at = 0
+        return self.plan.observations[0], self.plan.infos[0][0]
+
+    def step(self, actions):
+        self.at = self.at % NUM_STEPS + 1
+        of_all = [
+            self.plan.observations,
+            *([x for x, _ in told] for told in (self.plan.rewards, self.plan.flags)),
+        ]
+        obs, rewards, flags = (told[self.at] for told in of_all)
+        return obs, rewards, flags, np.zeros(2, bool), self.plan.infos[self.at][0]
+
+
+gym.register("any/Batch-v0", entry_point=AnyTask, vector_entry_point=AnyBatch)
+
+
+def stacked(space, observations):
+    match space:
+        case Dict():
+            return {key: stacked(part, [x[key] for x in observations]) for key, part in space.spaces.items()}
+        case Tuple():
+            return tuple(stacked(part, [x[k] for x in observations]) for k, part in enumerate(space.spaces))
+    return np.stack(observations)
+
+
+def of_env(space, obs, i):
+    match space:
+        case Dict():
+            return {key: of_env(part, obs[key], i) for key, part in space.spaces.items()}
+        case Tuple():
+            return tuple(of_env(part, obs[k], i) for k, part in enumerate(space.spaces))
+    return obs[i]
+
+
+BATCH_FLAGS = [
+    (np.array([False, False]), [False, False]), (np.array([0, 1]), [False, True]), ([True, False], [True, False]),
+    (np.array([1.0, 1.0]), [True, True]),
+]  # fmt: skip
+NO_BATCH_FLAGS = [
+    None, False, [[True], [False]], np.array(["", "a"]), np.array([0, 2]), [None, None], np.zeros(3, bool), {}, "ab",
+]  # fmt: skip
+BATCH_REWARDS = [
+    (np.zeros(2), [0.0, 0.0]), ([1, 2], [1.0, 2.0]), (np.float32([0.5, 1]), [0.5, 1.0]), (np.array([True,
+    False]), [1, 0]),
+]  # fmt: skip
+NO_BATCH_REWARDS = [
+    None, 1.0, ["1", "2"], np.array([1j, 0]), np.zeros((2, 1)), [None, 1.0], np.zeros(3), {}, "12", [1.0, [2.0]],
+]  # fmt: skip
+
+
+@st.composite
+def batch_plans(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    space = draw(
+        st.recursive(
+            boxes(),
+            lambda inner: (
+                st.lists(inner, max_size=3).map(Tuple)
+                | st.dictionaries(st.sampled_from("abc"), inner, max_size=3).map(Dict)
+            ),
+            max_leaves=4,
+        )
+    )
+    fault = draw(st.sampled_from([None, None, "obs", "reward", "flag", "info"]))
+    observations = [stacked(space, [sample(space, rng) for _ in range(2)]) for _ in range(NUM_STEPS + 1)]
+    if fault == "obs":
+        k = draw(st.integers(1, NUM_STEPS))
+        observations[k] = broken(observations[k], rng)
+    infos = [({}, True), *some_of([({}, True)], NO_INFOS, fault == "info", draw)[1:]]
+    return Plan(
+        space, draw(discretes), observations,
+        some_of(BATCH_REWARDS, NO_BATCH_REWARDS, fault == "reward", draw),
+        some_of(BATCH_FLAGS, NO_BATCH_FLAGS, fault == "flag", draw),
+        infos, None, "info", fault is not None, int(rng.integers(2**31)),
+    )  # fmt: skip
+
+
+def play_batch(plan):
+    AnyBatch.plan = plan
+    env = EnvConfig(id="any/Batch-v0", backend="native")
+    spec = probe(env)
+    envs = make_vec_env(env, range(2), rank=0, cores=1)
+    obs, _ = envs.reset([1, 2])
+    just_ended = np.zeros(2, bool)
+    for at in (0, *range(1, NUM_STEPS + 1)):
+        if at:
+            step = envs.step(actions_of(spec, np.random.default_rng(0), None))
+            (_, rewards), (_, flags) = plan.rewards[at], plan.flags[at]
+            assert REFUSED not in (rewards, flags, plan.infos[at][1])
+            assert step.rewards.tolist() == [
+                0.0 if end else x for x, end in zip(rewards, just_ended, strict=True)
+            ]
+            assert (step.valid == ~just_ended).all()
+            just_ended = np.array(flags) & ~just_ended
+            assert (step.terminated == just_ended).all()
+            obs = step.obs
+        for i in range(2):
+            given = of_env(plan.observation_space, plan.observations[at], i)
+            assert_same(
+                plan.observation_space,
+                given,
+                {k: x[i] for k, x in obs.items()} if isinstance(obs, dict) else obs[i],
+            )
 
 
 @pytest.fixture(autouse=True)
@@ -499,7 +624,7 @@ def _quiet(monkeypatch):
 IN_ONE_PROCESS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
 
-@settings(max_examples=60, suppress_health_check=IN_ONE_PROCESS)
+@settings(max_examples=50, suppress_health_check=IN_ONE_PROCESS)
 @given(plans())
 def test_any_task_is_stepped_as_it_is_or_refused_in_a_sentence(plan):
     check(plan)
@@ -510,3 +635,9 @@ def test_any_task_is_stepped_as_it_is_or_refused_in_a_sentence(plan):
 @given(plans())
 def test_500_tasks_are_stepped_as_they_are_or_refused_in_a_sentence(plan):
     check(plan)
+
+
+@settings(max_examples=40, suppress_health_check=IN_ONE_PROCESS)
+@given(batch_plans())
+def test_any_batch_is_stepped_as_it_is_or_refused_in_a_sentence(plan):
+    check(plan, play_batch)
