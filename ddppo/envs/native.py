@@ -32,7 +32,7 @@ from ddppo.envs.encoding.returned import (
     flat_mask,
     mask_of,
 )
-from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_pixels
+from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_numbers, as_pixels
 from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
 from ddppo.envs.meaning import spaces_described
 from ddppo.envs.unsaved import Unsaved
@@ -198,11 +198,9 @@ class NativeEnvs(Unsaved):
 
     def _of_all(self, values: Any, what: str) -> np.ndarray:
         """Return an array of one number or bool for each environment. Raises WrongOutput."""
-        array = np.asarray(values)
+        array = as_numbers(values, what, "which must be numbers, one for each environment")
         if array.shape != (self.num_envs,):
             raise WrongOutput(f"{what} of shape {array.shape}", f"there are {self.num_envs} environments")
-        if array.dtype.kind not in "biuf":
-            raise WrongOutput(f"{described(values)} as {what}", "they must be numbers")
         return array
 
     def _flags(self, values: Any, what: str) -> np.ndarray:
@@ -243,16 +241,13 @@ class NativeEnvs(Unsaved):
 
     def _typed(self, arrays: Any, num_envs: int) -> ObsArrays:
         def typed(leaf: ArraySpec, path: Path, x: Any) -> np.ndarray:
-            array = np.asarray(x)
-            if array.dtype.kind not in "biuf":
+            shape = (num_envs, *leaf.shape)
+            array = as_numbers(
+                x, "observations", f"their space says numbers of shape {shape} for all of them"
+            )
+            if array.shape != shape:
                 raise WrongOutput(
-                    f"observations of type {type(x).__name__} and dtype {array.dtype}",
-                    f"their space says numbers of shape {(num_envs, *leaf.shape)} for all of them",
-                )
-            if array.shape != (num_envs, *leaf.shape):
-                raise WrongOutput(
-                    f"observations of shape {array.shape}",
-                    f"their space says {(num_envs, *leaf.shape)} for all of them",
+                    f"observations of shape {array.shape}", f"their space says {shape} for all of them"
                 )
             if not leaf.is_float:
                 return as_pixels(array)

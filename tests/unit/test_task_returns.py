@@ -222,12 +222,12 @@ def test_a_task_of_text_says_the_same(field, value, said):
     ("field", "value", "said"),
     [
         ("terminated", "lists", r"terminated of shape \(2, 1\) in step 2, there are 2 environments"),
-        ("terminated", "texts", "as terminated in step 2, they must be numbers"),
+        ("terminated", "texts", "terminated of type ndarray and dtype <U5 in step 2, which must be numbers"),
         ("truncated", "twos", "as truncated in step 2, they must be True or False"),
         ("truncated", "one", r"truncated of shape \(\) in step 2"),
-        ("terminated", "None", r"terminated of shape \(\) in step 2"),
-        ("reward", "text rewards", "as rewards in step 2, they must be numbers"),
-        ("reward", "complex", "as rewards in step 2, they must be numbers"),
+        ("terminated", "None", r"terminated of type NoneType \(None\) in step 2, which must be numbers"),
+        ("reward", "text rewards", "rewards of type ndarray and dtype <U3 in step 2, which must be numbers"),
+        ("reward", "complex", "rewards of type ndarray and dtype complex128 in step 2"),
         ("info", "lists", "as info in step 2, it must be a dict"),
         ("observation", "text obs", "observations of type ndarray and dtype <U1 in step 2"),
         (

@@ -131,24 +131,27 @@ class _Numbers:
         return as_floats(array, self.dtype, self._label, is_whole=self.is_whole)
 
 
-def _plain_array(value: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
-    """Return an array of numbers of that shape, perhaps `value` itself. Raises WrongOutput."""
+def as_numbers(value: Any, called: str, wanted: str) -> np.ndarray:
+    """Return an array of numbers, perhaps `value` itself. Raises WrongOutput, in these words, for what is none."""
     array = value
     if type(value) is not np.ndarray:
         if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
-            raise WrongOutput(
-                f"{_called(label)} with masked entries", "what is masked has no number: fill it"
-            )
+            raise WrongOutput(f"{called} with masked entries", "what is masked has no number: fill it")
         try:
             array = np.asarray(value)
         except Exception as e:  # ragged lists, tensors that need a gradient or lie on a GPU
             said = " ".join(str(e).split())
-            raise WrongOutput(
-                f"{_called(label)} {_of_type(value)}",
-                f"its space says numbers of shape {shape}: {said:.120}",
-            ) from e
+            raise WrongOutput(f"{called} {_of_type(value)}", f"{wanted}: {said:.120}") from e
     if array.dtype.kind not in "biuf":
-        raise WrongOutput(f"{_called(label)} {_of_type(value)}", f"its space says numbers of shape {shape}")
+        raise WrongOutput(f"{called} {_of_type(value)}", wanted)
+    return array
+
+
+def _plain_array(value: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
+    """Return an array of numbers of that shape, perhaps `value` itself. Raises WrongOutput."""
+    array = value
+    if type(value) is not np.ndarray or value.dtype.kind not in "biuf":
+        array = as_numbers(value, _called(label), f"its space says numbers of shape {shape}")
     if array.shape != shape:
         raise WrongOutput(f"{_called(label)} of shape {array.shape}", f"its space says {shape}")
     return array
