@@ -50,6 +50,7 @@ class ActorCritic(nn.Module, abc.ABC):
     # obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
     # `at(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, is of the token that follows l.
     takes_sequences = False
+    most_tokens: int | None = None  # a row may have, of takes_sequences; None for any number
     state_size = (
         0  # S, numbers remembered of each environment; 0 where nothing is. Others: ddppo.models.Recurrent
     )

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import Config, EnvConfig, ModelConfig, PPOConfig
 from ddppo.envs import probe
 from ddppo.envs.turns.local import make_turns
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
 from ddppo.models.language.hf import HuggingFacePolicy
-from ddppo.ppo.text import TextCollector
+from ddppo.ppo.text import TextCollector, text_collector
 from ddppo.seeding import action_noise
 from ddppo.text import make_tokenizer
 from tests.support import PATIENCE_S
@@ -272,6 +272,20 @@ def test_tokens_are_drawn_from_the_distribution_that_is_learned(net, tmp_path, m
         [drawn_from[at] for at in zip(rows.tolist(), envs.tolist(), strict=True)]
     ).log_softmax(-1)
     assert (drawn - learned).abs().max() < 1e-5
+
+
+def test_episodes_longer_than_the_model_has_positions_are_refused(path):
+    """GPT-2 has a table of them, and Llama would be asked for distances that it was never taught."""
+    ppo = PPOConfig(rollout_steps=128)
+    config = Config(env=EnvConfig(id="tests.unit.text_tasks:tests/BytesRepeat-v0"), model=of(path), ppo=ppo)
+    model = build_model(SPEC, config.model, 0, torch.float32)
+    turns = make_turns(config.env, range(1), 0, PATIENCE_S, 0)
+    with pytest.raises(
+        ConfigError, match=r"ppo.rollout_steps=128, .* knows 128 positions: use .* at most 127"
+    ):
+        text_collector(config, turns, model, first_env=0, device=torch.device("cpu"))
+    with torch.inference_mode():  # the value behind the last of 127 is of position 128
+        model(torch.zeros(1, 128, dtype=torch.int64))
 
 
 def test_a_path_that_leads_nowhere_is_a_sentence(tmp_path):

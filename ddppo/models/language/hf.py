@@ -39,6 +39,8 @@ class HuggingFacePolicy(ActorCritic):
         self.temperature = config.sampling_temperature
         self.lm = _loaded(config)
         said = self.lm.config.get_text_config()
+        # BLOOM's says none: distances between tokens are all that it knows.
+        self.most_tokens = getattr(said, "max_position_embeddings", None)
         times, by = (getattr(said, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
         self.scale = times / by  # Cohere's and Granite's
         self.softcap: float | None = getattr(said, "final_logit_softcapping", None)  # Gemma's
