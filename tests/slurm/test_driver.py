@@ -9,9 +9,10 @@ import pytest
 
 from ddppo.cluster import driver, slurm
 from ddppo.cluster.layout import RankLayout
-from ddppo.config import EnvConfig
+from ddppo.config import EnvConfig, EvalConfig
 from ddppo.errors import RunFolderError
 from ddppo.run.lock import held
+from ddppo.seeding import derived_seed
 from tests.slurm.jobs import STEPS, config, iterations
 from tests.support import PATIENCE_S, wait_until
 
@@ -72,6 +73,21 @@ def test_a_rank_that_raises_makes_the_job_failed_and_is_named(jobs):
     job.wait_for_state("FAILED")
     assert "ZeroDivisionError: the task of the test broke" in job.log
     assert "RankLost: rank 1 on 127.0.1.2 ended with exit code 4" in job.log
+
+
+@pytest.mark.slow
+def test_a_job_whose_final_evaluation_fails_has_done_its_work_and_says_so(jobs):
+    kwargs = {"fault": "raise", "step": 5, "seed": derived_seed(0, "eval", 1)}
+    env = EnvConfig(id="tests.fault.wrong_env:Wrong-v0", num_envs=4, backend="sync", kwargs=kwargs)
+    settings = replace(config(3, 2), env=env, eval=EvalConfig(final_episodes=2))
+    job = jobs.submit(settings, RankLayout(2, 2, 1, cpus_per_rank=1, interface="lo"))
+    job.wait_for_state("COMPLETED")
+    assert job.summary["status"] == "completed"
+    assert job.iterations == [1, 2, 3]
+    assert (
+        f"warning: the run in {job.run_dir.resolve()} is complete, but the final evaluation failed: rank 1"
+        in job.log
+    )
 
 
 @pytest.mark.slow
