@@ -233,6 +233,7 @@ def test_a_signal_cuts_the_final_evaluation_short_and_the_same_command_repeats_i
         ("raise", ()),
         pytest.param("die", (), marks=pytest.mark.slow),
         pytest.param("die", ("dist.on_lost=restart",), marks=pytest.mark.slow),
+        pytest.param("hang", ("dist.timeout_s=10",), marks=pytest.mark.slow),
     ],
 )
 def test_the_evaluation_of_another_rank_fails_for_all_ranks(tmp_path, fault, more):

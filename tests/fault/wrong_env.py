@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import gymnasium as gym
 import numpy as np
@@ -53,6 +54,8 @@ class Wrong(gym.Env):
                     raise SystemExit(0)
                 case "die":
                     os._exit(7)
+                case "hang":
+                    time.sleep(86_400)
                 case "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "shape":
