@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +18,8 @@ from ddppo.errors import AfterTrainingError, ConfigError, StorageError, Training
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
 from ddppo.package import command
-from ddppo.terminal import warn
+from ddppo.processes.orphans import is_program
+from ddppo.terminal import printed_to_stderr, warn
 from ddppo.tracebacks import in_one_line
 
 if TYPE_CHECKING:
@@ -57,8 +60,12 @@ def main() -> None:
 
     5: the scores are printed, and the video, or the file that `out` names, failed.
     """
-    said = _evaluated(parse(EvaluateConfig, sys.argv[1:], path="run", more="others", usage=_USAGE))
+    options = parse(EvaluateConfig, sys.argv[1:], path="run", more="others", usage=_USAGE)
+    with printed_to_stderr() if options.json else nullcontext():  # a task may print
+        said = _evaluated(options)
     print(said.text, flush=True)
+    if options.json and is_program("ddppo.evaluate"):
+        os.dup2(2, 1)  # for what it prints as this process ends
     if said.is_interrupted:
         raise KeyboardInterrupt
     if said.failed:

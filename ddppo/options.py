@@ -20,6 +20,7 @@ from ddppo.config.help import setting_line
 from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.package import see_current_folder, versions
+from ddppo.processes.orphans import ends_without_waiting
 from ddppo.terminal import unbroken_streams
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ T = TypeVar("T")
 def door(interrupted: str = "interrupted") -> Iterator[None]:
     """Run a small door: exit code 2 for a mistake in the command, 1 for a fault, 130 for Ctrl-C, a sentence each."""
     see_current_folder()
-    with unbroken_streams():
+    with ends_without_waiting(), unbroken_streams():
         try:
             yield
         except (ConfigError, TrainingError) as e:

@@ -6,13 +6,14 @@
 Imports nothing heavy: every door and every rank begins with it.
 """
 
+import ctypes
 import errno
 import io
 import os
 import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from typing import Any
 
 # What a listener leaves behind by leaving: nothing to tell anyone about.
@@ -50,6 +51,10 @@ class _Unbroken:
         except (OSError, ValueError) as e:
             self._break(e)
 
+    def close(self) -> None:
+        """Only flush: a task may close it, and it is the whole process's."""
+        self.flush()
+
     def _break(self, error: OSError | ValueError) -> None:
         self._broken = True
         with suppress(OSError, ValueError, AttributeError):  # else the interpreter would try again at its end
@@ -82,6 +87,32 @@ def unbroken_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
+@contextmanager
+def printed_to_stderr() -> Iterator[None]:
+    """Have all that is printed inside the block go to stderr, for what follows it is to stand alone on stdout.
+
+    That is what a task prints, its libraries in C and the programs that it starts.
+    """
+    streams = {id(stream): stream for stream in (sys.stdout, sys.__stdout__) if stream is not None}
+    _flush(streams.values())
+    stdout = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _flush(streams.values())
+        ctypes.CDLL(None).fflush(None)  # what C's printf keeps
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _flush(streams: Iterable[Any]) -> None:
+    for stream in streams:
+        with suppress(OSError, ValueError):
+            stream.flush()
+
+
 def _fill_standard_descriptors() -> None:
     """Open the null device for each of 0, 1 and 2 that is closed: else the next file or socket opened gets its number.
 
@@ -100,11 +131,18 @@ def warn(text: str) -> None:
 
 def warn_once(text: str) -> None:
     """Warn unless a process of this run has: of what each of its ranks, pools and evaluations meets alike."""
-    said = os.environ.get("DDPPO_WARNED", "").split()
-    mark = f"{zlib.crc32(text.encode()):08x}"
-    if mark not in said and os.environ.get("RANK", "0") == "0":
+    if is_first(text):
         warn(text)
-        os.environ["DDPPO_WARNED"] = " ".join([*said, mark])
+
+
+def is_first(what: str) -> bool:
+    """Return whether no process of this run has said `what` yet, and this is the one that says it: rank 0's."""
+    said = os.environ.get("DDPPO_WARNED", "").split()
+    mark = f"{zlib.crc32(what.encode()):08x}"
+    if mark in said or os.environ.get("RANK", "0") != "0":
+        return False
+    os.environ["DDPPO_WARNED"] = " ".join([*said, mark])
+    return True
 
 
 def _encodable(stream: Any) -> Any:

@@ -29,6 +29,7 @@ from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
+from ddppo.processes.orphans import ends_without_waiting
 from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
 from ddppo.terminal import unbroken_streams
 
@@ -41,6 +42,7 @@ class Outcome:
     error: ClassVar[BaseException | None] = None
 
 
+@ends_without_waiting("ddppo.train")
 @unbroken_streams()
 @stop_signals_raise()
 def main() -> None:
@@ -149,7 +151,10 @@ def _train(cfg: DictConfig) -> float | None:
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     with unbroken_streams():  # again: a sweep may call it in processes of its own
         if HydraConfig.get().mode == RunMode.MULTIRUN:
-            return train_in_sweep(cfg, run_dir)
+            from ddppo.envs.guard import watched
+
+            with watched("the job"):  # the next begins in the same process, as this one did
+                return train_in_sweep(cfg, run_dir)
         Outcome.run_dir = run_dir
         try:
             train_alone(cfg, run_dir)

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.files import write_json
+from ddppo.processes.orphans import ends_without_waiting
 
 
+@ends_without_waiting("ddppo.api.child")
 def main() -> None:
     """Run the command line that the file holds; the exit code is the door's."""
     file = Path(sys.argv[1])

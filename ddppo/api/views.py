@@ -48,10 +48,11 @@ class NotebookView(View):
         self._line += self._of_out.decode(text)
         *lines, self._line = self._line.split("\n")
         for line in lines:
-            if line.startswith(FRAME_BEGINS):
-                self._show("\n".join(json.loads(line.removeprefix(FRAME_BEGINS))))
-            else:
-                self._say(f"{line}\n")
+            before, begins, frame = line.partition(FRAME_BEGINS)
+            if before or not begins:  # the former is what a task printed without an end of line
+                self._say(f"{before}\n")
+            if begins:
+                self._show("\n".join(json.loads(frame)))
 
     def close(self) -> None:
         if self._line:

@@ -26,6 +26,7 @@ from ddppo.errors import ConfigError, TrainingError
 from ddppo.native import NotCompiled
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.cores import available_cores
+from ddppo.processes.orphans import end_processes_left
 from ddppo.processes.signals import die_with_parent
 from ddppo.terminal import warn
 from ddppo.topologies import find
@@ -171,6 +172,7 @@ def leave(exit_code: int) -> NoReturn:
     # it first, for a killed process to leave behind.
     if temporary := getattr(current_process(), "_config", {}).get("tempdir"):
         shutil.rmtree(temporary, ignore_errors=True)
+    end_processes_left()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

@@ -9,7 +9,7 @@ step = envs.step(actions)
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from ddppo.envs.atari.batch import make_atari
 from ddppo.envs.batched import make_batched, why_not_batched
 from ddppo.envs.envpool import make_envpool
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
+from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.native import make_native
 from ddppo.envs.pool.pool import make_pool
 from ddppo.envs.probing import probe
@@ -88,7 +89,10 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     env = dataclasses.replace(env, backend="sync", slow_ranks={}, kwargs=kwargs)
     spec, names = probe(env), EnvNames(range(num_envs), None)
     backend = "sync" if why_not_batched(env) else "batched"
-    return CheckedEnvs(BACKENDS[backend](env, spec, names, 0.0))
+    with ExitStack() as guard:
+        guard.enter_context(guarded(env.id, STEPPED))
+        envs = BACKENDS[backend](env, spec, names, 0.0)
+        return CheckedEnvs(envs, guard.pop_all())
 
 
 def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
@@ -178,13 +182,17 @@ class SlowEnvs:
 
 
 class CheckedEnvs:
-    """A batch that raises EnvOutputError from the very step that returned NaN, infinity or a mask without choices."""
+    """A batch that raises EnvOutputError from the very step that returned NaN, infinity or a mask without choices.
 
-    def __init__(self, envs: VecEnv) -> None:
+    guard: the block of the task's code that ends as the batch is closed, if it is stepped in this process.
+    """
+
+    def __init__(self, envs: VecEnv, guard: ExitStack | None = None) -> None:
         self.spec = envs.spec
         self.num_envs = envs.num_envs
         self.names = envs.names
         self._envs = envs
+        self._guard = guard or ExitStack()
         self._num_steps = 0
 
     def reset(
@@ -212,7 +220,8 @@ class CheckedEnvs:
         self._envs.go_on_from(state)
 
     def close(self) -> None:
-        self._envs.close()
+        with self._guard:
+            self._envs.close()
 
     def _check(
         self,

@@ -34,6 +34,7 @@ from ddppo.envs.encoding.returned import (
 )
 from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_numbers, as_pixels
 from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
+from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.meaning import spaces_described
 from ddppo.envs.unsaved import Unsaved
 from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
@@ -49,6 +50,7 @@ def make_native(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float
         raise explained(names.all(), "when they were made", e) from e
 
 
+@guarding(MADE)
 def make_native_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
     limit: dict[str, Any] = (
         {} if env.max_episode_steps is None else {"max_episode_steps": env.max_episode_steps}

@@ -8,6 +8,7 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.codec import sample_action
+from ddppo.envs.guard import STEPPED, guarding
 from ddppo.envs.scalar.row_env import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvSpec
 
@@ -28,6 +29,7 @@ class StepCost:
     busy_s: float
 
 
+@guarding(STEPPED)
 def measure(env: EnvConfig, spec: EnvSpec, measure_s: float = 0.05, min_steps: int = 5) -> StepCost:
     """Measure one environment with random actions, over measure_s and min_steps or more."""
     row_env = make_row_env(env, spec, "an environment that was made to measure a step")

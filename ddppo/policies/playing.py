@@ -16,6 +16,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_eval_env
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.encoding.returned import PlainAnswers, as_number
+from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
@@ -105,16 +106,20 @@ def play(
 
 @contextmanager
 def blamed_on(env_id: str) -> Iterator[None]:
-    """Turn what a task raises into a TrainingError in one line; packages that are not there, a ConfigError."""
+    """Turn what a task raises into a TrainingError in one line; packages that are not there, a ConfigError.
+
+    What the block changes of this process is put back.
+    """
     try:
-        yield
+        with guarded(env_id, STEPPED):
+            yield
     except (ConfigError, TrainingError):
         raise
     except gym.error.DependencyNotInstalled as e:
         raise ConfigError(
             f"{env_id} draws with packages that are not installed: {install_command('video')}"
         ) from e
-    except Exception as e:  # a task may raise anything
+    except (Exception, SystemExit) as e:  # a task may raise anything
         raise EnvError(f"{env_id} failed: {in_one_line(e)}") from e
 
 

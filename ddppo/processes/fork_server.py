@@ -29,7 +29,7 @@ from setproctitle import setproctitle
 
 from ddppo.processes import limits
 from ddppo.processes.lines import exactly
-from ddppo.processes.orphans import end_children, take_in_orphans
+from ddppo.processes.orphans import end_children, end_processes_left, take_in_orphans, threads_left
 from ddppo.processes.signals import die_with_parent, live_on
 
 STDIO = (0, 1, 2)
@@ -219,6 +219,7 @@ def _become(request: Mapping[str, Any]) -> None:
         setattr(sys, f"__{name}__", stream)
     sys.argv = [request["module"], *request["arguments"]]
     tempfile.tempdir = None
+    socket.setdefaulttimeout(None)  # a module that this process imported may have set one
     if numpy_random := sys.modules.get("numpy.random"):  # Python's own does so by itself
         numpy_random.seed()
 
@@ -252,7 +253,9 @@ def _run(module: str) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    end_processes_left()  # and threads of a task would be waited for for ever
+    if not threads_left():
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     flush()
     os._exit(code & 0xFF)

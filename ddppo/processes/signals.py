@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddppo.errors import Stopped
+from ddppo.terminal import warn_once
 
 _REQUEUE = (
     signal.SIGTERM,
@@ -27,6 +28,7 @@ _REQUEUE = (
 _OF_OTHERS = (*_REQUEUE, signal.SIGHUP)  # Python itself makes SIGINT an exception
 _LOOK_S = 0.2  # between two looks at whether the parent lives, where the system does not tell
 _BEGAN = "DDPPO_BEGAN"  # in the environment of a command's processes: an instant, as `now_here` writes it
+_install = signal.signal
 _CLOCK = getattr(
     time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
 )  # the former goes on while the machine is suspended
@@ -80,12 +82,17 @@ class StopRequest:
     The handlers are in force from `listen` to the end of `with`. SIGHUP stays ignored where it was (nohup). SIGTERM
     does not: ranks under SLURM ignore it until they can save. The flag is this process's alone: ranks act on it only
     when all agree. ends_at: when it asks by itself, as `end_of_time` says; None for never.
+
+    A task may install handlers of its own in any step, and would take the request. While ours are in force
+    `signal.signal` keeps its handlers of these signals without installing them; `listen_again` is for libraries in C.
     """
 
     def __init__(self, ends_at: float | None = None) -> None:
         self.signal: int | None = None  # the first that came
         self._ends_at = ends_at
         self._previous: dict[int, Callable | int | None] = {}
+        self._others: dict[int, Any] = {}  # handlers that a task set and that are not in force
+        self._process = os.getpid()
 
     @property
     def requested(self) -> bool:
@@ -97,9 +104,28 @@ class StopRequest:
     def listen(self) -> None:
         for number in (signal.SIGINT, *_OF_OTHERS):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                self._previous[number] = signal.signal(number, self._on_signal)
+                self._previous[number] = _install(number, self._on_signal)
+        setattr(signal, "signal", self._keep)  # noqa: B010 (mypy lets no function be replaced)
+
+    def listen_again(self) -> None:
+        for number in self._previous:
+            _install(number, self._on_signal)
+
+    def _keep(self, number: int, handler: Any) -> Any:
+        """Take the place of signal.signal."""
+        if number not in self._previous or os.getpid() != self._process:  # a fork of the task's
+            return _install(number, handler)
+        before = self._others.get(number, self._previous[number])
+        self._others[number] = handler
+        warn_once(
+            f"the task sets a handler of {signal.Signals(number).name}: it is not in force while the run trains, which "
+            "finishes its iteration and saves at this signal"
+        )
+        return before
 
     def __exit__(self, *exc: object) -> None:
+        if self._previous:
+            setattr(signal, "signal", _install)  # noqa: B010
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 

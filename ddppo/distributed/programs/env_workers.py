@@ -52,8 +52,9 @@ class EnvWorkers(Program):
             return self._kit.act(self.collector, range(self._kit.shape.num_envs), iteration)
         assert self.env is not None
         mine = slice(self._kit.env_indices.start, self._kit.env_indices.stop)
-        for _ in range(self._kit.shape.rollout_steps):
-            self._line.answer(self.env.step(self._line.actions()[mine]))
+        with self._kit.guarded():
+            for _ in range(self._kit.shape.rollout_steps):
+                self._line.answer(self.env.step(self._line.actions()[mine]))
         return Collected(0, [], None)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:

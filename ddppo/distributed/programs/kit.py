@@ -4,6 +4,7 @@ For a topology of one's own, the contract's names are here too.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_grad
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Program
 from ddppo.envs import make_vec_env
+from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, At
 from ddppo.ppo.acting.collector import Collector
@@ -179,6 +181,12 @@ class Kit(Replica):
     def seeds(self, env_indices: range, iteration: int) -> list[int]:
         return [derived_seed(self.config.seed, "env", i, iteration) for i in env_indices]
 
+    def guarded(self) -> AbstractContextManager[None]:
+        """Return a block for code of the task, which it may change this process in: where it is stepped here."""
+        env = self.config.env
+        is_elsewhere = env.backend in ("batched", "pool", "remote") or not self.role.steps
+        return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
+
     def act(self, collector: Collector | TextCollector, env_indices: range, iteration: int) -> Collected:
         """Collect a rollout of these environments with the noise that is theirs in this iteration."""
         noise: np.ndarray = action_noise(
@@ -189,7 +197,7 @@ class Kit(Replica):
             self.model.num_noise,
             normal=self.spec.action.kind == "box",
         )
-        with self.model.unchanged():
+        with self.model.unchanged(), self.guarded():
             rollout, episodes = collector.collect(noise)
         is_valid, first = rollout.valid.cpu().numpy(), collector.first_env
         # An episode whose last row is a pseudo-step was cut: nobody saw its return.

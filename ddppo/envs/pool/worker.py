@@ -8,6 +8,7 @@ import os
 import socket
 from contextlib import suppress
 
+from ddppo.envs.guard import leave_alone
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
 from ddppo.envs.pool.line import CALL, DONE, FAILED, RESET, Memory, ToMeasure, framed, hear, receive_byte
 from ddppo.envs.same_step import InTurn, make_row_envs
@@ -18,9 +19,9 @@ from ddppo.errors import EnvError
 def main() -> None:
     """Make environments and step them until the line ends."""
     leave_signals_to_the_rank()
+    leave_alone()
     atexit._clear()  # what the process that this one forked from had registered is not its to do
-    line = _take_line()
-    with suppress(EOFError, ConnectionError):  # the rank is gone, or has no more to ask
+    with _take_line() as line, suppress(EOFError, ConnectionError):  # the rank is gone, or has no more to ask
         _serve(line)
 
 

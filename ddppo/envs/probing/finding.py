@@ -8,6 +8,7 @@ from gymnasium.envs.registration import parse_env_id
 
 from ddppo.config import EnvConfig, near
 from ddppo.envs.batched import why_not_batched
+from ddppo.envs.guard import IMPORT, guarding
 from ddppo.envs.scalar.extras import register_extra
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
@@ -41,6 +42,7 @@ def find_packages(env: EnvConfig) -> None:
         )
 
 
+@guarding(IMPORT)
 def find_task(env: EnvConfig) -> None:
     """Check that env.id names a task that Gymnasium knows and that env.backend can make."""
     module, _, name = env.id.rpartition(":")

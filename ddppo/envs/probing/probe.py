@@ -7,6 +7,7 @@ import gymnasium as gym
 from ddppo.config import EnvConfig
 from ddppo.envs.atari.batch import atari_spec
 from ddppo.envs.envpool import make_envpool_task
+from ddppo.envs.guard import TRIED, guarding
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.probing.advice import check_wrappers
 from ddppo.envs.probing.explaining import explained
@@ -19,6 +20,7 @@ from ddppo.errors import ConfigError
 _OF_TEXT = ("auto", "sync", "remote")
 
 
+@guarding(TRIED)
 def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     """Make the task once, read its shapes and close it. Raises ConfigError with the cause and the remedy.
 

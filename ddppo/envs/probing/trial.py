@@ -28,6 +28,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.batched import why_not_batched
 from ddppo.envs.encoding.codec import sample_action
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
+from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
 from ddppo.envs.native import make_native
@@ -159,6 +160,7 @@ def _forked(env: EnvConfig, reading: Connection, writing: Connection) -> Callabl
         if not codes:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
+                os.killpg(pid, 9)  # what the task started
             codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         return codes[0]
 
@@ -234,8 +236,10 @@ def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> Tried
 
 def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
     """Try the task and tell what is found, as pairs of a kind and a value that `_heard` knows."""
+    os.setsid()
     die_with_parent()
     stop_signals_kill()
+    leave_alone()
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives): what a task prints, it prints again in the run
     os.dup2(sys.stdout.fileno(), 1)
     if (torch := sys.modules.get("torch")) is not None:

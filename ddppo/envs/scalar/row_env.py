@@ -33,6 +33,7 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
+from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.saving.savers import LONGEST, SAVERS, ByReplay, as_kept, saver_of
 from ddppo.envs.scalar.context import ContextEnv
 from ddppo.envs.scalar.extras import adapted, register_extra
@@ -43,6 +44,7 @@ from ddppo.spaces import EnvSpec, each, leaves
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
 
 
+@guarding(MADE)
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
     """Make the task as Gymnasium registers it, with its time limit and the context, without Gymnasium's checker.
 

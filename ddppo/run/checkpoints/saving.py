@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo import config as configuration
+from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints import exactness
@@ -159,7 +160,8 @@ class Saving:
     def begin_environments(self, exchange: NoExchange) -> None:
         """Start the environments anew, or in the midst of what the restored checkpoint says."""
         parts, (state, self._of_environments) = self._parts, (self._of_environments, None)
-        why = self._environments.begin(lambda: parts.program.reset(self._progress.iteration), state)
+        with guarded(parts.config.env.id, STEPPED):
+            why = self._environments.begin(lambda: parts.program.reset(self._progress.iteration), state)
         if state is None or why is not None:
             exchange.begin()
         is_told = find(parts.config.dist.topology).own_pace  # by its program

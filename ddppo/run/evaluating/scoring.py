@@ -128,7 +128,10 @@ class Scoring:
                     scores = play_episodes(
                         self.policy, env, lot, self.config.seed, options, check_stop=check_stop
                     )
-                    parts.append(torch.tensor([scores.returns, scores.lengths], dtype=torch.float64).T)
+                    rows = list(zip(scores.returns, scores.lengths, strict=True))
+                    parts.append(
+                        torch.tensor(rows, dtype=torch.float64, device="cpu")
+                    )  # a task may set another
             finally:
                 env.close()
             return parts

@@ -48,6 +48,7 @@ class Iterations:
         group.begin(iteration)
         with clock.phase("rollout"):
             collected = program.collect(iteration)
+        stop.listen_again()
         group.barrier()  # what a rank spends here it spends on the slowest rollout
         with clock.phase("learn"):
             update = program.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)

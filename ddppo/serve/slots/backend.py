@@ -11,6 +11,7 @@ import socket
 from contextlib import suppress
 
 from ddppo.config import EnvConfig
+from ddppo.envs.guard import leave_alone
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
 from ddppo.envs.remote.messages import JSON, MSGPACK
 from ddppo.serve.openenv import answered_once
@@ -22,12 +23,13 @@ from ddppo.serve.slots.world import World
 def main() -> None:
     """Make the environment and answer until the line ends."""
     leave_signals_to_the_rank()
+    leave_alone()
     atexit._clear()  # what the process that this one forked from had registered is not its to do
     line = socket.socket(fileno=os.dup(0))
     hole = os.open(os.devnull, os.O_RDONLY)
     os.dup2(hole, 0)
     os.close(hole)
-    with suppress(EOFError, ConnectionError):
+    with line, suppress(EOFError, ConnectionError):
         _, content = hear(line)
         task = json.loads(content)
         confine(Confinement(**task["confinement"]), task["slot"])

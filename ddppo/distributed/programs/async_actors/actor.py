@@ -97,7 +97,8 @@ class AsyncActor(Program):
         return f"{who} {how} rank 0, the learner ({limit}): {why}"
 
     def reset(self, iteration: int) -> None:
-        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+        with self._kit.guarded():
+            self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
 
     def collect(self, iteration: int) -> Collected:
         raise NotImplementedError("it serves")
