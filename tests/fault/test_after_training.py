@@ -149,7 +149,7 @@ class Killed(BaseException):
     """As kill -9, nothing handles it."""
 
 
-@pytest.mark.quick_cases("killed")
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "failed"])
 def test_a_run_without_its_final_evaluation_can_be_given_more_steps(call, tmp_path, monkeypatch, is_killed):
     failing(monkeypatch, Killed() if is_killed else MemoryError())
@@ -167,6 +167,7 @@ def test_a_run_without_its_final_evaluation_can_be_given_more_steps(call, tmp_pa
     assert summary(tmp_path)["iterations"] == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_in_its_final_evaluation_is_evaluated(call, tmp_path, monkeypatch, undisturbed):
     failing(monkeypatch, Killed())
     with pytest.raises(Killed):
@@ -177,6 +178,7 @@ def test_a_run_that_was_killed_in_its_final_evaluation_is_evaluated(call, tmp_pa
     assert summary(tmp_path)["warmup"] == summary(undisturbed)["warmup"]
 
 
+@pytest.mark.slow
 def test_resume_auto_finds_such_a_run_complete_and_says_what_failed(call, tmp_path, monkeypatch, capsys):
     failing(monkeypatch, MemoryError())
     command = [*SMALL, "resume=auto", f"hydra.run.dir={tmp_path}"]
@@ -315,6 +317,7 @@ def test_on_error_stop_ends_the_run_with_the_tasks_own_fault(call, tmp_path):
     assert summary(tmp_path)["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_in_an_evaluation_during_training_ends_the_run(call, tmp_path, monkeypatch):
     failing(monkeypatch, KeyboardInterrupt(), nth=2)
     code, stderr = call(*EVALUATED, "checkpoint.every_steps=16", f"hydra.run.dir={tmp_path}")
@@ -404,6 +407,7 @@ def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, t
     assert "what a task remembers from one to the next is lost" in stderr
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_the_version_before_is_gone_on_from(call, tmp_path, undisturbed):
     copy = shutil.copytree(undisturbed, tmp_path / "copy")
     path = checkpoint.last(copy / "checkpoints")
