@@ -9,11 +9,11 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from ddppo import load_policy
-from ddppo.config import EnvConfig
+from ddppo.config import EnvConfig, ModelConfig
 from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.envs import probe
 from ddppo.envs.meaning import differences, spaces_described
-from ddppo.envs.probing.advice import kept_over_resets, learning_wrappers, statistics
+from ddppo.envs.probing.advice import kept_over_resets, learning_wrappers, on_spaces, statistics
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.policies.export.command import ExportConfig, export
@@ -359,3 +359,70 @@ def test_statistics_that_a_reset_does_not_bring_back_are_warned_of(wrap, is_kept
 def test_a_task_with_a_part_that_learns_is_refused_before_training(backend):
     with pytest.raises(ConfigError, match=r"NormalizeObservation learns .* use ppo.normalize_obs=true"):
         probe(EnvConfig(id="tests.unit.policy_tasks:policies/ScaledEnv-v0", backend=backend))
+
+
+# -- spaces that a policy cannot use well ----------------------------------------------------------------------------
+
+
+def advice(obs=UNIT, action=THREE, **model):
+    return on_spaces(spaces_described(obs, action, has_mask=False), ModelConfig(**model))
+
+
+ADVICE = {
+    "actions that go far": (
+        {"action": Box(0, 1000, (1,), np.float32)},
+        "its actions go from 0 to 1000, and a new policy draws them about 0 with deviation 1, cut to these bounds: it "
+        "reaches a small part of them: use model.squash=tanh, which spreads them over the bounds, or",
+    ),
+    "actions that lie far": ({"action": Box(100, 101, (2,), np.float32)}, "its actions go from 100 to 101, and"),
+    "actions that are tiny": (
+        {"action": Box(-0.01, 0.01, (2,), np.float32)},
+        "gymnasium.wrappers.RescaleAction(task, -1, 1)",
+    ),
+    "one dimension of several": (
+        {"action": Box(np.array([-1, 0], np.float32), np.array([1, 500], np.float32))},
+        "dimension 1 of its actions go from 0 to 500",
+    ),
+    "actions with one bound": (
+        {"action": Box(0, np.inf, (1,), np.float32)},
+        "its actions must be at least 0, with no bound on the other side",
+    ),
+    "a picture of float32": (
+        {"obs": Box(0, 255, (64, 48, 3), np.float32)},
+        "its observations are a Box of float32 from 0 to 255 and 64 x 48 x 3, as a picture is, but only uint8 is",
+    ),
+    "a grey picture of int64 in a dict": (
+        {"obs": Dict(speed=UNIT, camera=Box(0, 255, (84, 84), np.int64))},
+        "its observations 'camera' are a Box of int64 from 0 to 255 and 84 x 84",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_a_space_that_a_new_policy_cannot_use_well_is_told_in_one_sentence(case):
+    kwargs, words = ADVICE[case]
+    (sentence,) = advice(**kwargs)
+    assert words in sentence, sentence
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"action": Box(-2, 2, (1,), np.float32)},
+        {"action": Box(-0.4, 0.4, (17,), np.float32)},  # Humanoid's
+        {"action": Box(-np.inf, np.inf, (2,), np.float32)},
+        {"action": Box(-9, np.inf, (2,), np.float32)},
+        {"action": Box(0, 1, (2,), np.float32)},
+        {"action": Box(0, 1000, (1,), np.float32), "squash": "tanh"},
+        {"action": Box(-0.01, 0.01, (1,), np.float32), "log_std_init": -5.0},
+        {"action": Box(0, 1000, (1,), np.float32), "name": "my_pkg.models:Scaling"},
+        {"action": MultiDiscrete([2, 1000])},
+        {"obs": PIXELS},
+        {"obs": Box(0, 1, (64, 64, 3), np.float32)},
+        {"obs": Box(0, 255, (128,), np.float32)},  # as memory of a game
+        {"obs": Box(0, 255, (4, 4), np.float32)},
+    ],
+)
+def test_a_space_that_is_well_used_is_not_spoken_of(kwargs):
+    assert advice(**kwargs) == []

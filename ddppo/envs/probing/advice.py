@@ -1,5 +1,6 @@
-"""What a task has that keeps training and evaluation apart: parts of it that learn by themselves."""
+"""What is said of a task before training: its parts that learn by themselves, and spaces that suit no policy."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers import vector as of_batches
 
+from ddppo.config import ModelConfig
+from ddppo.envs.meaning import Plain
 from ddppo.errors import ConfigError
 
 _OF_OBS = (NormalizeObservation, of_batches.NormalizeObservation)
@@ -16,6 +19,9 @@ _OF_REWARDS = (NormalizeReward, of_batches.NormalizeReward)
 _SPREADS = ("var", "std", "variance", "M2")
 _COUNTS = ("count", "n", "num")
 _STATISTIC = re.compile(r"(^|[_.])(mean|avg|average|var|variance|std|rms|m2)($|[_.\d])", re.IGNORECASE)
+_CUT = 3.0  # deviations of a Gaussian, within which nearly all of its draws are
+_LEAST_SHARE = 0.1  # of the bounds that a new policy is to reach, and of its draws that are to be within
+_LEAST_SIDE = 8  # of a picture
 _WITHIN = ("env", "_env")  # where wrappers hold what they wrap
 _DEEPEST = 100  # wrappers around a task
 
@@ -132,3 +138,73 @@ def _numbers(x: Any) -> np.ndarray | None:
         return None
     numbers = np.array(x)
     return numbers if numbers.dtype.kind in "iuf" and numbers.size else None
+
+
+# -- spaces that a policy cannot use well ----------------------------------------------------------------------------
+
+
+def on_spaces(spaces: Plain | None, model: ModelConfig) -> list[str]:
+    """Return a sentence for each space that a new policy cannot use well, [] where there is none.
+
+    spaces: as `spaces_described` has them. model: a user's own may scale what it is given and what it does, so nothing
+    is said of it.
+    """
+    if spaces is None or ":" in model.name:
+        return []
+    on_obs = [
+        sentence
+        for name, leaf in spaces["observations"].items()
+        if (sentence := on_observations(leaf, name)) is not None
+    ]
+    said = on_actions(spaces["actions"], squash=model.squash, std=math.exp(model.log_std_init))
+    return on_obs if said is None else [*on_obs, said]
+
+
+def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str | None:
+    """Return what is said of a Box of actions that a new policy reaches a small part of, or nearly always exceeds.
+
+    Actions of a Gaussian policy begin about 0, with deviation `std`, and are cut to the bounds; squash=tanh spreads
+    them over the bounds instead.
+    """
+    if space["space"] != "Box" or squash == "tanh" or not math.prod(space["shape"]):
+        return None
+    lows, highs = (x if isinstance(x, list) else [x] for x in (space["low"], space["high"]))
+    num = max(len(lows), len(highs))
+    for i in range(num):
+        low, high = (x[i] if len(x) == num else x[0] for x in (lows, highs))  # one bound may be for all
+        at = f"dimension {i} of its actions" if num > 1 else "its actions"
+        if low is None and high is None:
+            continue
+        if low is None or high is None:
+            bound = f"at least {low:g}" if high is None else f"at most {high:g}"
+            if (low is not None and low > -std) or (high is not None and high < std):
+                return (
+                    f"{at} must be {bound}, with no bound on the other side: a new policy draws them about 0 with "
+                    f"deviation {std:g}, and what is beyond is cut: give both bounds, or a mean of 0, by "
+                    "gymnasium.wrappers.TransformAction"
+                )
+            continue
+        reached = max(0.0, min(high, _CUT * std) - max(low, -_CUT * std))
+        inside = (math.erf(high / (std * 2**0.5)) - math.erf(low / (std * 2**0.5))) / 2
+        if reached < _LEAST_SHARE * (high - low) or inside < _LEAST_SHARE:
+            return (
+                f"{at} go from {low:g} to {high:g}, and a new policy draws them about 0 with deviation {std:g}, cut to "
+                "these bounds: it reaches a small part of them: use model.squash=tanh, which spreads them over the "
+                "bounds, or gymnasium.wrappers.RescaleAction(task, -1, 1)"
+            )
+    return None
+
+
+def on_observations(space: Plain, name: str = "") -> str | None:
+    """Return what is said of a Box from 0 to 255 in the shape of a picture whose numbers are not uint8."""
+    if space["space"] != "Box" or (space["low"], space["high"]) != (0, 255) or space["dtype"] == "uint8":
+        return None
+    shape = space["shape"]
+    sides = sorted(shape)[-2:]
+    if len(shape) not in (2, 3) or sides[0] < _LEAST_SIDE:
+        return None
+    return (
+        f"its observations {f'{name!r} ' if name else ''}are a Box of {space['dtype']} from 0 to 255 and "
+        f"{' x '.join(map(str, shape))}, as a picture is, but only uint8 is taken for pixels: numbers up to 255 go "
+        "into the model as they are, and take four times the memory: make the dtype of the space uint8"
+    )

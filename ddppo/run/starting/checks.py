@@ -7,6 +7,7 @@ from ddppo.curriculum import curriculum_for
 from ddppo.distributed.launch import resolve_device
 from ddppo.distributed.programs.episodes import check as check_episodes
 from ddppo.envs import check_slots
+from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from ddppo.models import check_model
@@ -52,7 +53,13 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     if local_world_size is not None:
         check_installed(config.log.trackers)
     of_machine = None if local_world_size is None else check_machine(config, local_world_size)
-    warnings = (*task.warnings, *of_networks, warning_of(config), of_machine)
+    warnings = (
+        *task.warnings,
+        *on_spaces(spec.spaces, config.model),
+        *of_networks,
+        warning_of(config),
+        of_machine,
+    )
     more = (exactness.warning(config, spec), initial.told(config, spec))
     return "\nwarning: ".join(filter(None, (*warnings, *more))) or None
 
