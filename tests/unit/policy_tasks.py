@@ -159,6 +159,18 @@ gym.register(
 )
 
 
+class Batch(CartPoleVectorEnv):
+    """A batch that takes one choice more than its single environments do."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.single_action_space = Discrete(3)
+        self.action_space = MultiDiscrete([3] * num_envs)
+
+
+gym.register("policies/TwiceEnv-v0", lambda render_mode=None: CartPoleEnv(), vector_entry_point=Batch)
+
+
 def run_folder(path, task, *, normalized=True, mean=0.0, dtype="float32", kwargs=None, **model):
     """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. mean: of observations, if
     they are normalised. Returns `path`."""

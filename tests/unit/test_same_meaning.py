@@ -14,6 +14,7 @@ from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.envs import probe
 from ddppo.envs.meaning import differences, spaces_described
 from ddppo.envs.probing.advice import kept_over_resets, learning_wrappers, on_spaces, statistics
+from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.policies.export.command import ExportConfig, export
@@ -426,3 +427,20 @@ def test_a_space_that_a_new_policy_cannot_use_well_is_told_in_one_sentence(case)
 )
 def test_a_space_that_is_well_used_is_not_spoken_of(kwargs):
     assert advice(**kwargs) == []
+
+
+def test_what_a_server_tells_of_its_task_is_compared_too_and_taken_for_nothing_where_it_is_odd():
+    pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
+    from ddppo.envs.remote.messages import plain_spec, spec_of
+
+    spec = probe(EnvConfig(id="tests.unit.policy_tasks:policies/ChosenEnv-v0"))
+    told = json.loads(json.dumps(plain_spec(spec), allow_nan=False))
+    assert spec_of(told).spaces == spec.spaces
+    for odd in (None, 7, "spaces", [], {}, {"observations": 3}, {"observations": {}, "actions": {}}):
+        assert spec_of(told | {"spaces": odd}).spaces is None
+
+
+def test_a_batch_that_is_not_what_evaluation_steps_is_refused():
+    env = EnvConfig(id="tests.unit.policy_tasks:policies/TwiceEnv-v0", backend="native")
+    with pytest.raises(ConfigError, match=r"n of its actions was 3 and is 2: use env.backend=sync"):
+        tried(env)
