@@ -303,3 +303,9 @@ def test_a_model_says_what_it_takes_for_images():
 def test_settings_that_do_not_fit_are_refused(model, said):
     with pytest.raises(ConfigError, match=said):
         validate(Config(env=EnvConfig(id="x"), model=model))
+
+
+def test_a_configuration_of_when_channels_came_first_by_default_still_goes_on():
+    validate(Config(env=EnvConfig(id="x"), model=ModelConfig(image_layout="chw")))
+    with pytest.raises(ConfigError, match=r"model.image_layout=hwc has no effect with model.name=mlp"):
+        validate(Config(env=EnvConfig(id="x"), model=ModelConfig(image_layout="hwc")))
