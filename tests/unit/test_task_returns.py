@@ -432,6 +432,8 @@ NO_OBSERVATIONS = {
     "a mapping that lacks one": (SPACE, UserDict(b=1), r"with keys \['b'\]"),
     "a list for a dict": (SPACE, [PAIR, 1], "of type list .*, its space says a dict with keys"),
     "inside a dict": (SPACE, {"a": PAIR[None], "b": 1}, r"observation\['a'\] of shape \(1, 2\)"),
+    "one number for a tuple": (Tuple([FLOAT, FLOAT]), np.array(1.0),
+    "of type ndarray and dtype float64 .*a tuple of 2 parts"),
     "a tuple too short": (Tuple([FLOAT, FLOAT]), (PAIR,), "of 1 parts .*, its space says a tuple of 2 parts"),
 }  # fmt: skip
 

@@ -16,6 +16,16 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 
 MASK = "action_mask"
 _METHOD = "action_masks"  # by which environments hand masks to MaskablePPO of sb3-contrib
+_NUMBERS = {
+    float,
+    int,
+    bool,
+    np.float64,
+    np.float32,
+    np.int64,
+    np.int32,
+    np.bool_,
+}  # that float() takes as they are
 _FIVE = "(observation, reward, terminated, truncated, info)"
 REMEDY_OF_GYM = (
     "for an environment of the package gym, register what gymnasium.make('GymV21Environment-v0', env=...) of "
@@ -68,8 +78,8 @@ def as_flag(value: Any, name: str) -> bool:
     0 and 1 are taken, of Python, in NumPy's types, and in arrays and tensors of one entry. Lists, strings and the like
     are not: their truth says whether they are empty.
     """
-    if value is True:
-        return True
+    if value is True or type(value) is np.bool_:
+        return bool(value)
     item = _item(value)
     if isinstance(item, (bool, int, float)) and (item == 0 or item == 1):
         return bool(item)
@@ -78,15 +88,14 @@ def as_flag(value: Any, name: str) -> bool:
 
 def as_number(reward: Any) -> float:
     """Return a reward as a number; arrays of one entry are. Raises WrongOutput."""
-    item = reward if isinstance(reward, (float, int)) else _item(reward)
     try:
-        if isinstance(item, (float, int)) or not isinstance(
-            item, (str, bytes, bytearray, np.ndarray, np.generic)
-        ):
+        if type(reward) in _NUMBERS:
+            return float(reward)
+        item = _item(reward)
+        is_other = isinstance(item, (str, bytes, bytearray, np.ndarray, np.generic))
+        if not is_other or isinstance(item, np.longdouble):
             return float(item)  # also of a Fraction; complex has none
-        if isinstance(item, np.longdouble):
-            return float(item)
-    except Exception as e:
+    except Exception as e:  # OverflowError, or what a __float__ raises
         raise _no_number(reward) from e
     raise _no_number(reward)
 

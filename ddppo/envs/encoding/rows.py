@@ -271,7 +271,8 @@ def _tuple_writer(space: Tuple, label: str, arrays: Iterator[np.ndarray]) -> Wri
     parts = _part_writers(space, label, arrays)
 
     def write(value: Any) -> None:
-        has = len(value) if isinstance(value, (tuple, list, np.ndarray)) else None
+        is_row = isinstance(value, (tuple, list)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+        has = len(value) if is_row else None
         if has != len(parts):
             found = _of_type(value) if has is None else f"of {has} parts"
             raise WrongOutput(f"{_called(label)} {found}", f"its space says a tuple of {len(parts)} parts")
