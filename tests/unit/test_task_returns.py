@@ -292,9 +292,16 @@ def test_a_time_limit_and_other_wrappers_hide_no_old_task():
         env = given(**changes)
         with pytest.raises(ConfigError, match=said):
             probe(EnvConfig(id=env.id, backend="sync", max_episode_steps=5, kwargs=env.kwargs))
-    context = given(on_reset=PAIR)
-    with pytest.raises(ConfigError, match=r"returned .* from reset\(\) in its first reset"):
-        probe(EnvConfig(id=context.id, backend="sync", context=2, kwargs=context.kwargs))
+    for changes, said in (
+        ({"on_reset": PAIR}, r"returned .* from reset\(\) in its first reset"),
+        (
+            {"observation_space": SPACE, "on_reset": ([1], {})},
+            r"\[1\] of type list as an observation in its first reset",
+        ),
+    ):
+        env = given(**changes)
+        with pytest.raises(ConfigError, match=said):
+            probe(EnvConfig(id=env.id, backend="sync", context=2, kwargs=env.kwargs))
 
 
 def test_an_old_answer_in_a_later_step_is_told_too(monkeypatch):

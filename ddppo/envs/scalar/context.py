@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Text
 
+from ddppo.envs.encoding.returned import WrongOutput, as_pair, described
 from ddppo.errors import ConfigError
 
 CONTEXT = "context"
@@ -41,14 +42,18 @@ class ContextEnv(gym.Wrapper):
     ) -> tuple[Any, dict[str, Any]]:
         if options and CONTEXT in options:
             self._context = as_context(options, len(self._context))
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._with_context(obs), info
+        obs, info = as_pair(self.env.reset(seed=seed, options=options))
+        return self._with_context(obs), dict(info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, reward, terminated, truncated, info = self.env.step(action)
         return self._with_context(obs), reward, terminated, truncated, info
 
     def _with_context(self, obs: Any) -> dict[str, Any]:
+        if self._is_dict and not isinstance(obs, Mapping):
+            raise WrongOutput(
+                f"{described(obs)} as an observation", f"its space says {self.env.observation_space}"
+            )
         return {**(obs if self._is_dict else {"obs": obs}), CONTEXT: self._context}
 
 
