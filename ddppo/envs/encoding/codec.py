@@ -18,6 +18,7 @@ _UNBOUNDED = 1e9  # a bound beyond stands for none, as the largest float32 does
 _BASIC = (Box, Discrete, MultiDiscrete, MultiBinary)
 _MOST_CHOICES = 2**20  # that become entries of one vector
 _MOST_BYTES = 2**28  # of one observation
+_FLOAT16_RANGE = float(np.finfo(np.float16).min), float(np.finfo(np.float16).max)
 _EXACT = 2**24  # up to which a float32 holds every whole number
 
 
@@ -197,9 +198,8 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
     """
     match space:
         case Discrete() | MultiDiscrete():
-            return np.add(
-                actions, space.start, dtype=space.dtype, casting="unsafe"
-            )  # its dtype holds every choice
+            # Its dtype, such as uint8, holds every choice.
+            return np.add(actions, space.start, dtype=space.dtype, casting="unsafe")
         case MultiBinary():
             return actions.reshape(actions.shape[:-1] + space.shape).astype(space.dtype)
         case Box():
@@ -208,14 +208,10 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
                 return _whole_actions(space, shaped)
             clipped = np.clip(shaped, space.low, space.high)
             if space.dtype == np.float16:  # an unbounded one ends where its numbers end, not at infinity
-                clipped = np.clip(clipped, *_float16_range)
-            return (np.rint(clipped) if space.dtype.kind in "biu" else clipped).astype(
-                space.dtype, copy=False
-            )
+                clipped = np.clip(clipped, *_FLOAT16_RANGE)
+            chosen = np.rint(clipped) if space.dtype.kind in "biu" else clipped
+            return chosen.astype(space.dtype, copy=False)
     raise AssertionError(f"{space} passed action_spec() but cannot be decoded")
-
-
-_float16_range = float(np.finfo(np.float16).min), float(np.finfo(np.float16).max)
 
 
 def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
@@ -231,9 +227,8 @@ def sample_action(space: gym.Space, mask: np.ndarray | None) -> Any:
     """Draw an action of the task's own space that `mask` `[mask_size]` allows."""
     if isinstance(space, Box):
         bounds = np.abs([space.low.astype(np.float64), space.high.astype(np.float64)])
-        if (
-            np.isfinite(bounds) & (bounds > _UNBOUNDED)
-        ).any():  # of some of these Gymnasium's own draws overflow
+        if (np.isfinite(bounds) & (bounds > _UNBOUNDED)).any():
+            # Gymnasium's own draws overflow in some of these bounds.
             drawn = 100 * space.np_random.standard_normal(space.shape)
             return decode_actions(space, drawn.reshape(-1))
     if mask is None:

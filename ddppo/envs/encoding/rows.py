@@ -66,9 +66,8 @@ class RowEncoder:
         if self._is_plain_box:
             self._read = _Numbers(space, self.layout.dtype.base, "")
             self._dtype = self.layout.dtype.base
-            self._shape = (
-                space.shape if space.dtype == self._dtype else None
-            )  # None: no array is copied unread
+            # None where every array has to be read, because the row is of another type.
+            self._shape = space.shape if space.dtype == self._dtype else None
         # Written anew for every observation, and copied: a view of a field costs as much as all that is written.
         self._row = np.zeros((), self.layout.dtype)
         # With the bytes between fields, which copies of rows leave to chance and comparisons of bytes would see.
@@ -187,7 +186,8 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
         most = 2.0**24 if dtype.itemsize == 4 else 2.0**53  # up to which floats hold every whole number
     try:
         floats = array.astype(dtype)
-        if np.vdot(floats, floats) < most * most / 2:  # one pass says that none is beyond
+        # One pass says of most arrays that no number is beyond, a second of all but few.
+        if np.vdot(floats, floats) < most * most / 2 or np.abs(floats).max(initial=0) < most:
             return floats
     except (ArithmeticError, RuntimeWarning):  # as who made NumPy's warnings errors has it
         pass
@@ -235,7 +235,7 @@ def _writer(space: gym.Space, label: str, arrays: Iterator[np.ndarray]) -> Write
     read = _Numbers(space, out.dtype, label)
     dtype = space.dtype
     assert dtype is not None
-    # None: no array is copied unread. NumPy calls it safe to make whole numbers of 64 bits floats.
+    # None where every array has to be read. NumPy calls it safe to make whole numbers of 64 bits floats.
     is_safe_type = np.can_cast(dtype, out.dtype) and not (dtype.kind in "iu" and dtype.itemsize == 8)
     shape = space.shape if is_safe_type else None
 
@@ -326,13 +326,10 @@ def outside(space: gym.Space, obs: Any, label: str = "") -> Iterator[str]:
     """
     match space:
         case Dict():
-            more = (
-                [key for key in obs if key not in space.spaces and key != MASK]
-                if isinstance(obs, Mapping)
-                else []
-            )
-            if more:
-                yield f"{_called(label)} with the key {more[0]!r}, which its space does not list: it is left out"
+            keys = obs if isinstance(obs, Mapping) else ()
+            more = next((key for key in keys if key not in space.spaces and key != MASK), None)
+            if more is not None:
+                yield f"{_called(label)} with the key {more!r}, which its space does not list: it is left out"
             for key, part in space.spaces.items():
                 if key != MASK:
                     yield from outside(part, obs[key], f"{label}[{key!r}]")
