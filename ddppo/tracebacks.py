@@ -28,15 +28,19 @@ def own_traceback(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return class, message and place of `error` for a sentence: `KeyError: 'x', in step (/my/envs.py:12)`.
+    """Return class, message and place of `error` for a sentence: `KeyError: 'x', in step (/my/envs.py:12)`."""
+    said = " ".join(str(error).split())
+    return (f"{type(error).__name__}: {said}" if said else type(error).__name__) + place_of(error)
 
-    Callers follow the innermost place, up to three of a user's own frames.
+
+def place_of(error: BaseException) -> str:
+    """Return where in a user's own code an error was raised, as `, in step (/my/envs.py:12)`, "" if it was not there.
+
+    Callers follow the innermost place, up to three frames.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     places = [f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in reversed(frames)][:3]
-    said = " ".join(str(error).split())
-    what = f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return f"{what}, in {', called by '.join(places)}" if places else what
+    return f", in {', called by '.join(places)}" if places else ""
 
 
 # What C++ puts around a sentence: its place in torch's sources before, its stack behind.

@@ -147,13 +147,13 @@ def test_a_killed_run_goes_on_from_its_checkpoint_without_doubled_steps(sweep, t
 
 def test_what_fails_is_listed_after_all_others_ran(sweep, tmp_path, monkeypatch):
     monkeypatch.setattr(saboteurs, "IS_FAULTY", True)
-    monkeypatch.setattr(saboteurs, "FAULT_AFTER", 20)
+    monkeypatch.setattr(saboteurs, "FAULT_AFTER", 150)  # more steps than the trial before training has
     tasks = "env.id=tests.fault.saboteurs:Raises-v0,tests.fault.saboteurs:TextObs-v0,CartPole-v1"
-    code, stdout, stderr = sweep(*SMALL, "env=gym", "env.backend=sync", tasks)
+    code, stdout, stderr = sweep(*SMALL, "ppo.total_steps=1024", "env=gym", "env.backend=sync", tasks)
     assert code == 1
     told = stderr.splitlines()[-4:]
     assert told[0] == f"sweep {tmp_path}: 3 runs, 1 completed, 2 failed"
-    assert told[1].endswith(" raised ZeroDivisionError in step 21: the task of the test broke")
+    assert told[1].endswith(" raised ZeroDivisionError in step 151: the task of the test broke")
     assert "observation space" in told[2]
     assert told[3].endswith(
         f"the same command with sweep={tmp_path} goes on with these and skips the complete"

@@ -119,9 +119,10 @@ def test_one_that_fails_once_and_not_again_is_tried_once_more(own, tmp_path, cap
     assert tried(own(in_step(3, fail_once))).spec.obs.shape == (2,)
     err = capsys.readouterr().err
     assert (
-        "cannot be trained on: it raised ConnectionError in step 1: the server was away: it is tried once"
+        "cannot be trained on: it raised ConnectionError in step 1: the server was away, in fail_once ("
         in err
     )
+    assert err.endswith(": it is tried once more\n")
 
 
 def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, monkeypatch):

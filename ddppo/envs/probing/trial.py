@@ -43,6 +43,7 @@ from ddppo.processes.fork_server import FORKS
 from ddppo.processes.forking import how_ended
 from ddppo.processes.signals import die_with_parent, stop_signals_kill
 from ddppo.terminal import warn
+from ddppo.tracebacks import place_of
 
 _STEPS = 20  # of each part of the trial; of slow tasks fewer, two at least
 _SECONDS = 0.5  # of stepping in all, unless two steps of each part take longer
@@ -106,7 +107,7 @@ def _tried(env: EnvConfig) -> Tried:
     try:
         return _in_a_process(env)
     except _Flawed as e:  # it may have met what passes: a port that was taken, a server that was away
-        warn(f"{str(e).partition(chr(10))[0]}: it is tried once more")
+        warn(f"{e}: it is tried once more")
     return _in_a_process(env)
 
 
@@ -252,12 +253,17 @@ def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
         tell("done", _trial(env, tell))
     except ConfigError as e:
         tell("wrong", str(e))
-    except (EnvRaised, EnvOutputError) as e:
-        kind = "flawed" if isinstance(e, EnvRaised) else "wrong"
-        said = str(e).replace(_NAMES(0), "it").replace(f" (task {env.id})", "")
-        tell(kind, f"env.id={env.id} cannot be trained on: {said}")
+    except EnvOutputError as e:
+        tell("wrong", f"env.id={env.id} cannot be trained on: {_said(env, str(e))}")
+    except EnvRaised as e:
+        place = "" if e.__cause__ is None else place_of(e.__cause__)
+        tell("flawed", f"env.id={env.id} cannot be trained on: {_said(env, e.said)}{place}")
     except BaseException:
         tell("fault", traceback.format_exc())
+
+
+def _said(env: EnvConfig, of_env: str) -> str:
+    return of_env.replace(_NAMES(0), "it").replace(f" (task {env.id})", "")
 
 
 def _trial(env: EnvConfig, tell: Tell) -> str | None:
