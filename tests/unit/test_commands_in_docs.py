@@ -133,6 +133,18 @@ def assert_understood(module, arguments, monkeypatch):
         assert_composes(settings_of(of_runs, runs_several=True))
 
 
+def test_every_test_that_a_page_names_is_there():
+    """Pages say of what happens in odd circumstances which test tries it, as `test_limits.py::test_a_full_disk`."""
+    files = {path.name: path.read_text() for path in (CHECKOUT / "tests").rglob("test_*.py")}
+    named = [
+        (page.name, *found)
+        for page in PAGES
+        for found in re.findall(r"(test_\w+\.py)::(\w+)", page.read_text())
+    ]
+    assert len(named) > 100
+    assert [each for each in named if f"def {each[2]}(" not in files.get(each[1], "")] == []
+
+
 def test_there_are_commands_to_check():
     assert len(FOUND) > 80
 
