@@ -11,6 +11,7 @@ its code runs, and ours otherwise. Processes that hold nothing but a task (of a 
 
 import functools
 import gc
+import importlib
 import locale
 import logging
 import multiprocessing
@@ -342,6 +343,8 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
     """
     global _depth
     if _left_alone:
+        if what == MADE:
+            _begin_where_it_was_imported(env_id)
         yield
         return
     place, before = _Place.now(), _State(is_quick=is_quick)
@@ -401,6 +404,17 @@ def guarding(what: str) -> Callable[[Call], Call]:
 
 
 def leave_alone() -> None:
-    """Guard nothing in this process: it is there for one task, which may set what it likes."""
+    """Put nothing back in this process: it is there for one task, which may set what it likes."""
     global _left_alone
     _left_alone = True
+
+
+def _begin_where_it_was_imported(env_id: str) -> None:
+    """Go to a task's place after its import, as in other processes, before an environment is made."""
+    if env_id in _own:
+        _own[env_id].imported.enter(_Place.now())
+        return
+    if module := env_id.rpartition(":")[0]:
+        with suppress(Exception, SystemExit):  # which is raised again as the environment is made
+            importlib.import_module(module)
+    _own[env_id] = _Own(_Place.now(), _Place.now())

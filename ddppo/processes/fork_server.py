@@ -101,10 +101,17 @@ def _serve(connection: socket.socket) -> NoReturn:
                     os.close(fd)
 
 
+_moved_to: str | None = None  # the working directory that a task's module chose, which is its processes'
+
+
 def _import(modules: Iterable[str]) -> None:
+    global _moved_to
+    before = os.getcwd()
     for module in modules if FORKS else ():
-        with suppress(Exception):  # whoever needs it meets the same, and can say so
+        with suppress(Exception, SystemExit):  # whoever needs it meets the same, and can say so
             import_module(module)
+    if os.getcwd() != before:
+        _moved_to = os.getcwd()
     gc.collect()
     gc.freeze()  # else the collector would write to, and so copy, what processes share
 
@@ -211,7 +218,7 @@ def _become(request: Mapping[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environ"])
     setproctitle(request["title"])
-    os.chdir(request["cwd"])
+    os.chdir(_moved_to or request["cwd"])
     _default_signals()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         stream = _text_stream(number)

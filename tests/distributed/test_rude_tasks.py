@@ -21,7 +21,7 @@ from ddppo.processes.signals import StopRequest
 from ddppo.run.records.display.displays import FRAME_BEGINS
 from ddppo.terminal import unbroken_streams
 from tests.distributed.rude_tasks import HARMLESS, RUDE, START_METHOD
-from tests.support import TINY, door, lines, summary
+from tests.support import CHECKOUT, TINY, door, lines, summary
 
 TASKS = "tests.distributed.rude_tasks"
 RUN = [
@@ -141,11 +141,16 @@ def test_a_process_of_a_task_alone_keeps_what_the_task_sets(monkeypatch):
     assert changes == ["the test changed torch.set_default_dtype from torch.float32 to torch.float64"]
 
 
-def test_a_task_keeps_its_working_directory_and_each_environment_is_made_in_the_same(monkeypatch, tmp_path):
+@pytest.mark.parametrize("backend", ["sync", "pool"])
+def test_a_task_keeps_its_working_directory_and_each_environment_is_made_in_the_same(
+    monkeypatch, tmp_path, backend
+):
+    monkeypatch.syspath_prepend(CHECKOUT)  # for the pool's processes
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "level.txt").write_text("1")
     monkeypatch.chdir(tmp_path)
-    envs = make_vec_env(EnvConfig(id=f"{TASKS}:Moved-v0", backend="sync"), range(3), rank=0, cores=1)
+    env = EnvConfig(id=f"{TASKS}:Moved-v0", backend=backend, num_workers=1)
+    envs = make_vec_env(env, range(3), rank=0, cores=1)
     assert os.getcwd() == str(tmp_path)
     with guarded(f"{TASKS}:Moved-v0", STEPPED):
         envs.reset([1, 2, 3])

@@ -38,9 +38,9 @@ def main() -> None:
         except Exception as e:  # a task may raise anything
             line.sendall(framed(FAILED, f"{type(e).__name__}: {e}".encode()))
             return
-        os.chdir(
-            task["folder"]
-        )  # not before: files that its settings name are found where the server was started
+        # Not before: files that its settings name are found where the server was started. Nor where it chose another.
+        if os.getcwd() == task["started_in"]:
+            os.chdir(task["folder"])
         line.sendall(framed(READY, b""))
         while True:
             kind, content = hear(line)

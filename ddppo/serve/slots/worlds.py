@@ -94,10 +94,9 @@ class Worlds:
             except BaseException:
                 ours.close()
                 raise
+        of_slot = {"slot": index, "folder": str(folder), "started_in": os.getcwd()}
         with suppress(OSError):  # it has ended: whoever reads the line sees its end
-            ours.sendall(
-                framed(TASK, json.dumps(self._task | {"slot": index, "folder": str(folder)}).encode())
-            )
+            ours.sendall(framed(TASK, json.dumps(self._task | of_slot).encode()))
         return Slot(index, number, server, process, ours, folder)
 
     def trouble(self, slot: Slot) -> str:
