@@ -127,7 +127,8 @@ class StopRequest:
         if self._previous:
             setattr(signal, "signal", _install)  # noqa: B010
         for number, handler in self._previous.items():
-            signal.signal(number, handler)
+            _install(number, handler)
+        self._previous = {}
 
     def _on_signal(self, number: int, frame: object) -> None:
         if self.signal is not None and number == signal.SIGINT:
@@ -142,17 +143,17 @@ def stop_signals_raise() -> Iterator[None]:
 
     def stop(number: int, frame: object) -> NoReturn:
         for each in before:  # a second one would cut short what the first has begun
-            signal.signal(each, signal.SIG_IGN)
+            _install(each, signal.SIG_IGN)
         raise Stopped(number)
 
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:
-            signal.signal(number, stop)
+            _install(number, stop)
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            _install(number, handler)
 
 
 def stop_signals_kill(*also: int) -> None:
@@ -162,7 +163,7 @@ def stop_signals_kill(*also: int) -> None:
     """
     for number in (*_OF_OTHERS, *also):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+            _install(number, signal.SIG_DFL)
 
 
 @contextmanager
@@ -172,11 +173,11 @@ def interrupts_kill() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _install(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _install(signal.SIGINT, signal.default_int_handler)
 
 
 def die_with_parent(parent: int | None = None) -> None:

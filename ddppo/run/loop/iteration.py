@@ -36,6 +36,11 @@ class Iterations:
         self._saving = saving
         self._exchange = exchange
         self._reporter = reporter
+        self._steps_tasks = parts.derived["env_backend"] not in (
+            "batched",
+            "pool",
+            "remote",
+        )  # in this process
         self._own_metrics = OwnMetrics(parts.config.log.metrics, parts.group)
 
     def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], Agreed]:
@@ -48,7 +53,8 @@ class Iterations:
         group.begin(iteration)
         with clock.phase("rollout"):
             collected = program.collect(iteration)
-        stop.listen_again()
+        if self._steps_tasks:
+            stop.listen_again()
         group.barrier()  # what a rank spends here it spends on the slowest rollout
         with clock.phase("learn"):
             update = program.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
