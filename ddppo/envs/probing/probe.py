@@ -1,23 +1,46 @@
-"""Learn a task's shapes before any process starts, and say plainly why it cannot be made."""
+"""Find the task that env.id names and learn its shapes, and say plainly why it cannot be found, made or started."""
 
 import dataclasses
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Callable
+from typing import TypeVar
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator, parse_env_id
 
-from ddppo.config import EnvConfig
-from ddppo.envs.atari.batch import atari_spec
+from ddppo.config import EnvConfig, near
+from ddppo.envs.atari.batch import ATARI_OURS, atari_spec
+from ddppo.envs.batched import why_not_batched
+from ddppo.envs.encoding.rows import WrongOutput
 from ddppo.envs.envpool import make_envpool_task
-from ddppo.envs.guard import TRIED, guarding
+from ddppo.envs.guard import IMPORT, TRIED, guarding
 from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.probing.advice import check_wrappers
-from ddppo.envs.probing.explaining import explained
-from ddppo.envs.probing.finding import find_packages, find_task
 from ddppo.envs.probing.shapes import Say, learn_spec, silent
+from ddppo.envs.scalar.extras import register_extra
 from ddppo.envs.scalar.row_env import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, EnvError
+from ddppo.package import install_command
+from ddppo.tracebacks import in_one_line
 
-_OF_TEXT = ("auto", "sync", "remote")
+T = TypeVar("T")
+
+_OF_TEXT = ("auto", "sync", "remote")  # backends
+# Keywords that are not the task's to set, and what is.
+_NOT_THE_TASKS = {
+    "max_episode_steps": "set env.max_episode_steps",
+    "num_envs": "set env.num_envs",
+    "vectorization_mode": "set env.backend",
+    "id": "set env.id",
+    "render_mode": "training renders nothing; evaluation chooses a mode itself",
+    "disable_env_checker": "the checker is always off",
+    "vector_kwargs": "env.backend chooses the batch",
+    "wrappers": "register a task that is wrapped already",
+}
 
 
 @guarding(TRIED)
@@ -38,19 +61,19 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
             return served_spec(env)
     find_task(env)
     if env.is_ale:
-        return explained(env, lambda: atari_spec(env))
+        return _explained(env, lambda: atari_spec(env))
     if env.backend == "native" or env.is_envpool:
         make = make_envpool_task if env.is_envpool else make_native_task
-        envs: gym.vector.VectorEnv = explained(env, lambda: make(env, num_envs=2))
+        envs: gym.vector.VectorEnv = _explained(env, lambda: make(env, num_envs=2))
         try:
-            explained(env, lambda: check_wrappers(envs))
-            return explained(env, lambda: learn_native_spec(envs))
+            _explained(env, lambda: check_wrappers(envs))
+            return _explained(env, lambda: learn_native_spec(envs))
         finally:
             envs.close()
     at("when it was made")
-    task = explained(env, lambda: make_task(env))
+    task = _explained(env, lambda: make_task(env))
     try:
-        spec = explained(env, lambda: learn_spec(task, at, remark))
+        spec = _explained(env, lambda: learn_spec(task, at, remark))
     finally:
         task.close()
     if spec.is_text and env.backend not in _OF_TEXT:
@@ -69,4 +92,139 @@ def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
     It encodes observations and decodes actions as the batches of sync and pool do. Raises as probe() does.
     """
     spec = probe(dataclasses.replace(env, backend="sync"))
-    return ArrayEnv(explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
+    return ArrayEnv(_explained(env, lambda: make_task(env, render_mode)), spec, "the environment")
+
+
+# -- whether the task is there ----------------------------------------------------------------------------------------
+
+
+def can_serve() -> bool:
+    """Whether the packages are there that servers of environments and their clients need."""
+    needed = ("fastapi", "uvicorn", "websockets", "msgpack")
+    return all(importlib.util.find_spec(name) is not None for name in needed)
+
+
+def find_packages(env: EnvConfig) -> None:
+    """Raise ConfigError where environments cannot be served."""
+    if not can_serve():
+        raise ConfigError(
+            f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
+            f"{install_command('serve')}"
+        )
+
+
+@guarding(IMPORT)
+def find_task(env: EnvConfig) -> None:
+    """Check that env.id names a task that Gymnasium knows and that env.backend can make."""
+    module, _, name = env.id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except (Exception, SystemExit) as e:  # a user's module may raise anything
+            raise ConfigError(
+                f"env.id={env.id}: module {module} cannot be imported ({in_one_line(e)}): install it, or mend it, "
+                "or start in the folder that holds it"
+            ) from e
+    register_extra(env.id)
+    for keyword in env.kwargs.keys() & _NOT_THE_TASKS.keys():
+        raise ConfigError(
+            f"env.kwargs.{keyword}={env.kwargs[keyword]} is not the task's to set: {_NOT_THE_TASKS[keyword]}"
+        )
+    registered = gym.registry.get(name)
+    if registered is None:
+        raise ConfigError(f"env.id={env.id}: {_why_unknown(name, imported=bool(module))}")
+    if env.backend == "native" and registered.vector_entry_point is None:
+        raise ConfigError(
+            f"env.backend=native: {env.id} brings no batched implementation (vector_entry_point): "
+            "use env.backend=sync"
+        )
+    if env.backend == "batched" and (why := why_not_batched(env)):
+        raise ConfigError(f"env.backend=batched: {env.id} is not stepped as a batch: {why}")
+    if env.backend != "native" and registered.entry_point is None:
+        raise ConfigError(
+            f"env.id={env.id} is only a batched implementation (vector_entry_point): env.backend=sync, pool and "
+            "auto, and evaluation in any case, step single environments: register an entry_point too"
+        )
+
+
+def _why_unknown(name: str, *, imported: bool) -> str:
+    try:
+        namespace, base, _ = parse_env_id(name)
+    except gym.error.Error:
+        return "an id has the form [module:][namespace/]Name-v0"
+    versions = sorted(
+        (known.version or 0, known.id)
+        for known in gym.registry.values()
+        if (known.namespace, known.name) == (namespace, base)
+    )
+    if versions:
+        return f"there is no such version, but {', '.join(known for _, known in versions)}"
+    tail = "" if imported else "; a task of your own needs its module in front, e.g. my_pkg.envs:MyEnv-v0"
+    return f"Gymnasium knows no task {name}{near(name, list(gym.registry))}{tail}"
+
+
+# -- why it cannot be made or started --------------------------------------------------------------------------------
+
+
+def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
+    """Call, and turn whatever the task raises into a ConfigError that names the settings behind it."""
+    cause: BaseException
+    try:
+        return call()
+    except ConfigError as e:
+        message, cause = f"env.id={env.id}: {e}", e
+    except (gym.error.DependencyNotInstalled, ImportError) as e:
+        message, cause = f"env.id={env.id} needs a package that is not installed: {_install_hint(env, e)}", e
+    except (WrongOutput, EnvError) as e:
+        message, cause = f"env.id={env.id} cannot be trained on: {_of_the_probe(e)}", e
+    except (Exception, SystemExit) as e:  # a task may raise anything
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(e))
+        if unknown and unknown[1] in {*env.kwargs, "max_episode_steps"}:
+            message = _why_keyword(env, unknown[1])
+        else:
+            settings = f"env.id={env.id} with env.kwargs={env.kwargs}"
+            message = f"{settings} cannot be made and started: {in_one_line(e)}"
+        cause = e
+    raise ConfigError(_one_paragraph(message)) from cause
+
+
+def _of_the_probe(error: WrongOutput | EnvError) -> str:
+    return (
+        str(error).replace("evaluation environment 0", "it") if isinstance(error, EnvError) else f"it {error}"
+    )
+
+
+def _one_paragraph(message: str) -> str:
+    return " ".join(message.split())
+
+
+def _install_hint(env: EnvConfig, error: Exception) -> str:
+    entry_point = gym.registry[env.id.rpartition(":")[2]].entry_point
+    for extra in ("box2d", "mujoco"):
+        if isinstance(entry_point, str) and entry_point.startswith(f"gymnasium.envs.{extra}"):
+            return install_command(extra)
+    if entry_point == "ddppo.envs.tasks.cloud.env:CloudEnv":
+        return install_command("cloud")
+    return str(error)
+
+
+def _why_keyword(env: EnvConfig, keyword: str) -> str:
+    registered = gym.registry[env.id.rpartition(":")[2]]
+    is_batch = env.is_ale or env.backend == "native"
+    entry_point = registered.vector_entry_point if is_batch else registered.entry_point
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
+    assert creator is not None, env.id
+    known = [
+        name
+        for name, parameter in inspect.signature(creator).parameters.items()
+        if name not in _NOT_THE_TASKS
+        and not (env.is_ale and name in ATARI_OURS)
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    if keyword == "max_episode_steps" and env.max_episode_steps is not None:
+        return (
+            f"env.max_episode_steps={env.max_episode_steps}: the batched implementation of {env.id} has no "
+            "such limit: use env.backend=sync"
+        )
+    accepted = f"it accepts {', '.join(known)}" if known else "it accepts none"
+    return f"env.kwargs.{keyword}: {env.id} does not accept this keyword{near(keyword, known)}; {accepted}"

@@ -50,7 +50,7 @@ from ddppo.errors import ConfigError
 
 Say = Callable[[str], None]
 
-_IT = EnvNames(range(1), rank=None)  # whom explaining.py calls "it"
+_IT = EnvNames(range(1), rank=None)  # which probe.py calls "it"
 _MASKABLE = ("discrete", "multi_discrete")
 # Under which other libraries hand over what is a mask here.
 _ALMOST_METHODS = (

@@ -33,8 +33,7 @@ from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
 from ddppo.envs.native import make_native
 from ddppo.envs.probing.advice import kept_over_resets, statistics
-from ddppo.envs.probing.finding import find_packages, find_task
-from ddppo.envs.probing.probe import probe
+from ddppo.envs.probing.probe import find_packages, find_task, probe
 from ddppo.envs.saving.packing import packed, unpacked
 from ddppo.envs.scalar.row_env import RowEnv, make_row_env, played
 from ddppo.envs.vec_env import EnvSpec
