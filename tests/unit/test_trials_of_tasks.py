@@ -136,6 +136,19 @@ def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, monkeypatch):
     assert "are untried" in said
 
 
+def interrupt():
+    raise KeyboardInterrupt
+
+
+def test_one_that_breaks_off_the_trial_otherwise_is_said_to_be_untried(own):
+    (said,) = tried(own(in_step(5, interrupt))).warnings
+    assert said.startswith(
+        "the trial of env.id=Own-v0 broke off after 4 steps at random, by KeyboardInterrupt, in inter"
+    )
+    with pytest.raises(ConfigError, match="cannot be made and started: KeyboardInterrupt, in interrupt"):
+        tried(own(resets=lambda self: interrupt()))
+
+
 def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, monkeypatch, capsys):
     monkeypatch.setattr(trial, "_ENOUGH_S", 0.1)
     monkeypatch.setattr(trial, "_START_S", 0.3)

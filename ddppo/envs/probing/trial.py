@@ -14,7 +14,6 @@ import pickle
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,7 +41,7 @@ from ddppo.processes.fork_server import FORKS
 from ddppo.processes.forking import how_ended
 from ddppo.processes.signals import die_with_parent, stop_signals_kill
 from ddppo.terminal import warn
-from ddppo.tracebacks import place_of
+from ddppo.tracebacks import in_one_line, place_of
 
 _STEPS = 20  # of each part of the trial; of slow tasks fewer, two at least
 _SECONDS = 0.5  # of stepping in all, unless two steps of each part take longer
@@ -51,6 +50,7 @@ _TEXT_STEPS = 5
 _START_S = 600.0  # to be made, reset and stepped once, which every run needs
 _ENOUGH_S = 30.0  # for the rest; also after which a task that is not made yet is told of
 _TOLD = "an environment that went on from another's state, in the midst of its second episode, had"
+_UNTRIED = "its further steps, and whether checkpoints hold exactly what its environments are in the midst of, are untried"
 _NAMES = EnvNames(range(2), rank=None)
 
 Tell = Callable[[str, Any], None]
@@ -195,10 +195,7 @@ def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> Tried
         limit_s = _ENOUGH_S if spec is not None or not is_late else _START_S
         if not reading.poll(max(0.0, began + limit_s - time.monotonic())):
             if spec is not None:
-                untried = (
-                    f"env.id={env.id} was tried for {_ENOUGH_S:g} s, which ended {at}: its further steps, and whether "
-                    "checkpoints hold exactly what its environments are in the midst of, are untried"
-                )
+                untried = f"env.id={env.id} was tried for {_ENOUGH_S:g} s, which ended {at}: {_UNTRIED}"
                 return Tried(spec, (*said, untried))
             if is_late:
                 raise ConfigError(f"env.id={env.id} does not answer, {at}, within {_START_S:g} s: it hangs")
@@ -224,7 +221,11 @@ def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> Tried
             case "unknown":
                 raise _Unknown
             case "fault":
-                raise AssertionError(f"the trial of env.id={env.id} failed:\n{value}")
+                if spec is None:
+                    raise ConfigError(f"env.id={env.id} cannot be made and started: {value}")
+                return Tried(
+                    spec, (*said, f"the trial of env.id={env.id} broke off {at}, by {value}: {_UNTRIED}")
+                )
             case _:
                 assert kind == "done", kind
                 assert spec is not None
@@ -240,7 +241,8 @@ def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
     die_with_parent()
     stop_signals_kill()
     leave_alone()
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives): what a task prints, it prints again in the run
+    # What a task prints here, it prints again in the run.
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process lives)
     os.dup2(sys.stdout.fileno(), 1)
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)  # its other threads were left behind by the fork, and would be waited for
@@ -257,8 +259,8 @@ def _be_the_trial(env: EnvConfig, writing: Connection) -> None:
     except EnvRaised as e:
         place = "" if e.__cause__ is None else place_of(e.__cause__)
         tell("flawed", f"env.id={env.id} cannot be trained on: {_said(env, e.said)}{place}")
-    except BaseException:
-        tell("fault", traceback.format_exc())
+    except BaseException as e:
+        tell("fault", in_one_line(e))
 
 
 def _said(env: EnvConfig, of_env: str) -> str:
