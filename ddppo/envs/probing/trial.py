@@ -50,7 +50,7 @@ _TEXT_STEPS = 5
 _START_S = 600.0  # to be made, reset and stepped once, which every run needs
 _ENOUGH_S = 30.0  # for the rest; also after which a task that is not made yet is told of
 _TOLD = "an environment that went on from another's state, in the midst of its second episode, had"
-_UNTRIED = "its further steps, and whether checkpoints hold exactly what its environments are in the midst of, are untried"
+_UNTRIED = "its further steps, and whether checkpoints hold exactly what environments are in the midst of, are untried"
 _NAMES = EnvNames(range(2), rank=None)
 
 Tell = Callable[[str, Any], None]
