@@ -66,17 +66,17 @@ def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:
         raise TrainingError(why) from None  # e may be of a class that the launcher's process cannot read
 
 
-class Told(NamedTuple):
+class Failures(NamedTuple):
     """Why runs of a sweep failed, and whether a step after training did in others."""
 
     failed: list[str]
     is_unfinished: bool
 
 
-def tell_sweep(error: Exception | None) -> Told:
+def tell_sweep(error: Exception | None) -> Failures:
     """Print how a sweep's runs ended and return what went wrong; nothing where no sweep was run."""
     if SweepFolder.path is None:
-        return Told([], False)
+        return Failures([], False)
     from ddppo.run import sweep
 
     outcomes = sweep.outcomes(SweepFolder.path, SweepFolder.before)
@@ -89,4 +89,4 @@ def tell_sweep(error: Exception | None) -> Told:
     if outcomes:
         text = sweep.in_words(outcomes, SweepFolder.path, SweepFolder.before)
         print(text, file=sys.stderr if failed or is_unfinished else sys.stdout)
-    return Told(failed, is_unfinished)
+    return Failures(failed, is_unfinished)

@@ -282,26 +282,26 @@ class _State:
         return found
 
 
-class _Place(NamedTuple):
+class _Surroundings(NamedTuple):
     """The working directory, None if it is gone, and multiprocessing's start method, None before one is chosen."""
 
     folder: str | None
     start_method: str | None
 
     @classmethod
-    def now(cls) -> "_Place":
+    def now(cls) -> "_Surroundings":
         with suppress(OSError):
             return cls(os.getcwd(), multiprocessing.get_start_method(allow_none=True))
         return cls(None, multiprocessing.get_start_method(allow_none=True))
 
-    def enter(self, here: "_Place") -> None:
+    def enter(self, here: "_Surroundings") -> None:
         if self.folder is not None and here.folder != self.folder:
             with suppress(OSError):  # it is gone
                 os.chdir(self.folder)
         if here.start_method != self.start_method:
             multiprocessing.set_start_method(self.start_method, force=True)
 
-    def said(self, now: "_Place") -> list[str]:
+    def said(self, now: "_Surroundings") -> list[str]:
         found = []
         if self.folder != now.folder:
             found.append(f"the working directory from {self.folder} to {now.folder}")
@@ -314,8 +314,8 @@ class _Place(NamedTuple):
 class _Own(NamedTuple):
     """A task's places: after its import, in which each of its environments is made, and that of now."""
 
-    imported: _Place
-    now: _Place
+    imported: _Surroundings
+    now: _Surroundings
 
 
 _own: dict[str, _Own] = {}  # by env.id, of tasks that have changed their place
@@ -326,13 +326,13 @@ IMPORT, MADE, TRIED, STEPPED = "its import", "its making", "its first steps", "i
 @contextmanager
 def watched(what: str) -> Iterator[list[str]]:
     """Put back what a block of code changes in this process; once it has ended the list says what, in sentences."""
-    place, before, changes = _Place.now(), _State(), list[str]()
+    place, before, changes = _Surroundings.now(), _State(), list[str]()
     try:
         yield changes
     finally:
-        found = [*place.said(_Place.now()), *(said for _, said in before.put_back())]
+        found = [*place.said(_Surroundings.now()), *(said for _, said in before.put_back())]
         changes += [f"{what} changed {said}" for said in found]
-        place.enter(_Place.now())
+        place.enter(_Surroundings.now())
 
 
 @contextmanager
@@ -347,7 +347,7 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
             _begin_where_it_was_imported(env_id)
         yield
         return
-    place, before = _Place.now(), _State(is_quick=is_quick)
+    place, before = _Surroundings.now(), _State(is_quick=is_quick)
     known = _own.get(env_id)
     if known is not None:
         (known.imported if what in (IMPORT, MADE) else known.now).enter(place)
@@ -356,7 +356,7 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
         yield
     except (KeyboardInterrupt, GeneratorExit):  # all ends, and what ends it may have changed handlers
         _depth -= 1
-        place.enter(_Place.now())
+        place.enter(_Surroundings.now())
         raise
     except BaseException:
         _end(env_id, what, place, before)
@@ -365,10 +365,10 @@ def guarded(env_id: str, what: str, *, is_quick: bool = False) -> Iterator[None]
         _end(env_id, what, place, before)
 
 
-def _end(env_id: str, what: str, place: _Place, before: _State) -> None:
+def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
     global _depth
     _depth -= 1
-    found, now, known = before.put_back(), _Place.now(), _own.get(env_id)
+    found, now, known = before.put_back(), _Surroundings.now(), _own.get(env_id)
     moved = place.said(now) if known is None else []
     if now != place or known is not None:
         imported = place if known is None else known.imported
@@ -412,9 +412,9 @@ def leave_alone() -> None:
 def _begin_where_it_was_imported(env_id: str) -> None:
     """Go to a task's place after its import, as in other processes, before an environment is made."""
     if env_id in _own:
-        _own[env_id].imported.enter(_Place.now())
+        _own[env_id].imported.enter(_Surroundings.now())
         return
     if module := env_id.rpartition(":")[0]:
         with suppress(Exception, SystemExit):  # which is raised again as the environment is made
             importlib.import_module(module)
-    _own[env_id] = _Own(_Place.now(), _Place.now())
+    _own[env_id] = _Own(_Surroundings.now(), _Surroundings.now())

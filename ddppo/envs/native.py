@@ -36,8 +36,7 @@ from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_numbers, as_pixels
 from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
 from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.meaning import spaces_described
-from ddppo.envs.unsaved import Unsaved
-from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
+from ddppo.envs.vec_env import EnvSpec, EnvStep, Options, Unsaved
 from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec, each
 

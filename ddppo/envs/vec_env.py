@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from ddppo.envs.encoding.rows import ObsArrays
-from ddppo.envs.faults import EnvNames
+from ddppo.envs.faults import EnvNames, no_state
 from ddppo.spaces import ActionSpec, EnvSpec
 
-__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "Options", "VecEnv"]
+__all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "Options", "Unsaved", "VecEnv"]
 
 
 Options = Sequence[Mapping[str, Any]]  # of a reset, as Gymnasium takes them, of each environment
@@ -92,3 +92,18 @@ class VecEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Unsaved:
+    """The part of a `VecEnv` that is about states, where these are not known: each raises EnvStateError."""
+
+    names: EnvNames
+
+    def state(self) -> dict[str, Any]:
+        raise no_state(self.names)
+
+    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
+        raise no_state(self.names)
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        raise no_state(self.names)

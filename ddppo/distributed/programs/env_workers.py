@@ -14,8 +14,7 @@ from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.envs.encoding.rows import RowLayout
 from ddppo.envs.faults import EnvNames, no_options
-from ddppo.envs.unsaved import Unsaved
-from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
+from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.learner import Update
 from ddppo.spaces import each

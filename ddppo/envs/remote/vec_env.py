@@ -11,8 +11,7 @@ from ddppo.envs.remote.connection import EnvServerFault
 from ddppo.envs.remote.env_pool import SyncEnvPool
 from ddppo.envs.remote.sessions import Answer
 from ddppo.envs.remote.source import Source, patience
-from ddppo.envs.unsaved import Unsaved
-from ddppo.envs.vec_env import EnvStep, Options
+from ddppo.envs.vec_env import EnvStep, Options, Unsaved
 from ddppo.errors import EnvError
 from ddppo.spaces import EnvSpec, each, leaves
 
