@@ -136,6 +136,22 @@ def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, monkeypatch):
     assert "are untried" in said
 
 
+def test_one_that_resets_slowly_is_reset_a_few_times_only(own, monkeypatch, tmp_path):
+    def noted(self):
+        with (tmp_path / "resets").open("a") as file:
+            file.write("x")
+
+    def num_resets():
+        (tmp_path / "resets").unlink(missing_ok=True)
+        ends = (np.zeros(2, np.float32), 1.0, True, False, {})
+        assert tried(own(lambda self, k: ends, noted)).warnings == ()
+        return len((tmp_path / "resets").read_text())
+
+    assert num_resets() > 50
+    monkeypatch.setattr(trial, "_SECONDS", 0.0)  # of which any reset takes more
+    assert num_resets() <= 12
+
+
 def interrupt():
     raise KeyboardInterrupt
 
