@@ -104,6 +104,27 @@ def test_make_vec_env_and_make_env_explain_themselves_as_probe_does():
         make_env(EnvConfig(id="CartPole-v7"))
 
 
+def test_a_task_that_takes_no_render_mode_is_told_so_where_pictures_are_asked_for(monkeypatch):
+    class Blind(gym.Env):
+        metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+        observation_space = action_space = gym.spaces.Discrete(2)
+
+        def __init__(self):
+            pass
+
+        def reset(self, *, seed=None, options=None):
+            return 0, {}
+
+        def step(self, action):
+            return 0, 0.0, False, False, {}
+
+    monkeypatch.setitem(gym.registry, "Blind-v0", gym.envs.registration.EnvSpec("Blind-v0", Blind))
+    with pytest.raises(
+        ConfigError, match=r"^env.id=Blind-v0 takes no render_mode, .*: let its __init__ take"
+    ):
+        make_env(EnvConfig(id="Blind-v0"), render_mode="rgb_array")
+
+
 def test_importing_the_environments_imports_no_torch():
     code = "import sys, ddppo.envs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

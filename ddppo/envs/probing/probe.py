@@ -181,6 +181,11 @@ def _explained(env: EnvConfig, call: Callable[[], T]) -> T:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(e))
         if unknown and unknown[1] in {*env.kwargs, "max_episode_steps"}:
             message = _why_keyword(env, unknown[1])
+        elif unknown and unknown[1] == "render_mode":
+            message = (
+                f"env.id={env.id} takes no render_mode, so that no pictures can be had of it: let its __init__ take "
+                "render_mode=None, its metadata list the modes, and its render() return what render_mode asks for"
+            )
         else:
             settings = f"env.id={env.id} with env.kwargs={env.kwargs}"
             message = f"{settings} cannot be made and started: {in_one_line(e)}"
