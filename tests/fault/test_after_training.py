@@ -14,6 +14,7 @@ from ddppo import evaluate, train
 from ddppo.run import checkpoint
 from ddppo.run.evaluating import scoring
 from ddppo.run.records import recorder
+from ddppo.run.records.display.words import closing
 from ddppo.seeding import derived_seed
 from tests.support import PATIENCE_S, TINY, door, lines, started, summary, wait_until
 
@@ -224,6 +225,7 @@ def test_a_signal_cuts_the_final_evaluation_short_and_the_same_command_repeats_i
     found = summary(tmp_path)
     assert (found["status"], found["env_steps"]) == ("stopped", 32)
     assert found["failed_after_training"][0]["why"] == what
+    assert f"stopped, but  the final evaluation was {what}\n" in closing(found, tmp_path)
     monkeypatch.setattr(scoring, "play_episodes", play)
     assert call(f"resume={tmp_path}") == (0, "")
     assert untimed(tmp_path) == untimed(undisturbed)

@@ -77,7 +77,10 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
         rows.append(("time", f"{1000 * t_iter:.1f} ms an iteration: {' '.join(shares)}"))
     rows += _by_role(summary["per_rank"])
     for each in summary.get("failed_after_training", ()):
-        rows.append((f"{summary['status']}, but", f"{each['step']} failed: {each['why']}"))
+        # a signal is no fault
+        is_cut_short = each["why"].startswith(("stopped by ", "interrupted"))
+        what = "was" if is_cut_short else "failed:"
+        rows.append((f"{summary['status']}, but", f"{each['step']} {what} {each['why']}"))
     final, best, target = summary["eval"]["final"], summary["eval"]["best"], summary["target"]
     if final:
         rows.append(("evaluation", _scores(final)))
