@@ -113,7 +113,14 @@ def _end_with_what_is_left(module: str, code: object) -> None:
 
 def _started() -> list[Any]:
     multiprocessing: Any = sys.modules.get("multiprocessing")
-    return multiprocessing.active_children() if multiprocessing is not None else []
+    if multiprocessing is None:
+        return []
+    return [each for each in multiprocessing.active_children() if not _is_of_the_launcher(each)]
+
+
+def _is_of_the_launcher(it: Any) -> bool:
+    """Whether a thread or process is joblib's: its launcher ends them as the program ends."""
+    return type(it).__module__.startswith("joblib.")
 
 
 def end_processes_left() -> None:
@@ -123,11 +130,13 @@ def end_processes_left() -> None:
 
 
 def threads_left() -> list[threading.Thread]:
-    """Return the threads that a program's end waits for, once they have had a moment."""
+    """Return the threads of tasks that a program's end waits for, once they have had a moment."""
     threads = [
         each
         for each in threading.enumerate()
-        if not each.daemon and each not in (threading.main_thread(), threading.current_thread())
+        if not each.daemon
+        and each not in (threading.main_thread(), threading.current_thread())
+        and not _is_of_the_launcher(each)
     ]
     end = time.monotonic() + _PATIENCE_S
     for each in threads:
