@@ -187,7 +187,7 @@ def test_a_task_whose_state_cannot_be_had_says_so_and_is_resumed_with_new_episod
     again = resumed(run_dir, "resume_state=approximate")
     assert again.stderr.count("the run goes on approximately, its environments with new episodes") == 1
     quiet = trained(tmp_path / "quiet", *task, "resume_state=approximate")
-    assert quiet.stderr == ""
+    assert "checkpoints will not hold" not in quiet.stderr
 
 
 @pytest.mark.slow

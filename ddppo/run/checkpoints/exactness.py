@@ -40,8 +40,10 @@ def missing(config: Config, spec: EnvSpec, state: dict[str, Any]) -> str | None:
     """Return why a run cannot go on from a checkpoint's state exactly; None if it can."""
     if is_between_episodes(config, spec):
         return None
-    if find(config.dist.topology).own_pace:
-        return why_left_out(config)
+    # What a checkpoint holds is gone on from, unless the run says that it may be left aside.
+    may_leave_aside = find(config.dist.topology).own_pace or config.resume_state == "approximate"
+    if may_leave_aside and (why := why_left_out(config)):
+        return why
     held = state.get("environments") or {"missing": "it is of a run that played whole episodes"}
     if "missing" in held:
         return str(held["missing"])
