@@ -390,7 +390,7 @@ def _end(env_id: str, what: str, place: _Surroundings, before: _State) -> None:
 
 
 def guarding(what: str) -> Callable[[Call], Call]:
-    """Have a function whose first argument is an EnvConfig, and which runs the task's code, run `guarded`."""
+    """Decorate a function that runs the task's code, with an EnvConfig as its first argument: it runs `guarded`."""
 
     def decorated(function: Call) -> Call:
         @functools.wraps(function)

@@ -80,7 +80,7 @@ def _action_names(task: Any) -> list[str] | None:
 
 
 def differences(stored: Plain | None, found: Plain | None) -> list[str]:
-    """Return in what a task differs from the one whose description was stored; [] where it is not known of both.
+    """Return the differences between a stored description and a task, a sentence each; [] if either is unknown.
 
     Of actions everything counts, except float32 against float64. Of observations these count: names and their order,
     spaces, shapes, numbers of choices and where they start, whether they are pixels, and bounds that both tasks have (a

@@ -30,7 +30,7 @@ def load_policy(
     """Return the policy of a run folder. checkpoint: last, best, or the path of one; seed: of sampled actions.
 
     Raises ConfigError for a folder that holds no run, a checkpoint that is none, a task of text or one that cannot be
-    made here, or (unless other_spaces) one whose spaces are not those that the policy was trained on.
+    made here, or (unless other_spaces) one with other spaces than the policy was trained on.
     """
     found = trained(run, checkpoint, device, other_spaces=other_spaces)
     no_text(found, f"load_policy({str(run)!r})")

@@ -261,10 +261,10 @@ OLD = {
     r"returned a value of type ndarray and shape \(2,\) from reset\(\) in its first"),
     "an observation that is a pair": (
         {"on_reset": (PAIR, PAIR)},
-        r"a pair whose second is a value of type ndarray and shape \(2,\) from reset\(\)",
+        r"a pair with a value of type ndarray and shape \(2,\) as info from reset\(\)",
     ),
     "a bare observation in a list": ({"on_reset": [0.5, -0.5]},
-    r"a pair whose second is -0.5 of type float from reset\(\)"),
+    r"a pair with -0.5 of type float as info from reset\(\)"),
     "nothing": ({"on_reset": None}, r"returned None from reset\(\)"),
     "three values": ({"on_reset": (PAIR, {}, 1)}, r"returned 3 values from reset\(\)"),
     "four values": ({"on_step": (PAIR, 1.0, False, {})},

@@ -215,7 +215,7 @@ def decode_actions(space: gym.Space, actions: np.ndarray) -> np.ndarray:
 
 
 def _whole_actions(space: Box, actions: np.ndarray) -> np.ndarray:
-    """Clip and round actions of 64-bit integers, whose bounds no float holds: by integers, where they are beyond."""
+    """Clip and round actions of 64-bit integers. No float holds their bounds, so what is beyond is set as integers."""
     most = 2.0 ** (63 if space.dtype.kind == "i" else 64)
     rounded = np.rint(np.asarray(actions, np.float64))
     least = -most if space.dtype.kind == "i" else 0.0

@@ -121,7 +121,7 @@ def as_pair(answer: Any) -> tuple[Any, Mapping[Any, Any]]:
         raise _no_pair(described(answer) if not isinstance(answer, tuple) else f"{len(answer)} values")
     obs, info = answer
     if not (info is None or isinstance(info, Mapping)):
-        raise _no_pair(f"a pair whose second is {described(info)}")
+        raise _no_pair(f"a pair with {described(info)} as info")
     return obs, as_info(info)
 
 
@@ -247,7 +247,7 @@ def flat_mask(mask: Any) -> np.ndarray:
 
 
 class PlainAnswers(gym.Wrapper):
-    """A task with its own spaces, whose answers are read as above: ends are bool, and a mask stands in the info.
+    """Read a task's answers as above and keep its spaces: ends are bool, and a mask stands in the info.
 
     For tasks that are played one by one; a `RowEnv` reads answers by itself. Raises WrongOutput.
     """

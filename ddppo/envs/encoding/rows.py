@@ -189,7 +189,7 @@ def as_floats(array: np.ndarray, dtype: np.dtype, label: str = "", *, is_whole: 
         # One pass says of most arrays that no number is beyond, a second of all but few.
         if np.vdot(floats, floats) < most * most / 2 or np.abs(floats).max(initial=0) < most:
             return floats
-    except (ArithmeticError, RuntimeWarning):  # as who made NumPy's warnings errors has it
+    except (ArithmeticError, RuntimeWarning):  # where NumPy's warnings are errors
         pass
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -196,7 +196,7 @@ def on_actions(space: Plain, *, squash: str = "none", std: float = 1.0) -> str |
 
 
 def on_observations(space: Plain, name: str = "") -> str | None:
-    """Return what is said of a Box from 0 to 255 in the shape of a picture whose numbers are not uint8."""
+    """Return what is said of a Box from 0 to 255 in the shape of a picture, but not of uint8."""
     if space["space"] != "Box" or (space["low"], space["high"]) != (0, 255) or space["dtype"] == "uint8":
         return None
     shape = space["shape"]

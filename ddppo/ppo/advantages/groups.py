@@ -46,7 +46,7 @@ def group_statistics(
 
 
 def merge_group_statistics(parts: torch.Tensor) -> torch.Tensor:
-    """Return the statistics `[6, K]` of groups whose parts on the ranks have `[W, 6, K]`, however they were split."""
+    """Combine the ranks' statistics of their parts of K groups, `[W, 6, K]`, into those of the groups, `[6, K]`."""
     return torch.cat([merge_moments(parts[:, :3]), parts[:, 3:4].amin(dim=0), parts[:, 4:].amax(dim=0)])
 
 
