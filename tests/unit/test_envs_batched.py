@@ -9,7 +9,7 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
-from ddppo.envs.batched import BATCHED_IDS, classic, native_tasks
+from ddppo.envs.batched import BATCHED_IDS, classic, native_tasks, why_not_batched
 from ddppo.envs.batched.batch import BatchedEnvs
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.make import settled
@@ -169,7 +169,8 @@ def test_a_task_that_was_registered_anew_under_a_known_id_is_not_taken_for_gymna
     mine = dataclasses.replace(gym.registry["CartPole-v1"], kwargs={"sutton_barto_reward": True})
     monkeypatch.setitem(gym.registry, "CartPole-v1", mine)
     env = EnvConfig(id="CartPole-v1")
-    assert settled(env, probe(env), num_envs=8, cores=1).backend == "sync"
+    assert why_not_batched(env) is not None
+    assert settled(env, probe(env), num_envs=1, cores=1).backend == "sync"  # with more, a clock would decide
 
 
 @pytest.mark.usefixtures("stepped_by")
