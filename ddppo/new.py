@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 import ddppo
-from ddppo.config import conf_dir, setting
+from ddppo.config import presets, setting
 from ddppo.errors import ConfigError
 from ddppo.files import stored
 from ddppo.options import door, parse
@@ -79,7 +79,7 @@ def _check_name(name: str) -> None:
     if name in ("tests", "conf") or (spec is not None and spec.origin is not None):
         raise ConfigError(f"name={name}: something here has that name already, and would be imported instead")
     for group in sorted({path.parent.name for path in _TEMPLATES.glob("conf/*/*.yaml")}):
-        if (conf_dir() / group / f"{name}.yaml").exists():
+        if name in presets(group):
             raise ConfigError(
                 f"name={name}: ddppo has a preset {group}={name}, which would be taken for the project's own"
             )

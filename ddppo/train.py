@@ -89,8 +89,6 @@ def _command() -> None:
         os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
         sys.argv[1:] = prepared_arguments(sys.argv[1:])
         configuration.register()
-        # Hydra looks for launchers in packages of the name hydra_plugins only.
-        sys.path.append(str(Path(__file__).parent / "_plugins"))
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()

@@ -135,12 +135,12 @@ def _choices(asked: Question) -> list[list[str]]:
 
     What env.backend=auto takes follows from a moment of the machine, and is not always the same.
     """
-    from ddppo.envs.batched.make import BATCHED_IDS
+    from ddppo.envs.batched.make import batched_ids
 
     axes = {key: values for key, values in asked.axes.items() if key != W}
     if not asked.names("env.backend") and not asked.through_slurm:
         env = composed((*asked.of_run, *(f"{key}={values[0]}" for key, values in axes.items()))).env
-        is_one_batch = env.id in BATCHED_IDS and not {"step_time_s", "reset_time_s"} & env.kwargs.keys()
+        is_one_batch = env.id in batched_ids() and not {"step_time_s", "reset_time_s"} & env.kwargs.keys()
         if not (is_one_batch or env.is_ale or env.is_envpool) and env.backend == "auto":
             axes = {"env.backend": ("sync", "pool"), **axes}
     return [[f"{key}={value}" for value in values] for key, values in axes.items()]

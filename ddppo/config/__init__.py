@@ -5,7 +5,7 @@ them against these dataclasses, `from_omegaconf` converts the result, and `valid
 starts. Nothing changes it afterwards. Imports no torch, so that `--help` is quick.
 """
 
-from ddppo.config.compose import SCHEMAS, conf_dir, folder_name, register, stamp
+from ddppo.config.compose import SCHEMAS, conf_dir, conf_dirs, folder_name, presets, register, stamp
 from ddppo.config.fields import check_fields, near, setting
 from ddppo.config.rules import batch_shape, check_restarts, layout, validate
 from ddppo.config.settings import (
@@ -48,6 +48,7 @@ __all__ = [
     "check_fields",
     "check_restarts",
     "conf_dir",
+    "conf_dirs",
     "escaped",
     "folder_name",
     "from_omegaconf",
@@ -55,6 +56,7 @@ __all__ = [
     "layout",
     "load",
     "near",
+    "presets",
     "register",
     "setting",
     "stamp",

@@ -1,25 +1,45 @@
-"""What Hydra is told before it composes: the schemas of the groups, the presets' folder, the names of run folders."""
+"""What Hydra is told before it composes: the schemas of the groups, the presets' folders, the names of run folders."""
 
 import hashlib
 import re
 import secrets
 import string
+import sys
 import time
 from functools import partial
 from pathlib import Path
 
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ddppo.config.help import help_text
 from ddppo.config.settings import SECTIONS, Config, GpUcbSweeperConfig, SlurmLauncherConfig
+from ddppo.plugins import added, imported, plugins
 
 # Entries of Hydra's that presets stand on, and no options of a group.
 SCHEMAS = ("schema", "slurm_schema", "gp_ucb_schema")
 
 
+class PresetsOfPlugins(SearchPathPlugin):
+    """Has Hydra look for presets in the conf/ of each plugin too, behind ddppo's own."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for folder in conf_dirs()[1:]:
+            search_path.append("ddppo.plugins", f"file://{folder}")
+
+
 def register() -> None:
-    """Put the schemas into Hydra's ConfigStore: `schema` for the root, `<group>/schema` for each group."""
+    """Put the schemas into Hydra's ConfigStore: `schema` for the root, `<group>/schema` for each group.
+
+    Plugins bring schemas of their own, by `<group>/<name>`, and presets. Raises ConfigError for a faulty plugin.
+    """
+    # Hydra looks for launchers and sweepers in packages of the name hydra_plugins only.
+    if (folder := str(Path(__file__).resolve().parents[1] / "_plugins")) not in sys.path:
+        sys.path.append(folder)
+    Plugins.instance().register(PresetsOfPlugins)
     store = ConfigStore.instance()
     # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
     setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
@@ -28,7 +48,10 @@ def register() -> None:
         store.store(group=group, name="schema", node=section)
     store.store(group="hydra/launcher", name="slurm_schema", node=SlurmLauncherConfig)
     store.store(group="hydra/sweeper", name="gp_ucb_schema", node=GpUcbSweeperConfig)
-    text = help_text(conf_dir(), Config, list(SECTIONS), SlurmLauncherConfig, GpUcbSweeperConfig)
+    for name, path in added("schemas").items():
+        group, _, schema = name.rpartition("/")
+        store.store(group=group, name=schema, node=imported(path))
+    text = help_text(presets, Config, list(SECTIONS), SlurmLauncherConfig, GpUcbSweeperConfig)
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
@@ -69,3 +92,17 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parents[1]
     installed = package / "conf"
     return installed if installed.is_dir() else package.parent / "conf"
+
+
+def conf_dirs() -> list[Path]:
+    """Return the folders of presets: ddppo's own, then those of plugins."""
+    return [conf_dir(), *(plugin.conf for plugin in plugins() if plugin.conf is not None)]
+
+
+def presets(group: str) -> dict[str, Path]:
+    """Return the presets of a group, such as env, or experiment with those in its folders, by their names."""
+    found: dict[str, Path] = {}
+    for folder in conf_dirs():
+        for path in sorted((folder / group).rglob("*.yaml")):
+            found.setdefault(path.relative_to(folder / group).with_suffix("").as_posix(), path)
+    return dict(sorted(found.items()))

@@ -3,6 +3,7 @@
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,14 @@ def description(path: Path) -> str:
     return ""
 
 
-def help_text(conf: Path, root: type, groups: list[str], launcher: type, sweeper: type) -> str:
-    """Return what `--help` prints for the presets under `conf` and the settings of `root`, a launcher and a sweeper."""
+def help_text(
+    presets: Callable[[str], Mapping[str, Path]], root: type, groups: list[str], launcher: type, sweeper: type
+) -> str:
+    """Return what `--help` prints for the presets of a group and the settings of `root`, a launcher and a sweeper."""
     lines = [_USAGE, "Groups and their options (group=option):"]
     for group in [*groups, "experiment", *_OF_HYDRA]:
         options = dict(_OF_HYDRA.get(group, {}))
-        for path in sorted((conf / group).rglob("*.yaml")):
-            options[path.relative_to(conf / group).with_suffix("").as_posix()] = description(path)
+        options |= {name: description(path) for name, path in presets(group).items()}
         lines += ["", f"  {group}"] if options else []
         lines += [_folded(f"    {name:<22}  ", text) for name, text in options.items()]
     lines += ["", "Settings (key=value), their defaults and meanings:"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddppo.config.compose import conf_dir
+from ddppo.config.compose import conf_dir, presets
 from ddppo.config.settings import EnvConfig
 from ddppo.errors import ConfigError, near
 
@@ -58,28 +58,27 @@ def _quoted(value: str) -> str:
 
 def _chosen(values: Mapping[str, str]) -> list[str]:
     """Return the presets of env that a command line asks for: several in a sweep; of a resumed run it may be any."""
-    folder = conf_dir()
-    every = sorted(path.stem for path in (folder / "env").glob("*.yaml"))
+    every = list(presets("env"))
     if "resume" in values:
         return every
     given = values.get("env")
     if given is None and values.get("experiment", "null") != "null":
-        given = _named(folder / "experiment" / f"{values['experiment']}.yaml", "override /env")
+        given = _named(presets("experiment").get(values["experiment"]), "override /env")
     if given is None:
-        given = _named(folder / "config.yaml", "env")
+        given = _named(conf_dir() / "config.yaml", "env")
     return [word for word in re.findall(r"[\w-]+", given or "") if word in every]
 
 
-def _named(path: Path, key: str) -> str | None:
+def _named(path: Path | None, key: str) -> str | None:
     """Return what the list of defaults of a preset names under a key."""
-    if not path.is_file():  # of which Hydra tells
+    if path is None:  # of which Hydra tells
         return None
     defaults = _read(path).get("defaults", ())
     return next((str(item[key]) for item in defaults if isinstance(item, dict) and key in item), None)
 
 
 def _kwargs(preset: str) -> Any:
-    return _read(conf_dir() / "env" / f"{preset}.yaml").get("kwargs", {})
+    return _read(presets("env")[preset]).get("kwargs", {})
 
 
 def _read(path: Path) -> dict[str, Any]:

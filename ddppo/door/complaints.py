@@ -5,7 +5,7 @@ import re
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config import Config, conf_dir, in_words, near
+from ddppo.config import Config, in_words, near, presets
 from ddppo.config.help import unknown_setting
 from ddppo.errors import ConfigError, EnvRaised, TrainingError
 from ddppo.package import install_command
@@ -42,8 +42,7 @@ def unknown_option(path: str, text: str) -> str:
     group, option = "/".join(parts[:depth]), "/".join(parts[depth:])
     if extra := _EXTRAS.get((group, option)):
         return f"{group}={option} needs a package that is not installed: {install_command(extra)}"
-    folder = conf_dir() / group
-    options = {p.relative_to(folder).with_suffix("").as_posix() for p in folder.rglob("*.yaml")}
+    options = set(presets(group))
     if parts[0] == "hydra":  # its own and those of plugins
         options |= set(re.findall(r"^\t(\w+)$", text, re.MULTILINE))
     return f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}"

@@ -1,6 +1,5 @@
-"""From settings to a model: one of ours, or a user's own by its import path."""
+"""From settings to a model: one of ours, one of a plugin, or a user's own by its import path."""
 
-import importlib
 from collections.abc import Iterable
 
 import torch
@@ -8,19 +7,14 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
-from ddppo.models.gnn import GNN
-from ddppo.models.language.hf import HuggingFacePolicy
-from ddppo.models.language.tokens import TokenPolicy
 from ddppo.models.memory import RecurrentActorCritic
 from ddppo.models.on_trunk import OnTrunk
+from ddppo.plugins import added, imported
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec, leaves
 from ddppo.tracebacks import in_one_line
 
-MODELS: dict[str, type[ActorCritic]] = {
-    "mlp": MLP, "cnn": OnTrunk, "resnet": OnTrunk, "dict": OnTrunk, "gnn": GNN, "token_policy": TokenPolicy,
-    "hf": HuggingFacePolicy,
-}  # fmt: skip
+MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP, "cnn": OnTrunk, "resnet": OnTrunk, "dict": OnTrunk}
 
 
 def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:
@@ -36,7 +30,7 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
             else f"model.name={config.name} with a task that is no text, the only thing it takes: use model=mlp"
         )
     has_pixels = any(leaf.dtype == "uint8" and len(leaf.shape) == 3 for leaf in leaves(spec.obs))
-    if config.name in MODELS and config.pixel_max != ModelConfig().pixel_max and not has_pixels:
+    if config.name in model_names() and config.pixel_max != ModelConfig().pixel_max and not has_pixels:
         raise ConfigError(
             f"model.pixel_max={config.pixel_max} has no effect where no image of uint8 is observed: leave it out"
         )
@@ -65,20 +59,26 @@ def model_class(config: ModelConfig) -> type[ActorCritic]:
     return MODELS.get(config.name) or _imported(config.name)
 
 
-def _imported(path: str) -> type[ActorCritic]:
+def model_names() -> list[str]:
+    """Return the names of all models: the core's, then those of plugins."""
+    return [*MODELS, *added("models")]
+
+
+def _imported(name: str) -> type[ActorCritic]:
+    path = added("models").get(name, name)
     module_name, _, attribute = path.partition(":")
     if not (module_name and attribute):
         raise ConfigError(
-            f"model.name={path}: neither one of {', '.join(MODELS)} nor an import path like my_pkg.models:MyModel"
+            f"model.name={name}: neither one of {', '.join(model_names())} nor an import path like my_pkg.models:MyModel"
         )
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        found = imported(path)
     except (Exception, SystemExit) as e:  # a user's module may raise anything
-        raise ConfigError(f"model.name={path}: cannot be imported: {in_one_line(e)}") from e
+        raise ConfigError(f"model.name={name}: cannot be imported: {in_one_line(e)}") from e
     if not (isinstance(found, type) and issubclass(found, ActorCritic)):
-        raise ConfigError(f"model.name={path}: must be a subclass of ddppo.models.ActorCritic")
+        raise ConfigError(f"model.name={name}: must be a subclass of ddppo.models.ActorCritic")
     if missing := getattr(found, "__abstractmethods__", None):
-        raise ConfigError(f"model.name={path}: does not define {', '.join(sorted(missing))}")
+        raise ConfigError(f"model.name={name}: does not define {', '.join(sorted(missing))}")
     return found
 
 

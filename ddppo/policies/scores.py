@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.domains.text.evaluation import play_alone, success_rates
 from ddppo.envs import make_eval_env
 from ddppo.policies.loading import Trained
 from ddppo.run.evaluating.evaluation import Scores, play_episodes
-from ddppo.run.evaluating.text_evaluation import play_alone, success_rates
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
 

@@ -16,12 +16,13 @@ from ddppo.distributed.programs.kit import Kit, Program, Replica
 from ddppo.envs import probe, settled
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, images_in
+from ddppo.plugins import imported
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
 from ddppo.run.loop.compilation import why_not_cpp
 from ddppo.run.measuring.machines import gather_machines
-from ddppo.topologies import Layout, Topology, find, imported
+from ddppo.topologies import Layout, Topology, find
 from ddppo.tracebacks import in_one_line
 
 

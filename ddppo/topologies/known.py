@@ -1,10 +1,9 @@
 """The topologies that ddppo has, by name, and how another is found by its import path."""
 
 import functools
-import importlib
-from typing import Any
 
 from ddppo.errors import ConfigError, near
+from ddppo.plugins import imported
 from ddppo.topologies.actors import multi_learner, sync_actors
 from ddppo.topologies.async_actors import ASYNC_ACTORS
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
@@ -137,9 +136,3 @@ def find(name: str) -> Topology:
             f"dist.topology={name} is of type {type(found).__name__}, not a ddppo.topologies.Topology"
         )
     return found
-
-
-def imported(path: str) -> Any:
-    """Return what stands at an import path `module:attribute`."""
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)

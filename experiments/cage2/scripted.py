@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ddppo.envs.tasks.cage2.games import Games
-from ddppo.envs.tasks.cage2.rules import NUM_ACTIONS
+from ddppo.domains.cage2.games import Games
+from ddppo.domains.cage2.rules import NUM_ACTIONS
 
 STEPS = (30, 50, 100)
 MEASURED_EPISODES = 60

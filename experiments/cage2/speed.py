@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.domains.cage2 import native
+from ddppo.domains.cage2.games import Games
+from ddppo.domains.cage2.rules import NUM_ACTIONS
 from ddppo.envs import make_vec_env
-from ddppo.envs.tasks.cage2 import native
-from ddppo.envs.tasks.cage2.games import Games
-from ddppo.envs.tasks.cage2.rules import NUM_ACTIONS
 
 SLICE_S, SLICES = 0.02, 60
 Way = Callable[[np.ndarray], object]

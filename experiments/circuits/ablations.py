@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from ddppo.circuits.benchmarks import benchmark
+from ddppo.domains.circuits.quantum.benchmarks import benchmark
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import HERE, PPO, RANDOM, UNIFORM, Result, Way, do_all, given, results

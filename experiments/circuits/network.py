@@ -20,12 +20,12 @@ from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
 from ddppo.config import EnvConfig, ModelConfig
+from ddppo.domains.circuits.gnn import GNN
+from ddppo.domains.circuits.gnn.convolutions import QGNN
+from ddppo.domains.circuits.gnn.graphs import EDGE_KINDS, Graph, graph_around
+from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.envs.probing import probe
-from ddppo.envs.tasks.circuit.env import CircuitEnv
 from ddppo.models import build_model
-from ddppo.models.gnn import GNN
-from ddppo.models.gnn.convolutions import QGNN
-from ddppo.models.gnn.graphs import EDGE_KINDS, Graph, graph_around
 
 BATCH = 512
 

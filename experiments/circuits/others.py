@@ -3,7 +3,7 @@
 python experiments/circuits/others.py [circuits=tof_3,my.qasm] [keep=folder] > others.csv
 
 A circuit is a benchmark's name or a file. Each optimiser gets the OpenQASM 2 that `show format=qasm` writes. What it
-returns is read by `ddppo.circuits.qasm`, which writes it in h, x, cx and rz (its s and t are an rz each, a cz is h cx
+returns is read by `ddppo.domains.circuits.quantum.qasm`, which writes it in h, x, cx and rz (its s and t are an rz each, a cz is h cx
 h), then pairs of h that meet are cancelled, which costs nobody anything, and it is verified against the original.
 cpu_s: of the optimiser alone, reading and writing not counted.
 """
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from ddppo.circuits import Circuit, Gate, H
-from ddppo.circuits.benchmarks import BENCHMARKS
-from ddppo.circuits.costs import cx_count
-from ddppo.circuits.equivalence import verify
-from ddppo.circuits.merging import merged
-from ddppo.circuits.qasm import as_qasm, read
-from ddppo.circuits.sources import program
+from ddppo.domains.circuits.quantum import Circuit, Gate, H
+from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS
+from ddppo.domains.circuits.quantum.costs import cx_count
+from ddppo.domains.circuits.quantum.equivalence import verify
+from ddppo.domains.circuits.quantum.merging import merged
+from ddppo.domains.circuits.quantum.qasm import as_qasm, read
+from ddppo.domains.circuits.quantum.sources import program
 
 Optimiser = Callable[[str], tuple[str, float]]  # OpenQASM 2 to OpenQASM 2, and the CPU seconds that it took
 

@@ -17,15 +17,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddppo.circuits import Circuit
-from ddppo.circuits.equivalence import verify
-from ddppo.circuits.merging import merged
-from ddppo.circuits.qasm import write
-from ddppo.circuits.rewriting import Rewriter
-from ddppo.circuits.rules import packaged
-from ddppo.circuits.sources import program
+from ddppo.domains.circuits.optimise import rewrites as files
+from ddppo.domains.circuits.quantum import Circuit
+from ddppo.domains.circuits.quantum.equivalence import verify
+from ddppo.domains.circuits.quantum.merging import merged
+from ddppo.domains.circuits.quantum.qasm import write
+from ddppo.domains.circuits.quantum.rewriting import Rewriter
+from ddppo.domains.circuits.quantum.rules import packaged
+from ddppo.domains.circuits.quantum.sources import program
 from ddppo.files import write_json
-from ddppo.optimise import rewrites as files
 
 HERE = Path(__file__).resolve().parent
 RUNS = Path("outputs/circuits")
@@ -138,7 +138,14 @@ def training(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
 
 def optimising(here: Path, way: Way, circuit: str, minutes: float) -> list[str]:
     """Return the command that rewrites at random until it is stopped."""
-    optimise = [sys.executable, "-m", "ddppo.circuit", "optimise", circuit, f"out={here / 'smaller.qasm'}"]
+    optimise = [
+        sys.executable,
+        "-m",
+        "ddppo.domains.circuits",
+        "optimise",
+        circuit,
+        f"out={here / 'smaller.qasm'}",
+    ]
     start = f"start={'merge' if way.is_merged else 'given'}"
     return [*optimise, f"rewrites={here / 'rewrites.json'}", start, f"minutes={100 * minutes:g}"]
 

@@ -8,8 +8,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from ddppo.envs.tasks.cloud import CloudEnv
-from ddppo.envs.tasks.cloud.tokens import CloudTokens
+from ddppo.domains.cloud.env import CloudEnv
+from ddppo.domains.cloud.tokens import CloudTokens
 
 TURNS = (6, 10, 15)
 

@@ -13,8 +13,8 @@ import time
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.tasks.cloud.tokens import CloudDialogue, CloudTokens
-from ddppo.envs.turns.local import make_turns
+from ddppo.domains.cloud.tokens import CloudDialogue, CloudTokens
+from ddppo.domains.text.turns.local import make_turns
 from experiments.served.messages import cpu_s, processes
 
 EASY = ("warm-up", "beginner")

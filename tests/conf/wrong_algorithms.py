@@ -1,6 +1,6 @@
 """Settings of groups of whole episodes that cannot be: command lines with what is said of them."""
 
-TEXT = "env=gym env.id=tests.unit.text_tasks:tests/Repeat-v0 model=token_policy ppo.rollout_steps=999"
+TEXT = "env=gym env.id=tests.domains.text.text_tasks:tests/Repeat-v0 model=token_policy ppo.rollout_steps=999"
 
 LINES = {
     "ppo=grpo ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",

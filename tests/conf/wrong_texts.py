@@ -1,8 +1,8 @@
 """Settings of tasks of text and of models of tokens that cannot be: command lines with what is said of them."""
 
-_TASK = "env=gym env.id=tests.unit.text_tasks:tests/Repeat-v0"
+_TASK = "env=gym env.id=tests.domains.text.text_tasks:tests/Repeat-v0"
 _RUN = f"{_TASK} model=token_policy ppo.rollout_steps=64 model.obs_tokens=16 ppo.group_size=4"
-_ALONE = "tests.unit.text_tasks:tests/AloneRepeat-v0"
+_ALONE = "tests.domains.text.text_tasks:tests/AloneRepeat-v0"
 
 LINES = {
     _TASK: "model.name=mlp with a task of text, for which it has no tokens: use model=token_policy",

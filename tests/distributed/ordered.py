@@ -7,8 +7,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.search.orders import ORDERS, kendall
-from ddppo.search.outcomes import written
+from ddppo.domains.cage2.search.orders import ORDERS, kendall
+from ddppo.domains.cage2.search.outcomes import written
 
 STEPS = 10
 WEIGHT = 5.0

@@ -10,7 +10,8 @@ from ddppo.curriculum.uniform import UniformCurriculum
 from tests.support import TINY, door, lines, summary
 
 TASK = [
-    "env=gym", "env.id=tests.unit.text_tasks:tests/Repeat-v0", "model=token_policy", "ppo=grpo", "env.num_envs=8",
+    "env=gym", "env.id=tests.domains.text.text_tasks:tests/Repeat-v0", "model=token_policy",
+    "ppo=grpo", "env.num_envs=8",
     "ppo.group_size=4", "ppo.rollout_steps=16", "model.obs_tokens=4", "model.turn_tokens=2", "model.token_width=16",
     "model.token_heads=2", "model.token_layers=1", "device=cpu", "dist.check_every=1", "ppo.total_steps=200",
 ]  # fmt: skip
@@ -103,7 +104,7 @@ def test_replicas_of_a_curriculum_that_part_end_the_run(tmp_path):
 
 
 def test_a_curriculum_that_is_never_told_what_was_achieved_ends_the_run_with_the_remedy(tmp_path):
-    silent = "env.id=tests.unit.text_tasks:tests/SilentRepeat-v0"
+    silent = "env.id=tests.domains.text.text_tasks:tests/SilentRepeat-v0"
     result = door(*TINY, *TASK, silent, "dist.world_size=2", run_dir=tmp_path / "run")
     assert result.code == 1
     assert "SilentRepeat-v0 told of no episode of iteration 1 whether it achieved its task" in result.stderr

@@ -174,7 +174,7 @@ def test_shared_memory_between_ranks_is_refused_in_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module", ["ddppo.train", "ddppo.report", "ddppo.serve", "ddppo.circuit", "ddppo.new"]
+    "module", ["ddppo.train", "ddppo.report", "ddppo.serve", "ddppo.domains.circuits", "ddppo.new"]
 )
 def test_windows_is_told_in_one_sentence(module, tmp_path):
     done = run(program(module, "--help"), tmp_path, PYTHONPATH=MAC, LIKE_A_SYSTEM="win32")

@@ -50,7 +50,13 @@ def test_ranks_may_have_servers_of_their_own(tmp_path):
 
 
 TEXT = (
-    *(*TINY, "env=gym", "env.id=tests.unit.text_tasks:tests/Repeat-v0", "model=token_policy", "ppo=grpo"),
+    *(
+        *TINY,
+        "env=gym",
+        "env.id=tests.domains.text.text_tasks:tests/Repeat-v0",
+        "model=token_policy",
+        "ppo=grpo",
+    ),
     *(
         "model.obs_tokens=8",
         "model.turn_tokens=4",

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 
+from ddppo.domains.cage2.search.orders import KENDALL, KINDS, ORDERS, words
 from ddppo.files import write_json
-from ddppo.search.orders import KENDALL, KINDS, ORDERS, words
 
 NUM_ENVS = 4
 TRAINING = (

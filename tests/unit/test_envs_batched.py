@@ -9,7 +9,7 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
-from ddppo.envs.batched import BATCHED_IDS, classic, native_tasks, why_not_batched
+from ddppo.envs.batched import batched_ids, classic, native_tasks, why_not_batched
 from ddppo.envs.batched.batch import BatchedEnvs
 from ddppo.envs.batched.native_tasks import NativeEnvs
 from ddppo.envs.make import settled
@@ -143,7 +143,7 @@ def test_episodes_do_not_depend_on_which_environments_share_a_batch():
         np.testing.assert_array_equal(step.obs, np.concatenate([part.obs for part in split]))
 
 
-@pytest.mark.parametrize("env_id", BATCHED_IDS)
+@pytest.mark.parametrize("env_id", batched_ids())
 @pytest.mark.filterwarnings("ignore:.*out of date:DeprecationWarning")
 def test_auto_and_evaluation_step_these_tasks_as_a_batch(env_id):
     env = EnvConfig(id=env_id)

@@ -108,7 +108,7 @@ def test_a_task_that_servers_make_is_refused_with_who_plays_it():
 
 def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):
     text = run_folder(
-        tmp_path, "tests.unit.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
+        tmp_path, "tests.domains.text.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
     )
     with pytest.raises(
         ConfigError, match=r"is a task of text, whose policy types: only ddppo\.evaluate plays it"

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ddppo.search import orders
+from ddppo.domains.cage2.search import orders
 from ddppo.search.gp import JITTER, Data, Hyperparameters, Posterior, fit, log_likelihood
 from ddppo.search.spaces import Finite, Interval, Space
 

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from ddppo.search import orders
-from ddppo.search.orders import KENDALL, ORDERS
+from ddppo.domains.cage2.search import orders
+from ddppo.domains.cage2.search.orders import KENDALL, ORDERS
 from ddppo.search.spaces import Finite, Interval, Space
 from ddppo.search.ucb import UCB
 

@@ -16,10 +16,10 @@ from returning_tasks import PAIR, VALUES, GivenEnv
 
 from ddppo import envs as ddppo_envs
 from ddppo.config import EnvConfig, ModelConfig
+from ddppo.domains.text.turns.local import make_turns
 from ddppo.envs import make_env, make_eval_env, make_vec_env
 from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
 from ddppo.envs.encoding.rows import RowEncoder
-from ddppo.envs.turns.local import make_turns
 from ddppo.errors import ConfigError, EnvError, EnvOutputError
 from ddppo.models import build_model
 from ddppo.policies.playing import play, task_of

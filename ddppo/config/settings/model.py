@@ -7,7 +7,10 @@ from ddppo.config.fields import setting
 
 @dataclass(slots=True)
 class ModelConfig:
-    name: str = setting("mlp", "key of ddppo.models.MODELS, or an import path such as my_pkg.models:MyModel")
+    name: str = setting(
+        "mlp",
+        "mlp, cnn, resnet, dict, a name that a plugin brings, or an import path such as my_pkg.models:MyModel",
+    )
     hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
     conv_layers: list[list[int]] = setting(
         meaning="cnn and dict: [filters, kernel, stride] of each convolution in front of the hidden layers; dict "

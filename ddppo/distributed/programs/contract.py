@@ -10,17 +10,17 @@ import torch
 from ddppo.collectives import Group
 from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync
-from ddppo.envs.turns.local import Turns
+from ddppo.domains.text.acting import TextCollector
+from ddppo.domains.text.turns.local import Turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.learning.learner import Learner, Update
 from ddppo.ppo.learning.step import STATISTICS
-from ddppo.ppo.text import TextCollector
 from ddppo.processes.signals import StopRequest
 
 if TYPE_CHECKING:
-    from ddppo.search.campaign import Campaign
+    from ddppo.domains.cage2.search.campaign import Campaign
 
 # Of a rank that does not learn.
 NO_UPDATE = Update(

@@ -14,12 +14,12 @@ from ddppo.config.rules.algorithms import check_groups
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
-from ddppo.envs.turns.local import Turns, make_turns
+from ddppo.domains.text.acting import TextCollector, text_collector
+from ddppo.domains.text.turns.local import Turns, make_turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.ppo.acting.episodes import EpisodeCollector
 from ddppo.ppo.learning.learner import Update
-from ddppo.ppo.text import TextCollector, text_collector
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 

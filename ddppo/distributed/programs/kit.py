@@ -16,6 +16,7 @@ from ddppo.config import Config
 from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Program
+from ddppo.domains.text.acting import TextCollector
 from ddppo.envs import make_vec_env
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.vec_env import VecEnv
@@ -27,7 +28,6 @@ from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.nonfinite import Tolerance
 from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
-from ddppo.ppo.text import TextCollector
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise, derived_seed
 from ddppo.spaces import EnvSpec

@@ -13,17 +13,17 @@ from ddppo.config import Config
 from ddppo.config.fields import near
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
+from ddppo.domains.cage2.search.campaign import Campaign
+from ddppo.domains.cage2.search.orders import KINDS, ORDERS, code
+from ddppo.domains.cage2.search.proposers import PROPOSERS, Proposer
+from ddppo.domains.cage2.search.trial import Trial
 from ddppo.envs.scalar.context import CONTEXT
 from ddppo.errors import ConfigError
+from ddppo.plugins import imported
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.step import adam_state
-from ddppo.search.campaign import Campaign
-from ddppo.search.orders import KINDS, ORDERS, code
-from ddppo.search.proposers import PROPOSERS, Proposer
-from ddppo.search.trial import Trial
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec
-from ddppo.topologies import imported
 from ddppo.tracebacks import in_one_line
 
 _CODE_SIZE = len(KINDS) ** 2
@@ -62,7 +62,9 @@ def proposer(config: Config) -> Proposer:
         raise ConfigError(f"search.name={name} cannot be made: {in_one_line(e)}") from e
     methods = ("ask", "tell", "posterior", "best", "state", "restore")
     if lacking := [method for method in methods if not callable(getattr(made, method, None))]:
-        raise ConfigError(f"search.name={name} has no {lacking[0]}(): see ddppo.search.proposers.Proposer")
+        raise ConfigError(
+            f"search.name={name} has no {lacking[0]}(): see ddppo.domains.cage2.search.proposers.Proposer"
+        )
     return made
 
 

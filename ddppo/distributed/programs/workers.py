@@ -1,11 +1,11 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
 from ddppo.distributed.programs.kit import Collected, Kit, Program
-from ddppo.envs.turns.local import Turns
+from ddppo.domains.text.acting import TextCollector
+from ddppo.domains.text.turns.local import Turns
 from ddppo.envs.vec_env import VecEnv
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.learner import Update
-from ddppo.ppo.text import TextCollector
 
 
 class Worker(Program):

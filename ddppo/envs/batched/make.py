@@ -1,6 +1,5 @@
 """Which tasks are stepped as one batch, and who steps them."""
 
-import importlib
 from collections.abc import Callable
 
 import gymnasium as gym
@@ -13,29 +12,21 @@ from ddppo.envs.batched.native_tasks import make_fastest
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.scalar.row_env import make_task
 from ddppo.envs.vec_env import EnvSpec
-
-
-def _of_task(module: str, name: str) -> Callable[..., Dynamics]:
-    """Return what makes the dynamics of a task of ours, whose module is imported when one is made."""
-    return lambda num_envs, **kwargs: getattr(importlib.import_module(f"ddppo.envs.tasks.{module}"), name)(
-        num_envs, **kwargs
-    )
-
+from ddppo.plugins import added, imported
 
 _CLASSIC = "gymnasium.envs.classic_control"
-# By what Gymnasium makes of an id: a user may register an id of Gymnasium's anew.
-DYNAMICS: dict[str, Callable[..., Dynamics]] = {
+# By what Gymnasium makes of an id: a user may register an id of Gymnasium's anew. Paths are imported when a batch is made.
+_DYNAMICS: dict[str, Callable[..., Dynamics] | str] = {
     f"{_CLASSIC}.cartpole:CartPoleEnv": classic.CartPole,
     f"{_CLASSIC}.acrobot:AcrobotEnv": classic.Acrobot,
     f"{_CLASSIC}.pendulum:PendulumEnv": classic.Pendulum,
     f"{_CLASSIC}.mountain_car:MountainCarEnv": classic.MountainCar,
     f"{_CLASSIC}.continuous_mountain_car:Continuous_MountainCarEnv": classic.ContinuousMountainCar,
     "ddppo.envs.tasks.synthetic:SyntheticEnv": synthetic.Synthetic,
-    "ddppo.envs.tasks.cage2.env:CageEnv": _of_task("cage2.batch", "Cage2"),
-    "ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv": _of_task("masked_cartpole", "MaskedCartPole"),
-    "ddppo.envs.tasks.tmaze:TMazeEnv": _of_task("tmaze", "TMazes"),
+    "ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv": "ddppo.envs.tasks.masked_cartpole:MaskedCartPole",
+    "ddppo.envs.tasks.tmaze:TMazeEnv": "ddppo.envs.tasks.tmaze:TMazes",
 }
-BATCHED_IDS = (
+_IDS = (
     "CartPole-v0",
     "CartPole-v1",
     "Acrobot-v1",
@@ -43,19 +34,40 @@ BATCHED_IDS = (
     "MountainCar-v0",
     "MountainCarContinuous-v0",
     "ddppo/Synthetic-v0",
-    "ddppo/CAGE2-v0",
     "ddppo/MaskedCartPole-v0",
     "ddppo/TMaze-v0",
 )
 _COSTS = ("step_time_s", "reset_time_s")
 
 
+def batched_ids() -> list[str]:
+    """Return the ids of all tasks that are stepped as one batch, those of plugins last."""
+    dynamics = added("dynamics")
+    return [
+        *_IDS,
+        *(task for task, keywords in added("tasks").items() if keywords["entry_point"] in dynamics),
+    ]
+
+
+def _dynamics(entry_point: object) -> Callable[..., Dynamics] | None:
+    found = (
+        _DYNAMICS.get(entry_point) or added("dynamics").get(entry_point)
+        if isinstance(entry_point, str)
+        else None
+    )
+    return imported(found) if isinstance(found, str) else found
+
+
 def why_not_batched(env: EnvConfig) -> str | None:
     """Return why the task cannot be stepped as a batch, and what can; None where it can."""
     registered = gym.registry[env.id.rpartition(":")[2]]
-    ours = registered.entry_point in DYNAMICS and not registered.kwargs and not registered.additional_wrappers
+    ours = (
+        _dynamics(registered.entry_point) is not None
+        and not registered.kwargs
+        and not registered.additional_wrappers
+    )
     if not ours:
-        return f"only {', '.join(BATCHED_IDS)} are: use env.backend=auto"
+        return f"only {', '.join(batched_ids())} are: use env.backend=auto"
     if env.context is not None:
         return f"with env.context={env.context} every environment is wrapped by itself: use env.backend=auto"
     for name in _COSTS:
@@ -70,8 +82,9 @@ def why_not_batched(env: EnvConfig) -> str | None:
 def make_batched(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> BatchedEnvs:
     """Step all environments at once in this process. There is nothing to wait for, so timeout_s is not used."""
     registered = gym.registry[env.id.rpartition(":")[2]]
-    assert isinstance(registered.entry_point, str), registered
-    dynamics = DYNAMICS[registered.entry_point](len(names.indices), **env.kwargs)
+    make = _dynamics(registered.entry_point)
+    assert make is not None, registered
+    dynamics = make(len(names.indices), **env.kwargs)
     limits = (env.max_episode_steps or registered.max_episode_steps, dynamics.max_episode_steps)
     task = make_task(env)
     try:

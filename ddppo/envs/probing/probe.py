@@ -208,7 +208,7 @@ def _install_hint(env: EnvConfig, error: Exception) -> str:
     for extra in ("box2d", "mujoco"):
         if isinstance(entry_point, str) and entry_point.startswith(f"gymnasium.envs.{extra}"):
             return install_command(extra)
-    if entry_point == "ddppo.envs.tasks.cloud.env:CloudEnv":
+    if entry_point == "ddppo.domains.cloud.env:CloudEnv":
         return install_command("cloud")
     return str(error)
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.domains.text.turns.contract import Turn
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.faults import EnvNames
 from ddppo.envs.remote.connection import EnvServerLost, RemoteError
 from ddppo.envs.remote.env_pool import AsyncEnvPool, LoopThread
 from ddppo.envs.remote.sessions import Answer
 from ddppo.envs.remote.source import Source, patience
-from ddppo.envs.turns.contract import Turn
 from ddppo.errors import EnvError
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn

@@ -1,38 +1,12 @@
-"""Tasks of our own, registered here and imported when one of them is made."""
+"""Tasks of our own and of plugins, registered here and imported when one of them is made."""
 
 import gymnasium as gym
+
+from ddppo.plugins import added
 
 gym.register(
     "ddppo/Synthetic-v0",
     entry_point="ddppo.envs.tasks.synthetic:SyntheticEnv",
-    order_enforce=False,
-    disable_env_checker=True,
-)
-
-gym.register(
-    "ddppo/Circuit-v0",
-    entry_point="ddppo.envs.tasks.circuit.env:CircuitEnv",
-    order_enforce=False,
-    disable_env_checker=True,
-)
-
-gym.register(
-    "ddppo/Cloud-v0",
-    entry_point="ddppo.envs.tasks.cloud.env:CloudEnv",
-    order_enforce=False,
-    disable_env_checker=True,
-)
-
-gym.register(
-    "ddppo/CAGE2-v0",
-    entry_point="ddppo.envs.tasks.cage2.env:CageEnv",
-    order_enforce=False,
-    disable_env_checker=True,
-)
-
-gym.register(
-    "ddppo/CybORG-v0",
-    entry_point="ddppo.envs.tasks.cage2.cyborg:CyborgEnv",
     order_enforce=False,
     disable_env_checker=True,
 )
@@ -49,3 +23,6 @@ gym.register(
     entry_point="ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv",
     max_episode_steps=500,
 )
+
+for task_id, keywords in added("tasks").items():
+    gym.register(task_id, **keywords)

@@ -9,16 +9,16 @@ from types import MappingProxyType
 import torch
 
 from ddppo.config import ModelConfig
+from ddppo.domains.text.tokenizers import make_tokenizer
+from ddppo.domains.text.trial import SequenceTrial
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
 from ddppo.models.memory import Recurrent
 from ddppo.models.trials.memory import MemoryTrial
 from ddppo.models.trials.parameters import check_parameters, check_parts
-from ddppo.models.trials.sequences import SequenceTrial
 from ddppo.models.trials.trial import Trial, listed
 from ddppo.spaces import EnvSpec
-from ddppo.text import make_tokenizer
 
 _COPIES = 4  # a rank holds parameters, gradient and Adam's two moments
 

@@ -1,5 +1,5 @@
 // A circuit and its choices as the circuit task shows them, and what a choice makes of it, for
-// ddppo/envs/tasks/circuit/board.py.
+// ddppo/domains/circuits/task/board.py.
 #include <cmath>
 
 #include "rewriting.hpp"

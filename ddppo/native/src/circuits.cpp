@@ -1,4 +1,4 @@
-// Circuits and their rewriting, for ddppo/circuits/rewriting.py. Batches are arrays end to end with their bounds.
+// Circuits and their rewriting, for ddppo/domains/circuits/quantum/rewriting.py. Batches are arrays end to end with their bounds.
 #include <string>
 #include <unordered_set>
 

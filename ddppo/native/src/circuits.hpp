@@ -1,4 +1,4 @@
-// A circuit as arrays, its DAG, its canonical order and digest, as ddppo/circuits/circuit.py.
+// A circuit as arrays, its DAG, its canonical order and digest, as ddppo/domains/circuits/quantum/circuit.py.
 #pragma once
 #include <algorithm>
 #include <cstdint>

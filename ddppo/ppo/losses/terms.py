@@ -12,9 +12,9 @@ import torch
 
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import ActionDistribution, Obs
+from ddppo.plugins import imported
 from ddppo.ppo.learning.minibatches import Minibatch
 from ddppo.spaces import each
-from ddppo.topologies import imported
 from ddppo.tracebacks import in_one_line
 
 Distribution = Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution]

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
+from ddppo.domains.text.acting import TextCollector
+from ddppo.domains.text.evaluation import of_text, play_tasks, rounded_up, success_rates
 from ddppo.envs import make_eval_env
 from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, Stopped, TrainingError
 from ddppo.files import move_aside, stored
-from ddppo.ppo.text import TextCollector
 from ddppo.processes.signals import StopRequest
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS
 from ddppo.run.evaluating.evaluation import Policy, Scores, play_episodes
-from ddppo.run.evaluating.text_evaluation import of_text, play_tasks, rounded_up, success_rates
 from ddppo.run.loop.exchange import gather_bytes
 from ddppo.run.parts import Parts
 from ddppo.run.records.summary import evaluation_metrics

@@ -15,9 +15,9 @@ from typing import Any
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import Collected
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.plugins import imported
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.run.loop.exchange import gather_bytes
-from ddppo.topologies import imported
 from ddppo.tracebacks import in_one_line
 
 _NAME = re.compile(r"[\w.\-]+(/[\w.\-]+)*")

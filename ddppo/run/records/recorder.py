@@ -28,7 +28,7 @@ from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 
 if TYPE_CHECKING:
-    from ddppo.search.campaign import Campaign
+    from ddppo.domains.cage2.search.campaign import Campaign
 
 TABLE_INTERVAL_S = 120.0
 
@@ -87,7 +87,7 @@ class Recorder:
         self._table_is_due()  # not before anything is known
         self.search = None
         if campaign is not None:
-            from ddppo.search.records import SearchRecords  # most runs search nothing
+            from ddppo.domains.cage2.search.records import SearchRecords  # most runs search nothing
 
             self.search = SearchRecords(campaign, run_dir)
         resumed = iteration > 0

@@ -11,6 +11,7 @@ from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from ddppo.models import check_model
+from ddppo.plugins import imported
 from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.measuring.own_metrics import functions_of
 from ddppo.run.parts import players_of, program_of
@@ -19,7 +20,7 @@ from ddppo.run.starting.machine import check_machine, overlaps_from
 from ddppo.run.starting.own_memory import check_own_memory
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec, leaves
-from ddppo.topologies import find, imported
+from ddppo.topologies import find
 
 
 def check(config: Config, *, local_world_size: int | None = None) -> str | None:

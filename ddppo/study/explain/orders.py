@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from ddppo.search.orders import KINDS, ORDERS, PRESETS, order_id
+from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, order_id
 from ddppo.study.columns import percent
 from ddppo.study.measure.orders import (
     NOTHING,

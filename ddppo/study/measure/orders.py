@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddppo.search.orders import KENDALL, KINDS, ORDERS
+from ddppo.domains.cage2.search.orders import KENDALL, KINDS, ORDERS
 from ddppo.statistics import median
 from ddppo.study.read.search_files import Search, Trial
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ddppo.search.orders import ORDERS, PRESETS, order_id
+from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, order_id
 from ddppo.study.columns import percent
 from ddppo.study.explain.orders import named, score
 from ddppo.study.measure.orders import NOTHING, best_so_far, by_inheritance, by_mean, curve, learned_from

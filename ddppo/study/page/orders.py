@@ -4,9 +4,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from ddppo.domains.cage2.search.orders import KINDS, PRESETS, order_id
 from ddppo.errors import ConfigError
 from ddppo.files import write_json
-from ddppo.search.orders import KINDS, PRESETS, order_id
 from ddppo.study.columns import percent
 from ddppo.study.explain.orders import named, said, score
 from ddppo.study.measure.orders import NOTHING, by_mean, by_place, distance, lineage

@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from ddppo.domains.cage2.search.orders import KINDS, ORDERS
 from ddppo.errors import RunFolderError
-from ddppo.search.orders import KINDS, ORDERS
 from ddppo.study.read.fields import FieldError, Fields, as_list, as_number, one_line, parsed
 
 FILE, TRAINING_LOG, SAMPLING_LOG = "search.json", "training_log.csv", "gp_sampling_log.csv"

@@ -1,5 +1,0 @@
-"""Quantum circuits of the gates h, x, cx and rz: read, written, drawn, compared. Imports numpy, no torch."""
-
-from ddppo.circuits.circuit import CX, KINDS, RZ, Circuit, Gate, H, Links, X
-
-__all__ = ["CX", "KINDS", "RZ", "Circuit", "Gate", "H", "Links", "X"]

@@ -1,0 +1,16 @@
+"""CAGE challenge 2: a network of 13 hosts is defended against an attacker. Rules and choices: docs/cage2.md."""
+
+from ddppo.plugins import Plugin
+
+PLUGIN = Plugin(
+    package=__name__,
+    tasks={
+        f"ddppo/{name}-v0": {
+            "entry_point": f"{__name__}.{path}",
+            "order_enforce": False,
+            "disable_env_checker": True,
+        }
+        for name, path in (("CAGE2", "env:CageEnv"), ("CybORG", "cyborg:CyborgEnv"))
+    },
+    dynamics={f"{__name__}.env:CageEnv": f"{__name__}.batch:Cage2"},
+)

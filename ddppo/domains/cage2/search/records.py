@@ -1,0 +1,126 @@
+"""What rank 0 writes of a search into the run folder: training_log.csv, gp_sampling_log.csv and search.json."""
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddppo.domains.cage2.search.campaign import Campaign, preset_of
+from ddppo.domains.cage2.search.orders import ORDERS, words
+from ddppo.errors import StorageError
+from ddppo.files import replacing, stored, write_json, write_text
+
+TRAINING_LOG, SAMPLING_LOG, FILE = "training_log.csv", "gp_sampling_log.csv", "search.json"
+_TRAINING = (
+    *(
+        "trial",
+        "order_id",
+        "order",
+        "kind",
+        "episode",
+        "environment",
+        "reward_environment",
+        "reward_alignment",
+    ),
+    *("reward_total", "compliance", "repairs", "success", "evaluation"),
+)
+_SAMPLING = ("trial", "rank", "order_id", "order", "ucb", "mean", "deviation", "chosen")
+
+
+class SearchRecords:
+    """Keeps the files of a campaign, which may go on from a checkpoint: what was written after it is dropped.
+
+    training_log.csv has a line for every episode, so as many as the campaign has heard of.
+    """
+
+    def __init__(self, campaign: Campaign, run_dir: Path) -> None:
+        self._campaign = campaign
+        self._run_dir = run_dir
+        self._path = run_dir / TRAINING_LOG
+        self._num_written = campaign.num_episodes
+        _keep_lines(self._path, 1 + self._num_written, ",".join(_TRAINING))
+        self._write_others()
+
+    def note(self) -> None:
+        """Write the episodes of the iteration just heard of, and the rest anew where a trial began or ended."""
+        number, outcomes = self._campaign.heard
+        trial = self._campaign.trials[number]
+        gate, order = self._campaign.settings.gate_compliance, words(trial.order)
+        rows: list[Sequence[Any]] = []
+        for outcome in outcomes:
+            self._num_written += 1
+            total, succeeds = (
+                outcome.reward + outcome.alignment,
+                outcome.repairs > 0 and outcome.compliance >= gate,
+            )
+            rows.append(
+                (
+                    *(
+                        number,
+                        trial.order_id,
+                        order,
+                        preset_of(trial.order),
+                        self._num_written,
+                        outcome.environment,
+                    ),
+                    *(outcome.reward, outcome.alignment, total, outcome.compliance, outcome.repairs),
+                    *(int(succeeds), "train"),
+                )
+            )
+        try:
+            with self._path.open("a", encoding="utf-8", newline="") as file:
+                file.write(_as_csv(rows))
+        except OSError as e:
+            raise StorageError.of(self._path, e) from e
+        if trial.ended_by is not None or trial.episodes == len(outcomes):
+            self._write_others()
+
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json holds of the search; "said", a sentence by label, is printed when the run ends."""
+        self._write_others()
+        best = self._campaign.best()
+        trials = [trial for trial in self._campaign.trials if trial.ended_by is not None]
+        said = {"search": f"{len(trials)} trials, {sum(trial.passed for trial in trials)} passed the gate"}
+        if best is not None:
+            name = "" if best["preset"] == "other" else f" ({best['preset']})"
+            passed = "" if best["passed"] else ", though no trial passed its gate"
+            said["best order"] = (
+                f"{best['order']}{name}: mean {best['mean']:.2f} +- {best['deviation']:.2f}, its trial {best['trial']} "
+                f"{best['score']:.2f} at compliance {best['compliance']:.2f}{passed}"
+            )
+        return {"said": said, "trials": len(trials), "best": best}
+
+    def _write_others(self) -> None:
+        rows = [
+            (
+                number,
+                rank,
+                e["order_id"],
+                words(ORDERS[e["order_id"]]),
+                e["ucb"],
+                e["mean"],
+                e["deviation"],
+                e["chosen"],
+            )
+            for number, noted in enumerate(self._campaign.noted)
+            for rank, e in enumerate(noted, start=1)
+        ]
+        write_text(self._run_dir / SAMPLING_LOG, _as_csv([_SAMPLING, *rows]))
+        write_json(self._run_dir / FILE, self._campaign.written())
+
+
+def _as_csv(rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _keep_lines(path: Path, num_lines: int, header: str) -> None:
+    """Leave the first lines of a file, or the header alone where there is none."""
+    with stored(path):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    if lines and len(lines) <= num_lines and lines[-1].endswith("\n"):
+        return
+    with replacing(path) as file:
+        file.writelines(lines[:num_lines] or [header + "\n"])

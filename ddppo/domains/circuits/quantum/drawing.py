@@ -1,0 +1,183 @@
+"""A circuit drawn as text and as SVG: a line for each qubit, time from left to right, folded where it gets too wide."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from itertools import accumulate
+from typing import NamedTuple
+
+from ddppo.domains.circuits.quantum.angles import shown
+from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, Circuit, Gate
+
+WIRE_GAP, BOX, _COLUMN_GAP = 40, 26, 12  # of the SVG, in pixels
+_LETTER = 7.4  # width of one
+
+
+class Column(NamedTuple):
+    """Gates that stand above one another, none in another's way; numbers: their places in the circuit."""
+
+    gates: list[Gate]
+    numbers: list[int]
+
+
+def columns(circuit: Circuit) -> list[Column]:
+    """Return the columns of the picture: each gate as far left as the gates before it and lines across wires allow."""
+    free_at = [0] * circuit.num_qubits
+    found: list[Column] = []
+    for number, gate in enumerate(circuit):
+        span = range(min(gate.wires), max(gate.wires) + 1)
+        at = max(free_at[wire] for wire in span)
+        for wire in span:
+            free_at[wire] = at + 1
+        if at == len(found):
+            found.append(Column([], []))
+        found[at].gates.append(gate)
+        found[at].numbers.append(number)
+    return found
+
+
+def as_text(circuit: Circuit, names: Sequence[str] | None = None, width: int = 100) -> str:
+    """Return lines of box-drawing characters, none wider than `width` unless one gate is; (a) is rz(a)."""
+    names = wire_names(circuit, names)
+    indent = max(map(len, names)) + 2
+    drawn = [_drawn(column, circuit.num_qubits) for column in columns(circuit)]
+    blocks = _folded([len(lines[0]) for lines in drawn], width - indent - 1)
+    pictures = []
+    for first, last in blocks:
+        lines = []
+        for row in range(2 * circuit.num_qubits - 1):
+            is_wire = row % 2 == 0
+            label = names[row // 2] if is_wire else ""
+            body = "".join(part[row] for part in drawn[first:last]) + ("─" if is_wire else "")
+            lines.append(f"{label:<{indent}}{body}".rstrip())
+        pictures.append("\n".join(lines))
+    return "\n\n".join(pictures)
+
+
+def _drawn(column: Column, num_qubits: int) -> list[str]:
+    """Return the rows of a column, all of one width: wires at even places, what is between them at odd ones."""
+    labels = {}
+    crossed: set[int] = set()  # rows that the line of a cx passes
+    for gate in column.gates:
+        if gate.kind == CX:
+            control, target = gate.wires
+            labels[control], labels[target] = "●", "⊕"
+            crossed |= set(range(2 * min(gate.wires) + 1, 2 * max(gate.wires)))
+        else:
+            labels[gate.wires[0]] = f"({shown(gate.angle)})" if gate.kind == RZ else KINDS[gate.kind].upper()
+    width = max(map(len, labels.values()))
+    rows = []
+    for row in range(2 * num_qubits - 1):
+        if row % 2 == 0:
+            label = labels.get(row // 2, "┼" if row in crossed else "─")
+            rows.append(f"─{label:─^{width}}─")
+        else:
+            rows.append(f" {'│' if row in crossed else ' ':^{width}} ")
+    return rows
+
+
+class Placed(NamedTuple):
+    """A gate, its place in the circuit, and its middle and the highest wire of its line of the picture, in pixels."""
+
+    number: int
+    gate: Gate
+    x: float
+    top: int
+
+
+class Picture(NamedTuple):
+    """Where all is in a picture. lines: the highest wire of each and where it ends; wires begin at `left`."""
+
+    width: int
+    height: int
+    left: int
+    lines: list[tuple[int, float]]
+    gates: list[Placed]
+
+
+def picture(circuit: Circuit, names: Sequence[str], width: int) -> Picture:
+    """Lay out a picture of at most `width` pixels, unless one gate is wider."""
+    drawn = columns(circuit)
+    widths = [max(gate_width(gate) for gate in column.gates) + _COLUMN_GAP for column in drawn]
+    left = 16 + round(_LETTER * max(map(len, names)))
+    line_height = WIRE_GAP * circuit.num_qubits + 20
+    lines, gates = [], []
+    for number, (first, last) in enumerate(_folded(widths, width - left - 16)):
+        top = 30 + number * line_height
+        lines.append((top, left + sum(widths[first:last]) + _COLUMN_GAP))
+        starts = accumulate(widths[first:last], initial=left + _COLUMN_GAP / 2)
+        for column, start, size in zip(drawn[first:last], starts, widths[first:last], strict=False):
+            middle = start + size / 2
+            gates += [Placed(*each, middle, top) for each in zip(column.numbers, column.gates, strict=True)]
+    widest = max(end for _, end in lines)
+    return Picture(round(widest + 16), 10 + line_height * len(lines), left, lines, gates)
+
+
+def as_svg(circuit: Circuit, names: Sequence[str] | None = None, title: str = "", width: int = 1100) -> str:
+    """Return a picture of at most `width` pixels, unless one gate is wider; each gate says what it is to a pointer."""
+    names = wire_names(circuit, names)
+    total_width, total_height, left, lines, gates = picture(circuit, names, width)
+    shapes = []
+    for top, end in lines:
+        for wire, name in enumerate(names):
+            y = top + WIRE_GAP * wire
+            shapes.append(f'<text x="8" y="{y + 4}">{escape(name)}</text><path d="M{left} {y}H{end:g}"/>')
+    for number, gate, x, top in gates:
+        shapes += _shapes(gate, f"gate {number}: {_said(gate, names)}", x, top)
+    heading = title or f"{len(circuit)} gates on {circuit.num_qubits} qubits"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total_width} {total_height}" '
+            f'width="{total_width}" height="{total_height}" role="img">',
+            f"<title>{escape(heading)}</title>",
+            "<style>:root{color-scheme:light dark}text{font:12px ui-monospace,monospace;fill:#222}"
+            ".m{text-anchor:middle}path,circle{stroke:#555;fill:none;stroke-width:1.2}rect{stroke:#0072b2;fill:#f5f8fb}"
+            ".r{stroke:#d55e00;fill:#fdf4ec}.c{fill:#222;stroke:#222}.t{fill:#fff;stroke:#222}.l{stroke:#222}"
+            "@media(prefers-color-scheme:dark){text{fill:#eee}path,circle{stroke:#999}rect{fill:#1d2730}.r{fill:#33261a}"
+            ".c{fill:#eee;stroke:#eee}.t{fill:#111;stroke:#eee}.l{stroke:#eee}}</style>",
+            *shapes,
+            "</svg>\n",
+        ]
+    )
+
+
+def _shapes(gate: Gate, said: str, x: float, top: int) -> Iterator[str]:
+    y = top + WIRE_GAP * gate.wires[-1]
+    yield f"<g><title>{escape(said)}</title>"
+    if gate.kind == CX:
+        control = top + WIRE_GAP * gate.wires[0]
+        yield f'<path class="l" d="M{x:g} {control}V{y}"/><circle class="c" cx="{x:g}" cy="{control}" r="4"/>'
+        yield f'<circle class="t" cx="{x:g}" cy="{y}" r="9"/><path class="l" d="M{x - 9:g} {y}h18M{x:g} {y - 9}v18"/>'
+    else:
+        width, kind = gate_width(gate), ' class="r"' if gate.kind == RZ else ""
+        yield f'<rect{kind} x="{x - width / 2:g}" y="{y - BOX / 2:g}" width="{width:g}" height="{BOX}" rx="3"/>'
+        yield f'<text class="m" x="{x:g}" y="{y + 4}">{label(gate)}</text>'
+    yield "</g>"
+
+
+def label(gate: Gate) -> str:
+    return shown(gate.angle) if gate.kind == RZ else KINDS[gate.kind].upper()
+
+
+def gate_width(gate: Gate) -> float:
+    return BOX if gate.kind == CX else max(BOX, 8 + _LETTER * len(label(gate)))
+
+
+def _said(gate: Gate, names: Sequence[str]) -> str:
+    angle = f"({shown(gate.angle)})" if gate.kind == RZ else ""
+    return f"{KINDS[gate.kind]}{angle} {', '.join(names[wire] for wire in gate.wires)}"
+
+
+def wire_names(circuit: Circuit, names: Sequence[str] | None) -> Sequence[str]:
+    return names if names is not None else [f"q[{wire}]" for wire in range(circuit.num_qubits)]
+
+
+def _folded(widths: Sequence[float], room: float) -> list[tuple[int, int]]:
+    """Return [first, last) of the columns of each line of the picture: as many as its room holds, at least one."""
+    blocks: list[tuple[int, int]] = []
+    first, used = 0, 0.0
+    for at, width in enumerate(widths):
+        if at > first and used + width > room:
+            blocks.append((first, at))
+            first, used = at, 0.0
+        used += width
+    return [*blocks, (first, len(widths))]

@@ -1,0 +1,135 @@
+"""Whether two circuits are the same unitary up to a phase: exactly for few qubits, else by random states."""
+
+import math
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddppo.domains.circuits.quantum.circuit import Circuit
+from ddppo.domains.circuits.quantum.remainder import differing_parts
+from ddppo.domains.circuits.quantum.states import States, applied, product_state, stabiliser_state, unitary
+from ddppo.errors import ConfigError
+
+WHOLE_QUBITS = 10  # up to which the whole unitary is compared
+TOLERANCE = 1e-8  # of one element of it
+_STATE_TOLERANCE = 1e-10  # of the distance of two states
+_DISTANCE = 0.1  # of unitaries, for which the bound is stated
+_CHANCE = 1e-12
+_NUM_STABILISER = 2
+_BYTES = 500  # of memory for each amplitude: up to 8 states in four copies
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `verify` found; distance: the largest found; chance: of being wrong where the circuits are said equal."""
+
+    is_equal: bool
+    how: str
+    distance: float
+    chance: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.is_equal:
+            return f"not equal: {self.how}"
+        odds = f"; the chance to be wrong is below {self.chance:.0e}" if self.chance else ""
+        return f"equal up to a phase: {self.how}{odds}"
+
+
+def verify(a: Circuit, b: Circuit, seed: int = 0) -> Verdict:
+    """Return whether U_b = e^{i phi} U_a for some phi.
+
+    Gates that both have at their beginnings and ends are left out, and qubits that nothing else touches: P A S and
+    P B S are equal if and only if A and B are. Up to 10 qubits all elements are compared, to 1e-8; above, random
+    states, of which `chance_to_miss` bounds the error. Raises ConfigError where memory does not hold a state.
+    """
+    if a.num_qubits != b.num_qubits:
+        return Verdict(False, f"they have {a.num_qubits} and {b.num_qubits} qubits", math.inf)
+    if a == b:
+        return Verdict(True, "they are the same gates", 0.0)
+    a, b = differing_parts(a, b)
+    if a.num_qubits <= WHOLE_QUBITS:
+        return _whole(a, b)
+    _check_memory(a.num_qubits)
+    return _by_states(a, b, np.random.default_rng(seed))
+
+
+def _whole(a: Circuit, b: Circuit) -> Verdict:
+    """min over phi of max |U_b - e^{i phi} U_a|, phi from the trace of U_a^dagger U_b."""
+    first, second = unitary(a), unitary(b)
+    overlap = np.vdot(first, second)
+    phase = overlap / abs(overlap) if abs(overlap) > 0 else 1.0
+    distance = float(np.abs(second - phase * first).max())
+    what = f"all elements of the unitary of {_qubits(a.num_qubits)} that differ in gates"
+    if distance <= TOLERANCE:
+        return Verdict(True, f"{what} agree to {TOLERANCE:.0e} (largest difference {distance:.1e})", distance)
+    return Verdict(False, f"an element of the unitary differs by {distance:.3g}", distance)
+
+
+def _by_states(a: Circuit, b: Circuit, rng: np.random.Generator) -> Verdict:
+    """Apply both to random states, one phase for all of them, which the first state tells."""
+    n = a.num_qubits
+    missed = chance_to_miss(n)
+    num_product = 1 + max(1, math.ceil(math.log(_CHANCE) / math.log(missed)))
+    one = product_state(n, rng)  # by itself: it shows nearly all that differs
+    first, second = applied(a, one), applied(b, one)
+    phase = _phase(first, second)
+    worst = _distance(second, phase * first)
+    if worst <= _STATE_TOLERANCE:
+        others = [product_state(n, rng) for _ in range(num_product - 1)]
+        states = np.hstack([*others, *(stabiliser_state(n, rng) for _ in range(_NUM_STABILISER))])
+        worst = max(worst, _distance(applied(b, states), phase * applied(a, states)))
+    if worst > _STATE_TOLERANCE:
+        return Verdict(False, f"they take a random state of {n} qubits to states {worst:.3g} apart", worst)
+    how = (
+        f"{num_product} random product states and {_NUM_STABILISER} random stabiliser states of the "
+        f"{_qubits(n)} that differ in gates agree to {_STATE_TOLERANCE:.0e} (largest distance {worst:.1e})"
+    )
+    return Verdict(True, how, worst, missed ** (num_product - 1))
+
+
+def _phase(first: States, second: States) -> complex:
+    overlap = complex(np.vdot(first, second))
+    return overlap / abs(overlap) if overlap else 1.0
+
+
+def _distance(first: States, second: States) -> float:
+    return float(np.linalg.norm(first - second, axis=0).max())
+
+
+def chance_to_miss(num_qubits: int) -> float:
+    """Return a bound on the chance that one random product state hides a difference of .1 or more.
+
+    For M = U_b - c U_a with |M|^2 (sum of its squared elements) >= .1^2, whatever c: contracting the tensor M with a
+    uniform state of one qubit leaves a share s of |M|^2, a convex combination of U and 1 - U with U uniform, so that
+    P(s < x) <= x for x <= 1/2, and s dominates min(U, 1/2). After n qubits -ln of what is left is at most a sum of n
+    variables max(E, ln 2), E exponential: n ln 2 + a Gamma(b) variable with b ~ Binomial(n, 1/2). It is missed if
+    less than (1e-10)^2 is left. The first state chooses c, so it does not count.
+    """
+    room = 2 * math.log(_DISTANCE / _STATE_TOLERANCE) - num_qubits * math.log(2)
+    assert room > 0, num_qubits  # up to 59 qubits
+    tail, term, chance = 0.0, math.exp(-room), 0.0
+    for b in range(num_qubits + 1):  # tail = P(Gamma(b) > room) = e^-room sum over k < b of room^k / k!
+        chance += math.comb(num_qubits, b) / 2**num_qubits * tail
+        tail += term
+        term *= room / (b + 1)
+    return chance
+
+
+def _check_memory(num_qubits: int) -> None:
+    needed = _BYTES * 2**num_qubits
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory / 2:
+        most = int(math.log2(memory / 2 / _BYTES))
+        raise ConfigError(
+            f"the circuits differ on {num_qubits} qubits, whose states need {_size(needed)} of this machine's "
+            f"{_size(memory)}: here up to {most} qubits can be compared; compare them in parts"
+        )
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.0f} GB"
+
+
+def _qubits(number: int) -> str:
+    return f"{number} qubit{'' if number == 1 else 's'}"

@@ -1,0 +1,228 @@
+"""A rule: two small circuits that are equal up to phase for all values of the angles a, b, c and d in them.
+
+cx 0 1; rz(a) 0 -> rz(a) 0; cx 0 1
+rz(a) 0; rz(b) 0 -> rz(a+b) 0
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ddppo.domains.circuits.quantum.angles import TURN, of_fraction, written
+from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, Circuit, Gate
+
+PARAMETERS = "abcd"
+MOST_WIRES, MOST_GATES = 4, 8  # of a rule; ddppo/native/src/rewriting.hpp
+_TERM = re.compile(rf"([+-]?)(?:([{PARAMETERS}])|(?:(\d+)\*)?pi(?:/(\d+))?)")
+
+
+class Expression(NamedTuple):
+    """constant + sum of coefficients times parameters, in units of an angle, modulo one turn."""
+
+    coefficients: tuple[int, ...] = (0,) * len(PARAMETERS)
+    constant: int = 0
+
+    @property
+    def parameters(self) -> frozenset[int]:
+        return frozenset(k for k, c in enumerate(self.coefficients) if c)
+
+    def at(self, values: Sequence[int]) -> int:
+        """Return the angle where the parameters have these values."""
+        return (self.constant + sum(c * v for c, v in zip(self.coefficients, values, strict=False))) % TURN
+
+    def __str__(self) -> str:
+        terms = [f"{'+' if c > 0 else '-'}{PARAMETERS[k]}" * abs(c) for k, c in enumerate(self.coefficients)]
+        if self.constant or not any(terms):
+            said = written(self.constant)
+            terms.append(said if said.startswith("-") else f"+{said}")
+        return "".join(terms).removeprefix("+")
+
+
+NO_ANGLE = Expression()
+
+
+class SymbolicGate(NamedTuple):
+    """One gate of a rule: kind, wires, and for rz the expression of its angle."""
+
+    kind: int
+    wires: tuple[int, ...]
+    angle: Expression = NO_ANGLE
+
+    def __str__(self) -> str:
+        angle = f"({self.angle})" if self.kind == RZ else ""
+        return f"{KINDS[self.kind]}{angle} {' '.join(map(str, self.wires))}"
+
+
+Gates = tuple[SymbolicGate, ...]
+
+
+class Rule(NamedTuple):
+    """Where `source` is in a circuit, `target` may stand instead."""
+
+    source: Gates
+    target: Gates
+
+    def __str__(self) -> str:
+        return " -> ".join("; ".join(map(str, gates)) for gates in self)
+
+    @property
+    def num_wires(self) -> int:
+        return 1 + max(wires_of(itertools.chain(*self)))
+
+
+def parse(text: str) -> Rule:
+    """Return the rule that `str` wrote. Raises ValueError, with half a sentence, for text that is none."""
+    sides = text.split("->")
+    if len(sides) != 2:
+        raise ValueError("a rule is `source -> target`")
+    rule = Rule(*(tuple(_gate(word) for word in side.split(";") if word.strip()) for side in sides))
+    check(rule)
+    return rule
+
+
+def check(rule: Rule) -> None:
+    """Raise ValueError, with half a sentence, where the rule cannot be matched."""
+    if not 1 <= len(rule.source) <= MOST_GATES or len(rule.target) > MOST_GATES:
+        raise ValueError(f"source and target have at most {MOST_GATES} gates, the source at least 1")
+    if any(w >= MOST_WIRES for gates in rule for gate in gates for w in gate.wires):
+        raise ValueError(f"the wires of a rule are 0 to {MOST_WIRES - 1}")
+    if not is_connected(rule.source):
+        raise ValueError("the gates of its source are not all connected by wires")
+    if not wires_of(rule.target) <= wires_of(rule.source):
+        raise ValueError("its target has wires that its source has not")
+    for gate in rule.source:
+        angle = gate.angle
+        if angle.parameters and (sorted(angle.coefficients) != [0, 0, 0, 1] or angle.constant):
+            raise ValueError(f"angles of its source are a constant or one parameter, not {angle}")
+    if not parameters_of(rule.target) <= parameters_of(rule.source):
+        raise ValueError("its target has parameters that its source has not")
+
+
+def _gate(word: str) -> SymbolicGate:
+    found = re.fullmatch(r"\s*(h|x|cx|rz)(?:\((.*)\))?((?:\s+\d+)+)\s*", word)
+    if found is None:
+        raise ValueError(f"`{word.strip()}` is no gate such as h 0, x 0, cx 0 1 or rz(a) 0")
+    kind, wires = KINDS.index(found[1]), tuple(map(int, found[3].split()))
+    if (
+        len(set(wires)) != (2 if kind == CX else 1)
+        or len(wires) > 2
+        or (kind == RZ) != (found[2] is not None)
+    ):
+        raise ValueError(f"`{word.strip()}` has the wrong number of wires or angles")
+    return SymbolicGate(kind, wires, NO_ANGLE if found[2] is None else _expression(found[2]))
+
+
+def _expression(text: str) -> Expression:
+    coefficients, constant, at = [0] * len(PARAMETERS), 0, 0
+    for term in _TERM.finditer(text):
+        if term.start() != at or (at and not term[1]):
+            break
+        sign, at = -1 if term[1] == "-" else 1, term.end()
+        if term[2]:
+            coefficients[PARAMETERS.index(term[2])] += sign
+        else:
+            constant += sign * of_fraction(int(term[3] or 1), int(term[4] or 1))
+    if not text or at != len(text):
+        raise ValueError(f"`{text}` is no sum of {', '.join(PARAMETERS)} and fractions of pi")
+    return Expression(tuple(coefficients), constant % TURN)
+
+
+# -- properties -----------------------------------------------------------------------------------------------------
+
+
+def wires_of(gates: Iterable[SymbolicGate]) -> set[int]:
+    return {wire for gate in gates for wire in gate.wires}
+
+
+def parameters_of(gates: Iterable[SymbolicGate]) -> set[int]:
+    return {k for gate in gates for k in gate.angle.parameters}
+
+
+def is_connected(gates: Gates) -> bool:
+    """Return whether every gate is reached from every other along wires."""
+    groups: list[set[int]] = []
+    for gate in gates:
+        joined = [group for group in groups if group & set(gate.wires)]
+        groups = [group for group in groups if group not in joined]
+        groups.append(set(gate.wires).union(*joined))
+    return len(groups) == 1
+
+
+def front(gates: Iterable[SymbolicGate]) -> set[SymbolicGate]:
+    """Return the gates that may come first."""
+    passed: set[int] = set()
+    found = set()
+    for gate in gates:
+        if not passed & set(gate.wires):
+            found.add(gate)
+        passed |= set(gate.wires)
+    return found
+
+
+def circuit(gates: Gates, num_qubits: int, values: Sequence[int]) -> Circuit:
+    """Return the circuit of these gates where the parameters have these values; rz of angle 0 is left out."""
+    angles = [gate.angle.at(values) for gate in gates]
+    kept = [pair for pair in zip(gates, angles, strict=True) if pair[0].kind != RZ or pair[1]]
+    return Circuit.from_gates(num_qubits, [Gate(gate.kind, gate.wires, angle) for gate, angle in kept])
+
+
+# -- one form of a rule ---------------------------------------------------------------------------------------------
+
+
+def canonical(rule: Rule) -> Rule:
+    """Return the one form of all rules that differ by names of wires and parameters, signs of parameters (a for -a),
+    and the order of gates on disjoint wires."""
+    wires = sorted(wires_of(rule.source))
+    parameters = sorted(parameters_of(rule.source))
+    signs = {k: gate.angle.coefficients[k] for gate in reversed(rule.source) for k in gate.angle.parameters}
+    forms = []
+    for names in itertools.permutations(range(len(wires))):
+        wire_of = dict(zip(wires, names, strict=True))
+        for places in itertools.permutations(range(len(parameters))):
+            place_of = dict(zip(parameters, places, strict=True))
+            forms.append(Rule(*(_normal(_renamed(gates, wire_of, place_of, signs)) for gates in rule)))
+    return min(forms, key=_order)
+
+
+def _renamed(
+    gates: Gates, wire_of: dict[int, int], place_of: dict[int, int], signs: dict[int, int]
+) -> Iterator[SymbolicGate]:
+    for gate in gates:
+        angle = gate.angle
+        if angle.parameters:
+            coefficients = [0] * len(PARAMETERS)
+            for k in angle.parameters:
+                coefficients[place_of[k]] = signs[k] * angle.coefficients[k]
+            angle = Expression(tuple(coefficients), angle.constant)
+        yield SymbolicGate(gate.kind, tuple(wire_of[w] for w in gate.wires), angle)
+
+
+def _normal(gates: Iterable[SymbolicGate]) -> Gates:
+    """Return the gates in the order in which always the least of those that may come first comes first."""
+    left, order = list(gates), []
+    while left:
+        passed: set[int] = set()
+        least = -1
+        for i, gate in enumerate(left):
+            if not passed & set(gate.wires) and (least < 0 or gate.wires < left[least].wires):
+                least = i
+            passed |= set(gate.wires)
+        order.append(left.pop(least))
+    return tuple(order)
+
+
+def _order(rule: Rule) -> list[list[tuple[object, ...]]]:
+    """Return a key by which a comes before b, and b before a constant."""
+    return [
+        [
+            (gate.kind, gate.wires, [-c for c in gate.angle.coefficients], gate.angle.constant)
+            for gate in gates
+        ]
+        for gates in rule
+    ]
+
+
+def constant(eighths: int) -> Expression:
+    """Return the constant angle of so many eighths of a turn."""
+    return Expression(constant=of_fraction(eighths, 4))

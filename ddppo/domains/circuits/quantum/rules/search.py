@@ -1,0 +1,214 @@
+"""All small circuits with symbolic angles, sorted into classes that are equal up to phase.
+
+As RepGen of Quartz (arXiv:2204.09033, algorithm 1): circuits grow by one gate at the end, and only those grow that are
+the least of their class, and whose part without the first gate is too. Fingerprints are exact here: a circuit acts on
+a random vector over a prime field, in which e^{ia} is a random number, e^{i pi/4} an eighth root of unity, and
+h is [[1, 1], [1, -1]]; the quotient of two random linear forms of the result does not see scalars, thus no phases.
+Circuits that differ share a fingerprint with a chance of about (degree / 2^31)^2; `verify` finds out.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddppo.domains.circuits.quantum.circuit import CX, RZ, H, X
+from ddppo.domains.circuits.quantum.rules.rule import PARAMETERS, Expression, Gates, SymbolicGate, constant
+
+Words = NDArray[np.int8]  # [M, L], letters of the alphabet
+Residues = NDArray[np.uint64]
+_PRIMES = (2147483497, 2147483489)  # 1 mod 8: they have eighth roots of unity; products fit 64 bits
+_CHUNK = 200_000  # circuits at a time
+# Angles: sums of a and b in which each is used once, and multiples of pi/2.
+_SYMBOLIC = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+_QUARTERS = (2, 4, 6)  # of eighths of a turn
+
+
+@dataclass(frozen=True)
+class Space:
+    """Circuits to search: up to `num_gates` gates out of `kinds` on `num_qubits` qubits.
+
+    kinds: of h, x, cx, rz (angles +-a, +-b, their sums, +-pi/2 and pi), s (rz by +-pi/2 and pi only), and
+    p (rz by +-a, +-b and their sums only). Each parameter is used once in a circuit.
+    """
+
+    num_qubits: int
+    num_gates: int
+    kinds: tuple[str, ...]
+
+    def alphabet(self) -> list[SymbolicGate]:
+        qubits = range(self.num_qubits)
+        letters = [
+            SymbolicGate(kind, (w,))
+            for kind, name in ((H, "h"), (X, "x"))
+            if name in self.kinds
+            for w in qubits
+        ]
+        if "cx" in self.kinds:
+            letters += [SymbolicGate(CX, (v, w)) for v in qubits for w in qubits if v != w]
+        angles: list[Expression] = []
+        if {"rz", "p"} & set(self.kinds):
+            none = (0,) * (len(PARAMETERS) - 2)
+            angles += [Expression((*pair, *none)) for pair in _SYMBOLIC]
+        if {"rz", "s"} & set(self.kinds):
+            angles += [constant(eighths) for eighths in _QUARTERS]
+        return letters + [SymbolicGate(RZ, (w,), angle) for angle in angles for w in qubits]
+
+    def __str__(self) -> str:
+        return f"{self.num_qubits}:{self.num_gates}:{'+'.join(self.kinds)}"
+
+
+def classes(space: Space, seed: int = 0) -> Iterator[list[Gates]]:
+    """Yield each class of at least two circuits with the same fingerprint, shortest first."""
+    alphabet = space.alphabet()
+    layers = list(_layers(space, alphabet, seed))
+    prints = np.concatenate([prints for _, prints in layers])
+    order = np.argsort(prints, kind="stable")  # stable: shorter circuits stay first
+    bounds = np.flatnonzero(np.concatenate([[True], prints[order][1:] != prints[order][:-1], [True]]))
+    starts = np.cumsum([0, *(len(words) for words, _ in layers)])
+    for begin, end in pairwise(bounds):
+        if end - begin > 1:
+            members = order[begin:end]
+            lengths = np.searchsorted(starts, members, side="right") - 1
+            yield [
+                tuple(alphabet[k] for k in layers[length][0][member - starts[length]])
+                for length, member in zip(lengths, members, strict=True)
+            ]
+
+
+def count(space: Space, seed: int = 0) -> list[int]:
+    """Return how many circuits of each number of gates, from 0 on, the search keeps."""
+    return [len(words) for words, _ in _layers(space, space.alphabet(), seed)]
+
+
+def _layers(space: Space, alphabet: list[SymbolicGate], seed: int) -> Iterator[tuple[Words, Residues]]:
+    """Yield the circuits of each number of gates with their fingerprints."""
+    grammar = _Grammar(alphabet)
+    fields = [_Field(p, space.num_qubits, alphabet, np.random.default_rng([seed, p])) for p in _PRIMES]
+    words: Words = np.zeros((1, 0), np.int8)
+    states = [field.start[None] for field in fields]
+    prints = _fingerprints(fields, states)
+    seen = prints
+    yield words, prints
+    for length in range(1, space.num_gates + 1):
+        grown, found = [], []
+        grown_states: list[list[Residues]] = [[] for _ in fields]
+        for letter, rows in grammar.extensions(words):
+            after = [f.applied(letter, s[rows]) for f, s in zip(fields, states, strict=True)]
+            found.append(_fingerprints(fields, after))
+            grown.append(np.column_stack([words[rows], np.full(len(rows), letter, np.int8)]))
+            if length < space.num_gates:
+                for kept, new in zip(grown_states, after, strict=True):
+                    kept.append(new)
+        members, prints = np.concatenate(grown), np.concatenate(found)
+        yield members, prints
+        if length < space.num_gates:
+            least = _least_of_new(members, prints, seen)
+            seen = np.concatenate([seen, prints[least]])
+            words = members[least]
+            states = [np.concatenate(parts)[least] for parts in grown_states]
+
+
+def _least_of_new(words: Words, prints: Residues, seen: Residues) -> NDArray[np.intp]:
+    """Return the first word in lexicographic order of each fingerprint that was not seen."""
+    order = np.lexsort((*words.T[::-1], prints))
+    ordered = prints[order]
+    is_first = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+    return np.sort(order[is_first & ~np.isin(ordered, seen)])
+
+
+class _Grammar:
+    """Which words are looked at: each set of gates in one order, each parameter at most once, by least parts."""
+
+    def __init__(self, alphabet: Sequence[SymbolicGate]) -> None:
+        self._size = len(alphabet)
+        wires = [set(letter.wires) for letter in alphabet]
+        self._apart = np.array([[not (v & w) for w in wires] for v in wires])
+        self._uses = np.array([sum(1 << k for k in letter.angle.parameters) for letter in alphabet])
+
+    def extensions(self, words: Words) -> Iterator[tuple[int, NDArray[np.intp]]]:
+        """Yield (letter, rows of the words that may grow by it), a chunk at a time."""
+        length = words.shape[1]
+        uses = np.bitwise_or.reduce(self._uses[words], axis=1) if length else np.zeros(len(words), np.int64)
+        least = np.sort(self._codes(words))
+        tails = self._codes(words[:, 1:]) * self._size
+        for letter in range(self._size):
+            may = (uses & self._uses[letter]) == 0
+            slides = np.ones(len(words), bool)  # the letter could stand further ahead
+            for column in range(length - 1, -1, -1):
+                slides = slides & self._apart[letter][words[:, column]]
+                may &= ~(slides & (letter < words[:, column]))
+            if length:
+                place = np.minimum(np.searchsorted(least, tails + letter), len(least) - 1)
+                may &= least[place] == tails + letter
+            rows = np.flatnonzero(may)
+            for begin in range(0, len(rows), _CHUNK):
+                yield letter, rows[begin : begin + _CHUNK]
+
+    def _codes(self, words: Words) -> NDArray[np.int64]:
+        powers = self._size ** np.arange(words.shape[1])[::-1]
+        return (words.astype(np.int64) * powers).sum(1)
+
+
+class _Field:
+    """Gates, up to a scalar each, on vectors of residues modulo a prime [M, 2^num_qubits]."""
+
+    def __init__(
+        self, prime: int, num_qubits: int, alphabet: list[SymbolicGate], rng: np.random.Generator
+    ) -> None:
+        self._prime, self._alphabet = prime, alphabet
+        self._p = np.uint64(prime)
+        self._index = np.arange(2**num_qubits)
+        self.start, self._above, self._below = rng.integers(1, prime, (3, 2**num_qubits)).astype(np.uint64)
+        root = next(
+            root
+            for root in (pow(int(g), (prime - 1) // 8, prime) for g in rng.integers(2, prime, 99))
+            if pow(root, 4, prime) == prime - 1
+        )
+        values = [int(z) for z in rng.integers(2, prime, len(PARAMETERS))]  # of e^{ia}, e^{ib}, ...
+        self._phases = [np.uint64(self._phase(letter.angle, root, values)) for letter in alphabet]
+
+    def _phase(self, angle: Expression, root: int, values: list[int]) -> int:
+        eighth = constant(1).constant
+        phase = pow(root, angle.constant // eighth, self._prime)
+        for value, coefficient in zip(values, angle.coefficients, strict=True):
+            phase = phase * pow(value, coefficient, self._prime) % self._prime
+        return phase
+
+    def applied(self, letter: int, states: Residues) -> Residues:
+        gate = self._alphabet[letter]
+        bit = 1 << gate.wires[0]
+        is_one = (self._index & bit) > 0
+        if gate.kind == X:
+            return states[:, self._index ^ bit]
+        if gate.kind == CX:
+            return states[:, np.where(is_one, self._index ^ (1 << gate.wires[1]), self._index)]
+        after = states.copy()
+        if gate.kind == RZ:
+            after[:, is_one] = after[:, is_one] * self._phases[letter] % self._p
+            return after
+        zero, one = states[:, ~is_one], states[:, is_one]
+        after[:, ~is_one] = (zero + one) % self._p
+        after[:, is_one] = (zero + self._p - one) % self._p
+        return after
+
+    def quotient(self, states: Residues) -> Residues:
+        """Return <above, state> / <below, state>, which no scalar changes."""
+        above = (states * self._above % self._p).sum(1) % self._p
+        below = (states * self._below % self._p).sum(1) % self._p
+        inverse, exponent = np.ones_like(below), self._prime - 2
+        while exponent:  # Fermat: below^(p - 2) = 1 / below
+            if exponent & 1:
+                inverse = inverse * below % self._p
+            below = below * below % self._p
+            exponent >>= 1
+        return above * inverse % self._p
+
+
+def _fingerprints(fields: Sequence[_Field], states: Sequence[Any]) -> Residues:
+    """Return [M], the quotients of both fields side by side."""
+    first, second = (field.quotient(s) for field, s in zip(fields, states, strict=True))
+    return first << np.uint64(32) | second

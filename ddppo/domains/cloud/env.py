@@ -1,0 +1,204 @@
+"""`ddppo/Cloud-v0`: a task in a simulated cloud, one command line a step."""
+
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Text
+
+from ddppo.domains.cloud import rewards
+from ddppo.domains.cloud.chaos import CHANCE, drawn, drifted
+from ddppo.domains.cloud.grading import Grader
+from ddppo.domains.cloud.task import Task, chosen_tasks
+from ddppo.domains.cloud.world import BROKE, Outcome, World
+from ddppo.errors import ConfigError, EnvStateError, near
+
+CHARSET = "".join(char for char in string.printable if char not in "\r\x0b\x0c")
+MOST_TYPED, MOST_PRINTED = 2048, 4096
+HINT = "hint"
+GUIDE = f"Type one aws command a line. `{HINT}` gives one of {rewards.MOST_HINTS} hints, and costs."
+
+
+class CloudEnv(gym.Env):
+    """Do what the prompt asks of a simulated cloud. An action is a command line; an observation is what is printed.
+
+    The reward is the gain of score (ddppo.domains.cloud.rewards), so an episode's rewards sum to its last score.
+    terminated: the task is done. truncated: its steps are spent. `reset(seed=..., options={"task": name})` begins that
+    task with all that a seed decides (drift, chaos, identifiers); without options a task is drawn. `chaos` among the
+    options is the chance that faults strike, else it is the tier's, or 0 for an environment made with `chaos=False`.
+    One environment a process, as the simulator holds one world a process.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
+    one_a_process = True
+    tokens = "ddppo.domains.cloud.tokens:CloudTokens"
+    forked_from = "ddppo.domains.cloud.warmed"
+
+    def __init__(self, tasks: Sequence[str] | None = None, *, chaos: bool = True) -> None:
+        self.tasks = chosen_tasks(tasks)
+        self.observation_space = Text(MOST_PRINTED, min_length=0, charset=CHARSET)
+        self.action_space = Text(MOST_TYPED, min_length=0, charset=CHARSET)
+        self._chaos = chaos
+        self._world = World.take()
+        self._is_over = True
+        self._task: Task | None = None
+        self._progress = self._best = self._score = 0.0
+        self._num_kept = self._num_hints = 0
+
+    @property
+    def task_tiers(self) -> dict[str, str]:
+        """Return the tier of each task, for a curriculum."""
+        return {name: task.tier for name, task in self.tasks.items()}
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        name = (options or {}).get("task")
+        if name is None:
+            name = list(self.tasks)[int(self.np_random.integers(len(self.tasks)))]
+        if name not in self.tasks:
+            raise ConfigError(
+                f"options task={name!r} is none of this environment's{near(str(name), list(self.tasks))}"
+            )
+        task = self.tasks[name]
+        chance = (options or {}).get("chaos", CHANCE[task.tier] if self._chaos else 0.0)
+        return self._begin(task, int(self.np_random.integers(2**31)), chance)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self._is_over or self._task is None:
+            raise gym.error.ResetNeeded("the episode is over: call reset() before the next step()")
+        self._lines.append(action)
+        printed, failed, retried = self._act(action)
+        progress, num_kept = self._grader.progress(), self._grader.num_kept()
+        achieved = progress == 1.0 and num_kept == len(self._grader.keep)
+        now = rewards.score(
+            rewards.Step(
+                progress=progress,
+                achieved=achieved,
+                rose=progress > self._best,
+                failed=failed,
+                undone=progress < self._progress or num_kept < self._num_kept,
+                retried=retried,
+                survived=self._struck,
+                num_hints=self._num_hints,
+            )
+        )
+        reward, self._score = rewards.gain(now, self._score), now
+        self._best = max(self._best, progress)
+        self._progress, self._num_kept = progress, num_kept
+        truncated = not achieved and len(self._lines) >= self._task.max_steps
+        self._is_over = achieved or truncated
+        if not self._is_over:
+            self._strike()
+        return self._shown(printed), reward, achieved, truncated, self._info(achieved)
+
+    def close(self) -> None:
+        self._world.close()
+        self._is_over = True
+
+    def state(self) -> dict[str, Any]:
+        """Return all that decides what follows. moto cannot be stored, so an episode is stored as what was typed."""
+        if self._task is None:
+            raise EnvStateError("a cloud environment has no state before its first reset: call reset() first")
+        random = self.np_random.bit_generator.state
+        begun = {"task": self._task.name, "seed": self._seed, "chance": self._chance}
+        return begun | {"lines": list(self._lines), "random": random}
+
+    def restore(self, state: Mapping[str, Any]) -> str:
+        """Go back to a state by typing it again; return the observation there."""
+        if state["task"] not in self.tasks:
+            raise EnvStateError(
+                f"the state is of task {state['task']!r}, which this environment does not have"
+            )
+        self.np_random.bit_generator.state = state["random"]
+        observation, _ = self._begin(self.tasks[state["task"]], state["seed"], state["chance"])
+        for line in state["lines"]:
+            observation = self.step(line)[0]
+        return observation
+
+    def _begin(self, task: Task, seed: int, chance: float) -> tuple[str, dict[str, Any]]:
+        random = np.random.default_rng(seed)
+        self._world.reset(seed)
+        self._world.operate(task.setup)
+        self._world.operate(drifted(task.num_drifts, task.drifts, random))
+        self._grader = Grader(self._world, task.goals, task.keep, ordered=task.ordered)
+        self._check(task)
+        self._world.reads_only = task.reads_only
+        self._task, self._seed, self._chance, self._lines = task, seed, chance, list[str]()
+        self._fault = drawn(chance, task.chaos, random)
+        self._struck = self._has_retried = self._is_over = False
+        self._score, self._num_hints = 0.0, 0
+        self._progress = self._best = self._grader.progress()
+        self._num_kept = self._grader.num_kept()
+        return self._shown(f"{task.prompt}\n{GUIDE}"), self._info(achieved=False)
+
+    def _check(self, task: Task) -> None:
+        """Refuse a task that its own start settles, or spoils."""
+        held = len(task.goals) - len(self._grader.goals)
+        if not self._grader.goals or (held and not task.drifts):
+            raise EnvStateError(
+                f"task {task.name}: {held} goals hold at its start: what is asked must be new"
+            )
+        if self._grader.num_kept() != len(self._grader.keep):
+            raise EnvStateError(f"task {task.name}: what is to be kept is not there at its start")
+
+    def _act(self, action: str) -> tuple[str, bool, bool]:
+        """Do a line; return what is printed, whether it failed, and whether that was an idempotent retry."""
+        if action.strip() == HINT:
+            return self._hint(), False, False
+        if len(action) > MOST_TYPED:
+            too_long = f"a command has at most {MOST_TYPED} characters; this one has {len(action)}"
+            outcome = Outcome(too_long, status=252)
+        else:
+            outcome = self._world.run(action)
+        self._grader.note(outcome.calls)
+        if outcome.code == BROKE:
+            self._grader.look_again()
+        retried = rewards.is_retry(outcome.code, had_before=self._has_retried)
+        self._has_retried = self._has_retried or retried
+        if outcome.status == 0:
+            return outcome.said, False, retried
+        return f"{outcome.said}\nexit status {outcome.status}", True, retried
+
+    def _hint(self) -> str:
+        assert self._task is not None
+        if self._num_hints == len(self._task.hints):
+            return "there are no more hints"
+        self._num_hints += 1
+        return f"hint {self._num_hints}: {self._task.hints[self._num_hints - 1]}"
+
+    def _strike(self) -> None:
+        """Let the episode's chaos strike once it has come to its step and there is something that it breaks.
+
+        The fall is chaos's own: what the player loses by it is no undoing.
+        """
+        if self._fault is None or self._struck or len(self._lines) < self._fault.after:
+            return
+        self._world.disturb(self._fault.commands)
+        self._grader.look_again()
+        progress, num_kept = self._grader.progress(), self._grader.num_kept()
+        self._struck = progress < self._progress or num_kept < self._num_kept
+        self._progress, self._num_kept = progress, num_kept
+
+    def _shown(self, text: str) -> str:
+        text = "".join(char if char in CHARSET else "?" for char in text)
+        left_out = len(text) - MOST_PRINTED
+        if left_out <= 0:
+            return text
+        note = f"\n... ({len(text)} characters in all)"
+        return text[: MOST_PRINTED - len(note)] + note
+
+    def _info(self, achieved: bool) -> dict[str, Any]:
+        assert self._task is not None
+        return {
+            "task": self._task.name,
+            "tier": self._task.tier,
+            "progress": self._progress,
+            "score": self._score,
+            "is_success": achieved,
+            "num_hints": self._num_hints,
+            "chaos_struck": self._struck,
+        }

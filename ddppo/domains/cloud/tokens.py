@@ -1,0 +1,159 @@
+"""The cloud's dialogue as tokens that a small policy, trained from nothing, can learn in minutes (docs/cloud_tasks.md).
+
+A turn of the policy is an operation, or `hint`; then, of an operation that has several forms, which of them; then,
+blank by blank, one of the prompt's names that this line has not used yet. What leaves no choice is no token, and none
+ends a turn: a line is over once it is filled. At the start of a turn the operations of all tasks are allowed, whatever
+the prompt. So every line of every solution can be said, and nothing in the grammar says which belongs to which task.
+"""
+
+import re
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddppo.domains.cloud.env import HINT
+from ddppo.domains.cloud.forms import MISSING, MOST_NAMES, QUOTED, Form, form_of, names_of
+from ddppo.domains.cloud.task import chosen_tasks
+from ddppo.errors import ConfigError
+
+MOST_ANSWERED = (
+    16  # words of what is printed that the policy is given; the whole prompt is, within obs_tokens
+)
+NUM_OTHER = 128  # tokens of the words that no prompt has
+_WORD = re.compile(r"[\w./:-]*\w")
+_FAILED = re.compile(r"\nexit status \d+$")
+_CODE = re.compile(r"An error occurred \(([\w.]+)\)")
+
+
+class CloudTokens:
+    """Tokens of these tasks (names, tiers, files; by default all that come with ddppo).
+
+    In this order: pad, end (which nobody types), what precedes a turn (asked; done or failed, as the last line was),
+    the names of a prompt by their places, words of prompts, other words by their hash, hint, operations, and the forms
+    of operations that have several.
+    """
+
+    def __init__(self, turn_tokens: int, obs_tokens: int, tasks: Sequence[str] | None = None) -> None:
+        played = chosen_tasks(tasks).values()
+        lines = [(line, names_of(task.prompt)) for task in played for line in task.solution]
+        found = sorted({form_of(line, names)[0] for line, names in lines}, key=lambda form: str(form.parts))
+        self.forms: dict[str, list[Form]] = {}
+        for form in found:
+            self.forms.setdefault(form.operation, []).append(form)
+        longest = max(
+            1 + (len(forms) > 1) + form.num_blanks for forms in self.forms.values() for form in forms
+        )
+        if turn_tokens < longest:
+            raise ConfigError(
+                f"model.turn_tokens={turn_tokens}: a line in the cloud takes up to {longest} tokens"
+            )
+        self.obs_tokens = obs_tokens
+        several = [form for forms in self.forms.values() if len(forms) > 1 for form in forms]
+        words = sorted({word for task in played for word in _words(task.prompt)})
+        self.pad, self.end, self.asked, self.done, self.failed = range(5)
+        self.names = range(5, 5 + MOST_NAMES)
+        self.words = {word: self.names.stop + at for at, word in enumerate(words)}
+        self._others = self.names.stop + len(words)
+        self.hint = self._others + NUM_OTHER
+        self.operations = {operation: self.hint + 1 + at for at, operation in enumerate(self.forms)}
+        self.form_tokens = {form: self.hint + 1 + len(self.forms) + at for at, form in enumerate(several)}
+        self.size = self.hint + 1 + len(self.forms) + len(several)
+        self.operation_at = {token: operation for operation, token in self.operations.items()}
+        self.form_at = {token: form for form, token in self.form_tokens.items()}
+        self._masks: dict[frozenset[int], np.ndarray] = {}
+        self.openings = self.mask(frozenset({self.hint, *self.operation_at}))
+
+    def begin(self, prompt: str) -> "CloudDialogue":
+        return CloudDialogue(self, prompt)
+
+    def mask(self, tokens: frozenset[int]) -> np.ndarray:
+        """Return which of all tokens are these [V]: the same array every time, not to be written to."""
+        mask = self._masks.get(tokens)
+        if mask is None:
+            mask = self._masks[tokens] = np.zeros(self.size, bool)
+            mask[list(tokens)] = True
+            mask.flags.writeable = False
+        return mask
+
+    def word(self, word: str) -> int:
+        known = self.words.get(word)
+        return self._others + zlib.crc32(word.encode()) % NUM_OTHER if known is None else known
+
+
+class CloudDialogue:
+    """One episode: the prompt, then lines of the policy and what is printed in turn."""
+
+    def __init__(self, tokens: CloudTokens, prompt: str) -> None:
+        self._tokens = tokens
+        asked = prompt.partition("\n")[0]  # what follows is the same for all tasks
+        self._names = names_of(asked)
+        self._places = {name.lower(): tokens.names[at] for at, name in enumerate(self._names)}
+        self.prompt_tokens = [*self._asked(asked)[: tokens.obs_tokens - 1], tokens.asked]
+        self._line: str | None = None  # of the turn under way, once it is filled
+        self._choices: frozenset[int] = frozenset()  # what may follow; none: this is its first token
+        self._filling: list[str] = []
+
+    def allowed(self) -> np.ndarray:
+        return self._tokens.mask(self._choices) if self._choices else self._tokens.openings
+
+    def push(self, token: int) -> None:
+        assert not self.is_over, "the line is filled"
+        assert self.allowed()[token], f"token {token} is not allowed here"
+        tokens = self._tokens
+        if token == tokens.hint:
+            self._line = HINT
+        elif token in tokens.operation_at:
+            forms = tokens.forms[tokens.operation_at[token]]
+            if len(forms) > 1:
+                self._choices = frozenset(tokens.form_tokens[form] for form in forms)
+            else:
+                self._fill(forms[0])
+        elif token in tokens.form_at:
+            self._fill(tokens.form_at[token])
+        else:
+            self._filling.append(self._names[token - tokens.names.start])
+            self._fill(self._form)
+
+    @property
+    def is_over(self) -> bool:
+        return self._line is not None
+
+    def action(self) -> str:
+        """Return the line that was said, and begin the next turn."""
+        assert self._line is not None, "the line is not filled yet"
+        line = self._line
+        self._line, self._choices, self._filling = None, frozenset(), []
+        return line
+
+    def observe(self, text: str) -> list[int]:
+        tokens = self._tokens
+        code = _CODE.search(text)
+        words = [code[1].lower()] if code else _words(text)[:MOST_ANSWERED]
+        said = [self._places.get(word) or tokens.word(word) for word in words]
+        return [*said[: tokens.obs_tokens - 1], tokens.failed if _FAILED.search(text) else tokens.done]
+
+    def _asked(self, prompt: str) -> list[int]:
+        """Return the prompt's words; a name is its place, followed by what it is."""
+        found: list[int] = []
+        for at, piece in enumerate(QUOTED.split(prompt)):
+            if at % 2 and piece.lower() in self._places:
+                found += [self._places[piece.lower()], self._tokens.word(piece.lower())]
+            else:
+                found += map(self._tokens.word, _words(piece))
+        return found
+
+    def _fill(self, form: Form) -> None:
+        """Go on to the next blank that leaves a choice, or to the end of the line."""
+        self._form = form
+        while len(self._filling) < form.num_blanks:
+            left = [at for at, name in enumerate(self._names) if name not in self._filling]
+            if len(left) > 1:
+                self._choices = frozenset(self._tokens.names[at] for at in left)
+                return
+            self._filling.append(self._names[left[0]] if left else MISSING)
+        self._line = form.filled(self._filling)
+
+
+def _words(text: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(text)]

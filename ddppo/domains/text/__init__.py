@@ -1,0 +1,11 @@
+"""Tasks and policies of text: tokens, models of sequences, episodes in turns."""
+
+from ddppo.plugins import Plugin
+
+PLUGIN = Plugin(
+    package=__name__,
+    models={
+        "token_policy": f"{__name__}.models.tokens:TokenPolicy",
+        "hf": f"{__name__}.models.hf:HuggingFacePolicy",
+    },
+)

@@ -1,0 +1,97 @@
+"""Environments that are stepped each at its own pace, and begin an episode only when told.
+
+    turns = make_turns(env, range(8), rank=0, timeout_s=60.0, max_restarts=0)
+    for i in range(8):
+        turns.begin(i, seed=7, options={"task": "make-a-bucket"})
+    while answers := turns.ready(wait_s=0.02):
+        for turn in answers:
+            if not turn.is_over:
+                turns.act(turn.env, "aws s3 mb s3://b")
+    turns.close()
+
+A batch of arrays in step is a `VecEnv`.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ddppo.config import EnvConfig
+from ddppo.domains.text.turns.contract import Turn, Turns
+from ddppo.envs.faults import EnvNames
+from ddppo.envs.make import settled
+from ddppo.envs.probing import probe
+from ddppo.envs.scalar.row_env import played
+from ddppo.errors import EnvError, EnvRaised
+from ddppo.spaces import EnvSpec
+from ddppo.terminal import warn
+
+__all__ = ["LocalTurns", "Turn", "Turns", "make_turns"]
+
+
+def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, max_restarts: int) -> Turns:
+    """Make the environments `env_indices` (global) of this rank: served with env.backend=remote, else in this process.
+
+    env.backend=auto serves those of which a process can hold only one. timeout_s: how long one may take to answer.
+    Raises ConfigError as probe() does, EnvError.
+    """
+    spec, names = probe(env), EnvNames(env_indices, rank)
+    if (settled(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
+        from ddppo.envs.remote.turns import RemoteTurns  # needs the extra serve
+
+        return RemoteTurns(env, spec, names, timeout_s, max_restarts)
+    return LocalTurns(env, spec, names, max_restarts)
+
+
+class LocalTurns:
+    """Environments of this process. Nothing is under way while nobody waits: `ready` steps all, in the order told."""
+
+    num_restarts = 0
+
+    def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, max_restarts: int) -> None:
+        self.spec = spec
+        self.names = names
+        self.num_envs = len(names.indices)
+        self.num_lost_episodes = 0
+        self._max_restarts = max_restarts
+        self._num_lost_of = [0] * self.num_envs
+        self._envs = [played(env, spec, names(i)) for i in range(self.num_envs)]
+        self._told: dict[int, Callable[[], Turn]] = {}
+
+    def begin(self, i: int, seed: int, options: Mapping[str, Any]) -> None:
+        self._tell(i, partial(self._begun, i, seed, dict(options)))
+
+    def act(self, i: int, action: Any) -> None:
+        self._tell(i, partial(self._stepped, i, action))
+
+    def ready(self, wait_s: float | None) -> list[Turn]:
+        told, self._told = self._told, {}
+        return [self._answer(i, do) for i, do in told.items()]
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+    def _tell(self, i: int, do: Callable[[], Turn]) -> None:
+        assert i not in self._told, f"{self.names(i)} has not answered yet"
+        self._told[i] = do
+
+    def _begun(self, i: int, seed: int, options: dict[str, Any]) -> Turn:
+        obs, info = self._envs[i].reset(seed=seed, **({"options": options} if options else {}))
+        return Turn(i, obs, info=info)
+
+    def _stepped(self, i: int, action: Any) -> Turn:
+        obs, reward, terminated, truncated, info = self._envs[i].step(action)
+        return Turn(i, obs, float(reward), terminated, truncated, info=info)
+
+    def _answer(self, i: int, do: Callable[[], Turn]) -> Turn:
+        try:
+            return do()
+        except EnvError as e:
+            if self._num_lost_of[i] >= self._max_restarts:
+                raise
+            self._num_lost_of[i] += 1
+            self.num_lost_episodes += 1
+            said = e.said if isinstance(e, EnvRaised) else e
+            warn(f"{said}; its episode is lost ({self._num_lost_of[i]} of {self._max_restarts})")
+            return Turn(i, None, failed=True)

@@ -1,0 +1,148 @@
+"""Evaluation of tasks of text: every task in turn, by a collector."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ddppo.config import Config, DistConfig, EnvConfig, ModelConfig
+from ddppo.domains.text.evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
+from ddppo.domains.text.models.tokens import TokenPolicy
+from ddppo.envs import probe
+from ddppo.errors import EnvError, TrainingError
+from ddppo.models import build_model
+from ddppo.ppo.acting.rollout import Episode
+from ddppo.run.evaluating.evaluation import Policy
+from ddppo.seeding import derived_seed
+
+TASKS = {"a": "warm-up", "b": "warm-up", "c": "expert"}
+
+
+class Played:
+    """A collector of E environments whose episodes return their seed; those of `lost` seeds are lost."""
+
+    def __init__(self, num_envs, tasks=TASKS, lost=()):
+        self.turns = SimpleNamespace(num_envs=num_envs, spec=SimpleNamespace(tasks=tasks))
+        self.first_env, self.lost, self.begun = 5, lost, []
+
+    def begin(self, seeds, options):
+        assert len(seeds) == len(options) == self.turns.num_envs
+        self.now = list(zip(seeds, options, strict=True))
+        self.begun += self.now
+
+    def play(self, noise):
+        assert noise is None
+        self.achieved = [options.get("task") != "b" for _, options in self.now]
+        ended = [
+            Episode(0, self.first_env + i, float(seed), 10 + i)
+            for i, (seed, _) in enumerate(self.now)
+            if seed not in self.lost
+        ]
+        return ended[::-1]
+
+
+def seeds(*episodes):
+    return [derived_seed(7, "eval", j) for j in episodes]
+
+
+def test_every_task_is_played_in_turn_from_seeds_of_the_episodes():
+    collector = Played(3)
+    rows = play_tasks(collector, range(6), seed=7)
+    assert collector.begun == [
+        (seed, {"task": task}) for seed, task in zip(seeds(*range(6)), "abcabc", strict=True)
+    ]
+    assert rows[:, 0].tolist() == seeds(*range(6))
+    assert rows[:, 1].tolist() == [10, 11, 12, 10, 11, 12]
+    assert rows[:, 2].tolist() == [1, 0, 1, 1, 0, 1]
+
+
+def test_the_episodes_of_a_rank_are_the_same_whoever_plays_the_others():
+    whole = play_tasks(Played(4), range(9), seed=7)
+    for world_size in (2, 3):
+        for rank in range(world_size):
+            own = play_tasks(Played(2), range(rank, 9, world_size), seed=7)
+            assert own[:, [0, 2]].equal(whole[rank::world_size][:, [0, 2]])
+
+
+def test_a_task_without_names_is_told_none():
+    collector = Played(2, tasks=None)
+    assert play_tasks(collector, range(2), seed=7).shape == (2, 3)
+    assert [options for _, options in collector.begun] == [{}, {}]
+
+
+def test_a_rank_without_episodes_plays_none():
+    collector = Played(2)
+    assert play_tasks(collector, range(0), seed=7).shape == (0, 3)
+    assert collector.begun == []
+
+
+@pytest.mark.parametrize(("asked", "played"), [(1, 3), (3, 3), (4, 6), (100, 102)])
+def test_every_task_has_as_many_episodes(asked, played):
+    assert rounded_up(asked, TASKS) == played
+    assert rounded_up(asked, None) == asked
+
+
+def test_rates_are_of_all_tasks_and_of_each_tier_without_what_was_lost():
+    rows = play_tasks(Played(3, lost=seeds(0)), range(6), seed=7)
+    scores = of_text(rows.T.tolist(), TASKS)
+    assert scores.returns == tuple(seeds(1, 2, 3, 4, 5))
+    assert scores.tiers == ("warm-up", "expert", "warm-up", "warm-up", "expert")
+    assert success_rates(scores) == {
+        "eval/success_rate": 3 / 5,
+        "eval/success_rate_warm-up": 1 / 3,
+        "eval/success_rate_expert": 1.0,
+    }
+
+
+def test_an_evaluation_of_which_nothing_is_left_ends_the_run():
+    rows = play_tasks(Played(3, lost=seeds(0, 1, 2)), range(3), seed=7)
+    with pytest.raises(TrainingError, match="all 3 episodes of the evaluation were lost"):
+        of_text(rows.T.tolist(), TASKS)
+
+
+def test_of_tasks_that_do_not_tell_nothing_is_said_of_success():
+    scores = of_text([[1.0, 2.0], [3, 4], [math.nan, math.nan]], None)
+    assert (scores.returns, scores.lengths) == ((1.0, 2.0), (3, 4))
+    assert success_rates(scores) == {}
+
+
+def evaluated(num_episodes=10, num_envs=4, task="Repeat", backend="auto", fails=(), **dist):
+    """Return the scores of a policy that has learned nothing."""
+    env = EnvConfig(
+        id=f"tests.domains.text.text_tasks:tests/{task}-v0",
+        num_envs=num_envs,
+        backend=backend,
+        kwargs={"fails": list(fails)},
+    )
+    config = Config(env=env, dist=DistConfig(**dist), dtype="float64", device="cpu")
+    config.model = ModelConfig(name="token_policy", turn_tokens=2, obs_tokens=4)
+    config.ppo.rollout_steps = 24
+    spec = probe(config.env)
+    policy = Policy(build_model(spec, config.model, 3, torch.float64), None, spec)
+    return play_alone(policy, config, num_episodes, seed=0)
+
+
+def test_the_likeliest_tokens_score_the_same_however_many_play_side_by_side():
+    scores = [evaluated(num_envs=num) for num in (1, 4, 16)]
+    assert scores[0] == scores[1] == scores[2]
+    assert len(scores[0].returns) == 12
+    assert scores[0].tiers == ("warm-up",) * 4 + ("beginner",) * 2 + ("warm-up",) * 4 + ("beginner",) * 2
+
+
+def test_evaluation_computes_nothing_that_only_learning_needs(monkeypatch):
+    monkeypatch.setattr(TokenPolicy, "at_own", None)
+    assert len(evaluated().returns) == 12
+
+
+def test_a_world_that_is_lost_costs_its_episode_where_the_run_says_so():
+    with pytest.raises(EnvError, match="cannot hear"):
+        evaluated(fails=["east"])
+    scores = evaluated(fails=["east"], on_lost="restart")
+    assert len(scores.returns) == 10  # of 12 episodes twice that task is none
+
+
+def test_worlds_of_which_a_process_holds_one_are_served_to_who_plays_all_of_them():
+    pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
+    whole = evaluated(num_envs=1, task="AloneRepeat")
+    assert evaluated(num_envs=2, task="AloneRepeat", backend="sync") == whole == evaluated(num_envs=1)
