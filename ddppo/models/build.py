@@ -69,7 +69,8 @@ def _imported(name: str) -> type[ActorCritic]:
     module_name, _, attribute = path.partition(":")
     if not (module_name and attribute):
         raise ConfigError(
-            f"model.name={name}: neither one of {', '.join(model_names())} nor an import path like my_pkg.models:MyModel"
+            f"model.name={name}: neither one of {', '.join(model_names())} nor an import path like "
+            "my_pkg.models:MyModel"
         )
     try:
         found = imported(path)

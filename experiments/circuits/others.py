@@ -3,7 +3,7 @@
 python experiments/circuits/others.py [circuits=tof_3,my.qasm] [keep=folder] > others.csv
 
 A circuit is a benchmark's name or a file. Each optimiser gets the OpenQASM 2 that `show format=qasm` writes. What it
-returns is read by `ddppo.domains.circuits.quantum.qasm`, which writes it in h, x, cx and rz (its s and t are an rz each, a cz is h cx
+returns is read by `quantum.qasm`, which writes it in h, x, cx and rz (its s and t are an rz each, a cz is h cx
 h), then pairs of h that meet are cancelled, which costs nobody anything, and it is verified against the original.
 cpu_s: of the optimiser alone, reading and writing not counted.
 """

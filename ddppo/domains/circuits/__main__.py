@@ -17,16 +17,16 @@ from ddppo.options import door, parse
 from ddppo.package import versions
 from ddppo.terminal import warn
 
-_USAGE = """python -m ddppo.domains.circuits verify a.qasm b.qasm                  are they equal, up to a phase?
-python -m ddppo.domains.circuits show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
-python -m ddppo.domains.circuits optimise my.qasm out=smaller.qasm     make it smaller by rewriting, verified; minutes=10
-python -m ddppo.domains.circuits replay my.qasm rewrites.json          repeat how that was found, and verify it
-python -m ddppo.domains.circuits merge my.qasm out=smaller.qasm        add up rotations about one parity
-python -m ddppo.domains.circuits rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
+_USAGE = """ddppo-circuit verify a.qasm b.qasm                  are they equal, up to a phase?
+ddppo-circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
+ddppo-circuit optimise my.qasm out=smaller.qasm     make it smaller by rewriting, verified; minutes=10
+ddppo-circuit replay my.qasm rewrites.json          repeat how that was found, and verify it
+ddppo-circuit merge my.qasm out=smaller.qasm        add up rotations about one parity
+ddppo-circuit rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
 
 A circuit is an OpenQASM 2 file or the name of a benchmark, e.g. tof_3.
 Exit code 0, 1 where verify or replay finds a difference, or 2 for a mistake in the command or a file.
-`python -m ddppo.domains.circuits <verb> --help` lists the settings of a verb."""
+`ddppo-circuit <verb> --help` lists the settings of a verb."""
 _LEAST_WIDTH = 20
 
 

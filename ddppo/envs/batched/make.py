@@ -15,7 +15,7 @@ from ddppo.envs.vec_env import EnvSpec
 from ddppo.plugins import added, imported
 
 _CLASSIC = "gymnasium.envs.classic_control"
-# By what Gymnasium makes of an id: a user may register an id of Gymnasium's anew. Paths are imported when a batch is made.
+# By what Gymnasium makes of an id, which a user may register anew. Paths are imported when a batch is made.
 _DYNAMICS: dict[str, Callable[..., Dynamics] | str] = {
     f"{_CLASSIC}.cartpole:CartPoleEnv": classic.CartPole,
     f"{_CLASSIC}.acrobot:AcrobotEnv": classic.Acrobot,

@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.domains.cage2.search`: ddppo.train with a search, that of experiment=workflows if none is named."""
+"""`python -m ddppo.domains.cage2.search`: ddppo.train with a search, experiment=workflows if none is named."""
 
 import sys
 

@@ -30,8 +30,8 @@ from ddppo.options import parse
 from ddppo.processes.cores import available_cores
 from ddppo.processes.signals import StopRequest
 
-_USAGE = """python -m ddppo.domains.circuits optimise <circuit> out=<file> [minutes=10] [run=<run folder>] [key=value ...]
-python -m ddppo.domains.circuits optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count
+_USAGE = """ddppo-circuit optimise <circuit> out=<file> [minutes=10] [run=<run folder>] [key=value ...]
+ddppo-circuit optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count
 Ctrl-C ends the search early; what was found is verified and written all the same. Another leaves out the verifying."""
 _MINUTES = 1.0
 _BIAS = 3.0  # of 0 to 6 the best over mod5_4, vbe_adder_3 and gf2^4_mult after 20,000 steps, by a little

@@ -1,4 +1,4 @@
-"""The verb `replay` of `python -m ddppo.domains.circuits`: repeats the rewrites of a file, and verifies what they make."""
+"""The verb `replay` of `ddppo-circuit`: repeats the rewrites of a file, and verifies what they make."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A circuit drawn as pixels, for who shows no SVG: as `ddppo.domains.circuits.quantum.drawing` lays it out. Needs Pillow."""
+"""A circuit drawn as pixels, where no SVG is shown: as `drawing` lays it out. Needs Pillow."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

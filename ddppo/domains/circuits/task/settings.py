@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What observations are padded to. null: as `ddppo.domains.circuits.task.pairs.sized` finds for circuits and rules."""
+    """What observations are padded to. null: as `task.pairs.sized` finds for circuits and rules."""
 
     max_nodes: int | None = None
     max_pairs: int | None = None
