@@ -16,11 +16,8 @@ from tests.support import run
 
 CONF = configuration.conf_dir()
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
-OPTIONS = [
-    (g, p.relative_to(CONF / g).with_suffix("").as_posix())
-    for g in GROUPS
-    for p in sorted((CONF / g).rglob("*.yaml"))
-]
+PRESETS = {(group, name): path for group in GROUPS for name, path in configuration.presets(group).items()}
+OPTIONS = list(PRESETS)  # of plugins too
 SECTION = {"distributed": "dist"}
 NEEDS = {"hf": ["model.hf_path=a-model"], "gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
 NEEDS["remote"] = ["env.backend=remote", "env.urls=[ws://127.0.0.1:8000]"]
@@ -52,9 +49,8 @@ def convert(cfg):
 
 def test_the_groups_are_those_of_the_issue():
     assert GROUPS == ["distributed", "env", "experiment", "model", "ppo", "scaling"]
-    assert {o for g, o in OPTIONS if g == "env"} == {
-        "acrobot", "atari", "atari_sticky", "bipedal", "cage2", "cartpole", "cartpole_masked", "circuit", "cloud",
-        "gym", "halfcheetah", "hopper", "lunarlander", "minigrid", "mountaincar_continuous", "mujoco", "pendulum",
+    assert {path.stem for path in (CONF / "env").iterdir()} == {
+        "acrobot", "atari", "atari_sticky", "bipedal", "cartpole", "cartpole_masked", "gym", "halfcheetah", "hopper", "lunarlander", "minigrid", "mountaincar_continuous", "mujoco", "pendulum",
         "popgym", "remote", "synthetic", "tmaze", "walker2d",
     }  # fmt: skip
 
@@ -84,7 +80,7 @@ def test_every_task_fits_on_2_and_4_ranks(composed, env, world_size, scaling):
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_has_a_description_of_one_line(group, option):
-    text = description(CONF / group / f"{option}.yaml")
+    text = description(PRESETS[group, option])
     assert len(text) > 15
     assert text.endswith(".")
     assert len(text) < 120
@@ -120,7 +116,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("env", [*TUNED, *ROBOTS, "atari", "mujoco", "circuit", "cloud"])
+@pytest.mark.parametrize("env", sorted({*TUNED, *ROBOTS, *MODELS} & {o for g, o in OPTIONS if g == "env"}))
 def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, env):
     tuned = composed(f"env={env}").ppo
     assert tuned == composed(f"env={env}", f"ppo={env}").ppo
@@ -136,7 +132,7 @@ def test_a_task_that_nothing_was_tuned_for_gets_the_general_settings(composed, e
 
 
 def test_a_model_may_come_with_the_task_unless_another_is_named(composed):
-    assert composed("env=circuit", "model=mlp").model == composed("model=mlp").model
+    assert composed("env=atari", "model=mlp").model == composed("model=mlp").model
     for env in [o for g, o in OPTIONS if g == "env"]:
         model = composed(f"model={MODELS.get(env, 'mlp')}").model
         assert composed(f"env={env}", *NEEDS.get(env, [])).model == model
@@ -223,7 +219,7 @@ def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
     text = without_torch(tmp_path, "--help")
     shown = {line.strip() for line in text.splitlines()}
     for group, option in OPTIONS:
-        expected = description(CONF / group / f"{option}.yaml")
+        expected = description(PRESETS[group, option])
         assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
     settings = [
         *setting_names(Config),
