@@ -1,12 +1,11 @@
 """Actor-critics and action distributions."""
 
 from ddppo.domains.text.models.nucleus import nucleus
-from ddppo.models.actor_critic import MLP, ActorCritic, At
+from ddppo.models.actor_critic import MLP, ActorCritic, At, Obs, flat_obs, random_obs, raw_dtype, tensor_dtype
 from ddppo.models.build import MODELS, build_model, part_of
+from ddppo.models.cnn import images_in
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
-from ddppo.models.encoders.images import images_in
-from ddppo.models.memory import Recurrent
-from ddppo.models.observations import Obs, flat_obs, random_obs, raw_dtype, tensor_dtype
+from ddppo.models.recurrent import Recurrent
 from ddppo.models.trials.check import check_model
 
 __all__ = [

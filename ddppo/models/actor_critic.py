@@ -10,10 +10,54 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config import ModelConfig
-from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
-from ddppo.models.heads import begin_log_std_, check_heads, policy_outputs, policy_params
-from ddppo.models.observations import Obs, flat_obs
-from ddppo.spaces import ArraySpec, EnvSpec
+from ddppo.models.distributions import (
+    ActionDistribution,
+    action_distribution,
+    begin_log_std_,
+    check_heads,
+    num_action_params,
+    num_noise,
+    policy_outputs,
+    policy_params,
+)
+from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
+
+# -- Observations as tensors: what a model is given, and one vector of it for models that want no more.
+
+
+Obs = torch.Tensor | dict[str, torch.Tensor]  # `[..., *shape]`, as spec.obs is one array or several by name
+
+
+def tensor_dtype(leaf: ArraySpec, dtype: torch.dtype) -> torch.dtype:
+    """Return the type that a model which computes in `dtype` is given an array in: pixels stay uint8."""
+    return dtype if leaf.is_float else torch.uint8
+
+
+def raw_dtype(leaf: ArraySpec, dtype: torch.dtype, *, is_normalized: bool) -> torch.dtype:
+    """Return the type that an array is kept in as the task gave it: float64 until its mean is subtracted."""
+    return torch.float64 if is_normalized and leaf.dtype == "float64" else tensor_dtype(leaf, dtype)
+
+
+def flat_obs(obs: Obs, spec: EnvSpec, dtype: torch.dtype) -> torch.Tensor:
+    """Return `[..., obs_size]`: all arrays flattened, in the order of the spec; pixels are scaled to [0, 1]."""
+    parts = []
+    for leaf, x in zip(leaves(spec.obs), leaves(obs), strict=True):
+        flat = x.flatten(-len(leaf.shape)) if leaf.shape else x.unsqueeze(-1)
+        parts.append(flat if leaf.is_float else flat.to(dtype) / 255)
+    return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+
+
+def random_obs(
+    spec: EnvSpec, num_rows: int, dtype: torch.dtype, generator: torch.Generator | None = None
+) -> Obs:
+    """Return `[num_rows, *shape]`, uniform on [0, 1), pixels from 0 to 255."""
+
+    def random(leaf: ArraySpec) -> torch.Tensor:
+        x = torch.rand(num_rows, *leaf.shape, dtype=torch.float64, generator=generator)
+        return x.to(dtype) if leaf.is_float else (256 * x).to(torch.uint8)
+
+    return each(random, spec.obs)
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
@@ -246,3 +290,44 @@ def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
+
+
+# -- What a trunk is, and the multi-layer perceptron as one.
+
+
+class Trunk(nn.Module, abc.ABC):
+    """From observations, n at once as a model is given them, to features `[n, num_features]`.
+
+    Features are in the type of the parameters. A trunk knows no actions, so policy, values and memory stand on any.
+    num_features: F. num_products: products of weights that one observation takes. computes_images: whether most of
+    them are convolutions, which nothing compiles faster than they are.
+    """
+
+    num_features: int
+    num_products: int
+    computes_images = False
+
+    @abc.abstractmethod
+    def forward(self, obs: Obs) -> torch.Tensor: ...
+
+    def plain(self, obs: Obs) -> torch.Tensor:
+        """Return what `forward` does by operations that other programs know, in the type of the parameters."""
+        return self(obs)
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Return a context in which no parameter changes, so that what is derived from them is kept."""
+        return nullcontext()
+
+
+class Flat(Trunk):
+    """Hidden layers over all that is observed, flattened; pixels count from 0 to 1."""
+
+    def __init__(self, spec: EnvSpec, config: ModelConfig, sizes: list[int]) -> None:
+        super().__init__()
+        self.spec = spec
+        self.layers = hidden_layers(spec.obs_size, sizes, config.activation)
+        self.num_features = sizes[-1]
+        self.num_products = sum(p.numel() for p in self.layers.parameters() if p.dim() == 2)
+
+    def forward(self, obs: Obs) -> torch.Tensor:
+        return passed(self.layers, flat_obs(obs, self.spec, next(self.parameters()).dtype))

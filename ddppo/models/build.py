@@ -7,8 +7,8 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
-from ddppo.models.memory import RecurrentActorCritic
 from ddppo.models.on_trunk import OnTrunk
+from ddppo.models.recurrent import RecurrentActorCritic
 from ddppo.plugins import added, imported
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec, leaves

@@ -7,7 +7,7 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
-from ddppo.models.memory.cores import GRU, LSTM
+from ddppo.models.recurrent import GRU, LSTM
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.sharded import ShardedCollector
 from ddppo.ppo.advantages.estimators import Estimates

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from ddppo.config import Config, EnvConfig, ModelConfig, validate
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model, images_in, random_obs
-from ddppo.models.encoders import TRUNKS, make_trunk
-from ddppo.models.encoders.images import Image, image_of
+from ddppo.models.cnn import Image, image_of
+from ddppo.models.on_trunk import TRUNKS, make_trunk
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 DISCRETE = ActionSpec("discrete", (6,))

@@ -14,7 +14,7 @@ from ddppo.envs import EnvNames, make_eval_env, make_vec_env, probe
 from ddppo.envs.faults import check_finite
 from ddppo.errors import ConfigError, EnvOutputError
 from ddppo.models import build_model, check_model
-from ddppo.models.observations import flat_obs, random_obs
+from ddppo.models.actor_critic import flat_obs, random_obs
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork, why_not_native

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 
 from ddppo.domains.text.tokenizers import Tokenizer
-from ddppo.models.actor_critic import ActorCritic
-from ddppo.models.observations import Obs
+from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec
 

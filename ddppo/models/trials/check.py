@@ -14,7 +14,7 @@ from ddppo.domains.text.trial import SequenceTrial
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
-from ddppo.models.memory import Recurrent
+from ddppo.models.recurrent import Recurrent
 from ddppo.models.trials.memory import MemoryTrial
 from ddppo.models.trials.parameters import check_parameters, check_parts
 from ddppo.models.trials.trial import Trial, listed

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from ddppo.models.actor_critic import ActorCritic
-from ddppo.models.observations import Obs
+from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec, each, leaves
 

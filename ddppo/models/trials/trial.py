@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.actor_critic import ActorCritic, Obs, random_obs
 from ddppo.models.distributions import ActionDistribution
-from ddppo.models.observations import Obs, random_obs
 from ddppo.spaces import EnvSpec, each, leaves
 from ddppo.tracebacks import in_one_line
 

@@ -1,4 +1,4 @@
-// The recurrences of LSTM and GRU over rows in time, and their gradients: ddppo/models/memory/recurrence.py.
+// The recurrences of LSTM and GRU over rows in time, and their gradients: ddppo/models/recurrent.py.
 //
 // T rows of m environments with H units, a multiple of every vector. Of a layer, what depends on its input alone is in
 // `inputs` already, and the gradients of weights are products over all rows, which the caller makes: only what goes row

@@ -3,7 +3,7 @@
 import torch
 
 from ddppo import native
-from ddppo.models.memory.cores import Core
+from ddppo.models.recurrent import Core
 from ddppo.run.parts import Parts
 
 

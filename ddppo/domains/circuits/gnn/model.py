@@ -11,8 +11,7 @@ from ddppo.domains.circuits.gnn.convolutions import CONVOLUTIONS
 from ddppo.domains.circuits.gnn.distribution import NOWHERE, NodeThenRule
 from ddppo.domains.circuits.gnn.graphs import Graph, graph_around
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import ActorCritic, linear
-from ddppo.models.observations import Obs
+from ddppo.models.actor_critic import ActorCritic, Obs, linear
 from ddppo.spaces import EnvSpec
 
 _KINDS = 4  # of gates: h, x, cx, rz

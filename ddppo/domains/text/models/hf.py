@@ -15,8 +15,7 @@ from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import ActorCritic
-from ddppo.models.observations import Obs
+from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line

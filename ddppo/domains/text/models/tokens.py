@@ -14,8 +14,7 @@ from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.domains.text.tokenizers import make_tokenizer
-from ddppo.models.actor_critic import ActorCritic
-from ddppo.models.observations import Obs
+from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.spaces import EnvSpec
 
 _LONGEST_WAVE = 10_000.0  # positions in one radian of the slowest pair of units

@@ -1,9 +1,6 @@
-"""The visual encoder of DD-PPO (Wijmans et al. 2020, arXiv:1911.00357, section 5, and their habitat-baselines).
+"""The residual network of IMPALA over pixels (Espeholt et al. 2018, arXiv:1802.01561, figure 3, the large one)."""
 
-A residual network (He et al. 2016, arXiv:1512.03385) of half the filters, with group normalisation (Wu & He 2018,
-arXiv:1803.08494): statistics of a batch would depend on how it is dealt to ranks. So would their running moments of
-pixels, which are left out here.
-"""
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -11,16 +8,57 @@ from torch import nn
 
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import linear
-from ddppo.models.encoders.images import Image
-from ddppo.models.encoders.trunk import Trunk
-from ddppo.models.observations import Obs
+from ddppo.models.actor_critic import Obs, Trunk, linear
+from ddppo.models.cnn import Image, OfImages, Weights
+
+_UNITS = 2  # residual ones of a block
+
+
+class Residual(OfImages):
+    """Blocks of a convolution, a maximum over 3 x 3 by stride 2, and two residual units; then hidden layers.
+
+    A unit is x + conv(f(conv(f(x)))), f the activation (theirs is relu), all
+    convolutions 3 x 3. model.resnet_channels are the filters of each
+    block, which halves height and width, rounded up. Convolutions begin as torch's do, uniform by their inputs, as in
+    CleanRL's ppo_procgen; hidden layers orthogonal.
+    """
+
+    def __init__(self, image: Image, config: ModelConfig, sizes: list[int]) -> None:
+        super().__init__(image, config)
+        channels, height, width = image.channels, image.height, image.width
+        self.num_blocks = len(config.resnet_channels)
+        self.beside: Callable[[torch.Tensor], torch.Tensor]  # the activation, leaving what it is given
+        self.beside = F.relu if config.activation == "relu" else self.activation
+        for filters in config.resnet_channels:
+            self.add_convolution(nn.Conv2d(channels, filters, 3, padding=1), height, width)
+            channels = filters
+            height, width = (height + 1) // 2, (width + 1) // 2
+            for _ in range(2 * _UNITS):
+                self.add_convolution(nn.Conv2d(channels, channels, 3, padding=1), height, width)
+        self.add_hidden(channels * height * width, sizes)
+
+    def convolved(self, x: torch.Tensor, weights: Weights, *, is_plain: bool = False) -> torch.Tensor:
+        layers = iter(weights)
+        for _ in range(self.num_blocks):
+            x = F.max_pool2d(F.conv2d(x, *next(layers), padding=1), 3, stride=2, padding=1)
+            for _ in range(_UNITS):
+                inner = self.activation(F.conv2d(self.beside(x), *next(layers), padding=1))
+                x = x + F.conv2d(inner, *next(layers), padding=1)
+        return self.activation(x)
+
+
+# -- The visual encoder of DD-PPO (Wijmans et al. 2020, arXiv:1911.00357, section 5, and their habitat-baselines).
+#
+# A residual network (He et al. 2016, arXiv:1512.03385) of half the filters, with group normalisation (Wu & He 2018,
+# arXiv:1803.08494): statistics of a batch would depend on how it is dealt to ranks. So would their running moments of
+# pixels, which are left out here.
+
 
 _FILTERS = 32  # of the first layers: half of He's
 _GROUPS = 16
 _COMPRESSED = 2048  # numbers in front of the hidden layers, about
 _LEAST = 32  # pixels of height and width
-_UNITS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # of each stage; of 50 with bottlenecks
+_STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # of each stage; of 50 with bottlenecks
 
 
 class Deep(Trunk):
@@ -44,7 +82,7 @@ class Deep(Trunk):
         size = _halved(stem.size)
         layers: list[nn.Module] = [stem, nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
         channels, parts = _FILTERS, [stem]
-        for stage, num_units in enumerate(_UNITS[depth]):
+        for stage, num_units in enumerate(_STAGES[depth]):
             for k in range(num_units):
                 stride = 2 if stage > 0 and k == 0 else 1
                 unit = _Unit(channels, _FILTERS * 2**stage, stride, size, is_bottleneck=is_bottleneck)
