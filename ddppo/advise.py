@@ -7,9 +7,9 @@ import os
 import sys
 import time
 
-from ddppo.advice.command import AdviseConfig, advise
 from ddppo.options import door, parse, parted
 from ddppo.processes.signals import stop_signals_raise
+from ddppo.study.advise.command import AdviseConfig, advise
 
 _USAGE = """python -m ddppo.advise [settings of ddppo.train] [key=value ...]
 python -m ddppo.advise env=lunarlander                                  which W, and with which settings

@@ -5,9 +5,9 @@ Every run is started through the train door, as a user would.
 
 import sys
 
-from ddppo.benchmark.command import BenchConfig, bench
 from ddppo.options import door, parse, parted
 from ddppo.processes.signals import stop_signals_raise
+from ddppo.study.bench.command import BenchConfig, bench
 
 _USAGE = """python -m ddppo.bench [workloads=W1,W2,W4] [world_sizes=1,2] [key=value ...] [settings of ddppo.train ...]
 python -m ddppo.bench env=pendulum env.num_envs=16                 your own settings alone, where they choose a task

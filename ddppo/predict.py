@@ -21,9 +21,9 @@ from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.model import FittedModel, WhatIf, fit
 from ddppo.study.predict.outlook import outlook
 from ddppo.study.read.fields import FieldError, as_number, as_whole
+from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import one_study, with_target
-from ddppo.study.runs import PARTS, Run
 
 _LARGEST = 1024
 _MOST_WORKERS = 10**9

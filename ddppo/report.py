@@ -25,7 +25,7 @@ def main() -> None:
         print(orders.on_terminal(*orders.make_report(options), width))
         return
     if options.watch:
-        from ddppo.watch.live import watch  # imports Hydra
+        from ddppo.study.watch.live import watch  # imports Hydra
 
         report, folder = watch(options, lambda text: print(text, flush=True))
     else:

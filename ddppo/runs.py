@@ -10,10 +10,10 @@ from pathlib import Path
 from ddppo.config import SECTIONS, Config, setting
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable
-from ddppo.history.comparison import compared, in_words
-from ddppo.history.records import Record, read_records
-from ddppo.history.table import TableOptions, Wanted, as_json, columns, lines
 from ddppo.options import door, parse
+from ddppo.study.runs.comparison import compared, in_words
+from ddppo.study.runs.records import Record, read_records
+from ddppo.study.runs.table import TableOptions, Wanted, as_json, columns, lines
 
 _USAGE = """python -m ddppo.runs [folder] [key=value ...]              the runs of a folder, outputs if none is given
 python -m ddppo.runs compare <run> <run> [key=value ...]   how runs differ in settings and in curves
@@ -73,7 +73,7 @@ def compare(options: CompareOptions, width: int | None = None) -> str:
     found = compared([options.run, *options.others] if options.run else options.others, options.metric)
     said = in_words(found, width)
     if options.plot is not None:
-        from ddppo.history.plot import write  # Jinja, and all that a page is made of
+        from ddppo.study.runs.plot import write  # Jinja, and all that a page is made of
 
         write(found, Path(options.plot))
         said += f"\n\nplot: {options.plot}"

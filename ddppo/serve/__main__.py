@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from ddppo.benchmark.workloads import composed
 from ddppo.config import setting
 from ddppo.envs.probing import can_serve
 from ddppo.errors import ConfigError
@@ -14,6 +13,7 @@ from ddppo.options import door, parse, parted
 from ddppo.package import install_command
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots.confinement import Confinement
+from ddppo.study.bench.workloads import composed
 
 T = TypeVar("T")
 

@@ -19,10 +19,10 @@ from ddppo.study.measure.topologies import SideBySide, side_by_side
 from ddppo.study.predict import outlook
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
+from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.run_folders import Known, read_runs
 from ddppo.study.read.search_files import FILE as SEARCH_FILE
 from ddppo.study.read.selection import Found, differing, named, studies, with_target
-from ddppo.study.runs import LeftOut, Reading, Run
 
 _SHOWN = 20  # of what is left out, where nothing is left
 

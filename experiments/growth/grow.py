@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from ddppo.benchmark.code import this_code
-from ddppo.benchmark.one_run import Clock
-from ddppo.benchmark.results import Measurement
-from ddppo.benchmark.rounds import run_rounds
-from ddppo.benchmark.workloads import Configuration, fixed
 from ddppo.files import write_json
 from ddppo.run.records.summary import machine, versions
+from ddppo.study.bench.code import this_code
+from ddppo.study.bench.one_run import Clock
+from ddppo.study.bench.results import Measurement
+from ddppo.study.bench.rounds import run_rounds
+from ddppo.study.bench.workloads import Configuration, fixed
 from ddppo.study.page.chart import Axis, Chart
 
 HERE = Path(__file__).resolve().parent

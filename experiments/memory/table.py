@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ddppo.history.curves import Curve, read_curves
 from ddppo.policies.scores import by_task
 from ddppo.study.page.chart import Axis, Chart
+from ddppo.study.runs.curves import Curve, read_curves
 
 HERE = Path(__file__).resolve().parent
 ASKED = {"ddppo/TMaze-v0": 0.95, "ddppo/MaskedCartPole-v0": 450.0}

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddppo.files import replacing, write_text
-from ddppo.history.curves import read_curves
 from ddppo.policies.scores import by_task
 from ddppo.statistics import LEAST_SEEDS, difference, median
 from ddppo.study.page.chart import Axis, Chart
+from ddppo.study.runs.curves import read_curves
 
 HERE = Path(__file__).resolve().parent
 NUM_POINTS = 40  # of a run's curve

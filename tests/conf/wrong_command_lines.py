@@ -841,13 +841,13 @@ _SMALL = {
 
 
 def _options(door: str) -> list[Any]:
-    from ddppo.advice.command import AdviseConfig
     from ddppo.enjoy import EnjoyConfig
     from ddppo.evaluate import EvaluateConfig
     from ddppo.fragments import FragmentsConfig
     from ddppo.jobs import JobsConfig
     from ddppo.policies.export.command import ExportConfig
     from ddppo.predict import PredictConfig
+    from ddppo.study.advise.command import AdviseConfig
     from ddppo.study.predict.model import WhatIf
     from ddppo.study.report import ReportOptions
 
@@ -1059,8 +1059,8 @@ def _no_ranks() -> Iterator[None]:
     with (
         mock.patch("ddppo.run.worker.train_rank", side_effect=Started),
         mock.patch("ddppo.distributed.launcher.start_ranks", side_effect=Started),
-        mock.patch("ddppo.advice.command.Probes", side_effect=Started),
-        mock.patch("ddppo.advice.cluster._runs", side_effect=Started),
+        mock.patch("ddppo.study.advise.command.Probes", side_effect=Started),
+        mock.patch("ddppo.study.advise.cluster._runs", side_effect=Started),
         mock.patch("ddppo.cluster.slurm.command", return_value="MaxArraySize = 9"),
         mock.patch("ddppo.cluster.submit.submitit.SlurmExecutor", side_effect=Started),
     ):

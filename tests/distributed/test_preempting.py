@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.benchmark.workloads import composed
 from ddppo.collectives import Group
 from ddppo.run import checkpoint
 from ddppo.run.worker import Worker
+from ddppo.study.bench.workloads import composed
 from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.test_independence import largest_difference
 from tests.distributed.test_machines import TORCHRUN

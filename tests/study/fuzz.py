@@ -9,9 +9,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from ddppo.study.read.record import Reading
 from ddppo.study.read.selection import Found
 from ddppo.study.report import ReportOptions, compute
-from ddppo.study.runs import Reading
 from tests.study import planted
 from tests.study.planted import Planted
 

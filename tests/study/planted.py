@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddppo.study.runs import PARTS, Evaluation, Origin, Run
+from ddppo.study.read.record import PARTS, Evaluation, Origin, Run
 
 _SLICE_S = 3e-3  # a core is given to another rank after so long; a shorter piece of work runs through
 _EXCHANGES = 2  # besides those of gradients

@@ -10,7 +10,7 @@ from ddppo.files import write_json
 from ddppo.run.records.jsonl import JsonlWriter, read_reports
 from ddppo.run.records.metrics import IterationReport
 from ddppo.run.records.summary import SummaryBuilder
-from ddppo.study.runs import PARTS, Evaluation, Run
+from ddppo.study.read.record import PARTS, Evaluation, Run
 
 CONFIG = {
     "env": {"id": "Task-v0", "num_envs": 8, "backend": "sync", "slow_ranks": {}},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.study.predict.parameters import Iteration
-from ddppo.study.runs import PARTS
+from ddppo.study.read.record import PARTS
 
 
 @dataclass(frozen=True)

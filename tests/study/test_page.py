@@ -8,9 +8,9 @@ from scaling_folders import make_run, points
 
 from ddppo.study.page import html
 from ddppo.study.page.html import chapter
+from ddppo.study.read.record import Reading
 from ddppo.study.read.selection import Found
 from ddppo.study.report import ReportOptions, compute
-from ddppo.study.runs import Reading
 from tests.study import planted
 
 NUMBERS = re.compile(r"(?<![\w.])(nan|inf|None|never)(?![\w.])")

@@ -11,7 +11,7 @@ from ddppo.study.predict.least_squares import nnls
 from ddppo.study.predict.model import WhatIf, fit
 from ddppo.study.predict.parameters import Parameters, Work
 from ddppo.study.predict.points import points
-from ddppo.study.runs import PARTS, Origin, Run
+from ddppo.study.read.record import PARTS, Origin, Run
 from tests.study.simulation import simulate
 
 TRUTH = Parameters(

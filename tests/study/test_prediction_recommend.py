@@ -5,7 +5,7 @@ import pytest
 
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import recommend
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 
 def run(world_size, fps, rule="strong", seed=0):

@@ -5,7 +5,7 @@ import pytest
 
 from ddppo.study.predict.parameters import Parameters, Work
 from ddppo.study.predict.points import Load
-from ddppo.study.runs import PARTS
+from ddppo.study.read.record import PARTS
 from tests.study import planted
 from tests.study.simulation import simulate
 

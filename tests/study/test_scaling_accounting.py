@@ -9,7 +9,7 @@ from ddppo.study.explain.accounting import accounts
 from ddppo.study.explain.words import explained, stalls
 from ddppo.study.measure.speedup import study
 from ddppo.study.predict.model import fit
-from ddppo.study.runs import Origin
+from ddppo.study.read.record import Origin
 
 
 def of(*runs):

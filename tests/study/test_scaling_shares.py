@@ -9,7 +9,7 @@ from ddppo.statistics import median
 from ddppo.study.explain.accounting import accounts
 from ddppo.study.measure.speedup import study
 from ddppo.study.measure.time_to_target import first_reaching
-from ddppo.study.runs import PARTS, Evaluation, Run
+from ddppo.study.read.record import PARTS, Evaluation, Run
 
 SECONDS = st.floats(1e-4, 100.0)
 

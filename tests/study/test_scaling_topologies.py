@@ -14,10 +14,10 @@ from ddppo.study.measure.speedup import study
 from ddppo.study.measure.topologies import side_by_side
 from ddppo.study.page import html
 from ddppo.study.predict.usl import Usl, fit_usl
+from ddppo.study.read.record import Reading
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import Found, named, studies
 from ddppo.study.report import ReportOptions, compute, read
-from ddppo.study.runs import Reading
 
 
 def test_the_runs_of_each_topology_are_a_study(tmp_path):

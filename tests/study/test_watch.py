@@ -10,9 +10,9 @@ from scaling_folders import change_summary, make_run, write_run
 from ddppo.errors import ConfigError
 from ddppo.study.read.run_folders import read_run
 from ddppo.study.report import ReportOptions
-from ddppo.watch import live, sweep
-from ddppo.watch.live import watch
-from ddppo.watch.sweep import Job, Progress, expected, progress
+from ddppo.study.watch import live, sweep
+from ddppo.study.watch.live import watch
+from ddppo.study.watch.sweep import Job, Progress, expected, progress
 from tests.support import run
 
 NAMES = [f"dist.world_size-{w}_seed-{seed}" for w in (1, 2) for seed in (0, 1)]

@@ -16,7 +16,7 @@ from ddppo.study.measure.slow import Slowness
 from ddppo.study.measure.speedup import Row, Study, work
 from ddppo.study.predict.collective_cost import own_sum
 from ddppo.study.predict.order_statistics import normal_expected_max
-from ddppo.study.runs import PARTS, Run
+from ddppo.study.read.record import PARTS, Run
 
 CAUSES = {
     "communication": "communication",

@@ -12,7 +12,7 @@ from ddppo.study.explain.accounting import Account, accounts, cause_name
 from ddppo.study.measure import speedup
 from ddppo.study.measure.slow import standard_error
 from ddppo.study.measure.speedup import Study
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"
 _SMALL_LOSS = 0.1  # a loss below this is as good as none, and 5 % of it is noise

@@ -8,7 +8,7 @@ import numpy as np
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import CAUSES, Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 NEGLIGIBLE_LOSS = 0.02
 STALLED = 20.0  # times the median iteration

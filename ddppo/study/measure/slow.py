@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.statistics import t_quantile
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 PHASES = ("t_rollout", "t_learn")
 SLOW_RATIO = 1.1

@@ -21,7 +21,7 @@ from ddppo.errors import ConfigError
 from ddppo.statistics import Estimate, estimate, median, ratio, spread, time_estimate
 from ddppo.study.measure.slow import PHASES, Slowness, level_of, slowness
 from ddppo.study.measure.time_to_target import time_to_target
-from ddppo.study.runs import PARTS, Run, by_world_size
+from ddppo.study.read.record import PARTS, Run, by_world_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ddppo.study.runs import Evaluation, Run
+from ddppo.study.read.record import Evaluation, Run
 
 
 def first_reaching(curve: Sequence[Evaluation], target_return: float) -> Evaluation | None:

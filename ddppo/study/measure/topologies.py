@@ -14,7 +14,7 @@ import numpy as np
 from ddppo.statistics import LEAST_SEEDS, Estimate, difference, median
 from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.measure.time_to_target import steps_to_target, time_to_target
-from ddppo.study.runs import PARTS, Run
+from ddppo.study.read.record import PARTS, Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from ddppo.study.measure.speedup import Study
 from ddppo.study.page.chart import Axis, Chart, named, workers
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
-from ddppo.study.runs import PARTS
+from ddppo.study.read.record import PARTS
 
 _PARTS = {
     "t_rollout": ("blue", "t_rollout: acting, stepping"),

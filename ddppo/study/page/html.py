@@ -11,8 +11,8 @@ from ddppo.study.page.chart import Chart, stylesheet
 from ddppo.study.page.tables import Shown
 from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.provenance import provenance
+from ddppo.study.read.record import LeftOut, Machine
 from ddppo.study.report import Report, StudyReport
-from ddppo.study.runs import LeftOut, Machine
 
 
 @dataclass(frozen=True, slots=True)

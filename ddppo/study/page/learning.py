@@ -8,7 +8,7 @@ import numpy as np
 from ddppo.study.measure.speedup import Study
 from ddppo.study.measure.time_to_target import curve
 from ddppo.study.page.chart import Axis, Chart, workers
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of W in turn
 _STABILITY = {

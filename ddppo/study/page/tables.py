@@ -18,8 +18,8 @@ from ddppo.study.measure.speedup import Row, Study
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import Choice
+from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.selection import named
-from ddppo.study.runs import PARTS, Run
 
 
 def run_row(run: Run) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.measure.topologies import Side, SideBySide
 from ddppo.study.page.chart import Axis, Chart, named
 from ddppo.study.page.tables import Shown, measured, number, shown, study_row
-from ddppo.study.runs import PARTS
+from ddppo.study.read.record import PARTS
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of topologies in turn
 _OF_ONE = (

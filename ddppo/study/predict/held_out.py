@@ -7,7 +7,7 @@ from math import isnan, nan
 from ddppo.statistics import median
 from ddppo.study.predict.model import FittedModel
 from ddppo.study.predict.usl import FittedUsl, fit_usl
-from ddppo.study.runs import Run, by_world_size
+from ddppo.study.read.record import Run, by_world_size
 
 TOLERANCE = 0.15
 

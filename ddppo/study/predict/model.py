@@ -17,7 +17,7 @@ from ddppo.study.predict.fitting import fit_parameters, of_one_stepping
 from ddppo.study.predict.intervals import Errors, Law, Prediction, errors, moved, predicted
 from ddppo.study.predict.parameters import Parameters
 from ddppo.study.predict.points import Load, Point, done_epochs, points
-from ddppo.study.runs import PARTS, Run
+from ddppo.study.read.record import PARTS, Run
 
 _REPLICATES = 100
 _SIZES = ("rollout_steps", "num_minibatches", "num_epochs")

@@ -12,7 +12,7 @@ from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.model import FittedModel, WhatIf, fit
 from ddppo.study.predict.recommend import Recommendation, recommend
 from ddppo.study.predict.usl import FittedUsl, Usl, fit_usl_with_errors
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ddppo.study.predict.order_statistics import normal_expected_max
 from ddppo.study.predict.points import Load
-from ddppo.study.runs import PARTS
+from ddppo.study.read.record import PARTS
 
 HEAVIEST = 0.4  # E[max of W] grows as W^0.4 at most: a heavier tail has no finite variance of the maximum
 

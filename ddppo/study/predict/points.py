@@ -10,7 +10,7 @@ import numpy as np
 from ddppo.study.measure.slow import PHASES, slowness, standard_error
 from ddppo.study.predict import collective_cost
 from ddppo.study.predict.collective_cost import Messages
-from ddppo.study.runs import PARTS, SLEEPING_TASK, Run, by_world_size
+from ddppo.study.read.record import PARTS, SLEEPING_TASK, Run, by_world_size
 
 _LEAST_ERROR = 0.01  # of t_iter: a part need not be known better than that
 

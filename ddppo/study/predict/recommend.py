@@ -9,7 +9,7 @@ import numpy as np
 from ddppo.statistics import median
 from ddppo.study.columns import duration
 from ddppo.study.predict.intervals import Prediction
-from ddppo.study.runs import Run, by_world_size
+from ddppo.study.read.record import Run, by_world_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ddppo.config import near
 from ddppo.errors import ConfigError
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
-from ddppo.study.runs import PARTS, LeftOut, Origin, Reading, Run
+from ddppo.study.read.record import PARTS, LeftOut, Origin, Reading, Run
 
 # docs/report.md says what each is.
 _SIZES = ("num_envs", "rollout_steps", "num_epochs", "num_minibatches", "num_parameters", "cores")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
-from ddppo.study.runs import PARTS, Evaluation
+from ddppo.study.read.record import PARTS, Evaluation
 
 _MOST_RETURNS = 2000
 _LONGEST_LINE = 1 << 20  # characters; those of ddppo have a few thousand

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ddppo.study.read.fields import flat, one_line
-from ddppo.study.runs import Machine, Run
+from ddppo.study.read.record import Machine, Run
 
 # Settings that may differ: they change neither what is learnt nor how fast; or name a run.
 OF_NO_EFFECT = (

@@ -15,8 +15,8 @@ import numpy as np
 from ddppo.study.read import summary_file
 from ddppo.study.read.fields import FieldError, Fields, one_line, parsed, quoted
 from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
+from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.summary_file import Counts
-from ddppo.study.runs import LeftOut, Reading, Run
 
 SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.records.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`

@@ -10,7 +10,7 @@ from ddppo.config import near
 from ddppo.errors import RunFolderError
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.read.provenance import OF_A_RUN, OF_NO_EFFECT, mixed
-from ddppo.study.runs import LeftOut, Reading, Run, by_world_size
+from ddppo.study.read.record import LeftOut, Reading, Run, by_world_size
 from ddppo.topologies import TOPOLOGIES
 
 # What may differ between runs of one study: it names the run, or changes what is recorded but not what is learnt.

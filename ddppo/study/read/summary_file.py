@@ -7,7 +7,7 @@ from typing import Any
 from ddppo.run.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
-from ddppo.study.runs import SLEEPING_TASK, Machine, Origin
+from ddppo.study.read.record import SLEEPING_TASK, Machine, Origin
 
 _TELLING = {*WAIT_NAMES, "dist/messages", "dist/bytes", *(m.name for m in OF_TOPOLOGIES)}
 _LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines

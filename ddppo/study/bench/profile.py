@@ -5,11 +5,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ddppo.benchmark.code import this_code
-from ddppo.benchmark.one_run import started
-from ddppo.benchmark.workloads import Configuration
 from ddppo.errors import ConfigError
 from ddppo.files import stored
+from ddppo.study.bench.code import this_code
+from ddppo.study.bench.one_run import started
+from ddppo.study.bench.workloads import Configuration
 
 PAGE = "where_the_time_goes.md"  # as ddppo.run.measuring.profiling calls it
 _ITERATIONS = 3

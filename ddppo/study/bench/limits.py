@@ -1,4 +1,4 @@
-"""What this machine allows, measured beside every run: `python -m ddppo.benchmark.limits <config.yaml> ...`.
+"""What this machine allows, measured beside every run: `python -m ddppo.study.bench.limits <config.yaml> ...`.
 
 Prints one JSON object: for each configuration the rates of as many processes as it can keep busy (W, at most the
 cores), and the latency of a collective. Nobody trains faster than its environments step with random actions.

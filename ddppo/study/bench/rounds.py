@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ddppo import config as configuration
-from ddppo.benchmark.code import Code, this_code
-from ddppo.benchmark.one_run import Clock, measure
-from ddppo.benchmark.results import Measurement
-from ddppo.benchmark.workloads import Configuration, composed
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.study.bench.code import Code, this_code
+from ddppo.study.bench.one_run import Clock, measure
+from ddppo.study.bench.results import Measurement
+from ddppo.study.bench.workloads import Configuration, composed
 
 Say = Callable[[str], None]
 
@@ -61,7 +61,7 @@ def _of(code: Code, codes: Sequence[Code]) -> str:
 
 
 def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
-    """Return what the machine allows now, by configuration, as ddppo.benchmark.limits measures it."""
+    """Return what the machine allows now, by configuration, as ddppo.study.bench.limits measures it."""
     with tempfile.TemporaryDirectory(prefix="ddppo-bench-") as folder:
         paths = []
         for number, configured in enumerate(todo):
@@ -69,7 +69,7 @@ def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
             path.write_text(configuration.to_yaml(composed(configured.overrides)), encoding="utf-8")
             paths.append(str(path))
         found = subprocess.run(
-            [sys.executable, "-m", "ddppo.benchmark.limits", *paths],
+            [sys.executable, "-m", "ddppo.study.bench.limits", *paths],
             cwd=folder,
             env=this_code().environ(),
             capture_output=True,

@@ -11,9 +11,9 @@ import yaml
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, near
-from ddppo.history.records import STATUSES, Record
 from ddppo.options import whole_numbers
 from ddppo.study.columns import duration
+from ddppo.study.runs.records import STATUSES, Record
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "w": "weeks"}
 _SOONEST_LEFT_OUT = (

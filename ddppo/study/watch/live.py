@@ -13,7 +13,7 @@ from ddppo.study.page.html import Live
 from ddppo.study.page.tables import Shown
 from ddppo.study.read.run_folders import Known
 from ddppo.study.report import Report, ReportOptions, compute, read
-from ddppo.watch.sweep import Progress, expected, progress
+from ddppo.study.watch.sweep import Progress, expected, progress
 
 _LOOK_EVERY_S = 1.0
 _REFRESH_S = 10  # of the page in a browser

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from ddppo.advice.candidates import Candidate
-from ddppo.advice.probe import OutOfTimeError, Probe, Slice
-from ddppo.benchmark.comparison import Ratio, middle, paired_ratio
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.advise.candidates import Candidate
+from ddppo.study.advise.probe import OutOfTimeError, Probe, Slice
+from ddppo.study.bench.comparison import Ratio, middle, paired_ratio
 
 SLOWER = "slower"
 ROUNDS_TO_TELL = 5  # fewer pairs have no interval: `comparison.paired_ratio`

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddppo.advice.candidates import Candidate, Question, W
-from ddppo.advice.probe import QUIET, Slice, temporary_folder
-from ddppo.advice.race import Entrant
 from ddppo.config import batch_shape
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.study.advise.candidates import Candidate, Question, W
+from ddppo.study.advise.probe import QUIET, Slice, temporary_folder
+from ddppo.study.advise.race import Entrant
+from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.run_folders import read_runs
-from ddppo.study.runs import PARTS, Run
 
 _SEEDS = 3  # a round each
 _ITERATIONS = 12  # of which warm-up is left out, as in any run

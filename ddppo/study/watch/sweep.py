@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from ddppo.config import folder_name
 from ddppo.study.predict.held_out import fps_of
 from ddppo.study.predict.usl import fit_usl
-from ddppo.study.runs import Run
+from ddppo.study.read.record import Run
 
 
 @dataclass(frozen=True, slots=True)

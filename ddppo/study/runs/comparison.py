@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ddppo.errors import ConfigError, RunFolderError, near
-from ddppo.history.curves import NOTHING, Curve, read_curves
-from ddppo.history.records import Record, is_run, read_record
-from ddppo.history.table import number, setting_of
 from ddppo.study.columns import duration
+from ddppo.study.runs.curves import NOTHING, Curve, read_curves
+from ddppo.study.runs.records import Record, is_run, read_record
+from ddppo.study.runs.table import number, setting_of
 
 _MOST = 8  # runs; colours, and columns that fit
 _OF_NO_INTEREST = ("resume", "sweep")  # where runs lie, not what they are

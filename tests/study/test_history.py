@@ -14,11 +14,11 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo.config import Config
-from ddppo.history.comparison import compared
-from ddppo.history.curves import read_curves
-from ddppo.history.records import read_record, read_records
-from ddppo.history.table import TableOptions, Wanted, columns, lines
 from ddppo.runs import CompareOptions, compare
+from ddppo.study.runs.comparison import compared
+from ddppo.study.runs.curves import read_curves
+from ddppo.study.runs.records import read_record, read_records
+from ddppo.study.runs.table import TableOptions, Wanted, columns, lines
 from tests.support import wait_until
 
 LONG_AGO = 1_700_000_000

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from ddppo.runs import main
-from tests.unit.test_history import write_run
+from tests.study.test_history import write_run
 
 
 def answered(monkeypatch, capsys, *arguments):

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from ddppo.benchmark.comparison import Ratio
-from ddppo.benchmark.results import Measurement, by_configuration, medians, speedups
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.bench.comparison import Ratio
+from ddppo.study.bench.results import Measurement, by_configuration, medians, speedups
 from ddppo.study.columns import aligned
 
 _HEAD = ("", "steps/s", "low to high", "S(W)", "start s", "t_iter ms")

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from ddppo.benchmark import text
-from ddppo.benchmark.one_run import summed_up
-from ddppo.benchmark.results import (
+from ddppo.errors import ConfigError
+from ddppo.study.bench import text
+from ddppo.study.bench.one_run import summed_up
+from ddppo.study.bench.results import (
     Measurement,
     Result,
     differences,
@@ -15,7 +16,6 @@ from ddppo.benchmark.results import (
     read,
     speedups,
 )
-from ddppo.errors import ConfigError
 
 LIMITS = {
     "num_processes": 1,

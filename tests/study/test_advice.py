@@ -12,14 +12,14 @@ from dataclasses import replace
 import pytest
 
 from ddppo import advise
-from ddppo.advice.candidates import candidates, changes_learning, question, variants, world_sizes
-from ddppo.advice.probe import OutOfTimeError, Slice, busy_s, used_s
-from ddppo.advice.race import SLOWER, Entrant, Race, choose, ratio
-from ddppo.advice.stragglers import stragglers
-from ddppo.advice.text import Bill, company, predicted, sureness, table
-from ddppo.benchmark.workloads import composed
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.advise.candidates import candidates, changes_learning, question, variants, world_sizes
+from ddppo.study.advise.probe import OutOfTimeError, Slice, busy_s, used_s
+from ddppo.study.advise.race import SLOWER, Entrant, Race, choose, ratio
+from ddppo.study.advise.stragglers import stragglers
+from ddppo.study.advise.text import Bill, company, predicted, sureness, table
+from ddppo.study.bench.workloads import composed
 from tests.support import CHECKOUT, PATIENCE_S, door, processes, run, started
 
 PARTS = dict.fromkeys(EXCLUSIVE_PARTS, 0.2)
@@ -307,7 +307,9 @@ def test_a_rank_that_others_wait_for_is_named_with_what_ends_its_rollouts_early(
     ],
 )
 def test_a_mistake_costs_one_sentence_and_starts_nothing(monkeypatch, capsys, arguments, said):
-    monkeypatch.setattr("ddppo.advice.command.Probes", lambda fixed: pytest.fail("something was started"))
+    monkeypatch.setattr(
+        "ddppo.study.advise.command.Probes", lambda fixed: pytest.fail("something was started")
+    )
     monkeypatch.setattr("sys.argv", ["advise.py", *arguments.split()])
     with pytest.raises(SystemExit) as ended:
         advise.main()

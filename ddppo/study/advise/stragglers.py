@@ -3,10 +3,10 @@
 from dataclasses import replace
 from statistics import median
 
-from ddppo.advice.candidates import Question
-from ddppo.advice.race import Entrant
 from ddppo.config.rules.dist.preempting import awaited_ranks
 from ddppo.package import command
+from ddppo.study.advise.candidates import Question
+from ddppo.study.advise.race import Entrant
 
 _SLOWER = 1.5  # times as long a rollout as the median of all ranks
 _PAYS_FROM = (

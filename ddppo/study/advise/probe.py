@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ddppo.advice.candidates import Candidate
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.files import stored
 from ddppo.processes.cores import allowed_cores
@@ -24,6 +23,7 @@ from ddppo.processes.forking import ForkedProcess, ForkServer
 from ddppo.processes.memory import descendants
 from ddppo.processes.orphans import runs
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.advise.candidates import Candidate
 
 _POLL_S = 0.003
 _WARMUP_S = 0.3

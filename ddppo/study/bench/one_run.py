@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddppo.benchmark.code import Code
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.processes.memory import memory_of
 from ddppo.processes.signals import die_with_parent
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.bench.code import Code
 
 _POLL_S = 0.005
 _STARTED_WITHIN_S = 300.0

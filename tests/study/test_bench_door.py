@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from ddppo import bench
-from ddppo.benchmark.code import Code, other_code, this_code
-from ddppo.benchmark.command import BenchConfig
-from ddppo.benchmark.command import bench as run_bench
-from ddppo.benchmark.one_run import Clock, measure
-from ddppo.benchmark.workloads import composed, configurations, fixed, fixed_names
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import parted
 from ddppo.processes.memory import descendants, memory_of
+from ddppo.study.bench.code import Code, other_code, this_code
+from ddppo.study.bench.command import BenchConfig
+from ddppo.study.bench.command import bench as run_bench
+from ddppo.study.bench.one_run import Clock, measure
+from ddppo.study.bench.workloads import composed, configurations, fixed, fixed_names
 from tests.support import CHECKOUT, process_of
 
 TINY = ("env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")
@@ -39,7 +39,7 @@ def no_runs(monkeypatch):
     def started(*arguments):
         raise AssertionError(f"something was run: {arguments}")
 
-    monkeypatch.setattr("ddppo.benchmark.command.run_rounds", started)
+    monkeypatch.setattr("ddppo.study.bench.command.run_rounds", started)
 
 
 @pytest.mark.parametrize(

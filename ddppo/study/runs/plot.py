@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.files import write_text
-from ddppo.history.comparison import Comparison
-from ddppo.history.curves import NOTHING
 from ddppo.study.page.chart import Axis, Chart, stylesheet
 from ddppo.study.page.html import TEMPLATES
 from ddppo.study.page.tables import Shown
+from ddppo.study.runs.comparison import Comparison
+from ddppo.study.runs.curves import NOTHING
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of runs in turn
 _FURTHER = {

@@ -9,18 +9,25 @@ from pathlib import Path
 from statistics import median
 
 from ddppo import package
-from ddppo.advice import text
-from ddppo.advice.candidates import Candidate, Question, candidates, changes_learning, question, variants
-from ddppo.advice.cluster import through_slurm
-from ddppo.advice.probe import Probes
-from ddppo.advice.race import Entrant, Race, choose
-from ddppo.advice.stragglers import stragglers
 from ddppo.config import Config, setting
 from ddppo.config.integers import written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import whole_numbers
 from ddppo.processes.cores import available_cores
 from ddppo.processes.forking import ForkServerLost
+from ddppo.study.advise import text
+from ddppo.study.advise.candidates import (
+    Candidate,
+    Question,
+    candidates,
+    changes_learning,
+    question,
+    variants,
+)
+from ddppo.study.advise.cluster import through_slurm
+from ddppo.study.advise.probe import Probes
+from ddppo.study.advise.race import Entrant, Race, choose
+from ddppo.study.advise.stragglers import stragglers
 from ddppo.study.measure.time_to_target import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target

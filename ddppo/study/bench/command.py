@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddppo.benchmark import text
-from ddppo.benchmark.code import Code, other_code, this_code
-from ddppo.benchmark.comparison import Ratio, check_rounds
-from ddppo.benchmark.one_run import Clock
-from ddppo.benchmark.results import Result, differences, differences_of_files, read
-from ddppo.benchmark.rounds import run_rounds
-from ddppo.benchmark.workloads import (
+from ddppo.config import setting
+from ddppo.errors import ConfigError
+from ddppo.options import whole_numbers
+from ddppo.study.bench import text
+from ddppo.study.bench.code import Code, other_code, this_code
+from ddppo.study.bench.comparison import Ratio, check_rounds
+from ddppo.study.bench.one_run import Clock
+from ddppo.study.bench.results import Result, differences, differences_of_files, read
+from ddppo.study.bench.rounds import run_rounds
+from ddppo.study.bench.workloads import (
     CUSTOM,
     Configuration,
     Workload,
@@ -23,9 +26,6 @@ from ddppo.benchmark.workloads import (
     fixed,
     missing_extra,
 )
-from ddppo.config import setting
-from ddppo.errors import ConfigError
-from ddppo.options import whole_numbers
 
 _PAIRED_ROUNDS, _ROUNDS = 7, 3
 _CHOOSE = ("env=", "experiment=")  # settings that say what the work is
@@ -68,7 +68,7 @@ def bench(options: BenchConfig, overrides: list[str]) -> bool:
         return _compare_files(options, files[0], files[1])
     todo = _todo(options, overrides)
     if options.profile:
-        from ddppo.benchmark.profile import write_profiles
+        from ddppo.study.bench.profile import write_profiles
 
         for page in write_profiles(todo, Path(options.out or "outputs/profile"), _say):
             print(page)

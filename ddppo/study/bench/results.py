@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddppo.benchmark.comparison import Ratio, check_rounds, middle, paired_ratio, unpaired_ratio
 from ddppo.errors import ConfigError
 from ddppo.files import stored, write_json
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.bench.comparison import Ratio, check_rounds, middle, paired_ratio, unpaired_ratio
 
 SCHEMA_VERSION = 1
 KIND = "ddppo.bench"
@@ -22,7 +22,7 @@ _KEPT = ("fps", "t_iter", "start_up_s", "memory_per_rank_mb", "peak_rss_mb", "wa
 class Measurement:
     """One configuration in one round: what was run, what it reached, and what the machine allowed just before.
 
-    `run` and `limits` are as ddppo.benchmark.one_run and ddppo.benchmark.limits describe them.
+    `run` and `limits` are as ddppo.study.bench.one_run and ddppo.study.bench.limits describe them.
     """
 
     round: int

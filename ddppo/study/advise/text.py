@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddppo.advice.race import BUSY, ROUNDS_TO_TELL, Entrant, is_slower, ratio
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.advise.race import BUSY, ROUNDS_TO_TELL, Entrant, is_slower, ratio
 from ddppo.study.columns import aligned, duration
 from ddppo.study.predict.usl import fit_usl
 
