@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddppo.config import Config, batch_shape, setting
+from ddppo.door.arguments import composed
 from ddppo.files import stored
 from ddppo.options import door, parse, parted
-from ddppo.study.bench.workloads import composed
 from ddppo.topologies import Layout, Sizes, find
 from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
 

@@ -6,14 +6,21 @@ Hydra's grammar reads paths, numbers and flags in its own way, and lets a settin
 import argparse
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
+from ddppo import config as configuration
+from ddppo.config import Config
 from ddppo.config.integers import is_integer, written_out
 from ddppo.config.keywords import in_full
+from ddppo.door.complaints import composition_message
 from ddppo.door.refusals import (
     TYPES,
     bare_name,
@@ -103,6 +110,19 @@ def prepared_arguments(arguments: list[str]) -> list[str]:
     if under_torchrun():
         added += _of_torchrun(values)
     return [*flags, *map(_prepared, settings), *added]
+
+
+def composed(overrides: Sequence[str]) -> Config:
+    """Return the checked configuration of `python -m ddppo.train <overrides>`. Raises ConfigError as that does."""
+    arguments = prepared_arguments(list(overrides))
+    configuration.register()
+    try:
+        with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
+            config = configuration.from_omegaconf(compose("config", arguments))
+    except (HydraException, OmegaConfBaseException) as e:
+        raise ConfigError(composition_message(e)) from e
+    configuration.validate(config)
+    return config
 
 
 def _own_topology(argument: str) -> str:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddppo.config import setting
+from ddppo.door.arguments import composed
 from ddppo.envs.probing import can_serve
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
 from ddppo.package import install_command
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots.confinement import Confinement
-from ddppo.study.bench.workloads import composed
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from ddppo import native
 from ddppo.collectives.own_pace import OwnPace
+from ddppo.door.arguments import composed
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.run.worker import Worker
-from ddppo.study.bench.workloads import composed
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.fault.test_bad_endings import iterations, running, wait_for_end_of_ranks, wait_for_iteration
 from tests.support import (

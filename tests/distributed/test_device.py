@@ -8,10 +8,10 @@ import torch
 
 from ddppo import native
 from ddppo.collectives import Group
+from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.run.starting.checks import check
 from ddppo.run.worker import Worker
-from ddppo.study.bench.workloads import composed
 from tests.distributed.test_independence import SIZES, largest_difference, state
 from tests.support import TINY, door, summary
 

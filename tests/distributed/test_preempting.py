@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
+from ddppo.door.arguments import composed
 from ddppo.run import checkpoint
 from ddppo.run.worker import Worker
-from ddppo.study.bench.workloads import composed
 from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.test_independence import largest_difference
 from tests.distributed.test_machines import TORCHRUN

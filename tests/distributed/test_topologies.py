@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
+from ddppo.door.arguments import composed
 from ddppo.fragments import fragments
-from ddppo.study.bench.workloads import composed
 from ddppo.topologies import TOPOLOGIES, Sizes
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.support import TINY, door, lines, run, summary

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddppo import bench
+from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import parted
 from ddppo.processes.memory import descendants, memory_of
@@ -15,7 +16,7 @@ from ddppo.study.bench.code import Code, other_code, this_code
 from ddppo.study.bench.command import BenchConfig
 from ddppo.study.bench.command import bench as run_bench
 from ddppo.study.bench.one_run import Clock, measure
-from ddppo.study.bench.workloads import composed, configurations, fixed, fixed_names
+from ddppo.study.bench.workloads import configurations, fixed, fixed_names
 from tests.support import CHECKOUT, process_of
 
 TINY = ("env=cartpole", "env.num_envs=2", "ppo.rollout_steps=8", "ppo.num_epochs=1", "ppo.num_minibatches=1")

@@ -7,8 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from ddppo.door.arguments import composed
 from ddppo.fragments import fragments
-from ddppo.study.bench.workloads import composed
 from ddppo.topologies import TOPOLOGIES, Layout, Message, Role, Sizes
 from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
 from tests.support import CHECKOUT, PATIENCE_S

@@ -9,9 +9,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from ddppo.config import Config, validate
-from ddppo.door.arguments import prepared_arguments
+from ddppo.door.arguments import composed, prepared_arguments
 from ddppo.errors import ConfigError
-from ddppo.study.bench.workloads import composed
 
 W = "dist.world_size"
 _NEUTRAL = (

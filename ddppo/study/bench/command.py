@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config import setting
+from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError
 from ddppo.options import whole_numbers
 from ddppo.study.bench import text
@@ -21,7 +22,6 @@ from ddppo.study.bench.workloads import (
     Configuration,
     Workload,
     check_overrides,
-    composed,
     configurations,
     fixed,
     missing_extra,

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ddppo import config as configuration
+from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.study.bench.code import Code, this_code
 from ddppo.study.bench.one_run import Clock, measure
 from ddppo.study.bench.results import Measurement
-from ddppo.study.bench.workloads import Configuration, composed
+from ddppo.study.bench.workloads import Configuration
 
 Say = Callable[[str], None]
 

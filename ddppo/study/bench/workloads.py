@@ -6,15 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.config import Config, near
-from ddppo.door.arguments import prepared_arguments
-from ddppo.door.complaints import composition_message
+from ddppo.config import near
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 
@@ -131,19 +126,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(f"{override}: options are key=value here, without dashes; --help lists all")
         if key in _OURS or key.startswith(("hydra.", "hydra/")):
             raise ConfigError(f"{override} is the bench's to decide: {_OURS.get(key, 'leave it out')}")
-
-
-def composed(overrides: Sequence[str]) -> Config:
-    """Return the configuration that the train door would make of these overrides. Raises ConfigError as it does."""
-    arguments = prepared_arguments(list(overrides))
-    configuration.register()
-    try:
-        with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
-            config = configuration.from_omegaconf(compose("config", arguments))
-    except (HydraException, OmegaConfBaseException) as e:
-        raise ConfigError(composition_message(e)) from e
-    configuration.validate(config)
-    return config
 
 
 def _presets() -> Path:
