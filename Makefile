@@ -51,10 +51,10 @@ format: .venv/.installed  ## rewrite the code in the house style
 	$(PY) -m ruff format .
 
 slurm-up: .venv/.installed  ## start a SLURM of 8 nodes on this machine to try jobs on
-	$(PY) -m ddppo.cluster.local up
+	$(PY) -m tests.slurm.local_cluster up
 
 slurm-down: .venv/.installed  ## end it and its jobs
-	$(PY) -m ddppo.cluster.local down
+	$(PY) -m tests.slurm.local_cluster down
 
 clean:  ## remove the virtual environment and caches
 	rm -rf build .venv .pytest_cache .ruff_cache .mypy_cache .hypothesis

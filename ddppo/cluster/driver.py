@@ -8,6 +8,7 @@ queues again; the next call goes on from there.
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,6 @@ from submitit.helpers import DelayedSubmission
 
 from ddppo.cluster import slurm
 from ddppo.cluster.layout import RankLayout
-from ddppo.cluster.local.conf import is_free
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, RankLost, TrainingError
 from ddppo.processes.signals import note_beginning
@@ -224,6 +224,17 @@ def _rank_variables(layout: RankLayout, job_id: str) -> dict[str, str]:
         variables |= {"GLOO_SOCKET_IFNAME": layout.interface, "NCCL_SOCKET_IFNAME": layout.interface}
     as_the_door = {"GOMP_SPINCOUNT": "1000", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return {name: os.environ.get(name, value) for name, value in as_the_door.items()} | variables
+
+
+def is_free(port: int) -> bool:
+    """Return whether this machine's `port` can be listened on."""
+    with socket.socket() as end:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            end.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def _pass_on(stderr: IO[str], failures: list[Failure]) -> None:

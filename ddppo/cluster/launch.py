@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ddppo import config as configuration
-from ddppo.cluster import local, slurm
+from ddppo.cluster import slurm
 from ddppo.cluster.jobs import Book, Job
 from ddppo.cluster.resources import check_learner
 from ddppo.cluster.submit import Ready, submit
@@ -117,7 +117,7 @@ class _Plan:
 def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
     """Submit what is planned and not under way already."""
     if launcher.local_cluster:
-        os.environ["SLURM_CONF"] = str(local.conf_path())
+        os.environ["SLURM_CONF"] = str(slurm.local_conf())
     try:  # before anything is written
         max_array_size = slurm.max_array_size()
     except ClusterError as e:

@@ -4,10 +4,15 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddppo.errors import ClusterError
 
+LOCAL = Path(
+    "~/.cache/ddppo/slurm"
+)  # of the cluster that `make slurm-up` starts (tests/slurm/local_cluster.py)
 TIMEOUT_S = 60.0  # squeue itself waits half a minute for a slurmctld that is gone
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES. A job in any other state may still run, or run again.
 ENDED = frozenset(
@@ -71,6 +76,30 @@ def cancel(job_ids: Iterable[str]) -> None:
     """End jobs, waiting or running; those that have ended already are left alone. Raises ClusterError if refused."""
     if ids := sorted(set(job_ids)):
         command("scancel", "--quiet", *ids)
+
+
+def local_conf() -> Path:
+    """Return slurm.conf of the local cluster that SLURM_CONF names, else of the default one. Raises ClusterError."""
+    named = os.environ.get("SLURM_CONF")
+    for conf in (*([Path(named)] if named else []), LOCAL / "slurm.conf"):
+        with suppress(RuntimeError):  # a user without a home folder
+            if is_up(found := conf.expanduser().absolute()):
+                return found
+    raise ClusterError("no local SLURM cluster is up: start one with make slurm-up")
+
+
+def is_up(conf: Path) -> bool:
+    """Return whether the slurmctld of a local cluster runs: its process id is in a file beside slurm.conf."""
+    try:
+        process = Path("/proc", str(int((conf.parent / "run" / "slurmctld.pid").read_text())))
+        environ = (process / "environ").read_bytes().split(b"\0")
+        name, state = (
+            (process / "comm").read_text().strip(),
+            (process / "stat").read_text().rpartition(")")[2],
+        )
+    except (OSError, ValueError):  # there is none, or another user's process has its number by now
+        return False
+    return name == "slurmctld" and state.split()[0] != "Z" and f"SLURM_CONF={conf}".encode() in environ
 
 
 def max_array_size() -> int:

@@ -3,8 +3,8 @@
 # lacks, ends the cluster, and writes report/ beside this file.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python -m ddppo.cluster.local up
-trap 'python -m ddppo.cluster.local down' EXIT
+python -m tests.slurm.local_cluster up
+trap 'python -m tests.slurm.local_cluster down' EXIT
 python -m ddppo.train -m experiment=scaling/slurm
 python -m ddppo.jobs outputs/sweeps/scaling_slurm | tee experiments/scaling_slurm/jobs.txt
 python -m ddppo.report outputs/sweeps/scaling_slurm out=experiments/scaling_slurm/report

@@ -4,8 +4,8 @@
 # by Gloo, as they would between nodes that are not one machine in truth; async_actors has sockets of its own.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-python -m ddppo.cluster.local up
-trap 'python -m ddppo.cluster.local down' EXIT
+python -m tests.slurm.local_cluster up
+trap 'python -m tests.slurm.local_cluster down' EXIT
 jobs=(python -m ddppo.train -m experiment=topologies/slow sweep=outputs/sweeps/topologies_slurm dist.world_size=3,5
   seed=0,1 hydra/launcher=slurm_local hydra.launcher.ranks_per_node=2 hydra.launcher.one_at_a_time=true)
 "${jobs[@]}" distributed=sync_actors,env_workers dist.collective=gloo

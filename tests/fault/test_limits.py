@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddppo import native
-from ddppo.cluster.local.cluster import LocalCluster
-from ddppo.cluster.local.conf import _user
-from ddppo.errors import ClusterError, ConfigError, StorageError
+from ddppo.errors import StorageError
 from ddppo.processes import limits
 from tests.support import CHECKOUT, Program, descendants, run, started, summary, wait_until
 
@@ -269,20 +267,6 @@ def test_a_dev_shm_that_holds_nothing_suffices(tmp_path, option):
     train = [sys.executable, "-m", "ddppo.train", *settings]
     result = run(Program([*own_mounts, "sh", "-c", mounted, "sh", *train]), run_dir)
     assert (result.code, result.stderr) == (0, "")
-
-
-def test_a_user_without_a_home_or_a_name_is_told_that_a_local_slurm_needs_both(monkeypatch):
-    def nobody(*args):
-        raise KeyError("uid not found")
-
-    monkeypatch.delenv("HOME", raising=False)
-    monkeypatch.setattr("pwd.getpwuid", nobody)
-    with pytest.raises(
-        ConfigError, match=r"slurm: this user has no home folder: set HOME, or add dir=<folder>"
-    ):
-        LocalCluster()
-    with pytest.raises(ClusterError, match=r"user \d+ has no entry in /etc/passwd: add one"):
-        _user()
 
 
 # -- Ctrl-C before there is a run -------------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.cluster.local import PACKAGES, LocalCluster, missing_programs
 from tests.slurm.jobs import Jobs
+from tests.slurm.local_cluster import PACKAGES, LocalCluster, missing_programs
 
 
 @pytest.fixture(scope="session")

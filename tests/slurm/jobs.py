@@ -15,7 +15,6 @@ from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver
 from ddppo.cluster.layout import RankLayout
-from ddppo.cluster.local import LocalCluster
 from ddppo.cluster.resources import sbatch_parameters
 from ddppo.config import (
     CheckpointConfig,
@@ -26,6 +25,7 @@ from ddppo.config import (
     PPOConfig,
     SlurmLauncherConfig,
 )
+from tests.slurm.local_cluster import LocalCluster
 from tests.support import CHECKOUT, lines, summary, wait_until
 
 STEPS = 64  # of an iteration

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.cluster.local import LocalCluster, conf_path
-from ddppo.cluster.local import cluster as local_cluster
+from ddppo.cluster import slurm
 from ddppo.errors import ClusterError
+from tests.slurm.local_cluster import LocalCluster
 from tests.support import run, wait_until
 
 
@@ -24,7 +24,7 @@ def folder(cluster, tmp_path_factory, monkeypatch):
 
 
 def local(*arguments, **environ):
-    return run([sys.executable, "-m", "ddppo.cluster.local", *arguments], Path(), **environ)
+    return run([sys.executable, "-m", "tests.slurm.local_cluster", *arguments], Path(), **environ)
 
 
 @pytest.mark.slow
@@ -57,15 +57,15 @@ def test_up_says_how_to_use_it_and_down_ends_daemons_and_jobs(cluster, folder):
 
 
 def test_a_cluster_is_found_by_slurm_conf_or_in_the_default_folder_and_nowhere_else(cluster, monkeypatch):
-    monkeypatch.setattr(local_cluster, "DEFAULT_FOLDER", Path("/nowhere"))
+    monkeypatch.setattr(slurm, "LOCAL", Path("/nowhere"))
     monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
-    assert conf_path() == cluster.conf
+    assert slurm.local_conf() == cluster.conf
     monkeypatch.delenv("SLURM_CONF")
     monkeypatch.chdir(cluster.folder)
     with pytest.raises(ClusterError, match="start one with make slurm-up"):
-        conf_path()
-    monkeypatch.setattr(local_cluster, "DEFAULT_FOLDER", cluster.folder)
-    assert conf_path() == cluster.conf
+        slurm.local_conf()
+    monkeypatch.setattr(slurm, "LOCAL", cluster.folder)
+    assert slurm.local_conf() == cluster.conf
 
 
 def test_what_a_user_runs_beside_the_cluster_is_left_alone(cluster):

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from ddppo import config as configuration
-from ddppo.cluster import driver
+from ddppo.cluster import driver, slurm
 from ddppo.cluster.layout import RankLayout
-from ddppo.cluster.local import LocalCluster, conf_path
-from ddppo.cluster.local import cluster as local
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.config import Config, EnvConfig
 from ddppo.config.settings import DistConfig
@@ -21,6 +19,7 @@ from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingErro
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
 from ddppo.run.restarts import with_restarts
+from tests.slurm.local_cluster import LocalCluster, _user
 from tests.support import run
 
 
@@ -75,11 +74,25 @@ def test_without_slurm_the_packages_are_named(tmp_path, monkeypatch):
         LocalCluster(Path("/tmp/none")).start()
 
 
+def test_a_user_without_a_home_or_a_name_is_told_that_a_local_slurm_needs_both(monkeypatch):
+    def nobody(*args):
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    with pytest.raises(
+        ConfigError, match=r"slurm: this user has no home folder: set HOME, or add dir=<folder>"
+    ):
+        LocalCluster()
+    with pytest.raises(ClusterError, match=r"user \d+ has no entry in /etc/passwd: add one"):
+        _user()
+
+
 @pytest.mark.parametrize(
     "arguments", [[], ["start"], ["down", "nodes=3"], ["up", "nodes=x"], ["up", "nodes=0"]]
 )
 def test_a_mistake_in_the_command_is_exit_code_2(arguments):
-    result = run([sys.executable, "-m", "ddppo.cluster.local", *arguments], Path())
+    result = run([sys.executable, "-m", "tests.slurm.local_cluster", *arguments], Path())
     assert result.code == 2
     assert result.stderr.startswith("error: ")
     assert "Traceback" not in result.stderr
@@ -169,6 +182,6 @@ def test_a_run_whose_summary_is_broken_is_not_complete(tmp_path, text):
 
 def test_no_cluster_is_an_error_that_says_how_to_start_one(tmp_path, monkeypatch):
     monkeypatch.delenv("SLURM_CONF", raising=False)
-    monkeypatch.setattr(local, "DEFAULT_FOLDER", tmp_path)
+    monkeypatch.setattr(slurm, "LOCAL", tmp_path)
     with pytest.raises(ClusterError, match="make slurm-up"):
-        conf_path()
+        slurm.local_conf()

@@ -1,25 +1,34 @@
-"""A real SLURM on this machine, of as many nodes as one likes.
+"""A real SLURM on this machine, of as many nodes as one likes: `make slurm-up`, `make slurm-down`.
+
+python -m tests.slurm.local_cluster up [nodes=8] [cpus=8] [dir=~/.cache/ddppo/slurm]
+python -m tests.slurm.local_cluster down [dir=...]
+python -m tests.slurm.local_cluster status [dir=...]
 
 The nodes share the machine, and claim more cores than there are. The rest is what a cluster has: slurmctld, a slurmd
 for every node, sbatch, srun, requeueing, preemption. Everything listens on the loopback interface alone. Munge with a
-key of the cluster's own proves who submits: without it every user of the machine could run jobs as whoever started it.
+key of the cluster's own proves who submits: without it every user of the machine could run jobs as its owner.
 """
 
 import os
+import pwd
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from ddppo.cluster.local.conf import MARK, slurm_conf
+from ddppo import package
+from ddppo.cluster.driver import is_free
+from ddppo.cluster.slurm import LOCAL, is_up
 from ddppo.errors import ClusterError, ConfigError
 
 PACKAGES = "slurmctld slurmd slurm-client munge"
-DEFAULT_FOLDER = Path("~/.cache/ddppo/slurm")
 _PROGRAMS = (
     "munged",
     "mungekey",
@@ -32,10 +41,67 @@ _PROGRAMS = (
     "srun",
     "sbatch",
 )
+# Below what Linux gives to outgoing connections (32768), above what drivers take for rendezvous (15000 to 29999).
+_PORTS = range(30000, 32700)
+MARK = "# written by ddppo"
 _LONGEST_FOLDER = 50  # a step's socket is <folder>/spool/127.0.1.N/127.0.1.N_<job>.<step>, 107 bytes at most
 _MOST_NODES = 200  # the last number of a node's address
 _START_S = 60.0
 _STOP_S = 15.0
+
+# debug is for work. A job in low is requeued, after GraceTime, when one in high wants its nodes.
+_CONF = """\
+{mark}
+ClusterName=ddppo
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/run/munge.socket
+PlugStackConfig={folder}/plugstack.conf
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+SrunPortRange=61000-62999
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,sched_min_interval=0,bf_interval=2,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+KillWait=5
+MessageTimeout=30
+SlurmctldTimeout=60
+SlurmdTimeout=120
+InactiveLimit=0
+MinJobAge=300
+MaxArraySize=1001
+EnforcePartLimits=ALL
+MailProg=/bin/true
+FirstJobId={first_job_id}
+TreeWidth=65000
+NodeName=127.0.1.[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={first_node_port}-{last_node_port} \
+CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=20000 State=UNKNOWN
+PartitionName=debug Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 PreemptMode=OFF State=UP
+PartitionName=low Nodes=ALL MaxTime=INFINITE PriorityTier=1 PreemptMode=REQUEUE GraceTime=60 State=UP
+PartitionName=high Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
+"""
 
 
 class LocalCluster:
@@ -44,7 +110,7 @@ class LocalCluster:
     `conf` is what SLURM_CONF must be for sbatch, squeue and the others to mean this cluster.
     """
 
-    def __init__(self, folder: Path = DEFAULT_FOLDER, num_nodes: int = 8, cpus_per_node: int = 8) -> None:
+    def __init__(self, folder: Path = LOCAL, num_nodes: int = 8, cpus_per_node: int = 8) -> None:
         try:
             self.folder = Path(folder).expanduser().absolute()
         except RuntimeError:
@@ -113,11 +179,7 @@ class LocalCluster:
 
     def is_up(self) -> bool:
         """Return whether the cluster's slurmctld is running."""
-        try:
-            pid = int((self.folder / "run" / "slurmctld.pid").read_text())
-        except (OSError, ValueError):
-            return False
-        return pid in self.processes()
+        return is_up(self.conf)
 
     # -- files and daemons ---------------------------------------------------------------------------------------
 
@@ -241,20 +303,6 @@ def missing_programs() -> list[str]:
     return [name for name in _PROGRAMS if _program(name) is None]
 
 
-def conf_path() -> Path:
-    """Return SLURM_CONF of the cluster that it names already, else of the default one.
-
-    Raises ClusterError if neither is up.
-    """
-    named = os.environ.get("SLURM_CONF")
-    for folder in (*([Path(named).parent] if named else []), DEFAULT_FOLDER):
-        with suppress(ConfigError):  # a folder that cannot be one of ours
-            cluster = LocalCluster(folder)
-            if cluster.is_up():
-                return cluster.conf
-    raise ClusterError("no local SLURM cluster is up: start one with make slurm-up")
-
-
 def _is_ours(conf: Path) -> bool:
     return conf.is_file() and conf.read_text().startswith(MARK)
 
@@ -271,3 +319,108 @@ def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
     while not (holds := condition()) and time.monotonic() < end:
         time.sleep(0.05)
     return holds
+
+
+# -- its slurm.conf --------------------------------------------------------------------------------------------------
+
+
+def slurm_conf(folder: Path, num_nodes: int, cpus_per_node: int) -> str:
+    """Return the text of slurm.conf for a cluster in `folder`, with ports that are free now."""
+    first_port = _free_ports(1 + num_nodes)
+    return _CONF.format(
+        mark=MARK,
+        host=socket.gethostname().split(".")[0],
+        port=first_port,
+        first_node_port=first_port + 1,
+        last_node_port=first_port + num_nodes,
+        user=_user(),
+        folder=folder,
+        # submitit looks for results by job id, so that an id that comes again would find another job's
+        first_job_id=1 + secrets.randbelow(60_000_000),
+        num_nodes=num_nodes,
+        cpus=cpus_per_node,
+    )
+
+
+def _user() -> str:
+    """Return the name that SLURM knows this user by. Raises ClusterError where there is none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        raise ClusterError(
+            f"SLURM runs for users with a name, and user {os.geteuid()} has no entry in /etc/passwd: add one"
+        ) from None
+
+
+def _free_ports(count: int) -> int:
+    """Return the first of `count` ports in a row that nobody listens on; where to begin depends on the process."""
+    blocks = list(range(_PORTS.start, _PORTS.stop - count, count))
+    begin = os.getpid() % len(blocks)
+    for first in blocks[begin:] + blocks[:begin]:
+        if all(is_free(port) for port in range(first, first + count)):
+            return first
+    raise ClusterError(f"no {count} ports in a row are free from {_PORTS.start} to {_PORTS.stop}")
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run the command line; exit code 0, 1 (SLURM is not there or not up), 2 (a mistake in the command)."""
+    try:
+        command, options = _parsed(sys.argv[1:])
+        folder = Path(options.get("dir") or LOCAL)
+        cluster = LocalCluster(folder, int(options.get("nodes", "8")), int(options.get("cpus", "8")))
+        if command == "up":
+            cluster.start()
+            print(_how_to_use(cluster))
+        elif command == "down":
+            cluster.stop()
+            print(f"the cluster in {cluster.folder} is down; its logs are in {cluster.folder / 'log'}")
+        elif not cluster.is_up():
+            print(f"no cluster is up in {cluster.folder}")
+            sys.exit(1)
+        else:
+            print(
+                f"export SLURM_CONF={cluster.conf}\n\n{cluster.ask('sinfo')}\n{cluster.ask('squeue')}", end=""
+            )
+    except (ConfigError, ClusterError) as e:
+        print(f"error: {e}", file=sys.stderr)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
+
+
+def _parsed(arguments: list[str]) -> tuple[str, dict[str, str]]:
+    if any(a in ("-h", "--help") for a in arguments):
+        print(_usage())
+        sys.exit(0)
+    command, *settings = arguments or [""]
+    options = dict(setting.partition("=")[::2] for setting in settings)
+    allowed = {"up": {"nodes", "cpus", "dir"}, "down": {"dir"}, "status": {"dir"}}
+    if command not in allowed or not set(options) <= allowed[command]:
+        raise ConfigError(f"{' '.join(arguments) or 'nothing'} is not a command of this door:\n{_usage()}")
+    for name in {"nodes", "cpus"} & set(options):
+        if not options[name].isdecimal():
+            raise ConfigError(f"{name}={options[name]}: must be a whole number")
+    return command, options
+
+
+def _usage() -> str:
+    return "\n".join(line for line in (__doc__ or "").splitlines() if line.startswith("python -m"))
+
+
+def _how_to_use(cluster: LocalCluster) -> str:
+    return f"""\
+a SLURM of {cluster.num_nodes} nodes with {cluster.cpus_per_node} cores each is up; for sbatch, squeue and the others:
+
+  export SLURM_CONF={cluster.conf}
+
+partitions: debug (the default); low, whose jobs are requeued when one in high wants their nodes
+to end it and its jobs: {package.command("tests.slurm.local_cluster", "down", *_dir_option(cluster))}"""
+
+
+def _dir_option(cluster: LocalCluster) -> list[str]:
+    return [] if str(cluster.folder) == os.path.expanduser(LOCAL) else [f"dir={cluster.folder}"]
+
+
+if __name__ == "__main__":
+    main()
