@@ -37,7 +37,7 @@ def make_served(
     env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, max_restarts: int = 0
 ) -> VecEnv:
     """Step environments that are served, each in a process of its own. Raises EnvError."""
-    from ddppo.envs.remote.vec_env import make_remote  # needs the extra serve
+    from ddppo.serve.client.vec_env import make_remote  # needs the extra serve
 
     return make_remote(env, spec, names, timeout_s, max_restarts=max_restarts)
 
@@ -80,7 +80,7 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
         names = EnvNames(range(num_envs), None)
         return CheckedEnvs(make_atari(env, probe(env), names, 0.0, whole_games=True))
     if env.urls:
-        from ddppo.envs.remote.vec_env import make_remote
+        from ddppo.serve.client.vec_env import make_remote
 
         return CheckedEnvs(make_remote(env, probe(env), EnvNames(range(num_envs), None), _EVAL_S))
     kwargs = dict(env.kwargs)
@@ -123,7 +123,7 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
 
 def check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
     """Raise ConfigError where the servers at env.urls have no slot for each of num_envs, and num_more besides."""
-    from ddppo.envs.remote.served import check_slots
+    from ddppo.serve.client.served import check_slots
 
     check_slots(env, num_envs, num_more)
 

@@ -60,7 +60,7 @@ def main() -> None:
     options = parse(ServeOptions, arguments, usage=_USAGE)
     if not can_serve():
         raise ConfigError(f"ddppo.serve needs packages that are not installed: {install_command('serve')}")
-    from ddppo.envs.remote.served import token_in
+    from ddppo.serve.client.served import token_in
     from ddppo.serve.server import ServeSettings, serve
 
     if not overrides:

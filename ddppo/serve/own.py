@@ -1,4 +1,4 @@
-"""The server of one rank's environments (ddppo.envs.remote.own_server), told what to serve over its standard input.
+"""The server of one rank's environments (ddppo.serve.client.own_server), told what to serve over its standard input.
 
 It listens where the rank does, and ends with it.
 """
@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
-from ddppo.envs.remote.messages import spec_of
-from ddppo.envs.remote.own_server import FAILED, READY
 from ddppo.processes.lines import exactly
 from ddppo.processes.signals import live_on
+from ddppo.serve.client.messages import spec_of
+from ddppo.serve.client.own_server import FAILED, READY
 from ddppo.serve.limits import Limits
 from ddppo.serve.server import ServeSettings, listening
 

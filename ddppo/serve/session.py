@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ddppo.envs.remote.messages import JSON, MSGPACK
+from ddppo.serve.client.messages import JSON, MSGPACK
 from ddppo.serve.limits import Allowance, Limits
 from ddppo.serve.slots.line import LEFT
 from ddppo.serve.slots.wire import Wire

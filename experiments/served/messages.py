@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddppo.envs.remote.connection import Connection
+from ddppo.serve.client.connection import Connection
 
 HERE = Path(__file__).resolve().parent
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -56,7 +56,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     if env.backend == "remote":
         find_packages(env)
         if env.urls:
-            from ddppo.envs.remote.served import served_spec
+            from ddppo.serve.client.served import served_spec
 
             return served_spec(env)
     find_task(env)

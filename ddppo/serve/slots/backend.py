@@ -13,7 +13,7 @@ from contextlib import suppress
 from ddppo.config import EnvConfig
 from ddppo.envs.guard import leave_alone
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
-from ddppo.envs.remote.messages import JSON, MSGPACK
+from ddppo.serve.client.messages import JSON, MSGPACK
 from ddppo.serve.openenv import answered_once
 from ddppo.serve.slots.confinement import Confinement, confine
 from ddppo.serve.slots.line import FAILED, READY, framed, hear

@@ -9,7 +9,9 @@ from ddppo.config import EnvConfig
 from ddppo.envs import tasks  # noqa: F401 (registers)
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.encoding.rows import ObsArrays
-from ddppo.envs.remote.messages import (
+from ddppo.envs.scalar.row_env import played
+from ddppo.errors import EnvError, EnvRaised
+from ddppo.serve.client.messages import (
     JSON,
     PROTOCOL,
     BadMessage,
@@ -22,8 +24,6 @@ from ddppo.envs.remote.messages import (
     plain_spec,
     spec_of,
 )
-from ddppo.envs.scalar.row_env import played
-from ddppo.errors import EnvError, EnvRaised
 from ddppo.serve.openenv import OpenEnv, is_spoken
 from ddppo.serve.slots.line import LEFT
 

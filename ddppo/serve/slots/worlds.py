@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ddppo.config import EnvConfig
-from ddppo.envs.remote.messages import plain_spec
 from ddppo.errors import ConfigError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.serve.client.messages import plain_spec
 from ddppo.serve.slots.confinement import Confinement, variables
 from ddppo.serve.slots.line import READY, TASK, framed, hear
 from ddppo.spaces import EnvSpec

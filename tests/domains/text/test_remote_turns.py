@@ -11,15 +11,14 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from served_tasks import EXIT, NOTHING, RAISE  # noqa: E402
-from test_serve import own_environ  # noqa: E402
-from test_serve_slots import SPEC, WORLD, runs  # noqa: E402
-
 from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.domains.text.turns.local import make_turns  # noqa: E402
+from ddppo.domains.text.turns.remote import RemoteTurns  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env  # noqa: E402
-from ddppo.envs.remote.turns import RemoteTurns  # noqa: E402
 from ddppo.errors import EnvError  # noqa: E402
+from tests.serve.served_tasks import EXIT, NOTHING, RAISE  # noqa: E402
+from tests.serve.test_serve import own_environ  # noqa: E402
+from tests.serve.test_serve_slots import SPEC, WORLD, runs  # noqa: E402
 from tests.support import PATIENCE_S, wait_until  # noqa: E402
 
 WORDS = "tests.domains.text.text_tasks:tests/Repeat-v0"
@@ -178,7 +177,7 @@ RANK = """
 import sys
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
-envs = make_vec_env(EnvConfig(id="served_tasks:World-v0", backend="remote"), range(2), 0, 1, 900.0)
+envs = make_vec_env(EnvConfig(id="tests.serve.served_tasks:World-v0", backend="remote"), range(2), 0, 1, 900.0)
 print(*(int(pid) for pid in envs.reset([1, 2])[0][:, 2]), envs._source._own._process.pid, flush=True)
 sys.stdin.read()
 """

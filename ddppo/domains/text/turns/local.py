@@ -37,7 +37,7 @@ def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, 
     """
     spec, names = probe(env), EnvNames(env_indices, rank)
     if (settled(env, spec, len(env_indices), cores=1) if spec.is_text else env).backend == "remote":
-        from ddppo.envs.remote.turns import RemoteTurns  # needs the extra serve
+        from ddppo.domains.text.turns.remote import RemoteTurns  # needs the extra serve
 
         return RemoteTurns(env, spec, names, timeout_s, max_restarts)
     return LocalTurns(env, spec, names, max_restarts)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ddppo.envs.encoding.rows import ObsArrays
-from ddppo.envs.remote.connection import Connection, EnvServerLost, EnvServerRefused, RemoteError
-from ddppo.envs.remote.messages import BadMessage, array_of, info_of, obs_of
 from ddppo.errors import ConfigError, EnvError
+from ddppo.serve.client.connection import Connection, EnvServerLost, EnvServerRefused, RemoteError
+from ddppo.serve.client.messages import BadMessage, array_of, info_of, obs_of
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 

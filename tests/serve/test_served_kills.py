@@ -1,4 +1,4 @@
-"""A served run goes on whatever of it is killed; `python -m tests.fault.served_kills 100` kills at more instants."""
+"""A served run goes on whatever of it is killed; `python -m tests.serve.served_kills 100` kills at more instants."""
 
 import socket
 
@@ -7,7 +7,7 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from tests.fault.served_kills import Kills  # noqa: E402
+from tests.serve.served_kills import Kills  # noqa: E402
 from tests.support import wait_until  # noqa: E402
 
 

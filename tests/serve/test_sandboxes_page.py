@@ -17,9 +17,9 @@ import yaml
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.envs.remote.env_pool import SyncEnvPool  # noqa: E402
 from ddppo.options import parse, parted  # noqa: E402
 from ddppo.serve.__main__ import ServeOptions  # noqa: E402
+from ddppo.serve.client.env_pool import SyncEnvPool  # noqa: E402
 from tests.support import CHECKOUT, door  # noqa: E402
 
 PAGE = (CHECKOUT / "docs/sandboxes.md").read_text()

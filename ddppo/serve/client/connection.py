@@ -9,8 +9,8 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from ddppo.envs.remote.messages import MSGPACK, PROTOCOL, BadMessage, decoded, encoded, spec_of
 from ddppo.errors import EnvError
+from ddppo.serve.client.messages import MSGPACK, PROTOCOL, BadMessage, decoded, encoded, spec_of
 from ddppo.spaces import EnvSpec
 
 _CLOSE_S = 2.0

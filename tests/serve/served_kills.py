@@ -1,4 +1,4 @@
-"""Kill what a served run stands on at random instants: `python -m tests.fault.served_kills 100`, as often as wanted.
+"""Kill what a served run stands on at random instants: `python -m tests.serve.served_kills 100`, as often as wanted.
 
 A trainer and a server with as many slots as it has environments. What is killed, by SIGKILL: the process of a world,
 the server, or the trainer, which is resumed. After each: all slots are held again, training goes on, and what was lost

@@ -20,27 +20,27 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from served_tasks import EXIT, HANG, MARK, RAISE  # noqa: E402
-from test_serve_slots import SPEC, WORLD, runs  # noqa: E402
 from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 from ddppo.config import Config, EnvConfig  # noqa: E402
 from ddppo.config.rules.env.served import check_served  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env, probe  # noqa: E402
-from ddppo.envs.remote.connection import (  # noqa: E402
+from ddppo.errors import ConfigError  # noqa: E402
+from ddppo.serve.client.connection import (  # noqa: E402
     Connection,
     EnvServerLate,
     EnvServerLost,
     EnvServerRefused,
     RemoteError,
 )
-from ddppo.envs.remote.env_pool import AsyncEnvPool, SyncEnvPool  # noqa: E402
-from ddppo.envs.remote.messages import MSGPACK, encoded  # noqa: E402
-from ddppo.envs.remote.vec_env import make_remote  # noqa: E402
-from ddppo.errors import ConfigError  # noqa: E402
+from ddppo.serve.client.env_pool import AsyncEnvPool, SyncEnvPool  # noqa: E402
+from ddppo.serve.client.messages import MSGPACK, encoded  # noqa: E402
+from ddppo.serve.client.vec_env import make_remote  # noqa: E402
 from ddppo.serve.limits import Allowance, Limits  # noqa: E402
 from ddppo.serve.server import ServeSettings, served  # noqa: E402
+from tests.serve.served_tasks import EXIT, HANG, MARK, RAISE  # noqa: E402
+from tests.serve.test_serve_slots import SPEC, WORLD, runs  # noqa: E402
 from tests.support import CHECKOUT, NEVER_S, PATIENCE_S, wait_until  # noqa: E402
 
 NOWHERE = "ws://127.0.0.1:9"
@@ -385,7 +385,7 @@ def test_without_reconnects_a_lost_world_is_an_error_that_says_so():
 
 
 def own_environ():
-    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests/unit", *filter(None, sys.path))))
+    paths = os.pathsep.join(map(str, (CHECKOUT, *filter(None, sys.path))))
     return os.environ | {"PYTHONPATH": paths}
 
 
@@ -417,7 +417,7 @@ def test_a_client_of_a_server_that_stands_still_closes_all_the_same():
 
 def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_process():
     client = (
-        "import sys; from ddppo.envs.remote.env_pool import SyncEnvPool\n"
+        "import sys; from ddppo.serve.client.env_pool import SyncEnvPool\n"
         "pool = SyncEnvPool([sys.argv[1]], 2); [print(int(a.obs[2]), flush=True) for a in pool.reset([1, 2])]\n"
         "while True: pool.reset([1, 2])"
     )

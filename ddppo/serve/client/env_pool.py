@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddppo.envs.remote.connection import EnvServerFault, EnvServerLost
-from ddppo.envs.remote.sessions import CLOSE_S, Answer, Patience, Sessions
 from ddppo.errors import ConfigError
 from ddppo.seeding import derived_seed
+from ddppo.serve.client.connection import EnvServerFault, EnvServerLost
+from ddppo.serve.client.sessions import CLOSE_S, Answer, Patience, Sessions
 from ddppo.spaces import EnvSpec
 
 T = TypeVar("T")

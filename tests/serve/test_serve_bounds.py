@@ -17,19 +17,19 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from served_tasks import BABBLE, HANG, MARK  # noqa: E402
-from test_serve import acted, get, health, metric, opened, world  # noqa: E402
-from test_serve_slots import WORLD  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
 from ddppo.config import EnvConfig  # noqa: E402
-from ddppo.envs.remote.connection import Connection, EnvServerLost  # noqa: E402
-from ddppo.envs.remote.messages import MSGPACK, encoded  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
+from ddppo.serve.client.connection import Connection, EnvServerLost  # noqa: E402
+from ddppo.serve.client.messages import MSGPACK, encoded  # noqa: E402
 from ddppo.serve.server import ServeSettings, check  # noqa: E402
 from ddppo.serve.slots.confinement import Confinement  # noqa: E402
 from ddppo.serve.slots.line import HEAD, framed  # noqa: E402
+from tests.serve.served_tasks import BABBLE, HANG, MARK  # noqa: E402
+from tests.serve.test_serve import acted, get, health, metric, opened, world  # noqa: E402
+from tests.serve.test_serve_slots import WORLD  # noqa: E402
 from tests.support import PATIENCE_S, wait_until  # noqa: E402
 
 TOKEN = "a secret of 20 chars"

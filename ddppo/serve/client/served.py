@@ -10,8 +10,8 @@ from typing import Any
 
 from ddppo.config import EnvConfig
 from ddppo.config.rules.env.served import SERVED
-from ddppo.envs.remote.messages import PROTOCOL, BadMessage, spec_of
 from ddppo.errors import ConfigError
+from ddppo.serve.client.messages import PROTOCOL, BadMessage, spec_of
 from ddppo.spaces import EnvSpec
 
 _ANSWER_S = 10.0

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 
 from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.remote.connection import EnvServerLost
-from ddppo.envs.remote.messages import plain_spec
 from ddppo.errors import EnvError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.serve.client.connection import EnvServerLost
+from ddppo.serve.client.messages import plain_spec
 from ddppo.spaces import EnvSpec
 
 READY, FAILED = b".", b"!"  # the reason follows

@@ -5,8 +5,8 @@ from typing import Any
 
 from ddppo.config import EnvConfig
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.remote.own_server import OwnServer
-from ddppo.envs.remote.served import token_of
+from ddppo.serve.client.own_server import OwnServer
+from ddppo.serve.client.served import token_of
 from ddppo.spaces import EnvSpec
 
 _FULL_S = 30.0  # for slots that others, or this rank's predecessor, are about to give back

@@ -7,12 +7,12 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.rows import ObsArrays, RowLayout
 from ddppo.envs.faults import EnvNames, no_options
-from ddppo.envs.remote.connection import EnvServerFault
-from ddppo.envs.remote.env_pool import SyncEnvPool
-from ddppo.envs.remote.sessions import Answer
-from ddppo.envs.remote.source import Source, patience
 from ddppo.envs.vec_env import EnvStep, Options, Unsaved
 from ddppo.errors import EnvError
+from ddppo.serve.client.connection import EnvServerFault
+from ddppo.serve.client.env_pool import SyncEnvPool
+from ddppo.serve.client.sessions import Answer
+from ddppo.serve.client.source import Source, patience
 from ddppo.spaces import EnvSpec, each, leaves
 
 

@@ -11,11 +11,11 @@ from ddppo.config import EnvConfig
 from ddppo.domains.text.turns.contract import Turn
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.remote.connection import EnvServerLost, RemoteError
-from ddppo.envs.remote.env_pool import AsyncEnvPool, LoopThread
-from ddppo.envs.remote.sessions import Answer
-from ddppo.envs.remote.source import Source, patience
 from ddppo.errors import EnvError
+from ddppo.serve.client.connection import EnvServerLost, RemoteError
+from ddppo.serve.client.env_pool import AsyncEnvPool, LoopThread
+from ddppo.serve.client.sessions import Answer
+from ddppo.serve.client.source import Source, patience
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 

@@ -16,16 +16,15 @@ pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[ser
 if sys.platform != "linux":
     pytest.skip("prctl and /proc are Linux's", allow_module_level=True)
 
-from served_tasks import DAEMONISE, EXIT, MARK, TELL
-from test_serve_slots import SPEC, WORLD, act, ask, runs
-
 from ddppo.config import EnvConfig
-from ddppo.envs.remote.messages import MSGPACK, decoded, encoded
 from ddppo.errors import ConfigError
+from ddppo.serve.client.messages import MSGPACK, decoded, encoded
 from ddppo.serve.slots.confinement import Confinement
 from ddppo.serve.slots.line import framed, hear
 from ddppo.serve.slots.pool import SlotPool
 from ddppo.spaces import ArraySpec
+from tests.serve.served_tasks import DAEMONISE, EXIT, MARK, TELL
+from tests.serve.test_serve_slots import SPEC, WORLD, act, ask, runs
 from tests.support import CHECKOUT, PATIENCE_S, wait_until
 
 
@@ -153,7 +152,7 @@ def test_a_killed_server_leaves_neither_process_nor_folder(tmp_path):
         "import test_serve_worlds as t; pool = t.SlotPool(t.WORLD, t.SPEC, 1); pool.wait_until_ready(t.PATIENCE_S)\n"
         "slot = pool.acquire(); print(slot.process.pid, t.daemon_of(slot), flush=True); t.signal.pause()"
     )
-    paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "tests/unit", *filter(None, sys.path))))
+    paths = os.pathsep.join(map(str, (CHECKOUT, *filter(None, sys.path))))
     environ = os.environ | {"PYTHONPATH": paths, "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=environ

@@ -12,19 +12,18 @@ import pytest
 
 pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
 
-import served_tasks  # noqa: F401 (registers)
-from served_tasks import EXIT, MARK, START_A_PROCESS
-
+import tests.serve.served_tasks  # noqa: F401 (registers)
 from ddppo.config import EnvConfig
 from ddppo.envs import probe
-from ddppo.envs.remote.messages import JSON, decoded, encoded
 from ddppo.processes.forking import ForkServer
+from ddppo.serve.client.messages import JSON, decoded, encoded
 from ddppo.serve.slots.line import framed, hear
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
+from tests.serve.served_tasks import EXIT, MARK, START_A_PROCESS
 from tests.support import PATIENCE_S, wait_until
 
-WORLD = EnvConfig(id="served_tasks:World-v0")
+WORLD = EnvConfig(id="tests.serve.served_tasks:World-v0")
 SPEC = EnvSpec(ArraySpec((3,), "float64"), ActionSpec("discrete", (9,)))
 
 
