@@ -18,7 +18,7 @@ from ddppo.errors import AfterTrainingError, ConfigError, StorageError, Training
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
 from ddppo.package import command
-from ddppo.processes.orphans import is_program
+from ddppo.processes.signals import is_program
 from ddppo.terminal import printed_to_stderr, warn
 from ddppo.tracebacks import in_one_line
 

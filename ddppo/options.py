@@ -20,7 +20,7 @@ from ddppo.config.help import setting_line
 from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.package import see_current_folder, versions
-from ddppo.processes.orphans import ends_without_waiting
+from ddppo.processes.signals import ends_without_waiting
 from ddppo.terminal import unbroken_streams
 
 T = TypeVar("T")

@@ -29,8 +29,7 @@ from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
-from ddppo.processes.orphans import ends_without_waiting
-from ddppo.processes.signals import die_with_parent, note_beginning, stop_signals_raise
+from ddppo.processes.signals import die_with_parent, ends_without_waiting, note_beginning, stop_signals_raise
 from ddppo.terminal import unbroken_streams
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.files import write_json
-from ddppo.processes.orphans import ends_without_waiting
+from ddppo.processes.signals import ends_without_waiting
 
 
 @ends_without_waiting("ddppo.api.child")

@@ -6,7 +6,7 @@ between them. Records say when this rank arrived at a collective and when it lef
 records of all ranks into waiting and communication.
 """
 
-from ddppo.collectives.contract import Group, Record, Wait
+from ddppo.collectives.group import Group, Record, Wait
 from ddppo.collectives.peers import have_met, in_words, last_words, leave_word, note_met
 
 __all__ = ["Group", "Record", "Wait", "have_met", "in_words", "last_words", "leave_word", "note_met"]

@@ -19,9 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives.board import Board, MemoryBoard, StoreBoard, board_bytes
-from ddppo.collectives.contract import Group
-from ddppo.collectives.hierarchy import Hierarchy
+from ddppo.collectives.group import Board, Group, MemoryBoard, StoreBoard, board_bytes
 from ddppo.collectives.peers import Peers, Watch, in_words, shared_by_all
 from ddppo.collectives.shared_memory import (
     Process,
@@ -31,11 +29,10 @@ from ddppo.collectives.shared_memory import (
     open_segment,
     this_process,
 )
-from ddppo.collectives.torch_distributed import ProcessGroup
+from ddppo.collectives.torch_distributed import Hierarchy, ProcessGroup
 from ddppo.errors import TrainingError
 from ddppo.native import NotCompiled
-from ddppo.processes.cores import allowed_cores, at_most, cpu_quota
-from ddppo.processes.memory import unnamed_file
+from ddppo.processes.machine import allowed_cores, at_most, cpu_quota, unnamed_file
 from ddppo.processes.signals import interrupts_kill
 
 _SLICE_S = 0.5  # of a wait inside torch, where no handler of Python's for a signal runs

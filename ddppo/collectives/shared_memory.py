@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
-from ddppo.collectives.contract import Record, SumCall
+from ddppo.collectives.group import Record, SumCall
 from ddppo.collectives.peers import Peers, Watch
 from ddppo.errors import CollectiveError
 from ddppo.native.compiling import SHARED_MEMORY
-from ddppo.processes.memory import unnamed_file
+from ddppo.processes.machine import unnamed_file
 
 # What a rank gives at once; longer tensors take several turns. The segment is 2 (W + 1) of it: 4.7 MB at W = 8.
 _SLOT_BYTES = 256 * 1024

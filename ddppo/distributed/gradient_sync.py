@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddppo.collectives import Group, Record
-from ddppo.collectives.in_order import OrderedSum
+from ddppo.collectives.group import OrderedSum
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import CollectiveError
 from ddppo.models import ActorCritic, At

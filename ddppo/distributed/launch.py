@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddppo.collectives import Group, leave_word, note_met
 from ddppo.collectives.meeting import Wanted, meet
-from ddppo.collectives.own_pace import OwnPace
+from ddppo.collectives.peers import OwnPace
 from ddppo.config import Config, layout
 from ddppo.distributed.network import (
     check_host_name,
@@ -25,9 +25,8 @@ from ddppo.distributed.network import (
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.native import NotCompiled
 from ddppo.native.compiling import SHARED_MEMORY
-from ddppo.processes.cores import available_cores
-from ddppo.processes.orphans import end_processes_left
-from ddppo.processes.signals import die_with_parent
+from ddppo.processes.machine import available_cores
+from ddppo.processes.signals import die_with_parent, end_processes_left
 from ddppo.terminal import warn
 from ddppo.topologies import find
 from ddppo.tracebacks import is_of_torch_distributed

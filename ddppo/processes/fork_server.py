@@ -28,9 +28,28 @@ from typing import Any, NoReturn
 from setproctitle import setproctitle
 
 from ddppo.processes import limits
-from ddppo.processes.lines import exactly
-from ddppo.processes.orphans import end_children, end_processes_left, take_in_orphans, threads_left
-from ddppo.processes.signals import die_with_parent, live_on
+from ddppo.processes.signals import (
+    die_with_parent,
+    end_children,
+    end_processes_left,
+    live_on,
+    take_in_orphans,
+    threads_left,
+)
+
+# -- Lines between processes.
+
+
+def exactly(line: socket.socket, size: int) -> bytes:
+    """Return the next `size` bytes. Raises EOFError where the other side has ended."""
+    content = bytearray()
+    while len(content) < size:
+        part = line.recv(size - len(content))
+        if not part:
+            raise EOFError
+        content += part
+    return bytes(content)
+
 
 STDIO = (0, 1, 2)
 _SIZE = struct.Struct("!I")

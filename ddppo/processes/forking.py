@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddppo.processes.fork_server import FORKS, STDIO, flush, is_open, receive, send, serve
-from ddppo.processes.orphans import runs
-from ddppo.processes.signals import die_with_parent
+from ddppo.processes.signals import die_with_parent, runs
 
 _END_S = 5.0
 _LAST_WORDS_S = 1.0  # for a server that has closed its connection to end

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ddppo.processes.cores import allowed_cores, control_groups, text_of
+from ddppo.processes.machine import allowed_cores, control_groups, text_of
 
 _OPEN_FILES = (65_536, 10_240)  # the latter is the most that macOS takes
 _LEAST_ADDRESSES = 1 << 30  # bytes; with 0.9 GB libraries of torch abort or hang, each time another one

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from ddppo.config import EnvConfig
 from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
-from ddppo.processes.lines import exactly
+from ddppo.processes.fork_server import exactly
 from ddppo.processes.signals import live_on
 from ddppo.serve.client.messages import spec_of
 from ddppo.serve.client.own_server import FAILED, READY

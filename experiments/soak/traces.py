@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ddppo.processes.memory import descendants
+from ddppo.processes.machine import descendants
 
 _SHM = Path("/dev/shm")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives.contract import Group
+from ddppo.collectives.group import Group
 from ddppo.collectives.meeting import Wanted, meet
 from ddppo.distributed.network import loopback_interface
 from ddppo.native.compiling import SHARED_MEMORY

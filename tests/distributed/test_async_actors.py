@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddppo import native
-from ddppo.collectives.own_pace import OwnPace
+from ddppo.collectives.peers import OwnPace
 from ddppo.door.arguments import composed
 from ddppo.ppo.native.acting import NativeActor
 from ddppo.run.worker import Worker

@@ -10,8 +10,8 @@ import textwrap
 import pytest
 
 from ddppo.native.compiling import CPP
-from ddppo.processes.memory import descendants
-from ddppo.processes.orphans import runs
+from ddppo.processes.machine import descendants
+from ddppo.processes.signals import runs
 from tests.support import CHECKOUT, TINY, Program, lines, run, started, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it takes from Linux what macOS lacks")
@@ -135,7 +135,7 @@ def test_a_process_ends_soon_after_its_parent_was_killed():
 def test_memory_has_no_name_that_lasts_and_a_size_that_is_set_once():
     code = """
         import mmap, os
-        from ddppo.processes.memory import unnamed_file
+        from ddppo.processes.machine import unnamed_file
         assert not hasattr(os, "memfd_create")
         file = unnamed_file(10_000)
         memories = [mmap.mmap(file, 10_000), mmap.mmap(file, 10_000)]

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddppo.processes.orphans import take_in_orphans
+from ddppo.processes.signals import take_in_orphans
 from tests.fault.disturbed import DISK_MB, DisturbedRun
 from tests.support import wait_until
 

@@ -11,7 +11,7 @@ from ddppo import bench
 from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import parted
-from ddppo.processes.memory import descendants, memory_of
+from ddppo.processes.machine import descendants, memory_of
 from ddppo.study.bench.code import Code, other_code, this_code
 from ddppo.study.bench.command import BenchConfig
 from ddppo.study.bench.command import bench as run_bench

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from ddppo.collectives import last_words
-from ddppo.collectives.own_pace import OwnPace
+from ddppo.collectives.peers import OwnPace
 from ddppo.config.settings import DistConfig
 from ddppo.distributed.programs.async_actors.connected import Actors
 from ddppo.distributed.programs.async_actors.learner import largest_lag, updates_ahead

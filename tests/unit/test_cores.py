@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from ddppo.processes.cores import at_most, available_cores, cpu_quota
+from ddppo.processes.machine import at_most, available_cores, cpu_quota
 
 
 def machine(folder, groups, **files):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.collectives.in_order import OrderedSum, sum_in_pairs
+from ddppo.collectives.group import OrderedSum, sum_in_pairs
 from ddppo.config import Config, DistConfig
 from ddppo.distributed.launch import threads_per_rank
 from ddppo.ppo.learning.minibatches import by_shard, local_minibatches

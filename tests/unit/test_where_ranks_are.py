@@ -1,7 +1,7 @@
 """What ranks say of their machines, put together."""
 
 from ddppo.collectives import Group
-from ddppo.processes.cores import available_cores
+from ddppo.processes.machine import available_cores
 from ddppo.run.measuring.machines import gather_machines, merged
 from ddppo.run.records.summary import machine
 

@@ -20,8 +20,8 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.same_step import Answers, answer_layout
 from ddppo.envs.vec_env import EnvSpec
-from ddppo.processes.lines import exactly
-from ddppo.processes.memory import unnamed_file
+from ddppo.processes.fork_server import exactly
+from ddppo.processes.machine import unnamed_file
 
 RESET, STEP = b"r", b"s"  # the end of the line asks to leave
 CALL = b"c"  # a method's name and arguments follow

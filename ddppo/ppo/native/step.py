@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group, Record
-from ddppo.collectives.in_order import OrderedSum
+from ddppo.collectives.group import OrderedSum
 from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
 from ddppo.ppo.learning.minibatches import Minibatch

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ddppo.collectives import Group
-from ddppo.collectives.in_order import OrderedSum
+from ddppo.collectives.group import OrderedSum
 from ddppo.config import Config
 from ddppo.errors import TrainingError
 from ddppo.models import MLP, ActorCritic, flat_obs, random_obs

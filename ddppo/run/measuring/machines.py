@@ -8,8 +8,8 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.collectives.meeting import machine_number
-from ddppo.collectives.own_pace import OwnPace
-from ddppo.processes.cores import allowed_cores, at_most, cpu_quota
+from ddppo.collectives.peers import OwnPace
+from ddppo.processes.machine import allowed_cores, at_most, cpu_quota
 from ddppo.run.records.summary import machine
 
 _LONGEST = 1 << 12  # bytes of what a rank says, which may have thousands of cores

@@ -20,7 +20,7 @@ import numpy as np
 
 import ddppo
 from ddppo.config import Config
-from ddppo.processes.cores import available_cores
+from ddppo.processes.machine import available_cores
 from ddppo.run.records.metrics import TIME_NAMES, WAIT_NAMES, IterationReport
 from ddppo.scaling import BatchShape
 from ddppo.statistics import iqm, spread

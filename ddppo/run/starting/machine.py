@@ -8,7 +8,7 @@ from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.errors import ConfigError
 from ddppo.native.compiling import SHARED_MEMORY
-from ddppo.processes.cores import available_cores
+from ddppo.processes.machine import available_cores
 
 
 def local_world_size(config: Config) -> int:

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ddppo.processes.orphans import take_in_orphans
-from ddppo.processes.signals import die_with_parent
+from ddppo.processes.signals import die_with_parent, take_in_orphans
 
 # What a program needs to run at all. HOME and TMPDIR are the world's own folder.
 _VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_*", "TZ", "*_NUM_THREADS")

@@ -3,7 +3,7 @@
 import socket
 import struct
 
-from ddppo.processes.lines import exactly
+from ddppo.processes.fork_server import exactly
 
 HEAD = struct.Struct("!cI")
 TASK = b"t"  # to a new process: what it is to make

@@ -13,8 +13,8 @@ from ddppo.config import Config, setting
 from ddppo.config.integers import written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import whole_numbers
-from ddppo.processes.cores import available_cores
 from ddppo.processes.forking import ForkServerLost
+from ddppo.processes.machine import available_cores
 from ddppo.study.advise import text
 from ddppo.study.advise.candidates import (
     Candidate,

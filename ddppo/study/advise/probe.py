@@ -18,10 +18,9 @@ from typing import Any
 
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.files import stored
-from ddppo.processes.cores import allowed_cores
 from ddppo.processes.forking import ForkedProcess, ForkServer
-from ddppo.processes.memory import descendants
-from ddppo.processes.orphans import runs
+from ddppo.processes.machine import allowed_cores, descendants
+from ddppo.processes.signals import runs
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.advise.candidates import Candidate
 

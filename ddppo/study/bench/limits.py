@@ -24,7 +24,7 @@ from ddppo import config as configuration
 from ddppo.config import Config
 from ddppo.distributed.launch import join
 from ddppo.envs import make_vec_env
-from ddppo.processes.cores import available_cores
+from ddppo.processes.machine import available_cores
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.processes.memory import memory_of
+from ddppo.processes.machine import memory_of
 from ddppo.processes.signals import die_with_parent
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.bench.code import Code

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ddppo.collectives import Group, leave_word
-from ddppo.collectives.own_pace import OwnPace
+from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.programs.async_actors.line import Wire, connect
 from ddppo.distributed.programs.async_actors.messages import (
     ANSWER,

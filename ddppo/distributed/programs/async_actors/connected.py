@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from ddppo.collectives import Record, in_words, leave_word
-from ddppo.collectives.own_pace import OwnPace
+from ddppo.collectives.peers import OwnPace
 from ddppo.config import DistConfig
 from ddppo.distributed.programs.async_actors.line import Door, Wire
 from ddppo.distributed.programs.async_actors.messages import (

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ddppo.collectives import Group
-from ddppo.collectives.own_pace import OwnPace
+from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.programs.async_actors.connected import Actor, Actors
 from ddppo.distributed.programs.async_actors.messages import Answer, Parameters, Sent
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios

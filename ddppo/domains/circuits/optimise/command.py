@@ -27,7 +27,7 @@ from ddppo.domains.circuits.task.starts import rules_digest
 from ddppo.errors import ConfigError, StorageError, TrainingError
 from ddppo.files import write_json
 from ddppo.options import parse
-from ddppo.processes.cores import available_cores
+from ddppo.processes.machine import available_cores
 from ddppo.processes.signals import StopRequest
 
 _USAGE = """ddppo-circuit optimise <circuit> out=<file> [minutes=10] [run=<run folder>] [key=value ...]

@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from ddppo.processes.memory import memory_of
+from ddppo.processes.machine import memory_of
 from ddppo.run.records.display.words import duration, number
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS, OF_TASK, IterationReport
 
