@@ -15,17 +15,17 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.atari.batch import make_atari
-from ddppo.envs.batched import make_batched, why_not_batched
-from ddppo.envs.envpool import make_envpool
+from ddppo.envs.backends.atari import make_atari
+from ddppo.envs.backends.classic_cpp import make_batched, why_not_batched
+from ddppo.envs.backends.envpool import make_envpool
+from ddppo.envs.backends.gym_vector import make_native
+from ddppo.envs.backends.pool import make_pool
+from ddppo.envs.backends.pool_process import choose_num_workers, measure, pool_pays
+from ddppo.envs.backends.sync import make_sync
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.guard import STEPPED, guarded
-from ddppo.envs.native import make_native
-from ddppo.envs.pool.pool import make_pool
 from ddppo.envs.probing import probe
 from ddppo.envs.publishing import PublishingEnvs
-from ddppo.envs.same_step import make_sync
-from ddppo.envs.step_cost import choose_num_workers, measure, pool_pays
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
 from ddppo.errors import EnvError
 from ddppo.spaces import each

@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 
 from ddppo.config import EnvConfig
-from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
+from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.processes.fork_server import exactly
 from ddppo.processes.signals import live_on
 from ddppo.serve.client.messages import spec_of

@@ -100,7 +100,7 @@ def test_options_go_to_a_task_without_a_context_too(batch):
 
 
 def test_environments_whose_process_was_lost_begin_again_with_their_options(batch, monkeypatch):
-    monkeypatch.setattr("ddppo.envs.pool.past.Past.again", lambda past, rows: None)
+    monkeypatch.setattr("ddppo.envs.backends.pool_memory.Past.again", lambda past, rows: None)
     envs = batch(backend="pool", context=2, num_workers=1, max_restarts=1)
     envs.reset([0, 1, 2], OPTIONS)
     os.kill(envs._stepper.workers[0].process.pid, signal.SIGKILL)

@@ -9,8 +9,8 @@ import pytest
 
 from ddppo.config import Config, EnvConfig, validate
 from ddppo.envs import make_eval_env, make_vec_env, probe, settled
-from ddppo.envs.atari import batch as atari
-from ddppo.envs.atari.journal import Journal
+from ddppo.envs.backends import atari
+from ddppo.envs.backends.atari import Journal
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.policies.playing import task_of

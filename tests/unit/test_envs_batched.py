@@ -9,9 +9,9 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
-from ddppo.envs.batched import batched_ids, classic, native_tasks, why_not_batched
-from ddppo.envs.batched.batch import BatchedEnvs
-from ddppo.envs.batched.native_tasks import NativeEnvs
+from ddppo.envs.backends import classic, classic_cpp
+from ddppo.envs.backends.batched import BatchedEnvs
+from ddppo.envs.backends.classic_cpp import NativeEnvs, batched_ids, why_not_batched
 from ddppo.envs.make import settled
 from ddppo.errors import ConfigError, EnvRaised, EnvStateError
 from ddppo.native import why_not
@@ -50,7 +50,7 @@ def stepped_by(request, monkeypatch):
 
 
 def without_compiler(monkeypatch):
-    monkeypatch.setattr(native_tasks, "_functions", lambda: None)
+    monkeypatch.setattr(classic_cpp, "_functions", lambda: None)
 
 
 def library_or_skip():
@@ -237,7 +237,7 @@ def test_a_state_does_not_depend_on_whether_cpp_or_numpy_stepped(monkeypatch):
 def test_where_numpys_functions_are_not_libms_numpy_steps(monkeypatch):
     library_or_skip()
     env, _ = PLAYED["pendulum"]
-    monkeypatch.setattr(native_tasks, "_agreed", {})
+    monkeypatch.setattr(classic_cpp, "_agreed", {})
     monkeypatch.setattr(classic, "sin", lambda x: np.nextafter(np.sin(x), 2.0))
     assert not isinstance(batch(env), NativeEnvs)
 

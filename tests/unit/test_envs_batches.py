@@ -7,7 +7,7 @@ from test_envs_tasks import task
 
 from ddppo.config import EnvConfig
 from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe, settled
-from ddppo.envs.step_cost import StepCost, choose_num_workers, measure, pool_pays
+from ddppo.envs.backends.pool_process import StepCost, choose_num_workers, measure, pool_pays
 from ddppo.envs.tasks.synthetic import SyntheticEnv
 from ddppo.spaces import ArraySpec, leaves
 

@@ -7,7 +7,7 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_env, make_vec_env, probe
-from ddppo.envs.envpool import EnvPoolEnvs
+from ddppo.envs.backends.envpool import EnvPoolEnvs
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ActionSpec, ArraySpec

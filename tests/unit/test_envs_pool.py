@@ -103,7 +103,7 @@ def test_of_several_exceptions_in_a_step_the_first_environments_is_told_as_if_st
 
 
 def test_an_environment_that_hangs_is_named_and_killed(pool, monkeypatch):
-    monkeypatch.setattr("ddppo.envs.pool.crew._CLOSE_S", 0.2)
+    monkeypatch.setattr("ddppo.envs.backends.pool._CLOSE_S", 0.2)
     envs = pool(faulty("hang"), range(4), timeout_s=5.0)
     envs.reset([0, 0, 1, 0])
     with pytest.raises(

@@ -11,10 +11,10 @@ from ddppo.collectives import Group
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.distributed.programs.central import CentralCollector
 from ddppo.envs import make_vec_env, probe
+from ddppo.envs.backends import pool_memory as past
+from ddppo.envs.backends.observers import Observers
+from ddppo.envs.backends.pool_memory import Past
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.pool import past
-from ddppo.envs.pool.observers import Observers
-from ddppo.envs.pool.past import Past
 from ddppo.envs.saving import packed
 from ddppo.errors import EnvWorkerLost
 from ddppo.models import build_model

@@ -10,7 +10,7 @@ from ddppo import native
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_vec_env, probe
-from ddppo.envs.batched.native_tasks import NativeEnvs
+from ddppo.envs.backends.classic_cpp import NativeEnvs
 from ddppo.errors import EnvOutputError
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.acting.collector import Collector

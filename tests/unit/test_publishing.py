@@ -10,9 +10,9 @@ import torch
 from ddppo.collectives import Group
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
+from ddppo.envs.backends.observers import Observers
+from ddppo.envs.backends.pool_memory import Past
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.pool.observers import Observers
-from ddppo.envs.pool.past import Past
 from ddppo.envs.saving import packed
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
 from ddppo.run.loop.exchange import Exchange, gather_bytes

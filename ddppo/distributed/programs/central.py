@@ -14,8 +14,8 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.distributed.programs.workers import Worker
+from ddppo.envs.backends.observers import Observers
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.pool.observers import Observers
 from ddppo.models import flat_obs
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode, Rollout

@@ -22,8 +22,7 @@ from ddppo.config import Config
 from ddppo.distributed.programs.kit import Kit
 from ddppo.distributed.programs.workers import Worker
 from ddppo.envs import make_vec_env
-from ddppo.envs.batched import why_not_batched
-from ddppo.envs.batched.native_tasks import TASKS, NativeEnvs
+from ddppo.envs.backends.classic_cpp import TASKS, NativeEnvs, why_not_batched
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.native.network import why_not_native

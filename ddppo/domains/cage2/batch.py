@@ -8,7 +8,7 @@ import numpy as np
 from ddppo.domains.cage2.env import episode_key
 from ddppo.domains.cage2.games import OBS_SIZE, Games
 from ddppo.domains.cage2.orders import ordered_step, orders_of
-from ddppo.envs.batched.dynamics import Dynamics
+from ddppo.envs.backends.batched import Dynamics
 
 
 class Cage2(Dynamics):

@@ -12,12 +12,12 @@ import gymnasium as gym
 from gymnasium.envs.registration import load_env_creator, parse_env_id
 
 from ddppo.config import EnvConfig, near
-from ddppo.envs.atari.batch import ATARI_OURS, atari_spec
-from ddppo.envs.batched import why_not_batched
+from ddppo.envs.backends.atari import ATARI_OURS, atari_spec
+from ddppo.envs.backends.classic_cpp import why_not_batched
+from ddppo.envs.backends.envpool import make_envpool_task
+from ddppo.envs.backends.gym_vector import learn_native_spec, make_native_task
 from ddppo.envs.encoding.rows import WrongOutput
-from ddppo.envs.envpool import make_envpool_task
 from ddppo.envs.guard import IMPORT, TRIED, guarding
-from ddppo.envs.native import learn_native_spec, make_native_task
 from ddppo.envs.probing.advice import check_wrappers
 from ddppo.envs.probing.shapes import Say, learn_spec, silent
 from ddppo.envs.scalar.extras import register_extra

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.batched import why_not_batched
+from ddppo.envs.backends.classic_cpp import why_not_batched
+from ddppo.envs.backends.gym_vector import make_native
 from ddppo.envs.encoding.codec import sample_action
 from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
-from ddppo.envs.native import make_native
 from ddppo.envs.probing.advice import kept_over_resets, statistics
 from ddppo.envs.probing.probe import find_packages, find_task, probe
 from ddppo.envs.saving.packing import packed, unpacked

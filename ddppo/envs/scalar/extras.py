@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.envs.envpool import PREFIX, register
+from ddppo.envs.backends.envpool import PREFIX, register
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 

@@ -6,7 +6,7 @@ import numpy as np
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.spaces import Box
 
-from ddppo.envs.batched.classic import CartPole
+from ddppo.envs.backends.classic import CartPole
 
 
 class MaskedCartPoleEnv(CartPoleEnv):

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from ddppo.envs.batched.dynamics import Dynamics
+from ddppo.envs.backends.batched import Dynamics
 
 NORTH, EAST, SOUTH, WEST = range(4)
 _CUES = {NORTH: (0.0, 1.0, 1.0), SOUTH: (1.0, 1.0, 0.0)}

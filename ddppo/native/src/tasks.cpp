@@ -1,4 +1,4 @@
-// Gymnasium's classic-control tasks with the bits of ddppo/envs/batched/classic.py, where the formulas have their
+// Gymnasium's classic-control tasks with the bits of ddppo/envs/backends/classic.py, where the formulas have their
 // sources. So each is computed in the same order and type, no multiplication is fused with an addition
 // (-ffp-contract=off), and functions are libm's, as NumPy's are.
 #include "tasks.hpp"
@@ -259,7 +259,7 @@ constexpr Row row() {
   return {reset_one<Task>, step_all<Task>};
 }
 
-// In the order of TASKS in native_tasks.py.
+// In the order of TASKS in envs/backends/classic_cpp.py.
 constexpr Row kTasks[] = {
     row<CartPole>(), row<Acrobot>(), row<Pendulum>(), row<MountainCar>(), row<ContinuousMountainCar>()};
 

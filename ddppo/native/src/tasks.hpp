@@ -10,7 +10,7 @@ struct Generator {
   uint64_t state_high, state_low, increment_high, increment_low;
 };
 
-// E environments of one task: the fields of NativeEnvs in ddppo/envs/batched/native_tasks.py, where a structure mirrors
+// E environments of one task: the fields of NativeEnvs in ddppo/envs/backends/classic_cpp.py, where a structure mirrors
 // this one.
 struct TaskBatch {
   int64_t task, num_envs, obs_size;

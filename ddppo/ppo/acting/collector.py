@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.envs.batched.native_tasks import NativeEnvs
+from ddppo.envs.backends.classic_cpp import NativeEnvs
 from ddppo.envs.faults import End, check_finite, check_masks
 from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
 from ddppo.models import ActorCritic, Obs, flat_obs

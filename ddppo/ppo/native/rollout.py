@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ddppo.envs.batched.native_tasks import NativeEnvs, TaskBatch
+from ddppo.envs.backends.classic_cpp import NativeEnvs, TaskBatch
 from ddppo.envs.faults import check_finite
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.acting.rollout import Episode, Rollout

@@ -4,7 +4,7 @@ from typing import Any
 
 from ddppo.config import Config
 from ddppo.distributed.programs.episodes import plays_whole_episodes
-from ddppo.envs.batched import why_not_batched
+from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.probing.trial import why_inexact
 from ddppo.run.checkpoints.environments import how_saved
 from ddppo.spaces import EnvSpec

@@ -11,8 +11,8 @@ import socket
 from contextlib import suppress
 
 from ddppo.config import EnvConfig
+from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.envs.guard import leave_alone
-from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
 from ddppo.serve.client.messages import JSON, MSGPACK
 from ddppo.serve.openenv import answered_once
 from ddppo.serve.slots.confinement import Confinement, confine

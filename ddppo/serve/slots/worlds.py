@@ -65,7 +65,11 @@ class Worlds:
         self.num_orphans = 0  # processes that worlds left behind, and that were ended
         self._task = {"env": asdict(env), "spec": plain_spec(spec), "confinement": asdict(confinement)}
         self._first_uid = confinement.first_uid
-        needed = ("ddppo.serve.slots.confinement", "ddppo.serve.slots.world", "ddppo.envs.pool.fork_server")
+        needed = (
+            "ddppo.serve.slots.confinement",
+            "ddppo.serve.slots.world",
+            "ddppo.envs.backends.pool_memory",
+        )
         self._modules = [*needed, *modules]
         self._keep_env = tuple(keep_env)
         self._prints = prints

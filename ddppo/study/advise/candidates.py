@@ -134,7 +134,7 @@ def _choices(asked: Question) -> list[list[str]]:
 
     What env.backend=auto takes follows from a moment of the machine, and is not always the same.
     """
-    from ddppo.envs.batched.make import batched_ids
+    from ddppo.envs.backends.classic_cpp import batched_ids
 
     axes = {key: values for key, values in asked.axes.items() if key != W}
     if not asked.names("env.backend") and not asked.through_slurm:

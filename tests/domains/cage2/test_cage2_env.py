@@ -5,7 +5,7 @@ import pytest
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
-from ddppo.envs.batched.batch import BatchedEnvs
+from ddppo.envs.backends.batched import BatchedEnvs
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError
 

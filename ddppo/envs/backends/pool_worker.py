@@ -8,11 +8,21 @@ import os
 import socket
 from contextlib import suppress
 
+from ddppo.envs.backends.pool_memory import (
+    CALL,
+    DONE,
+    FAILED,
+    RESET,
+    Memory,
+    ToMeasure,
+    framed,
+    hear,
+    leave_signals_to_the_rank,
+    receive_byte,
+)
+from ddppo.envs.backends.pool_process import measure
+from ddppo.envs.backends.sync import InTurn, make_row_envs
 from ddppo.envs.guard import leave_alone
-from ddppo.envs.pool.fork_server import leave_signals_to_the_rank
-from ddppo.envs.pool.line import CALL, DONE, FAILED, RESET, Memory, ToMeasure, framed, hear, receive_byte
-from ddppo.envs.same_step import InTurn, make_row_envs
-from ddppo.envs.step_cost import measure
 from ddppo.errors import EnvError
 
 

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numpy import cos, pi, sin
 
-from ddppo.envs.batched.dynamics import Dynamics
+from ddppo.envs.backends.batched import Dynamics
 
 
 def _squares(x: np.ndarray) -> np.ndarray:

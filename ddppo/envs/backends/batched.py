@@ -1,10 +1,7 @@
-"""A batch of environments that are stepped by NumPy, and still equal their scalar ones to the bit.
+"""What a task is to a batch that steps all its environments at once."""
 
-Environment i keeps a generator of its own, seeded as Gymnasium's reset(seed=...) seeds it and drawn from in the same
-order. So its episodes are those of env.backend=sync and do not depend on which environments are in the batch.
-"""
-
-from collections.abc import Sequence
+import abc
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,9 +9,59 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.utils.seeding import np_random
 
-from ddppo.envs.batched.dynamics import Dynamics, NoOptions
 from ddppo.envs.faults import EnvNames, explained, no_options, other_state, when_reset, when_stepped
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options
+
+
+class NoOptions(Exception):
+    """A task begins its episodes without options."""
+
+
+class Dynamics(abc.ABC):
+    """E copies of one task, made as `Dynamics(E, **env.kwargs)`.
+
+    state: `[S, E]`, all that they remember beside their last observations; `env_axis` is where E is. generators: one
+    for each, which the batch seeds. max_episode_steps: where the task by itself truncates an episode.
+    """
+
+    max_episode_steps: int | None = None
+    env_axis = 1
+
+    def __init__(self, state_size: int, num_envs: int) -> None:
+        self.state: np.ndarray = np.zeros((state_size, num_envs))
+        self.generators: list[np.random.Generator] = []
+
+    @abc.abstractmethod
+    def reset(self, i: int) -> np.ndarray:
+        """Put environment i into a state drawn from its generator; return its observation `[obs_size]`."""
+
+    def take_options(self, i: int, options: Mapping[str, Any]) -> None:
+        """Have environment i begin every episode to come with a reset's options. Raises NoOptions where none are."""
+        raise NoOptions
+
+    def publish(self) -> list[bytes]:
+        """Return what each has to tell (ddppo.envs.publishing)."""
+        return [b""] * len(self.generators)
+
+    def remembered(self) -> list[dict[str, Any]]:
+        """Return of each, in plain values, what is remembered besides `state`."""
+        return [{} for _ in self.generators]
+
+    def remember(self, states: list[dict[str, Any]]) -> None:  # noqa: B027 (most remember nothing more)
+        """Go on from what `remembered` returned, of the same environments in these or other batches."""
+
+    @abc.abstractmethod
+    def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Move all by actions of the task's space; return rewards `[E]` (float64) and terminated `[E]`.
+
+        `obs` `[E, obs_size]` holds the last observations, and gets the next.
+        """
+
+
+# -- A batch of environments that are stepped by NumPy, and still equal their scalar ones to the bit.
+#
+# Environment i keeps a generator of its own, seeded as Gymnasium's reset(seed=...) seeds it and drawn from in the same
+# order. So its episodes are those of env.backend=sync and do not depend on which environments are in the batch.
 
 
 class BatchedEnvs:
@@ -158,3 +205,25 @@ class BatchedEnvs:
     def _reset(self, i: int) -> None:
         self._obs[i] = self._dynamics.reset(i)
         self._last_steps[i] = self._num_steps + self._max_episode_steps
+
+
+# -- `ddppo/Synthetic-v0` where its steps and resets cost nothing.
+
+
+class Synthetic(Dynamics):
+    """The contextual bandit of `ddppo.envs.tasks.synthetic`; its state is what it observes."""
+
+    def __init__(self, num_envs: int, episode_steps: int = 100, obs_size: int = 8, **_: Any) -> None:
+        super().__init__(0, num_envs)
+        self.max_episode_steps = episode_steps
+        self._obs_size = obs_size
+        self._never = np.zeros(num_envs, bool)
+
+    def reset(self, i: int) -> np.ndarray:
+        return self.generators[i].standard_normal(self._obs_size, dtype=np.float32)
+
+    def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rewards = (actions == (obs[:, 0] > 0)).astype(np.float64)
+        for row, generator in zip(obs, self.generators, strict=True):
+            generator.standard_normal(dtype=np.float32, out=row)
+        return rewards, self._never

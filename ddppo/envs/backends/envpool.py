@@ -15,8 +15,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig, near
+from ddppo.envs.backends.gym_vector import NativeEnvs
 from ddppo.envs.faults import EnvNames, explained
-from ddppo.envs.native import NativeEnvs
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
 
@@ -42,8 +42,8 @@ def register(env_id: str) -> None:
         return
     gym.register(
         env_id,
-        entry_point="ddppo.envs.envpool:OneOfPool",
-        vector_entry_point="ddppo.envs.envpool:PooledTask",
+        entry_point="ddppo.envs.backends.envpool:OneOfPool",
+        vector_entry_point="ddppo.envs.backends.envpool:PooledTask",
         kwargs={"name": name},
         max_episode_steps=getattr(_config(name), "max_episode_steps", None),
         order_enforce=False,

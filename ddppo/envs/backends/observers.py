@@ -9,10 +9,10 @@ import time
 import numpy as np
 
 from ddppo.config import EnvConfig
+from ddppo.envs.backends.pool import Pool
+from ddppo.envs.backends.sync import SteppedEnvs
 from ddppo.envs.encoding.codec import decode_actions
 from ddppo.envs.faults import EnvNames
-from ddppo.envs.pool.pool import Pool
-from ddppo.envs.same_step import SteppedEnvs
 from ddppo.envs.vec_env import EnvSpec, EnvStep
 
 
