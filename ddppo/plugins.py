@@ -26,6 +26,21 @@ _OURS = ("study", "cluster", "serve")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A way to step environments outside the rank, chosen by env.backend. Functions are named by their import paths."""
+
+    make: str  # make(env, spec, names, timeout_s, max_restarts=0): the VecEnv of a rank
+    check: str | None = None  # check(config): the rules of its settings, before any process starts
+    spec: str | None = (
+        None  # spec(env): what is stepped where the task is not on this machine; None where it is
+    )
+    check_run: str | None = (
+        None  # check_run(env, spec, num_envs, num_more): num_more for evaluation meanwhile
+    )
+    unsaved: str = ""  # why its environments cannot be saved, behind their id; "" where they can
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plugin:
     """What one package adds. All that takes time to import is named by its import path, `module:attribute`."""
 
@@ -40,7 +55,7 @@ class Plugin:
     dynamics: Mapping[str, str] = field(
         default_factory=dict
     )  # entry point of a task: its batch, env.backend=batched
-    backends: Mapping[str, str] = field(default_factory=dict)  # env.backend: a function that makes a VecEnv
+    backends: Mapping[str, Backend] = field(default_factory=dict)  # env.backend: how environments are stepped
 
     @property
     def conf(self) -> Path | None:

@@ -1,7 +1,7 @@
 """Environments: the contract (vec_env), batches that keep it, tasks of our own. Knows numpy, not torch."""
 
 from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0, ddppo/Circuit-v0 and others)
-from ddppo.envs.make import BACKENDS, check_slots, make_eval_env, make_vec_env, settled
+from ddppo.envs.make import BACKENDS, make_eval_env, make_vec_env, settled
 from ddppo.envs.probing import make_env, probe
 from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, ObsArrays, VecEnv
 
@@ -13,7 +13,6 @@ __all__ = [
     "EnvStep",
     "ObsArrays",
     "VecEnv",
-    "check_slots",
     "make_env",
     "make_eval_env",
     "make_vec_env",

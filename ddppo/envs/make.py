@@ -28,26 +28,17 @@ from ddppo.envs.probing import probe
 from ddppo.envs.publishing import PublishingEnvs
 from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
 from ddppo.errors import EnvError
+from ddppo.plugins import added, imported
 from ddppo.spaces import each
 
 _EVAL_S = 600.0  # for an answer of what is served elsewhere
 
 
-def make_served(
-    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, max_restarts: int = 0
-) -> VecEnv:
-    """Step environments that are served, each in a process of its own. Raises EnvError."""
-    from ddppo.serve.client.vec_env import make_remote  # needs the extra serve
-
-    return make_remote(env, spec, names, timeout_s, max_restarts=max_restarts)
-
-
-BACKENDS: dict[str, Callable[..., VecEnv]] = {
+BACKENDS: dict[str, Callable[..., VecEnv]] = {  # and those of plugins
     "batched": make_batched,
     "sync": make_sync,
     "pool": make_pool,
     "native": make_native,
-    "remote": make_served,
 }
 
 
@@ -62,9 +53,14 @@ def make_vec_env(
     """
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
-    make = make_atari if env.is_ale else make_envpool if env.is_envpool else BACKENDS[env.backend]
+    elsewhere = added("backends").get(env.backend)
+    make: Callable[..., VecEnv]
+    if env.is_ale or env.is_envpool:
+        make = make_atari if env.is_ale else make_envpool
+    else:
+        make = BACKENDS[env.backend] if elsewhere is None else imported(elsewhere.make)
     more: dict[str, Any] = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
-    if env.backend in ("pool", "remote"):
+    if env.backend == "pool" or elsewhere is not None:
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
     seconds = env.slow_ranks.get(rank, 0.0)
@@ -80,9 +76,8 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
         names = EnvNames(range(num_envs), None)
         return CheckedEnvs(make_atari(env, probe(env), names, 0.0, whole_games=True))
     if env.urls:
-        from ddppo.serve.client.vec_env import make_remote
-
-        return CheckedEnvs(make_remote(env, probe(env), EnvNames(range(num_envs), None), _EVAL_S))
+        make: Callable[..., VecEnv] = imported(added("backends")[env.backend].make)
+        return CheckedEnvs(make(env, probe(env), EnvNames(range(num_envs), None), _EVAL_S))
     kwargs = dict(env.kwargs)
     if env.is_envpool:
         kwargs.pop("episodic_life", None)
@@ -119,13 +114,6 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
             if pool_pays(cost, num_envs, num_workers):
                 return dataclasses.replace(env, backend="pool", num_workers=num_workers)
     return dataclasses.replace(env, backend="sync")
-
-
-def check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
-    """Raise ConfigError where the servers at env.urls have no slot for each of num_envs, and num_more besides."""
-    from ddppo.serve.client.served import check_slots
-
-    check_slots(env, num_envs, num_more)
 
 
 class SlowEnvs:

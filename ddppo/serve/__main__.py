@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from ddppo.config import setting
 from ddppo.door.arguments import composed
-from ddppo.envs.probing import can_serve
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
 from ddppo.package import install_command
+from ddppo.serve.client.served import can_serve, token_in
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots.confinement import Confinement
 
@@ -60,7 +60,7 @@ def main() -> None:
     options = parse(ServeOptions, arguments, usage=_USAGE)
     if not can_serve():
         raise ConfigError(f"ddppo.serve needs packages that are not installed: {install_command('serve')}")
-    from ddppo.serve.client.served import token_in
+
     from ddppo.serve.server import ServeSettings, serve
 
     if not overrides:

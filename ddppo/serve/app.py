@@ -20,8 +20,8 @@ from fastapi import FastAPI, Request, Response, WebSocket
 from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
-from ddppo.serve.client.messages import FIELDS, PROTOCOL, plain_spec
 from ddppo.serve.limits import Limits
+from ddppo.serve.protocol import FIELDS, PROTOCOL, plain_spec
 from ddppo.serve.session import AS_ASKED, GONE, RESTART, Session
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.serve.slots.worlds import Slot

@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from ddppo.serve.client.messages import JSON, BadMessage, decoded, encoded
+from ddppo.serve.protocol import JSON, BadMessage, decoded, encoded
 from ddppo.serve.slots.line import BAD, FAILED_STEP, STEP_ONCE
 
 _TYPES = ("reset", "step", "state", "close")

@@ -1,4 +1,4 @@
-"""The server of one rank's environments (ddppo.serve.client.own_server), told what to serve over its standard input.
+"""The server of one rank's environments (ddppo.serve.client.backend), told what to serve over its standard input.
 
 It listens where the rank does, and ends with it.
 """
@@ -14,9 +14,9 @@ from ddppo.config import EnvConfig
 from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.processes.fork_server import exactly
 from ddppo.processes.signals import live_on
-from ddppo.serve.client.messages import spec_of
-from ddppo.serve.client.own_server import FAILED, READY
+from ddppo.serve.client.backend import FAILED, READY
 from ddppo.serve.limits import Limits
+from ddppo.serve.protocol import spec_of
 from ddppo.serve.server import ServeSettings, listening
 
 _CLOSE_S = 7.0

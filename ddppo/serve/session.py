@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ddppo.serve.client.messages import JSON, MSGPACK
 from ddppo.serve.limits import Allowance, Limits
+from ddppo.serve.protocol import JSON, MSGPACK
 from ddppo.serve.slots.line import LEFT
 from ddppo.serve.slots.wire import Wire
 from ddppo.serve.slots.worlds import Slot

@@ -19,7 +19,7 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
 
 from ddppo.options import parse, parted  # noqa: E402
 from ddppo.serve.__main__ import ServeOptions  # noqa: E402
-from ddppo.serve.client.env_pool import SyncEnvPool  # noqa: E402
+from ddppo.serve.client.sessions import SyncEnvPool  # noqa: E402
 from tests.support import CHECKOUT, door  # noqa: E402
 
 PAGE = (CHECKOUT / "docs/sandboxes.md").read_text()

@@ -24,9 +24,9 @@ from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
 from ddppo.config import Config, EnvConfig  # noqa: E402
-from ddppo.config.rules.env.served import check_served  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env, probe  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
+from ddppo.serve.client.backend import make_remote  # noqa: E402
 from ddppo.serve.client.connection import (  # noqa: E402
     Connection,
     EnvServerLate,
@@ -34,10 +34,10 @@ from ddppo.serve.client.connection import (  # noqa: E402
     EnvServerRefused,
     RemoteError,
 )
-from ddppo.serve.client.env_pool import AsyncEnvPool, SyncEnvPool  # noqa: E402
-from ddppo.serve.client.messages import MSGPACK, encoded  # noqa: E402
-from ddppo.serve.client.vec_env import make_remote  # noqa: E402
+from ddppo.serve.client.served import check_served  # noqa: E402
+from ddppo.serve.client.sessions import AsyncEnvPool, SyncEnvPool  # noqa: E402
 from ddppo.serve.limits import Allowance, Limits  # noqa: E402
+from ddppo.serve.protocol import MSGPACK, encoded  # noqa: E402
 from ddppo.serve.server import ServeSettings, served  # noqa: E402
 from tests.serve.served_tasks import EXIT, HANG, MARK, RAISE  # noqa: E402
 from tests.serve.test_serve_slots import SPEC, WORLD, runs  # noqa: E402
@@ -417,7 +417,7 @@ def test_a_client_of_a_server_that_stands_still_closes_all_the_same():
 
 def test_a_killed_client_gives_its_slots_back_and_a_killed_server_leaves_no_process():
     client = (
-        "import sys; from ddppo.serve.client.env_pool import SyncEnvPool\n"
+        "import sys; from ddppo.serve.client.sessions import SyncEnvPool\n"
         "pool = SyncEnvPool([sys.argv[1]], 2); [print(int(a.obs[2]), flush=True) for a in pool.reset([1, 2])]\n"
         "while True: pool.reset([1, 2])"
     )

@@ -12,7 +12,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[ser
 
 from ddppo.config import EnvConfig
 from ddppo.envs import probe
-from ddppo.serve.client.messages import plain_spec
+from ddppo.serve.protocol import plain_spec
 from tests.support import CHECKOUT, PATIENCE_S
 
 

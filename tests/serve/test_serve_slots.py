@@ -16,7 +16,7 @@ import tests.serve.served_tasks  # noqa: F401 (registers)
 from ddppo.config import EnvConfig
 from ddppo.envs import probe
 from ddppo.processes.forking import ForkServer
-from ddppo.serve.client.messages import JSON, decoded, encoded
+from ddppo.serve.protocol import JSON, decoded, encoded
 from ddppo.serve.slots.line import framed, hear
 from ddppo.serve.slots.pool import PoolExhausted, SlotNotReady, SlotPool
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

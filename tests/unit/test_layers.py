@@ -147,7 +147,6 @@ def test_a_module_imports_only_from_below(module):
             (own == "study" and imported in TABLES_OF_RUN)
             or (own in ("study.bench", "study.advise") and imported in OF_THE_TRAIN_DOOR)
             or (other == "domains" and (own, domain(imported)) in STILL)
-            or (own, other) == ("envs", "serve")
         )
         assert allowed, f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
 

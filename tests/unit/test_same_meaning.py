@@ -431,7 +431,7 @@ def test_a_space_that_is_well_used_is_not_spoken_of(kwargs):
 
 def test_what_a_server_tells_of_its_task_is_compared_too_and_taken_for_nothing_where_it_is_odd():
     pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
-    from ddppo.serve.client.messages import plain_spec, spec_of
+    from ddppo.serve.protocol import plain_spec, spec_of
 
     spec = probe(EnvConfig(id="tests.unit.policy_tasks:policies/ChosenEnv-v0"))
     told = json.loads(json.dumps(plain_spec(spec), allow_nan=False))

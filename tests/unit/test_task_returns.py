@@ -777,7 +777,7 @@ def test_a_batch_of_its_own_hands_masks_over_by_a_method_or_in_its_observations(
 )
 def test_a_served_task_answers_with_the_same_sentence(field, value, said):
     pytest.importorskip("msgpack", reason="needs the extra serve")
-    from ddppo.serve.client.messages import JSON, plain_spec
+    from ddppo.serve.protocol import JSON, plain_spec
     from ddppo.serve.slots.world import World
 
     env = returning(field, value, at=1)

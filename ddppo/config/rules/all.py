@@ -9,8 +9,7 @@ from ddppo.config.rules.dist.ordered import check_ordered
 from ddppo.config.rules.dist.preempting import check_preempting
 from ddppo.config.rules.dist.restarts import check_lost
 from ddppo.config.rules.dist.topologies import check_observers, check_own_pace, check_topology
-from ddppo.config.rules.env.served import check_served
-from ddppo.config.rules.env.stepping import check_context, check_slow_ranks, check_workers
+from ddppo.config.rules.env.stepping import check_backend, check_context, check_slow_ranks, check_workers
 from ddppo.config.rules.model.heads import check_heads
 from ddppo.config.rules.model.kinds import check_model
 from ddppo.config.rules.model.remembering import check_memory
@@ -44,7 +43,7 @@ def validate(config: Config) -> BatchShape:
     _check_world_size(config)
     check_topology(config)
     check_own_pace(config)
-    check_served(config)
+    check_backend(config)
     check_tracking(config)
     check_preempting(config)
     check_ordered(config)

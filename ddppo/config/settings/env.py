@@ -22,7 +22,6 @@ class EnvConfig:
         " an address, see env.urls), auto (batched where it can be; native for ALE/... and envpool/...; "
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",
-        choices=("auto", "batched", "sync", "pool", "native", "remote"),
     )
     urls: list[str] = setting(
         meaning="backend=remote: addresses of servers (python -m ddppo.serve), e.g. [ws://127.0.0.1:8000]; "

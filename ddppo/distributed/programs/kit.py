@@ -184,7 +184,7 @@ class Kit(Replica):
     def guarded(self) -> AbstractContextManager[None]:
         """Return a block for code of the task, which it may change this process in: where it is stepped here."""
         env = self.config.env
-        is_elsewhere = env.backend in ("batched", "pool", "remote") or not self.role.steps
+        is_elsewhere = env.backend not in ("auto", "sync", "native") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
     def act(self, collector: Collector | TextCollector, env_indices: range, iteration: int) -> Collected:

@@ -1,5 +1,5 @@
 """What a task is, learned before any process starts: whether it is there, its shapes, and why it cannot be made."""
 
-from ddppo.envs.probing.probe import can_serve, make_env, probe
+from ddppo.envs.probing.probe import make_env, probe
 
-__all__ = ["can_serve", "make_env", "probe"]
+__all__ = ["make_env", "probe"]

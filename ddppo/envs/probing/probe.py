@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import re
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from ddppo.envs.scalar.row_env import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, EnvError
 from ddppo.package import install_command
+from ddppo.plugins import added, imported
 from ddppo.tracebacks import in_one_line
 
 T = TypeVar("T")
@@ -50,15 +50,11 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     at: told what is done next, which a task may never do. remark: told what is odd and harmless, a sentence each.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
-    With env.backend=native it is the batched implementation that is asked, for it may preprocess; with env.urls it is
-    the servers.
+    With env.backend=native it is the batched implementation that is asked, for it may preprocess; with the backend of a
+    plugin that, if it knows, as servers at env.urls do.
     """
-    if env.backend == "remote":
-        find_packages(env)
-        if env.urls:
-            from ddppo.serve.client.served import served_spec
-
-            return served_spec(env)
+    if (told := spec_elsewhere(env)) is not None:
+        return told
     find_task(env)
     if env.is_ale:
         return _explained(env, lambda: atari_spec(env))
@@ -81,9 +77,24 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
             f"env.backend={env.backend}: {env.id} observes and does text, which goes through no array: use env.backend="
             f"{' or '.join(_OF_TEXT)}"
         )
-    if spec.is_text and spec.one_a_process and env.num_envs > 1:
-        find_packages(env)
+    if spec.is_text and spec.one_a_process and env.num_envs > 1:  # which env.backend=auto has served
+        spec_elsewhere(dataclasses.replace(env, backend="remote"))
     return spec
+
+
+def spec_elsewhere(env: EnvConfig) -> EnvSpec | None:
+    """Return what the backend of a plugin says that it steps; None where the task is found and made here.
+
+    Raises ConfigError where it can step nothing.
+    """
+    backend = added("backends").get(env.backend)
+    return None if backend is None or backend.spec is None else imported(backend.spec)(env)
+
+
+def why_unsaved(env: EnvConfig) -> str | None:
+    """Return why environments of a plugin's backend cannot be saved; None of others, and where they can."""
+    backend = added("backends").get(env.backend)
+    return f"{env.id} {backend.unsaved}" if backend is not None and backend.unsaved else None
 
 
 def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
@@ -96,21 +107,6 @@ def make_env(env: EnvConfig, render_mode: str | None = None) -> ArrayEnv:
 
 
 # -- whether the task is there ----------------------------------------------------------------------------------------
-
-
-def can_serve() -> bool:
-    """Whether the packages are there that servers of environments and their clients need."""
-    needed = ("fastapi", "uvicorn", "websockets", "msgpack")
-    return all(importlib.util.find_spec(name) is not None for name in needed)
-
-
-def find_packages(env: EnvConfig) -> None:
-    """Raise ConfigError where environments cannot be served."""
-    if not can_serve():
-        raise ConfigError(
-            f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
-            f"{install_command('serve')}"
-        )
 
 
 @guarding(IMPORT)

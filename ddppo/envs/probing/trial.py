@@ -32,7 +32,7 @@ from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.advice import kept_over_resets, statistics
-from ddppo.envs.probing.probe import find_packages, find_task, probe
+from ddppo.envs.probing.probe import find_task, probe, spec_elsewhere, why_unsaved
 from ddppo.envs.saving.packing import packed, unpacked
 from ddppo.envs.scalar.row_env import RowEnv, make_row_env, played
 from ddppo.envs.vec_env import EnvSpec
@@ -92,10 +92,8 @@ def why_inexact(env: EnvConfig) -> str | None:
 
 
 def _tried(env: EnvConfig) -> Tried:
-    if env.urls:
-        return Tried(probe(env), why_inexact=_served(env))
-    if env.backend == "remote":
-        find_packages(env)
+    if (spec := spec_elsewhere(env)) is not None:
+        return Tried(spec, why_inexact=why_unsaved(env))
     find_task(env)
     if env.is_ale:
         return Tried(probe(env))
@@ -108,10 +106,6 @@ def _tried(env: EnvConfig) -> Tried:
     except _Flawed as e:  # it may have met what passes: a port that was taken, a server that was away
         warn(f"{e}: it is tried once more")
     return _in_a_process(env)
-
-
-def _served(env: EnvConfig) -> str:
-    return f"{env.id} is stepped by servers (env.backend=remote), and a session hands over no state"
 
 
 # -- the process that asks ------------------------------------------------------------------------------------------
@@ -274,8 +268,8 @@ def _trial(env: EnvConfig, tell: Tell) -> str | None:
     if spec.is_text:
         _speak(env, spec, tell)
         return None  # an episode of text begins anew
-    if env.backend == "remote":
-        return _served(env)
+    if (why := why_unsaved(env)) is not None:
+        return why
     if env.backend == "native":
         single = probe(dataclasses.replace(env, backend="sync"))  # which evaluation steps
         if apart := differences(spec.spaces, single.spaces):

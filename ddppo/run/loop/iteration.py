@@ -36,11 +36,8 @@ class Iterations:
         self._saving = saving
         self._exchange = exchange
         self._reporter = reporter
-        self._steps_tasks = parts.derived["env_backend"] not in (
-            "batched",
-            "pool",
-            "remote",
-        )  # in this process
+        # In this process, in code of the task's.
+        self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "native")
         self._own_metrics = OwnMetrics(parts.config.log.metrics, parts.group)
 
     def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], Agreed]:

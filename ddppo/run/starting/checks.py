@@ -6,12 +6,11 @@ from ddppo.config.rules.dist.preempting import warning_of
 from ddppo.curriculum import curriculum_for
 from ddppo.distributed.launch import resolve_device
 from ddppo.distributed.programs.episodes import check as check_episodes
-from ddppo.envs import check_slots
 from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from ddppo.models import check_model
-from ddppo.plugins import imported
+from ddppo.plugins import added, imported
 from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.measuring.own_metrics import functions_of
 from ddppo.run.parts import players_of, program_of
@@ -34,7 +33,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     task = tried(config.env)
     spec = task.spec
     curriculum_for(config.curriculum, config.env.id, spec)
-    _check_served(config, spec, shape)
+    _check_stepping(config, spec, shape)
     _check_normalized(config, spec)
     of_networks = _check_networks(config, spec, shape, local_world_size)
     _check_text(config, spec)
@@ -141,8 +140,8 @@ def _check_text(config: Config, spec: EnvSpec) -> None:
         )
 
 
-def _check_served(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
-    """Check what only served environments have, and what they cannot have."""
+def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
+    """Check that env.backend can step this task, and this many environments of it."""
     env, topology = config.env, find(config.dist.topology)
     if env.batch_wait_ms is not None and not spec.is_text:
         raise ConfigError(
@@ -158,16 +157,10 @@ def _check_served(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
             f"env.backend=sync: a process can hold one {env.id} only, and a rank would step {shape.local_num_envs}: "
             f"use env.backend={'remote' if spec.is_text else 'pool'}, or auto, which chooses it"
         )
-    if env.backend != "remote":
-        return
-    if spec.journal is not None:
-        raise ConfigError(
-            f"env.backend=remote: the environments of {env.id} tell one another after every iteration what they found, "
-            "which no server carries: use env.backend=pool or sync"
-        )
-    if env.urls:
+    backend = added("backends").get(env.backend)
+    if backend is not None and backend.check_run is not None:
         evaluates_meanwhile = not spec.is_text and (  # which is evaluated in the environments that train
             config.eval.every_steps or (topology.own_pace and config.eval.final_episodes)
         )
         num_players = len(players_of(configuration.layout(config), topology))
-        check_slots(env, shape.num_envs, num_players if evaluates_meanwhile else 0)
+        imported(backend.check_run)(env, spec, shape.num_envs, num_players if evaluates_meanwhile else 0)

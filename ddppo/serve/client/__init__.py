@@ -1,1 +1,1 @@
-"""Environments behind a socket, as clients see them. The server is ddppo/serve."""
+"""Environments behind a socket, as those that ask for them see them."""

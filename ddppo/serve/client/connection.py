@@ -10,7 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
 from ddppo.errors import EnvError
-from ddppo.serve.client.messages import MSGPACK, PROTOCOL, BadMessage, decoded, encoded, spec_of
+from ddppo.serve.protocol import MSGPACK, PROTOCOL, BadMessage, decoded, encoded, spec_of
 from ddppo.spaces import EnvSpec
 
 _CLOSE_S = 2.0

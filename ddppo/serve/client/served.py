@@ -1,26 +1,82 @@
-"""What servers say of themselves before a session is opened: the task that they serve, and how many slots they have."""
+"""env.backend=remote before a run begins: the rules of its settings, and what servers say of themselves.
+
+That is the task that they serve, and how many slots they have. Imports the packages of the extra serve only when asked.
+"""
 
 import http.client
+import importlib.util
 import json
+import re
 import urllib.error
 import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ddppo.config import EnvConfig
-from ddppo.config.rules.env.served import SERVED
+from ddppo.config import Config, EnvConfig
 from ddppo.errors import ConfigError
-from ddppo.serve.client.messages import PROTOCOL, BadMessage, spec_of
+from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 
+SERVED = "served"  # env.id where it is the servers' to say: env=remote
+_ADDRESS = re.compile(r"wss?://(\[[\da-f:.]+\]|[^/\s:@[\]]+)(:\d{1,5})?/?", re.IGNORECASE)
 _ANSWER_S = 10.0
 _MOST_BYTES = 2**24
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def served_spec(env: EnvConfig) -> EnvSpec:
-    """Return what the servers at env.urls serve. Raises ConfigError where they serve nothing, or not all the same."""
+# -- rules, before any process starts ----------------------------------------------------------------------------------
+
+
+def can_serve() -> bool:
+    """Whether the packages are there that servers of environments and their clients need."""
+    needed = ("fastapi", "uvicorn", "websockets", "msgpack")
+    return all(importlib.util.find_spec(name) is not None for name in needed)
+
+
+def check_served(config: Config) -> None:
+    """Raise ConfigError where env.urls and other settings have no effect, or cannot work."""
+    env = config.env
+    for url in env.urls:
+        if not _ADDRESS.fullmatch(url):
+            raise ConfigError(
+                f"env.urls={env.urls}: {url} is no address such as ws://127.0.0.1:8000, or ws://[::1]:8000"
+            )
+    if not env.urls:
+        if env.id == SERVED:
+            raise ConfigError(
+                "env=remote needs env.urls, the addresses of servers, e.g. env.urls=[ws://127.0.0.1:8000] of "
+                "python -m ddppo.serve env=cartpole; a task that is known here is served by env.backend=remote alone"
+            )
+        if env.token_file is not None:
+            raise ConfigError(
+                f"env.token_file={env.token_file} has no effect with env.urls=[], for a server that a rank starts has "
+                "a token of its own: give env.urls, or leave it out"
+            )
+        return
+    for key in ("kwargs", "max_episode_steps"):
+        if value := getattr(env, key):
+            raise ConfigError(
+                f"env.{key}={value} has no effect with env.urls, whose servers decide what they serve: give it to "
+                "python -m ddppo.serve, and leave it out here (env=remote)"
+            )
+
+
+# -- what servers say -------------------------------------------------------------------------------------------------
+
+
+def served_spec(env: EnvConfig) -> EnvSpec | None:
+    """Return what the servers at env.urls serve; None without them, when a rank serves itself a task that is here.
+
+    Raises ConfigError where they serve nothing, or not all the same, and where packages are missing.
+    """
+    if not can_serve():
+        raise ConfigError(
+            f"env.backend={env.backend}: {env.id} in processes of its own needs packages that are not installed: "
+            f"{install_command('serve')}"
+        )
+    if not env.urls:
+        return None
     found = {url: _schema(env, url) for url in dict.fromkeys(env.urls)}
     (first, (task, spec)), *others = found.items()
     for url, other in others:
@@ -47,7 +103,18 @@ def _check_trusted(env: EnvConfig, spec: EnvSpec) -> None:
             )
 
 
-def check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
+def check_run(env: EnvConfig, spec: EnvSpec, num_envs: int, num_more: int) -> None:
+    """Raise ConfigError where this task cannot be served, or not so many of its environments."""
+    if spec.journal is not None:
+        raise ConfigError(
+            f"env.backend=remote: the environments of {env.id} tell one another after every iteration what they found, "
+            "which no server carries: use env.backend=pool or sync"
+        )
+    if env.urls:
+        _check_slots(env, num_envs, num_more)
+
+
+def _check_slots(env: EnvConfig, num_envs: int, num_more: int) -> None:
     """Raise ConfigError where the servers at env.urls have no slot for every session of a run.
 
     Its environments take them in turn; num_more are for evaluations while it trains.
@@ -92,6 +159,8 @@ def token_in(path: Path, key: str) -> str:
 
 
 def _schema(env: EnvConfig, url: str) -> tuple[str, EnvSpec]:
+    from ddppo.serve.protocol import PROTOCOL, BadMessage, spec_of  # needs the extra serve
+
     told = _told(env, f"{_http(url)}/schema", url)
     if told.get("protocol") != PROTOCOL:
         raise ConfigError(f"env.urls: {url} speaks {str(told.get('protocol'))[:40]}, not {PROTOCOL}")

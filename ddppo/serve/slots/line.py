@@ -11,7 +11,7 @@ READY, FAILED = b".", b"!"  # its answer; FAILED with the reason as text
 LEFT = b"x"  # the client asked to end the session
 RESET_ONCE, STEP_ONCE = b"r", b"s"  # bodies of HTTP requests; answered as JSON, or where that failed:
 BAD, FAILED_STEP = b"b", b"f"  # for what the client, what the environment did wrong
-# Requests and replies are of a kind of ddppo.serve.client.messages, JSON or MSGPACK; errors are the kind in capitals.
+# Requests and replies are of a kind of ddppo.serve.protocol, JSON or MSGPACK; errors are the kind in capitals.
 
 
 def framed(what: bytes, content: bytes) -> bytes:

@@ -11,7 +11,8 @@ from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.encoding.rows import ObsArrays
 from ddppo.envs.scalar.row_env import played
 from ddppo.errors import EnvError, EnvRaised
-from ddppo.serve.client.messages import (
+from ddppo.serve.openenv import OpenEnv, is_spoken
+from ddppo.serve.protocol import (
     JSON,
     PROTOCOL,
     BadMessage,
@@ -24,7 +25,6 @@ from ddppo.serve.client.messages import (
     plain_spec,
     spec_of,
 )
-from ddppo.serve.openenv import OpenEnv, is_spoken
 from ddppo.serve.slots.line import LEFT
 
 

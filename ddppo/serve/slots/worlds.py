@@ -17,7 +17,7 @@ from pathlib import Path
 from ddppo.config import EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
-from ddppo.serve.client.messages import plain_spec
+from ddppo.serve.protocol import plain_spec
 from ddppo.serve.slots.confinement import Confinement, variables
 from ddppo.serve.slots.line import READY, TASK, framed, hear
 from ddppo.spaces import EnvSpec

@@ -16,7 +16,7 @@ def check_lost(config: Config) -> None:
                 f"dist.on_lost=restart, or leave it at {default}"
             )
         return
-    if (find(dist.topology).env_backend or env.backend) not in ("pool", "remote", "auto"):
+    if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "native"):
         check_restarts(config)
 
 

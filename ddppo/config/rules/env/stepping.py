@@ -2,14 +2,39 @@
 
 from ddppo.config.rules.shapes import layout
 from ddppo.config.settings import Config
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, near
+from ddppo.plugins import added, imported
 from ddppo.scaling import BatchShape
 from ddppo.topologies import find
+
+_BACKENDS = ("auto", "batched", "sync", "pool", "native")  # and those of plugins
+
+
+def check_backend(config: Config) -> None:
+    """Check that env.backend is one, and hand its settings to the rules of the plugin that brings it."""
+    env, plugged = config.env, added("backends")
+    if env.backend not in (*_BACKENDS, *plugged):
+        known = (*_BACKENDS, *plugged)
+        raise ConfigError(
+            f"env.backend={env.backend}: must be one of {', '.join(known)}{near(env.backend, known)}"
+        )
+    if env.backend in plugged:
+        if (check := plugged[env.backend].check) is not None:
+            imported(check)(config)
+        return
+    for key in ("urls", "token_file"):
+        if value := getattr(env, key):
+            raise ConfigError(
+                f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=remote "
+                "(env=remote takes whatever is served), or leave it out"
+            )
 
 
 def check_context(config: Config) -> None:
     env = config.env
-    if env.context is not None and (env.backend in ("native", "remote") or env.is_ale or env.is_envpool):
+    if env.context is not None and (
+        env.backend not in ("auto", "batched", "sync", "pool") or env.is_ale or env.is_envpool
+    ):
         what = f"env.id={env.id}" if env.is_ale or env.is_envpool else f"env.backend={env.backend}"
         raise ConfigError(
             f"env.context={env.context} with {what}, which begins episodes without a reset's options: use "

@@ -12,10 +12,9 @@ from ddppo.domains.text.turns.contract import Turn
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.faults import EnvNames
 from ddppo.errors import EnvError
+from ddppo.serve.client.backend import Source, patience
 from ddppo.serve.client.connection import EnvServerLost, RemoteError
-from ddppo.serve.client.env_pool import AsyncEnvPool, LoopThread
-from ddppo.serve.client.sessions import Answer
-from ddppo.serve.client.source import Source, patience
+from ddppo.serve.client.sessions import Answer, AsyncEnvPool, LoopThread
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 

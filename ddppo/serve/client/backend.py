@@ -1,0 +1,215 @@
+"""env.backend=remote: a batch whose environments are served, by the servers at env.urls or by one of the rank's own.
+
+The rank's own server is on loopback, known to nobody else, and ends with the rank.
+"""
+
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from ddppo.config import EnvConfig
+from ddppo.envs.encoding.rows import ObsArrays, RowLayout
+from ddppo.envs.faults import EnvNames, no_options
+from ddppo.envs.vec_env import EnvStep, Options, Unsaved
+from ddppo.errors import EnvError
+from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.serve.client.connection import EnvServerFault, EnvServerLost
+from ddppo.serve.client.served import token_of
+from ddppo.serve.client.sessions import Answer, SyncEnvPool
+from ddppo.serve.protocol import plain_spec
+from ddppo.spaces import EnvSpec, each, leaves
+
+READY, FAILED = b".", b"!"  # the reason follows
+_CLOSE_S = 8.0
+_IMPORTS = ("ddppo.serve.server",)
+_FULL_S = 30.0  # for slots that others, or this rank's predecessor, are about to give back
+_OPEN_S = 60.0  # for a session: a server of one's own may be starting again
+
+
+def make_remote(
+    env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float, *, max_restarts: int = 0
+) -> "RemoteEnvs":
+    """Open a session for every name, with the servers at env.urls or one of this rank's own. Raises EnvError."""
+    source = Source(env, spec, names, timeout_s)
+    try:
+        pool = SyncEnvPool(
+            source.urls, len(names.indices), first=names.indices.start, token=source.token, revive=source.revive,
+            **patience(timeout_s, max_restarts),
+        )  # fmt: skip
+        return RemoteEnvs(pool, spec, names, source)
+    except BaseException:
+        source.close()
+        raise
+
+
+class RemoteEnvs(Unsaved):
+    """`VecEnv` over sessions. A session that was lost and opened anew is a row that is not valid (`EnvStep`)."""
+
+    num_lost_episodes = 0
+
+    def __init__(self, pool: SyncEnvPool, spec: EnvSpec, names: EnvNames, source: "Source") -> None:
+        if pool.spec != spec:
+            pool.close()
+            raise EnvError(
+                f"{pool.addresses[0]} serves a task of {pool.spec}, not of {spec}, as it did before"
+            )
+        self._source = source
+        self.spec = spec
+        self.names = names
+        self.num_envs = len(names.indices)
+        self._pool = pool
+        layout = RowLayout(spec)
+        rows = np.zeros(self.num_envs, layout.dtype)
+        self._obs, self._mask = layout.obs(rows), layout.mask(rows)
+        self._none = layout.obs(rows[:0])
+        self._rewards = np.zeros(self.num_envs)
+        self._terminated, self._truncated, self._valid = np.ones((3, self.num_envs), bool)
+
+    @property
+    def num_restarts(self) -> int:
+        return self._pool.num_reconnects
+
+    def reset(
+        self, seeds: Sequence[int], options: Options | None = None
+    ) -> tuple[ObsArrays, np.ndarray | None]:
+        if options is not None:
+            raise no_options(self.names)
+        try:
+            self._take(self._pool.reset(seeds))
+        except EnvServerFault as e:
+            raise EnvError(f"{self.names(e.place)}: {e}") from e
+        return self._obs, self._mask
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        try:
+            answers = self._pool.step(actions)
+        except EnvServerFault as e:
+            raise EnvError(f"{self.names(e.place)}: {e}") from e
+        self._take(answers)
+        for i, answer in enumerate(answers):
+            self._rewards[i], self._valid[i] = answer.reward, not answer.is_lost
+            self._terminated[i], self._truncated[i] = answer.terminated, answer.truncated or answer.is_lost
+            self.num_lost_episodes += answer.is_lost
+        (ended,) = (self._terminated | self._truncated).nonzero()
+        # Of a lost episode nobody saw the end: numbers of no transition stand there, as in a pool.
+        finals = [answers[i].final_obs if answers[i].final_obs is not None else answers[i].obs for i in ended]
+        final_obs = each(lambda *parts: np.stack(parts), *finals) if finals else self._none
+        return EnvStep(
+            self._obs, self._rewards, self._terminated, self._truncated, self._valid, ended, final_obs, self._mask
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Give the slots back; a second time does nothing."""
+        self._pool.close()
+        self._source.close()
+
+    def _take(self, answers: Sequence[Answer]) -> None:
+        for i, answer in enumerate(answers):
+            for array, told in zip(leaves(self._obs), leaves(answer.obs), strict=True):
+                array[i] = told
+            if self._mask is not None:
+                self._mask[i] = answer.mask
+
+
+def patience(timeout_s: float, max_restarts: int) -> dict[str, Any]:
+    """Return the patience of whoever may keep others waiting for timeout_s: it tells of a loss before they give up."""
+    return {
+        "answer_s": timeout_s,
+        "open_s": min(timeout_s, _OPEN_S),
+        "full_s": min(timeout_s / 4, _FULL_S),
+        "reconnect_s": timeout_s / 2,
+        "max_reconnects": max_restarts,
+    }
+
+
+class Source:
+    """urls and token as a client needs them; revive where a server of one's own may have to be started again."""
+
+    def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> None:
+        self._own = None if env.urls else OwnServer(env, spec, names, timeout_s)
+        self.urls = [self._own.url] if self._own is not None else env.urls
+        self.token = self._own.token if self._own is not None else token_of(env)
+        self.revive: Callable[[], None] | None = self._own.revive if self._own is not None else None
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+
+class OwnServer:
+    """Serves as many environments as `names` has. Raises EnvError where that cannot be.
+
+    The rank listens and the server answers: one that takes the place of a lost one has the same address.
+    """
+
+    def __init__(self, env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> None:
+        self._names = names
+        self._timeout_s = timeout_s
+        self.token = secrets.token_urlsafe(24)
+        task = {
+            "env": asdict(replace(env, backend="sync", urls=[], token_file=None)),
+            "spec": plain_spec(spec),
+            "pool": len(names.indices),
+            "token": self.token,
+            "step_s": timeout_s,
+        }
+        self._task = json.dumps(task).encode()
+        self._process: ForkedProcess | None = None
+        self._line: socket.socket | None = None  # whose end tells the server to end
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        host, port = self._listener.getsockname()
+        self.url = f"ws://{host}:{port}"
+        self._fork_server = ForkServer.forked() or ForkServer.started()
+        try:
+            self._fork_server.have_imported(_IMPORTS)
+            self.revive()
+        except BaseException:
+            self.close()
+            raise
+
+    def revive(self) -> None:
+        """Start the server unless it runs, and wait until it serves. Raises EnvError."""
+        try:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+        except ForkServerLost as e:
+            raise EnvServerLost(
+                f"the process that the server of {self._names.all()} is forked from {e}"
+            ) from e
+
+    def close(self) -> None:
+        """End the server and all that it started; a second time does nothing."""
+        if self._line is not None:
+            self._line.close()
+        with suppress(ForkServerLost):
+            if self._process is not None:
+                self._process.wait(_CLOSE_S)
+        self._fork_server.close()
+        self._listener.close()
+
+    def _start(self) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            self._process = self._fork_server.start(
+                "ddppo.serve.own", [], os.environ, title=f"ddppo server of {self._names.all()}",
+                stdio=(theirs.fileno(), 1, 2),
+            )  # fmt: skip
+        said = bytearray()
+        with suppress(OSError):  # it has ended
+            socket.send_fds(self._line, [len(self._task).to_bytes(8, "big")], [self._listener.fileno()])
+            self._line.sendall(self._task)
+            self._line.settimeout(self._timeout_s)
+            while said != READY and (part := self._line.recv(4096)):
+                said += part
+        if said != READY:
+            why = said.removeprefix(FAILED).decode(errors="replace") or "it ended, or gave no answer in time"
+            raise EnvError(f"{self._names.all()} cannot be served: {why}")
