@@ -8,8 +8,7 @@ from omegaconf import MISSING
 from rich.console import Console
 
 from ddppo.cluster import slurm
-from ddppo.cluster.jobs import Book, Job, Status, counts, table, tail
-from ddppo.cluster.watch import watch
+from ddppo.cluster.jobs import Book, Job, Status, counts, table, tail, watch
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import door, parse

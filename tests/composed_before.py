@@ -10,7 +10,7 @@ import tests.composed_once  # noqa: F401
 from ddppo import config as configuration
 
 conf = configuration.conf_dir()
-sys.path.append(str(conf.parent / "ddppo" / "_plugins"))
+sys.path += [str(folder) for folder in sorted((conf.parent / "ddppo").glob("*/_plugins"))]
 Plugins.instance()
 configuration.register()
 with initialize_config_dir(str(conf), version_base="1.3"):

@@ -20,7 +20,7 @@ import tests.composed_once  # noqa: F401
 from tests.support import CHECKOUT
 
 # Hydra looks for plugins once in a process, when something is composed: perhaps before a door adds ours.
-sys.path.append(str(CHECKOUT / "ddppo" / "_plugins"))
+sys.path += [str(folder) for folder in sorted((CHECKOUT / "ddppo").glob("*/_plugins"))]
 # As in a shell in which this environment is active: commands that are printed begin with `python` (ddppo/package.py).
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 # Under nohup it is ignored, also by all that tests start, some of which is to end at it.

@@ -1,1 +1,8 @@
-"""Runs as SLURM jobs: what a job does (driver, rank), what SLURM says of it, and a SLURM of one's own to try it on."""
+"""Runs as jobs of a SLURM cluster."""
+
+from ddppo.plugins import Plugin
+
+PLUGIN = Plugin(
+    package=__name__,
+    schemas={"hydra/launcher/slurm_schema": f"{__name__}.resources:SlurmLauncherConfig"},
+)

@@ -21,7 +21,7 @@ from typing import IO, Any
 from submitit.helpers import DelayedSubmission
 
 from ddppo.cluster import slurm
-from ddppo.cluster.layout import RankLayout
+from ddppo.cluster.resources import RankLayout
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, RankLost, TrainingError
 from ddppo.processes.signals import note_beginning

@@ -1,13 +1,13 @@
-"""What a run asks of SLURM, from its own world size."""
+"""What the job of a run asks SLURM for: the settings of hydra/launcher=slurm, and where ranks go."""
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddppo.cluster.layout import RankLayout
-from ddppo.config import Config, SlurmLauncherConfig, layout
+from ddppo.config import Config, layout, setting
 from ddppo.errors import ConfigError
 
 _Need = TypeVar("_Need")
@@ -32,6 +32,119 @@ _OWN = frozenset(
 _NOTICE_S = (
     120  # SLURM may give notice up to a minute early, and an iteration and a checkpoint take their time
 )
+_START_TIMEOUT_S = 300  # how long SLURM may take to start the ranks once the job runs
+
+
+@dataclass(slots=True)
+class SlurmLauncherConfig:
+    """Settings of hydra/launcher=slurm; resolved for each job, so that a value may follow ${dist.world_size}."""
+
+    _target_: str = setting("hydra_plugins.ddppo_slurm.SlurmLauncher", "")
+    ranks_per_node: int = setting(8, "most ranks on one node; nodes = W / ranks_per_node, rounded up", low=1)
+    cpus_per_rank: int = setting(1, "CPUs of one rank", low=1)
+    gpus_per_rank: int = setting(0, "GPUs of one rank", low=0)
+    learner_gpus: int | None = setting(
+        None,
+        "GPUs of rank 0, if it learns or acts for all others (distributed=env_workers, sync_actors, ...);"
+        " with any learner_* rank 0 is a component of its own in a heterogeneous job",
+        low=0,
+    )
+    learner_cpus: int | None = setting(None, "CPUs of rank 0, as learner_gpus; null is cpus_per_rank", low=1)
+    learner_partition: str | None = setting(None, "partition of rank 0, as learner_gpus; null is partition")
+    mem_gb_per_rank: float | None = setting(
+        None, "memory of one rank in GB; null is the partition's default", above=0
+    )
+    timeout_min: int = setting(
+        60, "time limit in minutes; a run that needs longer saves, requeues and goes on", low=1
+    )
+    signal_s: int = setting(
+        120, "seconds before the time limit at which all ranks save and the job requeues", low=1
+    )
+    max_num_timeout: int = setting(50, "how often a job may requeue at its time limit", low=0)
+    partition: str | None = setting(None, "sbatch --partition")
+    account: str | None = setting(None, "sbatch --account")
+    qos: str | None = setting(None, "sbatch --qos")
+    constraint: str | None = setting(None, "sbatch --constraint")
+    exclusive: bool = setting(False, "share nodes with no other job, as a measurement needs")
+    setup: list[str] = setting(meaning="shell lines before the run, e.g. ['module load cuda']", factory=list)
+    additional_parameters: dict[str, Any] = setting(meaning="any other options of sbatch", factory=dict)
+    array_parallelism: int = setting(256, "most jobs of one array that run at once", low=1)
+    one_at_a_time: bool = setting(
+        False, "run the jobs of the sweep one after another, so that measurements do not disturb each other"
+    )
+    interface: str | None = setting(
+        None, "network interface of Gloo and NCCL, e.g. ib0; null is their own choice"
+    )
+    local_cluster: bool = setting(False, "use the fake-node cluster that `make slurm-up` started")
+    wait: bool = setting(
+        True, "wait until all jobs have ended; false returns at once, and `ddppo.jobs` shows them later"
+    )
+    poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RankLayout:
+    """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
+
+    interface: the network that ranks speak over, e.g. ib0; None leaves the choice to Gloo and NCCL. learner: of rank
+    0, if it is the first component of a heterogeneous job; the other ranks are the second.
+    https://slurm.schedmd.com/heterogeneous_jobs.html
+    """
+
+    world_size: int
+    num_nodes: int
+    ranks_per_node: int
+    cpus_per_rank: int
+    gpus_per_node: int = 0
+    interface: str | None = None
+    learner: "RankLayout | None" = None
+
+    def __post_init__(self) -> None:
+        if (
+            not (self.num_nodes - 1) * self.ranks_per_node
+            < self.world_size
+            <= self.num_nodes * self.ranks_per_node
+        ):
+            raise ConfigError(
+                f"{self.num_nodes} nodes with {self.ranks_per_node} ranks each do not hold world_size="
+                f"{self.world_size}, or leave a node idle"
+            )
+
+    @property
+    def components(self) -> "list[RankLayout]":
+        return [self] if self.learner is None else [self.learner, self]
+
+    def sbatch(self, signal_delay_s: int) -> dict[str, Any]:
+        """Return sbatch's options for the first component of a job of this layout, for additional_parameters.
+
+        Not as parameters of submitit's own, which would take every rank for a task that returns a result. The signal
+        goes to the batch script alone (B:), `signal_delay_s` before the job's end.
+        """
+        return self.components[0].resources() | {"signal": f"B:USR2@{signal_delay_s}", "requeue": True}
+
+    def resources(self) -> dict[str, Any]:
+        """Return what sbatch and srun are told of this component alone."""
+        options = {
+            "nodes": self.num_nodes,
+            "ntasks": self.world_size,
+            "ntasks-per-node": self.ranks_per_node,
+            "cpus-per-task": self.cpus_per_rank,
+        }
+        return options | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
+
+    def srun(self, program: Sequence[str] = ()) -> list[str]:
+        """Return the command that starts `program` as every rank inside the job: one step, whatever the components."""
+        parts = []
+        for number, component in enumerate(self.components):
+            options = component.resources() | {
+                "kill-on-bad-exit": 1,
+                "immediate": _START_TIMEOUT_S,
+                "input": "none",
+            }
+            if self.learner is not None:
+                options["het-group"] = number
+            parts += [":", *(f"--{name}={value}" for name, value in options.items()), *program]
+        return ["srun", *parts[1:]]
 
 
 def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:

@@ -1,7 +1,8 @@
-"""From runs that are ready in their folders to jobs in SLURM's queue, by submitit."""
+"""One sweep on a cluster: plan the runs, submit what is left to do by submitit, wait, and say how each ended."""
 
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,191 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 
+from ddppo import config as configuration
+from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver
-from ddppo.cluster.jobs import Book, Job
-from ddppo.cluster.resources import in_arrays, job_name, rank_layout, sbatch_parameters
-from ddppo.config import Config, SlurmLauncherConfig
+from ddppo.cluster.jobs import Book, Job, watch
+from ddppo.cluster.resources import (
+    SlurmLauncherConfig,
+    check_learner,
+    in_arrays,
+    job_name,
+    rank_layout,
+    sbatch_parameters,
+)
+from ddppo.config import Config
+from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
+from ddppo.package import command
 from ddppo.processes.signals import now_here
+from ddppo.run import sweep
+from ddppo.run.folder import RunFolder
+from ddppo.run.lock import held
+from ddppo.run.starting import checks
+
+Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
+Composed = tuple[Config, SlurmLauncherConfig] | ConfigError
+
+
+def launch(
+    sweep_dir: Path, launcher: SlurmLauncherConfig, runs: Sequence[tuple[Path, Composed]]
+) -> list[Result]:
+    """Bring every run to its end and return what came of each, in order; with wait=false, submit them.
+
+    A run is a folder with its settings and its launcher's, or with what is wrong with them. Jobs that an earlier call
+    submitted and that are still active are waited for, not submitted again. Ctrl-C cancels all. Raises ClusterError
+    where there is no cluster, unless nothing is left for it to do.
+    """
+    results: dict[Path, Result] = {}
+    try:
+        with held(sweep_dir):
+            plan = _Plan(sweep_dir, runs, results)
+            if plan.wanted:
+                _submit(plan, launcher)
+        jobs = {
+            run_dir: plan.book.jobs[plan.name(run_dir)] for run_dir in plan.wanted if run_dir not in results
+        }
+        if not launcher.wait:
+            print(f"look by: {command('ddppo.jobs', str(sweep_dir))}", flush=True)
+            return [results.get(run_dir) for run_dir, _ in runs]
+        statuses = watch(plan.book, list(jobs.values()), launcher.poll_s, hint="Ctrl-C cancels all")
+    except Stopped:  # this process is ended, not the sweep: the jobs go on
+        raise
+    except KeyboardInterrupt:
+        _cancel(sweep_dir, {_name(sweep_dir, run_dir) for run_dir, _ in runs if run_dir not in results})
+        raise
+    for run_dir, status in zip(jobs, statuses, strict=True):
+        if status.outcome == "completed":
+            results[run_dir] = plan.ended(run_dir, "completed", "")
+        else:
+            results[run_dir] = plan.failed(run_dir, TrainingError(status.why))
+    return [results[run_dir] for run_dir, _ in runs]
+
+
+class _Plan:
+    """What is known of the runs before anything is submitted. Runs that need no job enter `results` at once."""
+
+    def __init__(
+        self, sweep_dir: Path, runs: Sequence[tuple[Path, Composed]], results: dict[Path, Result]
+    ) -> None:
+        self.sweep_dir = sweep_dir
+        self.book = Book(sweep_dir)
+        self.wanted: dict[Path, tuple[Config, SlurmLauncherConfig]] = {}
+        self._seen: dict[Path, Config] = {}
+        self._results = results
+        for run_dir, composed in runs:
+            try:
+                self._take(run_dir, composed)
+            except ConfigError as e:
+                results[run_dir] = self.failed(run_dir, e)
+
+    def _take(self, run_dir: Path, composed: Composed) -> None:
+        if isinstance(composed, ConfigError):
+            raise composed
+        config, launcher = composed
+        check_learner(config, launcher)
+        if run_dir in self._seen:
+            if different := sweep.differences(self._seen[run_dir], config):
+                self.wanted.pop(run_dir, None)  # neither may take the other's folder
+                raise ConfigError(f"two runs of this sweep have one folder ({', '.join(different[:3])})")
+            return  # the same run twice
+        self._seen[run_dir] = config
+        if sweep.is_complete(run_dir, config):
+            remark = sweep.enter(run_dir, config).remark
+            print(f"-- {self.name(run_dir)}: {remark}", flush=True)
+            self._results[run_dir] = self.ended(run_dir, "skipped", remark)
+        else:
+            self.wanted[run_dir] = composed
+
+    def name(self, run_dir: Path) -> str:
+        return _name(self.sweep_dir, run_dir)
+
+    def ended(self, run_dir: Path, outcome: str, why: str) -> float | None:
+        """Note and return what a complete run reached."""
+        summary = RunFolder(run_dir).summary()
+        assert summary is not None, f"{run_dir} was complete a moment ago"
+        after = RunFolder(run_dir).failed_after_training if outcome == "completed" else ""
+        sweep.note(self.sweep_dir, run_dir, outcome, why, after)
+        return sweep.objective(summary, self._seen[run_dir].objective)
+
+    def failed(self, run_dir: Path, error: Exception) -> Exception:
+        sweep.note(self.sweep_dir, run_dir, "failed", str(error))
+        return error
+
+    def fail(self, run_dir: Path, error: Exception) -> None:
+        self._results[run_dir] = self.failed(run_dir, error)
+
+
+def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
+    """Submit what is planned and not under way already."""
+    if launcher.local_cluster:
+        os.environ["SLURM_CONF"] = str(slurm.local_conf())
+    try:  # before anything is written
+        max_array_size = slurm.max_array_size()
+    except ClusterError as e:
+        raise ClusterError(
+            f"there is no SLURM here that answers (`make slurm-up` starts one to try): {e}"
+        ) from e
+    plan.book.check_cluster({plan.name(run_dir) for run_dir in plan.wanted})
+    active = {status.job.run for status in plan.book.statuses() if status.outcome is None}
+    ready: list[Ready] = []
+    for run_dir, (config, own_launcher) in plan.wanted.items():
+        name = plan.name(run_dir)
+        try:
+            if name in active:
+                job_id = plan.book.jobs[name].job_id
+                _check_same(run_dir, config, job_id)
+                print(f"-- {name}: job {job_id} is under way", flush=True)
+            else:
+                ready.append(Ready(name, run_dir, _entered(name, run_dir, config), own_launcher))
+        except ConfigError as e:
+            plan.fail(run_dir, e)
+    with _undisturbed():
+        refused = submit(plan.book, ready, max_array_size)
+    for run in ready:
+        if run.name in refused:
+            plan.fail(run.run_dir, TrainingError(refused[run.name]))
+        else:
+            sweep.note(plan.sweep_dir, run.run_dir, "submitted", f"job {plan.book.jobs[run.name].job_id}")
+
+
+def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
+    if different := sweep.differences(configuration.load(run_dir / "config.yaml"), config):
+        raise ConfigError(
+            f"job {job_id} is under way with other settings ({', '.join(different[:3])}): cancel it first, by "
+            "python -m ddppo.jobs <sweep folder> cancel=true, or use another sweep folder"
+        )
+
+
+def _entered(name: str, run_dir: Path, config: Config) -> Config:
+    if warning := checks.check(config):
+        print(f"warning: {warning}", file=sys.stderr)
+    with held(run_dir):
+        entry = sweep.enter(run_dir, config)
+        print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
+        return RunFolder(run_dir).begin(config)
+
+
+def _cancel(sweep_dir: Path, names: set[str]) -> None:
+    with _undisturbed():  # a second Ctrl-C would leave some of them running
+        book = Book(sweep_dir)
+        book.use_cluster()
+        jobs: list[Job] = [job for name, job in book.jobs.items() if name in names]
+        slurm.cancel([job.job_id for job in jobs])
+        print(f"\ncancelled {len(jobs)} jobs", flush=True)
+
+
+def _name(sweep_dir: Path, run_dir: Path) -> str:
+    return os.path.relpath(run_dir, sweep_dir)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold Ctrl-C and what else asks to stop back until the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,16 @@ them against these dataclasses, `from_omegaconf` converts the result, and `valid
 starts. Nothing changes it afterwards. Imports no torch, so that `--help` is quick.
 """
 
-from ddppo.config.compose import SCHEMAS, conf_dir, conf_dirs, folder_name, presets, register, stamp
+from ddppo.config.compose import (
+    conf_dir,
+    conf_dirs,
+    folder_name,
+    is_schema,
+    presets,
+    register,
+    schemas,
+    stamp,
+)
 from ddppo.config.fields import check_fields, near, setting
 from ddppo.config.rules import batch_shape, check_restarts, layout, validate
 from ddppo.config.settings import (
@@ -16,19 +25,16 @@ from ddppo.config.settings import (
     DistConfig,
     EnvConfig,
     EvalConfig,
-    GpUcbSweeperConfig,
     LogConfig,
     ModelConfig,
     PPOConfig,
     RunConfig,
     ScalingConfig,
     SearchConfig,
-    SlurmLauncherConfig,
 )
 from ddppo.config.stored import escaped, from_omegaconf, in_words, load, to_omegaconf, to_yaml
 
 __all__ = [
-    "SCHEMAS",
     "SECTIONS",
     "CheckpointConfig",
     "Config",
@@ -36,14 +42,12 @@ __all__ = [
     "DistConfig",
     "EnvConfig",
     "EvalConfig",
-    "GpUcbSweeperConfig",
     "LogConfig",
     "ModelConfig",
     "PPOConfig",
     "RunConfig",
     "ScalingConfig",
     "SearchConfig",
-    "SlurmLauncherConfig",
     "batch_shape",
     "check_fields",
     "check_restarts",
@@ -53,11 +57,13 @@ __all__ = [
     "folder_name",
     "from_omegaconf",
     "in_words",
+    "is_schema",
     "layout",
     "load",
     "near",
     "presets",
     "register",
+    "schemas",
     "setting",
     "stamp",
     "to_omegaconf",

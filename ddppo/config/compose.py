@@ -1,6 +1,7 @@
 """What Hydra is told before it composes: the schemas of the groups, the presets' folders, the names of run folders."""
 
 import hashlib
+import importlib
 import re
 import secrets
 import string
@@ -16,11 +17,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ddppo.config.help import help_text
-from ddppo.config.settings import SECTIONS, Config, GpUcbSweeperConfig, SlurmLauncherConfig
+from ddppo.config.settings import SECTIONS, Config
 from ddppo.plugins import added, imported, plugins
 
-# Entries of Hydra's that presets stand on, and no options of a group.
-SCHEMAS = ("schema", "slurm_schema", "gp_ucb_schema")
+_SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperConfig"}  # and those of plugins
 
 
 class PresetsOfPlugins(SearchPathPlugin):
@@ -36,9 +36,9 @@ def register() -> None:
 
     Plugins bring schemas of their own, by `<group>/<name>`, and presets. Raises ConfigError for a faulty plugin.
     """
-    # Hydra looks for launchers and sweepers in packages of the name hydra_plugins only.
-    if (folder := str(Path(__file__).resolve().parents[1] / "_plugins")) not in sys.path:
-        sys.path.append(folder)
+    for folder in _plugin_folders():
+        if folder not in sys.path:
+            sys.path.append(folder)
     Plugins.instance().register(PresetsOfPlugins)
     store = ConfigStore.instance()
     # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
@@ -46,12 +46,11 @@ def register() -> None:
     store.store(name="schema", node=Config)
     for group, section in SECTIONS.items():
         store.store(group=group, name="schema", node=section)
-    store.store(group="hydra/launcher", name="slurm_schema", node=SlurmLauncherConfig)
-    store.store(group="hydra/sweeper", name="gp_ucb_schema", node=GpUcbSweeperConfig)
-    for name, path in added("schemas").items():
+    for name, node in schemas().items():
         group, _, schema = name.rpartition("/")
-        store.store(group=group, name=schema, node=imported(path))
-    text = help_text(presets, Config, list(SECTIONS), SlurmLauncherConfig, GpUcbSweeperConfig)
+        store.store(group=group, name=schema, node=node)
+    of_hydra = {name: node for name, node in schemas().items() if name.startswith("hydra/")}
+    text = help_text(presets, Config, list(SECTIONS), of_hydra)
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
@@ -60,8 +59,26 @@ def register() -> None:
     OmegaConf.register_new_resolver("stamp", partial(stamp, now=time.localtime(), key=_key()), replace=True)
 
 
+def schemas() -> dict[str, type]:
+    """Return the settings of launchers, sweepers and options of plugins, by `<group>/<name>`."""
+    return {name: imported(path) for name, path in (_SCHEMAS | added("schemas")).items()}
+
+
+def is_schema(name: str) -> bool:
+    """Return whether an entry of Hydra's is what presets stand on, and no option of a group."""
+    return name == "schema" or name.endswith("_schema")
+
+
+def _plugin_folders() -> list[str]:
+    """Return the folders of launchers and sweepers: Hydra looks for them in packages named hydra_plugins only."""
+    packages = ["ddppo.search", *(plugin.package for plugin in plugins())]
+    files = [importlib.import_module(package).__file__ for package in packages]
+    folders = [Path(file).parent / "_plugins" for file in files if file]
+    return [str(folder) for folder in folders if folder.is_dir()]
+
+
 def _shown_options(store: ConfigStore, path: str) -> list[str]:
-    return [name for name in ConfigStore.list(store, path) if name.removesuffix(".yaml") not in SCHEMAS]
+    return [name for name in ConfigStore.list(store, path) if not is_schema(name.removesuffix(".yaml"))]
 
 
 def stamp(pattern: str, *, now: time.struct_time, key: str) -> str:

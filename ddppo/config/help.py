@@ -46,9 +46,12 @@ def description(path: Path) -> str:
 
 
 def help_text(
-    presets: Callable[[str], Mapping[str, Path]], root: type, groups: list[str], launcher: type, sweeper: type
+    presets: Callable[[str], Mapping[str, Path]], root: type, groups: list[str], of_hydra: Mapping[str, type]
 ) -> str:
-    """Return what `--help` prints for the presets of a group and the settings of `root`, a launcher and a sweeper."""
+    """Return what `--help` prints for the presets of a group and the settings of `root`.
+
+    of_hydra: settings of launchers and sweepers, by the schemas of their presets, hydra/launcher/slurm_schema.
+    """
     lines = [_USAGE, "Groups and their options (group=option):"]
     for group in [*groups, "experiment", *_OF_HYDRA]:
         options = dict(_OF_HYDRA.get(group, {}))
@@ -57,10 +60,11 @@ def help_text(
         lines += [_folded(f"    {name:<22}  ", text) for name, text in options.items()]
     lines += ["", "Settings (key=value), their defaults and meanings:"]
     lines += _settings(root, "")
-    lines += ["", "Settings of hydra/launcher=slurm and slurm_local:"]
-    lines += _settings(launcher, "hydra.launcher.")
-    lines += ["", "Settings of hydra/sweeper=gp_ucb:"]
-    lines += _settings(sweeper, "hydra.sweeper.")
+    for schema, section in of_hydra.items():
+        group, _, name = schema.rpartition("/")
+        users = [option for option in presets(group) if option.startswith(name.removesuffix("_schema"))]
+        lines += ["", f"Settings of {group}={' and '.join(users)}:"]
+        lines += _settings(section, group.replace("/", ".") + ".")
     return "\n".join(lines).replace("$", "$$")  # Hydra fills $-templates
 
 

@@ -22,7 +22,6 @@ from ddppo.config.integers import is_integer, written_out
 from ddppo.config.keywords import in_full
 from ddppo.door.complaints import composition_message
 from ddppo.door.refusals import (
-    TYPES,
     bare_name,
     check_fixed,
     check_flags,
@@ -30,6 +29,7 @@ from ddppo.door.refusals import (
     check_names,
     check_single,
     check_writable,
+    types,
 )
 from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, RunFolderError
@@ -45,7 +45,6 @@ _NAMED = (
 )
 _MAPPINGS = tuple(f"{name}{end}" for name in _NAMED for end in "=.")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
-_INTEGERS = {name for name, annotation in TYPES.items() if is_integer(annotation)}
 _IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
 _IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # brackets are lists to Hydra
 
@@ -150,7 +149,7 @@ def _prepared(argument: str) -> str:
         return f"{key}={_quoted(_unquoted(value))}"
     if equals and bare == "env.urls":
         return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
-    if equals and bare.removeprefix("hydra.sweeper.params.") in _INTEGERS:
+    if equals and is_integer(types().get(bare.removeprefix("hydra.sweeper.params."))):
         return f"{key}={written_out(value)}"
     return f"++{argument}" if argument.startswith(_MAPPINGS) else argument
 

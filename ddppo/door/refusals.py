@@ -1,12 +1,14 @@
 """What the door refuses in a command line: what excludes another, has no effect, or means something else to Hydra."""
 
 import argparse
+import functools
 import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from ddppo.config import SCHEMAS, SECTIONS, Config, GpUcbSweeperConfig, SlurmLauncherConfig
+from ddppo.config import SECTIONS, Config, is_schema, schemas
 from ddppo.config.help import setting_names
 from ddppo.config.integers import is_truth, setting_types
 from ddppo.door.complaints import unknown_option
@@ -31,14 +33,20 @@ _OF_SWEEPS = (
     "objective",
 )
 _DEFAULTS_OF_SWEEPS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
-TYPES = (
-    setting_types(Config)
-    | setting_types(SlurmLauncherConfig, "hydra.launcher.")
-    | setting_types(GpUcbSweeperConfig, "hydra.sweeper.")
-)
 # Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
 _NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
 _SHELLS = ("bash", "fish", "zsh")
+
+
+@functools.cache
+def types() -> dict[str, Any]:
+    """Return the annotation of every setting by its full key, those of launchers and sweepers too."""
+    found = setting_types(Config)
+    for schema, section in schemas().items():
+        group = schema.rpartition("/")[0]
+        if group.startswith("hydra/"):
+            found |= setting_types(section, group.replace("/", ".") + ".")
+    return found
 
 
 def bare_name(key: str) -> str:
@@ -106,12 +114,12 @@ def check_names(settings: list[str], values: dict[str, str]) -> None:
             raise ConfigError(f"{setting}: {_of_section(bare, value)}")
         if equals and bare in _GROUPS and _is_no_option(value) and setting != "experiment=null":
             raise ConfigError(unknown_option(f"{bare}/{value}", ""))
-        if TYPES.get(bare) is bool and equals and not is_truth(value):
+        if types().get(bare) is bool and equals and not is_truth(value):
             raise ConfigError(f"{setting}: {value} is not true or false")
 
 
 def _is_no_option(value: str) -> bool:
-    return value in SCHEMAS or _NO_NAME.fullmatch(value) is not None
+    return is_schema(value) or _NO_NAME.fullmatch(value) is not None
 
 
 def _of_section(section: str, value: str) -> str:

@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
 from ddppo import config as configuration
-from ddppo.config import Config, GpUcbSweeperConfig, SlurmLauncherConfig
+from ddppo.config import Config
 from ddppo.config.help import description, setting_names
 from tests.support import run
 
@@ -224,8 +224,12 @@ def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
         assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
     settings = [
         *setting_names(Config),
-        *setting_names(SlurmLauncherConfig, "hydra.launcher."),
-        *setting_names(GpUcbSweeperConfig, "hydra.sweeper."),
+        *(
+            name
+            for schema, section in configuration.schemas().items()
+            if schema.startswith("hydra/")
+            for name in setting_names(section, schema.rpartition("/")[0].replace("/", ".") + ".")
+        ),
     ]
     for name in settings:
         if name.endswith("._target_"):

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ddppo.config import Config, SlurmLauncherConfig
+from ddppo.cluster.resources import SlurmLauncherConfig
+from ddppo.config import Config
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_memories import LINES as OF_MEMORIES
 from tests.conf.wrong_topologies import LINES

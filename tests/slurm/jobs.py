@@ -14,8 +14,7 @@ import submitit
 from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver
-from ddppo.cluster.layout import RankLayout
-from ddppo.cluster.resources import sbatch_parameters
+from ddppo.cluster.resources import RankLayout, SlurmLauncherConfig, sbatch_parameters
 from ddppo.config import (
     CheckpointConfig,
     Config,
@@ -23,7 +22,6 @@ from ddppo.config import (
     EvalConfig,
     LogConfig,
     PPOConfig,
-    SlurmLauncherConfig,
 )
 from tests.slurm.local_cluster import LocalCluster
 from tests.support import CHECKOUT, lines, summary, wait_until

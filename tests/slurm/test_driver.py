@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddppo.cluster import driver, slurm
-from ddppo.cluster.layout import RankLayout
+from ddppo.cluster.resources import RankLayout
 from ddppo.config import EnvConfig, EvalConfig
 from ddppo.errors import RunFolderError
 from ddppo.run.lock import held

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ddppo.cluster import slurm
-from ddppo.cluster.layout import RankLayout
+from ddppo.cluster.resources import RankLayout
 from tests.slurm.jobs import STEPS, config
 from tests.support import wait_until
 

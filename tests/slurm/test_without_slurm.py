@@ -11,8 +11,8 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo.cluster import driver, slurm
-from ddppo.cluster.layout import RankLayout
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
+from ddppo.cluster.resources import RankLayout
 from ddppo.config import Config, EnvConfig
 from ddppo.config.settings import DistConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError

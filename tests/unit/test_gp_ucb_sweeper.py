@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from ddppo.errors import ConfigError
 from tests.support import CHECKOUT
 
-sys.path.append(str(CHECKOUT / "ddppo" / "_plugins"))  # as the door does
+sys.path.append(str(CHECKOUT / "ddppo" / "search" / "_plugins"))  # as the door does
 from hydra_plugins.ddppo_gp_ucb import GpUcbSweeper, dimension
 
 

@@ -101,7 +101,9 @@ MODULES = {
 
 def layer(module):
     wing = module.split(".")[0]
-    if module == "serve.__main__":  # a door `python -m ddppo.<wing>`, in the folder of what it opens
+    if (
+        "._plugins." in module or module == "serve.__main__"
+    ):  # a door `python -m ddppo.<wing>`, in the folder of what it opens
         return "doors"
     if module in GROUND or wing in GROUND:
         return "ground"

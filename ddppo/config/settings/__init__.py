@@ -7,7 +7,6 @@ from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import ModelConfig
 from ddppo.config.settings.ppo import PPOConfig
 from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
-from ddppo.config.settings.sweeps import GpUcbSweeperConfig, SlurmLauncherConfig
 
 __all__ = [
     "SECTIONS",
@@ -17,12 +16,10 @@ __all__ = [
     "DistConfig",
     "EnvConfig",
     "EvalConfig",
-    "GpUcbSweeperConfig",
     "LogConfig",
     "ModelConfig",
     "PPOConfig",
     "RunConfig",
     "ScalingConfig",
     "SearchConfig",
-    "SlurmLauncherConfig",
 ]

@@ -9,12 +9,18 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo.cluster import jobs as cluster_jobs
-from ddppo.cluster.jobs import Book, Job, counts, last_error, progress, table
-from ddppo.cluster.launch import launch
-from ddppo.cluster.resources import check_learner, in_arrays, job_name, rank_layout, sbatch_parameters
+from ddppo.cluster.jobs import Book, Job, counts, last_error, progress, table, watch
+from ddppo.cluster.resources import (
+    SlurmLauncherConfig,
+    check_learner,
+    in_arrays,
+    job_name,
+    rank_layout,
+    sbatch_parameters,
+)
 from ddppo.cluster.slurm import JobInfo
-from ddppo.cluster.watch import watch
-from ddppo.config import Config, DistConfig, EnvConfig, SlurmLauncherConfig
+from ddppo.cluster.submit import launch
+from ddppo.config import Config, DistConfig, EnvConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
 from ddppo.processes.signals import now_here
 from ddppo.run.records.summary import SCHEMA_VERSION
@@ -225,7 +231,7 @@ def test_a_job_that_ended_well_is_given_time_until_its_summary_is_seen(book, mon
         if len(looks) == 3:
             complete(book)
 
-    monkeypatch.setattr("ddppo.cluster.watch.time.sleep", sleep)
+    monkeypatch.setattr("ddppo.cluster.jobs.time.sleep", sleep)
     (status,) = watch(book, list(book.jobs.values()), 1.0, hint="")
     assert status.outcome == "completed"
     assert len(looks) == 3
@@ -242,7 +248,7 @@ def test_a_controller_that_is_away_for_a_while_is_waited_for(book, monkeypatch, 
         return answer
 
     monkeypatch.setattr(cluster_jobs.slurm, "query", query)
-    monkeypatch.setattr("ddppo.cluster.watch.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("ddppo.cluster.jobs.time.sleep", lambda seconds: None)
     (status,) = watch(book, list(book.jobs.values()), 1.0, hint="")
     assert status.outcome == "completed"
     assert "SLURM does not answer, trying again: no slurmctld" in capsys.readouterr().out
@@ -254,14 +260,14 @@ def test_a_controller_that_stays_away_ends_the_wait(book, monkeypatch):
 
     clock = iter(range(0, 10**6, 300))
     monkeypatch.setattr(cluster_jobs.slurm, "query", query)
-    monkeypatch.setattr("ddppo.cluster.watch.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("ddppo.cluster.watch.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("ddppo.cluster.jobs.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("ddppo.cluster.jobs.time.monotonic", lambda: next(clock))
     with pytest.raises(ClusterError, match=r"the jobs may go on without us: look by python -m ddppo\.jobs"):
         watch(book, list(book.jobs.values()), 1.0, hint="")
 
 
 def test_two_different_runs_with_one_folder_are_both_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddppo.cluster.launch.submit", lambda *a: pytest.fail("a job was submitted"))
+    monkeypatch.setattr("ddppo.cluster.submit.submit", lambda *a: pytest.fail("a job was submitted"))
     config = Config(env=EnvConfig(id="CartPole-v1"))
     launcher = SlurmLauncherConfig()
     runs = [(tmp_path / "run", (replace(config, seed=seed), launcher)) for seed in (0, 1, 1)]
@@ -278,7 +284,7 @@ def test_a_sweep_s_jobs_are_cancelled_on_their_own_cluster(book, monkeypatch):
     monkeypatch.setattr(
         cluster_jobs.slurm, "cancel", lambda ids: asked.append((os.environ["SLURM_CONF"], ids))
     )
-    monkeypatch.setattr("ddppo.cluster.launch._Plan", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("ddppo.cluster.submit._Plan", lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     launcher = SlurmLauncherConfig()
     config = Config(env=EnvConfig(id="CartPole-v1"))
     with pytest.raises(KeyboardInterrupt):
@@ -290,7 +296,7 @@ def test_a_sweep_s_jobs_go_on_where_the_process_that_waits_for_them_is_stopped(b
     book.add([entry("14", "run")])
     monkeypatch.setattr(cluster_jobs.slurm, "cancel", lambda ids: pytest.fail(f"{ids} were cancelled"))
     stopped = Stopped(signal.SIGHUP)  # by a terminal that goes away, say
-    monkeypatch.setattr("ddppo.cluster.launch._Plan", lambda *a: (_ for _ in ()).throw(stopped))
+    monkeypatch.setattr("ddppo.cluster.submit._Plan", lambda *a: (_ for _ in ()).throw(stopped))
     launcher = SlurmLauncherConfig()
     config = Config(env=EnvConfig(id="CartPole-v1"))
     with pytest.raises(Stopped):

@@ -15,7 +15,8 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ddppo.config import Config, SlurmLauncherConfig, check_fields, from_omegaconf
+from ddppo.cluster.resources import SlurmLauncherConfig
+from ddppo.config import Config, check_fields, from_omegaconf
 from ddppo.door.sweep_folder import QuietReturn
 from ddppo.errors import ConfigError
 
@@ -31,7 +32,7 @@ class SlurmLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Return how each job ended; with wait=false, that it was submitted. Ctrl-C cancels all."""
-        from ddppo.cluster.launch import launch
+        from ddppo.cluster.submit import launch
 
         setup_globals()
         sweep_dir = Path(self._config.hydra.sweep.dir).absolute()

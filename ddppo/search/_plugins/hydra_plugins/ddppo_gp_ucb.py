@@ -19,10 +19,11 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from ddppo.config import Config, GpUcbSweeperConfig, check_fields
+from ddppo.config import Config, check_fields
 from ddppo.config.integers import is_integer, setting_types
 from ddppo.errors import ConfigError
 from ddppo.files import write_text
+from ddppo.search.settings import GpUcbSweeperConfig
 
 if TYPE_CHECKING:
     from ddppo.search.spaces import Dimension
