@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.errors import ConfigError
+from ddppo.native.compiling import Library, cpp
 from ddppo.tracebacks import in_one_line
 
 GROUP = "ddppo.plugins"
@@ -44,7 +45,7 @@ class Backend:
 class Plugin:
     """What one package adds. All that takes time to import is named by its import path, `module:attribute`."""
 
-    package: str  # __name__ of the package; a folder conf/ in it holds presets, as ddppo's conf/ does
+    package: str  # __name__ of the package. A folder conf/ in it holds presets, as ddppo's conf/ does, and src/ C++
     schemas: Mapping[str, str] = field(
         default_factory=dict
     )  # Hydra's: {"model/my_schema": dataclass of settings}
@@ -60,8 +61,27 @@ class Plugin:
     @property
     def conf(self) -> Path | None:
         """The folder of the package's presets, if it has one."""
+        return self._folder("conf")
+
+    @property
+    def src(self) -> Path | None:
+        """The folder of the package's C++, if it has one."""
+        return self._folder("src")
+
+    @functools.cached_property
+    def cpp(self) -> Library:
+        """The library of the C++ in src/: `PLUGIN.cpp.load()`, compiled at first use with the flags of ddppo's own."""
+        assert self.src is not None, f"{self.package} has no folder src/"
+        return cpp(self.src)
+
+    def brings(self, what: str, name: str) -> bool:
+        """Whether a name is the plugin's: one of its "tasks" or "models", or an import path into its package."""
+        module = name.partition(":")[0]
+        return name in getattr(self, what) or f"{module}.".startswith(f"{self.package}.")
+
+    def _folder(self, name: str) -> Path | None:
         file = importlib.import_module(self.package).__file__
-        folder = Path(file).parent / "conf" if file else None
+        folder = Path(file).parent / name if file else None
         return folder if folder is not None and folder.is_dir() else None
 
 

@@ -1,10 +1,13 @@
-"""What is computed in C++: networks, the learner's step, tasks and rollouts. `src` knows neither Python nor ranks."""
+"""What is computed in C++: networks, the learner's step, classic tasks, rollouts. `src` knows neither Python nor ranks.
+
+Packages of domains, and of your own, have such a folder too (`Plugin.cpp`, docs/guide/domain.md).
+"""
 
 import ctypes
 
-from ddppo.native.compiling import CPP, NotCompiled
+from ddppo.native.compiling import CPP, NotCompiled, cpp
 
-__all__ = ["NotCompiled", "library", "loaded", "why_not"]
+__all__ = ["NotCompiled", "cpp", "library", "loaded", "why_not"]
 
 library, why_not = CPP.load, CPP.why_not
 

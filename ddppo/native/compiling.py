@@ -1,7 +1,8 @@
-"""C and C++ of this package, compiled for this machine at first use and kept. Imports nothing of ddppo, and no torch.
+"""C and C++, compiled for this machine at first use and kept. Imports nothing of ddppo, and no torch.
 
-    CPP.load()       # the library, from the cache or compiled now; raises NotCompiled
-    CPP.why_not()    # None, or the reason in half a sentence
+    library = cpp(Path(__file__).parent / "src")  # all C++ in a folder: ddppo's, a domain's, a project's of your own
+    library.load()       # from the cache or compiled now; raises NotCompiled
+    library.why_not()    # None, or the reason in half a sentence
 
 One process of a machine compiles while the others wait for it. What failed is not tried again by processes of the same
 run. The build hook of the package loads this file by its path.
@@ -9,6 +10,7 @@ run. The build hook of the package loads this file by its path.
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -322,22 +324,31 @@ def _processor() -> str:
     return "\n".join(sorted(set(known)) or [platform.machine(), platform.processor()])
 
 
-_SRC = _HERE / "src"
+@functools.cache
+def cpp(folder: Path) -> Library:
+    """Return the library of all *.cpp in a folder, which may include the *.hpp beside them; the same each time.
 
-# Networks, the learner's step, tasks and rollouts. A multiply-add is fused only where the source says so
-# (-ffp-contract=off): else each compiler, tuning and tile would round as it likes.
-CPP = Library(
-    "native",
-    sorted(_SRC.glob("*.cpp")),
-    sorted(_SRC.iterdir()),
-    (
-        "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC",
-        "-Wno-psabi", "-Wno-ignored-attributes",
-    ),
-    machine_flags=("-march=native", "-mcpu=native"),
-    compilers=("g++", "clang++", "c++"),
-    variable="CXX",
-)  # fmt: skip
+    It is named as the folder's parent is, my_project/src as my_project. Functions for Python are `extern "C"`.
+    """
+    sources = sorted(folder.glob("*.cpp"))
+    assert sources, f"{folder} has no *.cpp"
+    # A multiply-add is fused only where the source says so (-ffp-contract=off): else each compiler, tuning and tile
+    # would round as it likes.
+    return Library(
+        folder.parent.name,
+        sources,
+        sorted([*sources, *folder.glob("*.hpp")]),
+        (
+            "-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fPIC",
+            "-Wno-psabi", "-Wno-ignored-attributes",
+        ),
+        machine_flags=("-march=native", "-mcpu=native"),
+        compilers=("g++", "clang++", "c++"),
+        variable="CXX",
+    )  # fmt: skip
+
+
+CPP = cpp(_HERE / "src")  # networks, the learner's step, classic tasks and rollouts
 
 _C = _HERE.parent / "collectives" / "shared_memory.c"
 

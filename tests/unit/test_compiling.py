@@ -12,7 +12,7 @@ from ddppo.config import Config
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.errors import ConfigError
 from ddppo.native import compiling
-from ddppo.native.compiling import SHARED_MEMORY, Library, NotCompiled
+from ddppo.native.compiling import CPP, SHARED_MEMORY, Library, NotCompiled, cpp
 
 needs_compiler = pytest.mark.skipif(SHARED_MEMORY.why_not() is not None, reason=str(SHARED_MEMORY.why_not()))
 
@@ -223,6 +223,24 @@ def test_a_processor_that_cxx_names_is_compiled_for_and_kept_under_another_name(
         )
         other.why_not()
     assert commands[0][:3] == ["cc", "-march=x86-64", "-DOTHER"]
+
+
+@pytest.mark.skipif(CPP.why_not() is not None, reason=str(CPP.why_not()))
+def test_the_cpp_of_each_folder_is_a_library_of_its_own_with_the_flags_of_ours(cache, tmp_path):
+    for project, answer in (("first", 1), ("second", 2)):
+        folder = tmp_path / project / "src"
+        folder.mkdir(parents=True)
+        (folder / "answer.hpp").write_text(f"constexpr int kAnswer = {answer};")
+        (folder / "answer.cpp").write_text(
+            '#include "answer.hpp"\nextern "C" int answer() { return kAnswer; }'
+        )
+        assert cpp(folder).load().answer() == answer
+        assert cpp(folder) is cpp(folder)
+        assert cpp(folder).flags == CPP.flags
+    assert sorted(path.name.split("_")[0] for path in cache.glob("*.so")) == ["first", "second"]
+    before = cpp(folder).file_name
+    (folder / "answer.hpp").write_text("constexpr int kAnswer = 3;")
+    assert cpp(folder).file_name != before
 
 
 @pytest.mark.parametrize(

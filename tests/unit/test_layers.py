@@ -1,6 +1,7 @@
 """Imports of ddppo go one way, as the page on the design says."""
 
 import ast
+import re
 
 import pytest
 
@@ -228,3 +229,13 @@ def test_circuits_without_their_task_and_network_import_numpy_alone():
     for module in (module for module in MODULES if module.startswith("domains.circuits.quantum")):
         text = MODULES[module].read_text()
         assert not [name for name in ("torch", "gymnasium") if f"import {name}" in text], module
+
+
+@pytest.mark.parametrize(
+    "folder", sorted((CHECKOUT / "ddppo").rglob("src")), ids=lambda folder: folder.parent.name
+)
+def test_the_cpp_of_a_package_includes_none_of_another(folder):
+    for path in folder.iterdir():
+        for included in re.findall(r'#include "(.*)"', path.read_text()):
+            assert (folder / included).parent == folder, f"{path} includes {included}"
+            assert (folder / included).is_file(), f"{path} includes {included}"

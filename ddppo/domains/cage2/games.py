@@ -1,6 +1,6 @@
 """CAGE 2 for n games at once: arrays in, arrays out, no Gymnasium.
 
-What is here is stepped in C++ where there is a compiler (ddppo/native/src/cage2.cpp), to the same bits.
+What is here is stepped in C++ where there is a compiler (src/cage2.cpp), to the same bits.
 """
 
 import functools

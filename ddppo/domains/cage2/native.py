@@ -1,4 +1,4 @@
-"""Games stepped in C++ (ddppo/native/src/cage2.cpp), which is told where the arrays and tables of NumPy are."""
+"""Games stepped in C++ (src/cage2.cpp), which is told where the arrays and tables of NumPy are."""
 
 import ctypes
 import functools
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.domains.cage2 import agents, tables
+from ddppo.domains.cage2 import PLUGIN, agents, tables
 from ddppo.domains.cage2.rules import DETECTED, PREFERRED
 from ddppo.domains.cage2.state import GAME
-from ddppo.native import NotCompiled, library
+from ddppo.native import NotCompiled
 
 _logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class NativeStep:
 def function() -> Any | None:
     """Return cage2_step, or None where it cannot be compiled."""
     try:
-        compiled = library()
+        compiled = PLUGIN.cpp.load()
     except NotCompiled as e:
         _logger.debug("CAGE 2 is stepped by NumPy: %s", e)
         return None

@@ -7,7 +7,7 @@ import numpy as np
 from ddppo.domains.cage2.rules import NUM_HOSTS, hosts_as_bits
 from ddppo.domains.cage2.tables import OPEN
 
-# Fields are in the order of `Game` in ddppo/native/src/cage2.hpp; sets of hosts are bits.
+# Fields are in the order of `Game` in src/cage2.hpp; sets of hosts are bits.
 GAME = np.dtype(
     [
         ("key", np.uint64),  # of the episode's random numbers

@@ -10,7 +10,7 @@ from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from ddppo.models import check_model
-from ddppo.plugins import added, imported
+from ddppo.plugins import added, imported, plugins
 from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.measuring.own_metrics import functions_of
 from ddppo.run.parts import players_of, program_of
@@ -30,6 +30,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     share cores or GPUs, which dist.oversubscribe=warn allows. Raises ConfigError.
     """
     shape = configuration.validate(config)
+    of_cpp = None if local_world_size is None else _compile_plugins(config)
     task = tried(config.env)
     spec = task.spec
     curriculum_for(config.curriculum, config.env.id, spec)
@@ -54,6 +55,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         check_installed(config.log.trackers)
     of_machine = None if local_world_size is None else check_machine(config, local_world_size)
     warnings = (
+        of_cpp,
         *task.warnings,
         *on_spaces(spec.spaces, config.model),
         *of_networks,
@@ -62,6 +64,19 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     )
     more = (exactness.warning(config, spec), initial.told(config, spec))
     return "\nwarning: ".join(filter(None, (*warnings, *more))) or None
+
+
+def _compile_plugins(config: Config) -> str | None:
+    """Compile the C++ that the task and the model bring, once and not by every rank; return a warning where it fails.
+
+    What cannot do without raises an error of its own as it is made.
+    """
+    names = {"tasks": config.env.id, "models": config.model.name}
+    for plugin in plugins():
+        is_used = any(plugin.brings(what, name) for what, name in names.items())
+        if is_used and plugin.src is not None and (why := plugin.cpp.why_not()) is not None:
+            return f"the C++ of {plugin.package} is not compiled: {why}; Python computes in its place, slower"
+    return None
 
 
 def _check_normalized(config: Config, spec: EnvSpec) -> None:

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2 import agents, native
+from ddppo.domains.cage2 import PLUGIN, agents, native
 from ddppo.domains.cage2.rules import HOST, NUM_ACTIONS
-from ddppo.native import why_not
 from tests.domains.cage2.cage2_play import act, exploit, hold, play, tell
 
 
@@ -145,7 +144,7 @@ def test_a_batch_of_games_is_as_many_games_by_themselves():
 @pytest.mark.parametrize("red", agents.AGENTS)
 @pytest.mark.parametrize("green", ["sleep", "active"])
 def test_games_in_cpp_are_those_in_numpy_to_the_bit(red, green, monkeypatch):
-    if reason := why_not():
+    if reason := PLUGIN.cpp.why_not():
         pytest.skip(reason)
     games, other = (play(64, red, green=green, faithful_ot_quirk=green == "active") for _ in range(2))
     act(games)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2 import native
+from ddppo.domains.cage2 import PLUGIN, native
 from ddppo.domains.cage2.games import Games
-from ddppo.native import why_not
 from tests.domains.cage2.cage2_oracle import Game
 
 NUM_STEPS = 100
@@ -23,7 +22,7 @@ BLUES = {  # how often it does nothing, and what it does else
 def _stepped_by(request, monkeypatch):
     if request.param == "NumPy":
         monkeypatch.setattr(native, "function", lambda: None)
-    elif reason := why_not():
+    elif reason := PLUGIN.cpp.why_not():
         pytest.skip(reason)
 
 

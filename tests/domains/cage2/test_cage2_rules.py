@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2 import agents, native
+from ddppo.domains.cage2 import PLUGIN, agents, native
 from ddppo.domains.cage2.rules import ACTIONS, HOST, HOSTS, OP_SERVER, ports_as_bits
-from ddppo.native import why_not
 from tests.domains.cage2.cage2_play import (
     EXPLOIT,
     NO,
@@ -61,7 +60,7 @@ DECOYS = {  # decoy -> the exploit that it catches, and the hosts that it works 
 def _stepped_by(request, monkeypatch):
     if request.param == "NumPy":
         monkeypatch.setattr(native, "function", lambda: None)
-    elif reason := why_not():
+    elif reason := PLUGIN.cpp.why_not():
         pytest.skip(reason)
 
 

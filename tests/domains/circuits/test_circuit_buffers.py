@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ddppo import native
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import RZ, Circuit, Gate, H
 from ddppo.domains.circuits.task import CircuitEnv, confirmed
 from ddppo.domains.circuits.task.buffers.buffer import GraphBuffer, chances
@@ -18,7 +18,7 @@ from ddppo.domains.circuits.task.starts import Start
 from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import at_random, downhill, qasm, steps
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 UNLIMITED = 1e9
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from ddppo import native
 from ddppo.config import EnvConfig
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import RZ
 from ddppo.domains.circuits.quantum.angles import TURN
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
@@ -20,7 +20,7 @@ from tests.domains.circuits.circuit_play import at_random, choices_of, downhill,
 from tests.domains.circuits.circuit_slow import listed, observed
 from tests.support import TINY, door
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 NOP = 0  # where it is offered once
 ARRAYS = ("kinds", "wires", "angles")

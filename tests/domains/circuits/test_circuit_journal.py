@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddppo import native
 from ddppo.config import EnvConfig
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
@@ -20,7 +20,7 @@ from ddppo.domains.circuits.task.packing import packed, unpacked
 from ddppo.errors import RunFolderError, TrainingError
 from tests.domains.circuits.circuit_play import Together, qasm
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 BOTH = {"circuit": ["tof_3", "mod5_4"], "episode": {"min_steps": 60}}
 

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from ddppo import native
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum.rewriting import digest
 from ddppo.domains.circuits.task import CircuitEnv, confirmed, replayed
 from ddppo.domains.circuits.task.buffers.buffer import GraphBuffer
@@ -15,7 +15,7 @@ from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import Together, at_random, choices_of
 from tests.domains.circuits.test_circuit_buffers import buffer_of, circuit_of, filled
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 NOP = 0
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ddppo import config as configuration
-from ddppo import native
 from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.__main__ import run
 from ddppo.domains.circuits.optimise import command
 from ddppo.domains.circuits.optimise.of_run import of_run
@@ -38,7 +38,7 @@ from ddppo.run.checkpoint import save_iteration
 from tests.domains.circuits.circuit_play import qasm
 from tests.support import CHECKOUT, PATIENCE_S, door
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 FOREVER = float("inf")
 

@@ -6,7 +6,7 @@ from array import array
 import numpy as np
 import pytest
 
-from ddppo import native
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X, rewriting
 from ddppo.domains.circuits.quantum.angles import TURN
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest, unchecked
@@ -14,7 +14,7 @@ from ddppo.domains.circuits.quantum.rules import packaged, parse
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import EIGHTHS, distance, matrix_of, random_circuit
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 MERGE = parse("rz(a) 0; rz(b) 0 -> rz(a+b) 0")
 EIGHTH = TURN // 8
@@ -201,7 +201,7 @@ def test_a_rewriter_travels_to_other_processes():
 
 def test_a_machine_without_a_compiler_says_so(monkeypatch):
     monkeypatch.setattr(rewriting, "_compiled", {})
-    monkeypatch.setattr("ddppo.native.why_not", lambda: "there is no C++ compiler")
+    monkeypatch.setattr(PLUGIN.cpp, "why_not", lambda: "there is no C++ compiler")
     with pytest.raises(ConfigError, match="cannot be compiled here: there is no C\\+\\+ compiler"):
         Rewriter([MERGE])
 

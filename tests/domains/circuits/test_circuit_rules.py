@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ddppo import native
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.__main__ import run
 from ddppo.domains.circuits.quantum.angles import TURN
 from ddppo.domains.circuits.quantum.rules import (
@@ -193,7 +193,7 @@ def written(path, *texts):
     return path
 
 
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 def test_a_command_searches_and_writes_a_file_that_reads_the_same_each_time(tmp_path, capsys):
     for name in ("one", "two"):
         command.main([f"out={tmp_path / name}", "spaces=2:2:h+cx,1:3:x+rz"])
@@ -211,7 +211,7 @@ def test_a_command_searches_and_writes_a_file_that_reads_the_same_each_time(tmp_
     )
 
 
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 def test_rules_of_ones_own_are_verified_and_stand_beside_those_that_are_found(tmp_path, capsys):
     own = tmp_path / "own.txt"
     own.write_text(
@@ -247,7 +247,7 @@ def test_a_rule_of_ones_own_that_is_not_true_is_refused_with_its_line(tmp_path, 
     assert not (tmp_path / "my.rules").exists()
 
 
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 def test_the_door_of_circuits_has_the_command_as_a_verb(tmp_path):
     assert run(["rules", f"out={tmp_path / 'my.rules'}", "spaces=1:2:h"]) == 0
     assert [str(rule).strip() for rule in read(tmp_path / "my.rules").rules] == ["h 0; h 0 ->"]

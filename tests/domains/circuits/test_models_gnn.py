@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo import native
 from ddppo.config import ModelConfig
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.gnn import graphs, messages
 from ddppo.domains.circuits.gnn.distribution import NOWHERE
 from ddppo.domains.circuits.task.env import CircuitEnv
@@ -27,7 +27,7 @@ from tests.domains.circuits.gnn_oracle import (
     spec_of,
 )
 
-pytestmark = pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 
 
 @pytest.fixture(params=["C++", "torch"])

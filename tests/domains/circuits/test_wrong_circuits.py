@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ddppo import config as configuration
-from ddppo import native
 from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.__main__ import run
 from ddppo.domains.circuits.quantum.rules.file import PACKAGED
 from ddppo.errors import ConfigError
@@ -93,7 +93,7 @@ def a_run(folder, env_id="ddppo/Circuit-v0", model="gnn", **kwargs):
     return folder
 
 
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 @pytest.mark.parametrize(
     ("run_of", "more", "said"),
     [
@@ -130,7 +130,7 @@ def wide(folder, num_qubits):
     return path
 
 
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
+@pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 @pytest.mark.parametrize(
     ("num_qubits", "said"),
     [

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ddppo import native
+from ddppo.domains.circuits import PLUGIN
 
 SLOTS = 4  # neighbours of a gate: before it on ports 0 and 1, after it on ports 0 and 1
 # What a message knows of its edge: the sender's port, the receiver's, and whether it runs against the edge.
@@ -41,13 +41,13 @@ def graph_around(roots: torch.Tensor, obs: dict[str, torch.Tensor], radius: int)
 def is_native(numbers: torch.Tensor) -> bool:
     """Return whether the C++ library computes with such numbers here."""
     is_known = numbers.device.type == "cpu" and numbers.dtype in (torch.float32, torch.float64)
-    return is_known and native.why_not() is None
+    return is_known and PLUGIN.cpp.why_not() is None
 
 
 def functions(dtype: torch.dtype) -> dict[str, Any]:
     """Return the library's functions of numbers of this type."""
     if dtype not in _declared:
-        library, suffix = native.library(), {torch.float32: "float", torch.float64: "double"}[dtype]
+        library, suffix = PLUGIN.cpp.load(), {torch.float32: "float", torch.float64: "double"}[dtype]
         types: dict[str, list[Any]] = {
             "flat": [_LONG, _INT, _INT, _INT, *(_POINTER,) * 8],
             "sum": [_LONG, _LONG, *(_POINTER,) * 5],

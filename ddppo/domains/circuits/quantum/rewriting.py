@@ -1,4 +1,4 @@
-"""Rewriting circuits by rules, in C++ (ddppo/native/src/rewriting.hpp): where rules match, and what they make."""
+"""Rewriting circuits by rules, in C++ (src/rewriting.hpp): where rules match, and what they make."""
 
 import ctypes
 import weakref
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum.circuit import Circuit
 from ddppo.errors import ConfigError
 
@@ -192,12 +193,10 @@ def _data(array: NDArray[Any]) -> int:
 def _functions() -> dict[str, Any]:
     """Return the compiled functions. Raises ConfigError where there is no compiler to make them."""
     if not _compiled:
-        from ddppo.native import library, why_not
-
-        if why_not() is not None:
-            raise ConfigError(f"circuits are rewritten in C++, which cannot be compiled here: {why_not()}")
+        if (why := PLUGIN.cpp.why_not()) is not None:
+            raise ConfigError(f"circuits are rewritten in C++, which cannot be compiled here: {why}")
         for name, (result, arguments) in _TYPES.items():
-            function = getattr(library(), f"circuits_{name}")
+            function = getattr(PLUGIN.cpp.load(), f"circuits_{name}")
             function.restype, function.argtypes = result, arguments
             _compiled[name] = function
     return _compiled

@@ -1,4 +1,4 @@
-"""A circuit as its observation shows it, and a choice made there, in C++ (ddppo/native/src/circuit_board.cpp)."""
+"""A circuit as its observation shows it, and a choice made there, in C++ (src/circuit_board.cpp)."""
 
 import ctypes
 import weakref
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.task.observation import observation_space
@@ -120,8 +121,6 @@ class Board:
 def functions() -> dict[str, Any]:
     """Return the compiled functions of circuit_board.cpp."""
     if not _compiled:
-        from ddppo.native import library
-
         integer, pointer, text = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
         circuit = [integer, ctypes.c_int32, text]
         types: dict[str, tuple[Any, list[Any]]] = {  # name: (result, arguments)
@@ -131,7 +130,7 @@ def functions() -> dict[str, Any]:
             "choose": (integer, [pointer, integer, *circuit, pointer, pointer]),
         }
         for name, (result, arguments) in types.items():
-            function = getattr(library(), f"board_{name}")
+            function = getattr(PLUGIN.cpp.load(), f"board_{name}")
             function.restype, function.argtypes = result, arguments
             _compiled[name] = function
     return _compiled

@@ -13,7 +13,7 @@ from ddppo.domains.circuits.quantum.angles import TURN, of_fraction, written
 from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, Circuit, Gate
 
 PARAMETERS = "abcd"
-MOST_WIRES, MOST_GATES = 4, 8  # of a rule; ddppo/native/src/rewriting.hpp
+MOST_WIRES, MOST_GATES = 4, 8  # of a rule; src/rewriting.hpp
 _TERM = re.compile(rf"([+-]?)(?:([{PARAMETERS}])|(?:(\d+)\*)?pi(?:/(\d+))?)")
 
 
