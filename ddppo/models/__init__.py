@@ -1,6 +1,5 @@
 """Actor-critics and action distributions."""
 
-from ddppo.domains.text.models.nucleus import nucleus
 from ddppo.models.actor_critic import MLP, ActorCritic, At, Obs, flat_obs, random_obs, raw_dtype, tensor_dtype
 from ddppo.models.build import MODELS, build_model, part_of
 from ddppo.models.cnn import images_in
@@ -21,7 +20,6 @@ __all__ = [
     "check_model",
     "flat_obs",
     "images_in",
-    "nucleus",
     "num_action_params",
     "num_noise",
     "part_of",

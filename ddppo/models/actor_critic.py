@@ -2,7 +2,7 @@
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,14 +69,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-class TokenCache(Protocol):
-    """What a model remembers of E rows of tokens, each of its own length, so that it need not read them again."""
-
-    def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
-        """Append counts[i] of tokens[i] `[k]` to row rows[i], ascending; return params `[n, P]` of what follows."""
-        ...
-
-
 class ActorCritic(nn.Module, abc.ABC):
     """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_params.
 
@@ -91,10 +83,12 @@ class ActorCritic(nn.Module, abc.ABC):
     # The value of a transition is that of what was acted on, which `at` gives; `forward` and `value` give what a state
     # is worth to whoever comes to it.
     values_are_of_actions = False
-    # obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
-    # `at(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, is of the token that follows l.
-    takes_sequences = False
-    most_tokens: int | None = None  # a row may have, of takes_sequences; None for any number
+    # Import paths, `module:attribute`, of what a kind of models needs otherwise than the core has it; None: the core's.
+    # All three are inherited, and docs/design.md says what each of the classes has to have.
+    collector_class: str | None = None  # acts with the model, a ddppo.ppo.acting.rollout.RolloutCollector
+    minibatch_class: str | None = None  # of a rollout, a ddppo.ppo.learning.minibatches.Minibatches
+    trial_class: str | None = None  # tries the model before a run, a ddppo.models.trials.trial.Trial
+    takes_text = False  # observations and actions are text, of which the model's collector makes arrays
     state_size = (
         0  # S, numbers remembered of each environment; 0 where nothing is. Others: ddppo.models.Recurrent
     )
@@ -119,10 +113,10 @@ class ActorCritic(nn.Module, abc.ABC):
         """Return what `forward` does, or what of it actions `[n, *action.shape]` need; used in learning."""
         return self(obs)
 
-    def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows `own` `[k]` of `at`, where sequences are taken; a model may leave out what others cost."""
-        params, values = self.at(obs, actions)
-        return params[own], values[own]
+    def at_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `at` does of the samples of a minibatch, by what its `minibatch_class` puts under "inputs"."""
+        obs, actions = inputs
+        return self.at(obs, actions)
 
     @abc.abstractmethod
     def action_params(self, obs: Obs) -> torch.Tensor:
@@ -149,10 +143,6 @@ class ActorCritic(nn.Module, abc.ABC):
     def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
         """Return the distribution that `params` `[..., P]` describe; `mask` `[..., mask_size]` bool allows choices."""
         return action_distribution(self.spec.action, params, mask, is_squashed=self.is_squashed)
-
-    def cache(self, num_rows: int, num_tokens: int) -> "TokenCache":
-        """Return the memory of as many rows, empty, of as many tokens each at most, to type in; of takes_sequences."""
-        raise NotImplementedError
 
     def step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return action parameters `[n, P]`, values `[n]` and the state `[n, S]` that follows `state` `[n, S]`.
@@ -181,13 +171,6 @@ class ActorCritic(nn.Module, abc.ABC):
         """Return a context in which no parameter changes, so that what is derived from them may be kept."""
         return nullcontext()
 
-    def narrowed(self, num_tokens: int) -> AbstractContextManager[None]:
-        """Return a context in which tokens see at most as many back, in layers that have a limit; of takes_sequences.
-
-        A model is tried before a run in rows of a few tokens: without this they would never reach such a limit.
-        """
-        return nullcontext()
-
     def num_products(self) -> int:
         """Return how many products of weights one observation takes: one of each, unless the model says otherwise."""
         return sum(p.numel() for p in self.parameters())
@@ -196,7 +179,7 @@ class ActorCritic(nn.Module, abc.ABC):
 class At(nn.Module):
     """A model called as it learns, as modules are; its parameters and buffers are its own, behind "model.".
 
-    By `at` with obs and actions, by `at_own` with rows besides, or with memory by `unroll`.
+    It is given obs and actions, or the `inputs` of minibatches of the model's own, or with memory what `unroll` reads.
     """
 
     def __init__(self, model: ActorCritic) -> None:
@@ -204,9 +187,7 @@ class At(nn.Module):
         self.model = model
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.model.state_size:
-            return self.model.unroll(*inputs)
-        return self.model.at(*inputs) if len(inputs) == 2 else self.model.at_own(*inputs)
+        return self.model.unroll(*inputs) if self.model.state_size else self.model.at_minibatch(*inputs)
 
 
 class MLP(ActorCritic):

@@ -23,7 +23,12 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
     Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
     """
     kind = model_class(config)
-    if spec.is_text != kind.takes_sequences:
+    if getattr(kind, "takes_sequences", False):
+        raise ConfigError(
+            f"model.name={config.name}: takes_sequences is no more: derive {kind.__name__} from "
+            "ddppo.domains.text.policy.TokenActorCritic, and leave it out"
+        )
+    if spec.is_text != kind.takes_text:
         raise ConfigError(
             f"model.name={config.name} with a task of text, for which it has no tokens: use model=token_policy"
             if spec.is_text

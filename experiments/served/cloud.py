@@ -14,7 +14,7 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.domains.cloud.tokens import CloudDialogue, CloudTokens
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.turns import make_turns
 from experiments.served.messages import cpu_s, processes
 
 EASY = ("warm-up", "beginner")

@@ -5,7 +5,7 @@ import time
 from itertools import repeat
 
 from ddppo.config import EnvConfig
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.turns import make_turns
 
 NUM_ENVS, NUM_TURNS, STEP_S = 8, 6, 0.05
 

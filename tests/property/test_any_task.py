@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddppo.config import EnvConfig
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.turns import make_turns
 from ddppo.envs import make_vec_env, probe
 from ddppo.errors import ConfigError, EnvError, EnvRaised
 from ddppo.spaces import leaves

@@ -5,14 +5,11 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, ModelConfig, PPOConfig
-from ddppo.envs import probe
-from ddppo.models import At, build_model
+from ddppo.models import At
 from ddppo.ppo.advantages.estimators import Gae, GroupRelative
 from ddppo.ppo.advantages.returns import gae
-from ddppo.ppo.learning.minibatches import Sequences
 from ddppo.ppo.losses.reference import Reference
-from tests.unit.test_learner import LN2, SIMPLE, Constant, learner, means, rollout
+from tests.unit.test_learner import LN2, Constant, learner, means, rollout
 
 GRPO = {"algorithm": "grpo", "group_size": 2}
 # Two groups of two rollouts: returns 3 and 1, in three rows and in one; 2 and 2.
@@ -159,69 +156,3 @@ def test_over_an_episodes_own_tokens_the_trace_passes_over_what_was_read():
     middle = 1.0 + 0.5 * 1.5 - 1.0 + 0.25 * last
     first = 0.0 + 0.5 * 1.0 - 0.5 + 0.25 * middle
     assert found[:, 0].tolist() == [0.0, first, 0.0, middle, last, 0.0]
-
-
-class Reader(Constant):
-    """Reads whole sequences, to say the same of every row."""
-
-    takes_sequences = True
-
-    def at(self, obs, actions):
-        assert obs.shape == actions.shape
-        self.read = tuple(obs.shape)
-        return self.logits.expand(obs.numel(), 2), self.level.expand(obs.numel())
-
-
-def sequences(valid, **more):
-    """Rollouts of tokens whose reward is that of their row."""
-    rows = torch.arange(1.0, len(valid) + 1).tolist()
-    samples = rollout([[row] * len(valid[0]) for row in rows], valid=valid, **more)
-    return dataclasses.replace(samples, obs=samples.obs.squeeze(-1))
-
-
-def test_a_minibatch_of_sequences_reads_them_as_far_as_anybodys_own_tokens_go():
-    samples = sequences([[True, True], [False, True], [True, True], [False, False]])
-    estimates = Gae(PPOConfig(**SIMPLE), of_tokens=True)(samples, samples.rewards, in_cpp=False)
-    one, none = Sequences(samples, estimates).minibatches(torch.tensor([1, 0]), [0, 2, 2])
-    assert [tuple(x.shape) for x in one["sequences"]] == [(2, 3), (2, 3)]
-    assert one["own"].tolist() == [0, 1, 2, 3, 5]  # of rollout 1, then of rollout 0
-    assert one["returns"].tolist() == [1.0, 2.0, 3.0, 1.0, 3.0]
-    assert len(none["own"]) == 0  # but something to read, for other ranks wait for this one's gradient
-    assert len(none["sequences"][0]) == 1
-
-
-def test_a_model_of_sequences_learns_from_own_tokens_alone():
-    made = learner((3, 2), Reader())
-    update = made.update(
-        sequences([[True, True], [False, True], [True, False]], actions=[[0, 1]] * 3), 1, 0.0
-    )
-    assert (
-        made.estimator.config.gamma == 0.0
-    )  # so advantages are rewards: 1 and 3 of action 0, 1 and 2 of action 1
-    assert update.num_samples == 4
-    assert made.parameters.grad.tolist()[:2] == pytest.approx([-(4 - 3) / 8, (4 - 3) / 8])
-
-
-def test_minibatches_of_sequences_are_of_whole_ones():
-    model = Reader()
-    made = learner((3, 4), model, num_minibatches=2)
-    update = made.update(sequences([[True] * 4] * 3), 1, 0.0)
-    assert model.read == (2, 3)
-    assert (update.steps, update.num_samples) == (2, 12)
-
-
-def test_grpo_reads_no_sequence_that_teaches_nothing():
-    model = Reader()
-    made = grpo((1, 4), model)
-    samples = sequences([[True] * 4])
-    made.update(dataclasses.replace(samples, rewards=torch.tensor([[1.0, 2.0, 5.0, 5.0]]).double()), 1, 0.0)
-    assert model.read == (2, 1)
-
-
-def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_all():
-    spec = probe(EnvConfig(id="tests.domains.text.text_tasks:tests/Repeat-v0"))
-    model = build_model(spec, ModelConfig(name="token_policy"), 0, torch.float64)
-    tokens = torch.randint(1, 10, (3, 7), generator=torch.Generator().manual_seed(0))
-    own = torch.tensor([1, 4, 6, 13, 20])
-    params, values = model.at(tokens, tokens)
-    torch.testing.assert_close(model.at_own(tokens, tokens, own), (params[own], values[own]))

@@ -18,7 +18,7 @@ def collector(env=None, *, rollout_steps=8, kind=EpisodeCollector, **settings):
 
 
 def played(made):
-    made.begin([0, 1], [{}, {}])
+    made.reset([0, 1], [{}, {}])
     return made.collect(noise(made))
 
 
@@ -105,6 +105,6 @@ def test_a_lost_life_ends_no_episode():
 def test_two_environments_of_one_seed_begin_alike():
     env = make_vec_env(EnvConfig(id="CartPole-v1", num_envs=2), range(2), rank=0, cores=1)
     made = collector(env, rollout_steps=3)
-    made.begin([5, 5], [{}, {}])
+    made.reset([5, 5], [{}, {}])
     rollout, _ = made.collect(noise(made))
     assert torch.equal(rollout.obs[0, 0], rollout.obs[0, 1])

@@ -11,6 +11,7 @@ from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, part_of
+from ddppo.plugins import imported
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Gae
 from ddppo.ppo.learning.learner import Learner
@@ -72,7 +73,7 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
         seed=0,
         obs_normalizer=obs_normalizer,
         reward_normalizer=reward_normalizer,
-        takes_sequences=model.takes_sequences,
+        minibatch_class=imported(model.minibatch_class) if model.minibatch_class else None,
     )
 
 

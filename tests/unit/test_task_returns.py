@@ -16,7 +16,7 @@ from returning_tasks import PAIR, VALUES, GivenEnv
 
 from ddppo import envs as ddppo_envs
 from ddppo.config import EnvConfig, ModelConfig
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.turns import make_turns
 from ddppo.envs import make_env, make_eval_env, make_vec_env
 from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
 from ddppo.envs.encoding.rows import RowEncoder

@@ -3,18 +3,14 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from ddppo.collectives import Group
 from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync
-from ddppo.domains.text.acting import TextCollector
-from ddppo.domains.text.turns.local import Turns
-from ddppo.envs.vec_env import VecEnv
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import Episode, Rollout, RolloutCollector
 from ddppo.ppo.learning.learner import Learner, Update
 from ddppo.ppo.learning.step import STATISTICS
 from ddppo.processes.signals import StopRequest
@@ -61,6 +57,12 @@ class News(NamedTuple):
     num_restarts: int = 0
 
 
+class Closeable(Protocol):
+    """Environments of a rank: a ddppo.envs.VecEnv, or what a collector of a model's own steps."""
+
+    def close(self) -> None: ...
+
+
 class Program(ABC):
     """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
 
@@ -75,12 +77,12 @@ class Program(ABC):
     them.
     """
 
-    collector: Collector | TextCollector | None
+    collector: RolloutCollector | None
     learner: Learner
     sync: GradientSync
     learners: Group
     groups: tuple[Group, ...] = ()
-    env: VecEnv | Turns | None = None
+    env: Closeable | None = None
     rounds: Rounds | None = None
     campaign: "Campaign | None" = None
 

@@ -14,11 +14,7 @@ from ddppo.config.rules.algorithms import check_groups
 from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.distributed.programs.workers import Worker
-from ddppo.domains.text.acting import TextCollector, text_collector
-from ddppo.domains.text.turns.local import Turns, make_turns
-from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.ppo.acting.episodes import EpisodeCollector
 from ddppo.ppo.learning.learner import Update
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
@@ -65,7 +61,6 @@ def check(config: Config, shape: BatchShape, spec: EnvSpec) -> None:
 class EpisodeWorker(Worker):
     """A rank that acts, and learns from one episode of each of its environments."""
 
-    collector: EpisodeCollector | TextCollector
     rounds: Rounds
 
     def __init__(self, kit: Kit) -> None:
@@ -76,23 +71,13 @@ class EpisodeWorker(Worker):
         self.rounds = Rounds(config.seed, kit.shape.num_envs // self._group_size, curriculum)
         self._was_told = False  # of any rollout, whether it achieved its task
 
-    def _acting(self) -> tuple[VecEnv | Turns, EpisodeCollector | TextCollector]:
-        kit, first_env = self._kit, self._kit.env_indices.start
-        if not kit.spec.is_text:
-            env = kit.envs()
-            return env, EpisodeCollector(**kit.of_collector(env, first_env))
-        turns = make_turns(
-            kit.config.env, kit.env_indices, kit.group.rank, kit.env_timeout_s, kit.max_restarts
-        )
-        return turns, text_collector(kit.config, turns, kit.model, first_env=first_env, device=kit.device)
-
     def reset(self, iteration: int) -> None:
         """Nothing goes on from one iteration to the next."""
 
     def collect(self, iteration: int) -> Collected:
         rounds = self.rounds.begin(iteration)
         mine = [rounds[i // self._group_size] for i in self._kit.env_indices]
-        self.collector.begin([r.seed for r in mine], [r.options for r in mine])
+        self.collector.reset([r.seed for r in mine], [r.options for r in mine])
         return super().collect(iteration)
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
@@ -115,10 +100,6 @@ class EpisodeWorker(Worker):
         if len(known) == 0:
             return update
         return replace(update, metrics={**update.metrics, "rollout/success_rate": known.mean().item()})
-
-    def measured(self) -> dict[str, float]:
-        of_text = self.collector.measured() if isinstance(self.collector, TextCollector) else {}
-        return {**super().measured(), **of_text}
 
 
 def rates(achieved: torch.Tensor, group_size: int) -> list[float | None]:

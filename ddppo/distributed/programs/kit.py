@@ -16,12 +16,14 @@ from ddppo.config import Config
 from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Program
-from ddppo.domains.text.acting import TextCollector
 from ddppo.envs import make_vec_env
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, At
+from ddppo.plugins import imported
 from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.episodes import EpisodeCollector
+from ddppo.ppo.acting.rollout import RolloutCollector
 from ddppo.ppo.acting.sharded import ShardedCollector
 from ddppo.ppo.advantages.estimators import Estimator, Gae, GroupRelative
 from ddppo.ppo.learning.learner import Learner
@@ -118,6 +120,16 @@ class Kit(Replica):
             "dist/lost_episodes": float(getattr(env, "num_lost_episodes", 0)),
         }
 
+    def acting(self) -> RolloutCollector:
+        """Make the environments that this rank steps, and the collector that acts in them: its `env`."""
+        if self.model.collector_class is not None:
+            made: RolloutCollector = imported(self.model.collector_class).make(self)
+            return made
+        env, first_env = self.envs(), self.env_indices.start
+        if self.config.ppo.algorithm == "grpo":
+            return EpisodeCollector(**self.of_collector(env, first_env))
+        return self.collector(env, first_env)
+
     def collector(self, env: VecEnv, first_env: int) -> Collector:
         if not self.shape.num_shards:
             return Collector(**self.of_collector(env, first_env))
@@ -148,9 +160,7 @@ class Kit(Replica):
         ppo, shape, model = self.config.ppo, self.shape.over(group.world_size), self.model
         num_shards = shape.local_num_shards
         normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device, num_shards)
-        estimator: Estimator = Gae(
-            ppo, self.config.dist.correction, of_tokens=model.takes_sequences, num_shards=num_shards
-        )
+        estimator: Estimator = Gae(ppo, self.config.dist.correction, num_shards=num_shards)
         reference = None
         if ppo.algorithm == "grpo":
             estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)
@@ -170,7 +180,7 @@ class Kit(Replica):
             obs_normalizer=self.obs_normalizer,
             reward_normalizer=normalizer if ppo.normalize_rewards else None,
             estimator=estimator,
-            takes_sequences=model.takes_sequences,
+            minibatch_class=imported(model.minibatch_class) if model.minibatch_class else None,
             remembers=model.state_size > 0,
             reference=reference,
             tolerance=Tolerance(
@@ -187,7 +197,7 @@ class Kit(Replica):
         is_elsewhere = env.backend not in ("auto", "sync", "native") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
-    def act(self, collector: Collector | TextCollector, env_indices: range, iteration: int) -> Collected:
+    def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> Collected:
         """Collect a rollout of these environments with the noise that is theirs in this iteration."""
         noise: np.ndarray = action_noise(
             self.config.seed,

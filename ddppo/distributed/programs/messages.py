@@ -1,6 +1,7 @@
 """Rollouts and parameters as one flat message each: a collective per tensor would cost as many waits."""
 
 from dataclasses import MISSING, fields, replace
+from typing import Any
 
 import torch
 
@@ -105,11 +106,13 @@ def _empty(spec: EnvSpec, steps: int, envs: int, dtype: torch.dtype, *, with_raw
         return zeros(*leaf.shape, kind=raw_dtype(leaf, dtype, is_normalized=with_raw_obs))
 
     obs = each(observed, spec.obs)
+    others: dict[str, Any] = {name: zeros() for name in ("logprobs", "values", "next_values", "rewards")}
+    flags = ("terminated", "truncated", "valid", "episode_start")
+    others |= {name: zeros(kind=torch.bool) for name in flags}
     return Rollout(
         obs=obs,
         actions=zeros(*spec.action.shape, kind=dtype if spec.action.kind == "box" else torch.int64),
-        **{name: zeros() for name in ("logprobs", "values", "next_values", "rewards")},
-        **{name: zeros(kind=torch.bool) for name in ("terminated", "truncated", "valid", "episode_start")},
+        **others,
         action_mask=None if spec.mask_size is None else zeros(spec.mask_size, kind=torch.bool),
         raw_obs=each(raw, spec.obs) if with_raw_obs else obs,
     )

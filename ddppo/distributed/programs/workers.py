@@ -1,33 +1,26 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
+from ddppo.distributed.programs.contract import Closeable
 from ddppo.distributed.programs.kit import Collected, Kit, Program
-from ddppo.domains.text.acting import TextCollector
-from ddppo.domains.text.turns.local import Turns
-from ddppo.envs.vec_env import VecEnv
-from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.rollout import RolloutCollector
 from ddppo.ppo.learning.learner import Update
 
 
 class Worker(Program):
     """A rank that acts and learns."""
 
-    collector: Collector | TextCollector
-    env: VecEnv | Turns
+    collector: RolloutCollector
+    env: Closeable
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self.env, self.collector = self._acting()
+        self.collector = kit.acting()
+        self.env = self.collector.env
         self.learners = kit.group
         self.sync = kit.sync(kit.group)
         self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
 
-    def _acting(self) -> tuple[VecEnv | Turns, Collector | TextCollector]:
-        """Return the environments that this rank steps, and who acts in them."""
-        env = self._kit.envs()
-        return env, self._kit.collector(env, self._kit.env_indices.start)
-
     def reset(self, iteration: int) -> None:
-        assert isinstance(self.collector, Collector)
         self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
 
     def collect(self, iteration: int) -> Collected:
@@ -38,7 +31,7 @@ class Worker(Program):
         return self.learner.update(collected.rollout, iteration, progress)
 
     def measured(self) -> dict[str, float]:
-        return self._kit.restarts(self.env)
+        return {**self._kit.restarts(self.env), **self.collector.measured()}
 
     def close(self) -> None:
         self.env.close()

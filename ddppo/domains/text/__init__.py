@@ -5,7 +5,7 @@ from ddppo.plugins import Plugin
 PLUGIN = Plugin(
     package=__name__,
     models={
-        "token_policy": f"{__name__}.models.tokens:TokenPolicy",
-        "hf": f"{__name__}.models.hf:HuggingFacePolicy",
+        "token_policy": f"{__name__}.token_policy:TokenPolicy",
+        "hf": f"{__name__}.hf_policy:HuggingFacePolicy",
     },
 )

@@ -10,8 +10,9 @@ from dataclasses import replace
 import torch
 
 from ddppo.config import Config
-from ddppo.domains.text.acting import TextCollector, text_collector
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.collector import TextCollector
+from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.turns import make_turns
 from ddppo.errors import TrainingError
 from ddppo.run.evaluating.evaluation import Policy, Scores
 from ddppo.run.records.metrics import SUCCESS_OF
@@ -41,7 +42,7 @@ def play_tasks(
         wave = episodes[first : first + num_envs]
         numbers = [wave[i % len(wave)] for i in range(num_envs)]  # a short last wave repeats episodes, unread
         options = [{"task": tasks[j % len(tasks)]} if tasks else {} for j in numbers]
-        collector.begin([derived_seed(seed, "eval", j) for j in numbers], options)
+        collector.reset([derived_seed(seed, "eval", j) for j in numbers], options)
         for episode in collector.play(None):
             i = episode.env_index - collector.first_env
             if i < len(wave):
@@ -60,7 +61,8 @@ def play_alone(policy: Policy, config: Config, num_episodes: int, seed: int) -> 
     turns = make_turns(env, envs, 0, config.dist.timeout_s, config.dist.allowed_restarts)
     device = next(policy.model.parameters()).device
     try:
-        collector = text_collector(config, turns, policy.model, first_env=0, device=device)
+        assert isinstance(policy.model, TokenActorCritic)
+        collector = TextCollector.of_config(config, turns, policy.model, first_env=0, device=device)
         rows = play_tasks(collector, range(num_episodes), seed)
     finally:
         turns.close()

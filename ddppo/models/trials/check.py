@@ -9,8 +9,6 @@ from types import MappingProxyType
 import torch
 
 from ddppo.config import ModelConfig
-from ddppo.domains.text.tokenizers import make_tokenizer
-from ddppo.domains.text.trial import SequenceTrial
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
@@ -18,6 +16,7 @@ from ddppo.models.recurrent import Recurrent
 from ddppo.models.trials.memory import MemoryTrial
 from ddppo.models.trials.parameters import check_parameters, check_parts
 from ddppo.models.trials.trial import Trial, listed
+from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
 
 _COPIES = 4  # a rank holds parameters, gradient and Adam's two moments
@@ -44,11 +43,10 @@ def check_model(
     _check_memory(spec, config, dtype, ranks_here)
     model = build_model(spec, config, 0, dtype)
     _check_state(model, config)
-    trial = Trial(model, spec, config.name)
-    if model.state_size:
-        trial = MemoryTrial(model, spec, config.name)
-    if model.takes_sequences:
-        trial = SequenceTrial(model, spec, config.name, make_tokenizer(spec, config))
+    trial_of: type[Trial] = MemoryTrial if model.state_size else Trial
+    if model.trial_class is not None:
+        trial_of = imported(model.trial_class)
+    trial = trial_of(model, spec, config)
     check_parameters(trial)
     check_parts(trial, learning_rates)
     with torch.random.fork_rng(devices=[]):

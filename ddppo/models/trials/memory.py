@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from ddppo.config import ModelConfig
 from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec, each, leaves
@@ -14,8 +15,8 @@ _STEPS = 4
 class MemoryTrial(Trial):
     """One model that remembers; what it is tried on are 4 steps, in which some environments start an episode."""
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, name: str) -> None:
-        super().__init__(model, spec, name)
+    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__(model, spec, config)
         self.learns_by = "unroll"
 
     def check_outputs(self, size: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Obs, random_obs
 from ddppo.models.distributions import ActionDistribution
@@ -21,10 +22,10 @@ T = TypeVar("T")
 class Trial:
     """One model under test."""
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, name: str) -> None:
+    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelConfig) -> None:
         self.model = model
         self.kind = type(model).__name__
-        self.name = name
+        self.name = config.name
         self.spec = spec
         self.num_params = model.num_params
         self.learns_by = "forward" if type(model).at is ActorCritic.at else "at"

@@ -1,5 +1,6 @@
 """Acting: T steps of E environments into one Rollout."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ class Collector(RolloutBuffers):
     sequence_length: rows after which the rollout holds what a model remembers again; T if None.
     cut: what may end the next rollout after fewer steps; it has as many rows then. None: nothing.
     """
+
+    whole_episodes = False
 
     def __init__(
         self,
@@ -78,9 +81,9 @@ class Collector(RolloutBuffers):
         else:
             self._actor = NativeActor(self, network)
 
-    def reset(self, seeds: list[int], options: Options | None = None) -> None:
+    def reset(self, seeds: Sequence[int], options: Options | None = None) -> None:
         """Start every environment anew from its own seed, and with options of its own if there are any."""
-        obs, mask = self.env.reset(seeds, options)
+        obs, mask = self.env.reset(list(seeds), options if options and any(options) else None)
         self._num_steps = 0
         check_finite(self.env.names, 0, each(lambda x: x[None], obs), np.zeros((1, self.env.num_envs)), [])
         self._receive(self.rollout_steps, obs, mask)
@@ -98,6 +101,9 @@ class Collector(RolloutBuffers):
         if isinstance(self._actor, NativeRollout):
             return self._actor.record(noise)
         return self._collect(noise)
+
+    def measured(self) -> dict[str, float]:
+        return {}
 
     @torch.inference_mode()
     def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:

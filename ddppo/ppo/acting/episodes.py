@@ -1,8 +1,5 @@
 """Acting in whole episodes: every environment plays one, and none goes on into the next iteration."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -19,10 +16,7 @@ class EpisodeCollector(Collector):
     environments until the last episode is over; what others answer after their own counts for nothing.
     """
 
-    def begin(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]]) -> None:
-        """Start every environment anew from its own seed; a batch of environments takes no options."""
-        assert not any(options), options
-        self.reset(list(seeds))
+    whole_episodes = True
 
     @torch.inference_mode()
     def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:

@@ -1,7 +1,10 @@
 """What one rank collected in one iteration."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from ddppo.models import Obs
@@ -20,8 +23,9 @@ class Rollout:
     the same did. rewards are float64 where whole episodes are collected, and else of the type of values.
 
     Of tasks of text, obs and actions are tokens, row l of the one that follows token l, and valid those that the policy
-    typed; next_values are of its next token, wherever that is. achieved `[E]`: of whole episodes, 1 or 0, NaN where it
-    failed or nobody knows; None where nobody ever does.
+    typed; next_values are of its next token, wherever that is. has_gaps: rows that are not valid lie between an
+    episode's own. achieved `[E]`: of whole episodes, 1 or 0, NaN where it failed or nobody knows; None where nobody
+    ever does.
 
     state `[C, E, S]`: what a model with memory knew before row 0, or before each of C rows at equal distances;
     episode_start says where it forgets. None of others.
@@ -42,6 +46,7 @@ class Rollout:
     ratios: torch.Tensor | None = None
     achieved: torch.Tensor | None = None
     state: torch.Tensor | None = None
+    has_gaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +57,31 @@ class Episode:
     env_index: int
     episode_return: float
     length: int
+
+
+class RolloutCollector(Protocol):
+    """What acts in the environments of a rank, and what `ActorCritic.collector_class` names.
+
+    Such a class has besides `make(kit)`, which returns the collector of a rank with a
+    ddppo.distributed.programs.kit.Kit, and makes its environments, too. env: these; it has `close()`. first_env: the
+    global index of the first of them. whole_episodes: every rollout is one episode of each environment, and `reset`
+    comes before each; else before the first.
+    """
+
+    whole_episodes: bool
+    first_env: int
+
+    @property
+    def env(self) -> Any: ...
+
+    def reset(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Start an episode in every environment, each from its own seed and with its own options, if any."""
+        ...
+
+    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+        """Act with noise `[T, E, num_noise]`; return the rollout and the episodes that ended in it. Raises EnvError."""
+        ...
+
+    def measured(self) -> dict[str, float]:
+        """Return what the last `collect` measured, by names of OF_TOPOLOGIES in the metrics."""
+        ...

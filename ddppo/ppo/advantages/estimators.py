@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -54,22 +54,13 @@ class Estimator(Protocol):
 class Gae:
     """PPO's: generalised advantage estimates, and returns for the value function.
 
-    correction: of rollouts that another policy acted, vtrace or clip. of_tokens: rows that are not valid lie between an
-    episode's own, as what a policy of text is given to read does, and the trace passes over them. num_shards: of the
-    environments, each of which is estimated by itself.
+    correction: of rollouts that another policy acted, vtrace or clip. num_shards: of the environments, each of which is
+    estimated by itself. In a rollout that has gaps the trace passes over them.
     """
 
-    def __init__(
-        self,
-        config: PPOConfig,
-        correction: str = "vtrace",
-        *,
-        of_tokens: bool = False,
-        num_shards: int = 1,
-    ) -> None:
+    def __init__(self, config: PPOConfig, correction: str = "vtrace", *, num_shards: int = 1) -> None:
         self.config = config
         self.correction = correction
-        self.of_tokens = of_tokens
         self.num_shards = num_shards
 
     def __call__(self, rollout: Rollout, rewards: torch.Tensor, *, in_cpp: bool) -> Estimates:
@@ -80,7 +71,8 @@ class Gae:
         shards = []
         for parts in zip(*columns, strict=True):
             own, *others = map(torch.Tensor.contiguous, parts)
-            shard = replace(rollout, **dict(zip(_READ, others, strict=True)))
+            parts_read: dict[str, Any] = dict(zip(_READ, others, strict=True))
+            shard = replace(rollout, **parts_read)
             shards.append(self._estimates(shard, own, in_cpp=in_cpp))
         return Estimates(
             torch.cat([x.advantages for x in shards], dim=1),
@@ -107,7 +99,7 @@ class Gae:
             gamma=config.gamma,
             gae_lambda=config.gae_lambda,
             weights=weights if self.correction == "vtrace" else None,
-            skips_gaps=self.of_tokens,
+            skips_gaps=rollout.has_gaps,
         )
         returns = advantages + rollout.values
         if weights is not None and self.correction == "clip":

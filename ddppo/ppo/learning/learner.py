@@ -15,7 +15,7 @@ from ddppo.ppo.advantages.estimators import Estimates, Estimator, Gae
 from ddppo.ppo.learning.agreement import Agreement, Plan
 from ddppo.ppo.learning.by_minibatch import AdvantagesByMinibatch
 from ddppo.ppo.learning.histories import Histories
-from ddppo.ppo.learning.minibatches import Batch, Sequences, by_shard, local_minibatches, of_first
+from ddppo.ppo.learning.minibatches import Batch, Minibatches, by_shard, local_minibatches, of_first
 from ddppo.ppo.learning.nonfinite import Tolerance, all_finite, remembered, where_not_finite
 from ddppo.ppo.learning.step import BETAS, STATISTICS, At, EagerStep, NotFinite, OfRollout, Step
 from ddppo.ppo.losses.reference import Reference
@@ -49,8 +49,8 @@ class Learner:
     """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
 
     gather: values `[...]` of every rank as `[W, ...]`. backward_: leaves the gradient over all ranks in
-    `parameters.grad`. at, distribution: the model's; takes_sequences: it reads whole sequences, so minibatches are of
-    these; remembers: it has memory, so minibatches are of steps in a row. scale: of the step size of each parameter,
+    `parameters.grad`. at, distribution: the model's; minibatch_class: of minibatches of its own, whose units are whole
+    rows; remembers: it has memory, so minibatches are of steps in a row. scale: of the step size of each parameter,
     all 1 if None. estimator: of advantages, Gae if None. reference: the policy that ppo.kl_coef holds this one to.
     tolerance: of what is not finite; none if None.
     """
@@ -71,7 +71,7 @@ class Learner:
         reward_normalizer: RewardNormalizer | None,
         scale: torch.Tensor | None = None,
         estimator: Estimator | None = None,
-        takes_sequences: bool = False,
+        minibatch_class: Callable[[Rollout, Estimates], Minibatches] | None = None,
         remembers: bool = False,
         reference: Reference | None = None,
         tolerance: Tolerance | None = None,
@@ -86,7 +86,7 @@ class Learner:
         self.obs_normalizer = obs_normalizer
         self.reward_normalizer = reward_normalizer
         self.estimator = estimator or Gae(config)
-        self.takes_sequences = takes_sequences
+        self.minibatch_class = minibatch_class
         self.remembers = remembers
         self.reference = reference
         self.tolerance = tolerance or Tolerance()
@@ -95,7 +95,7 @@ class Learner:
             [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
         # Into how many sequences the rows of an environment are cut, of which minibatches are made; 0: of samples.
-        self._num_sequences = int(takes_sequences or remembers)
+        self._num_sequences = int(minibatch_class is not None or remembers)
         if remembers and config.sequence_length is not None:
             self._num_sequences = shape.rollout_steps // config.sequence_length
         self._agree = Agreement(config, shape.local_num_shards, self._num_sequences, gather, obs_normalizer)
@@ -196,8 +196,8 @@ class Learner:
     def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> OfRollout:
         """Return what minibatches are taken from; apart: each has memory of its own, where it is samples."""
         batch: OfRollout
-        if self.takes_sequences:
-            batch = Sequences(rollout, estimates)
+        if self.minibatch_class is not None:
+            batch = self.minibatch_class(rollout, estimates)
         elif self.remembers:
             batch = Histories(rollout, estimates)
         else:

@@ -3,8 +3,8 @@
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -95,6 +95,24 @@ def fields_of(rollout: Rollout, estimates: Estimates) -> Minibatch:
     return fields
 
 
+class Minibatches(Protocol):
+    """What minibatches are taken from, made as `Class(rollout, estimates)`: `ActorCritic.minibatch_class`.
+
+    fields: `[n, L, ...]` by name, those of `fields_of` for each of n units, rows of L steps in a row of which a
+    minibatch is made. A class of a model's own takes an environment's T steps for a unit.
+    """
+
+    fields: Minibatch
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterable[Minibatch]:
+        """Return the units in `order` `[n]`, cut at `bounds`: samples `[k, ...]` by field, flattened.
+
+        Besides "inputs", the tensors that `ActorCritic.at_minibatch` is given for the k samples, and "places": units and
+        rows, `[k]` each, where these stand in `fields`.
+        """
+        ...
+
+
 class Batch:
     """A rollout flattened to samples: `fields` `[E * T, ...]` by their names in a minibatch.
 
@@ -121,38 +139,6 @@ class Batch:
             return torch.index_select(x, 0, order, out=room[: len(order)]).split(sizes)
 
         return zipped({name: zipped(x) for name, x in _by_field(gather, self.fields, self._room).items()})
-
-
-class Sequences:
-    """A rollout of whole sequences, for models that take them: `fields` `[E, T, ...]`.
-
-    A minibatch holds the policy's own rows of some sequences, flattened to samples, and under "sequences" the obs and
-    actions `[m, L]` that a model reads to say something of row l, up to the last own one; "own" are their places among
-    the m * L.
-    """
-
-    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
-        fields = fields_of(rollout, estimates)
-        self.fields = _by_field(lambda x: x.transpose(0, 1), fields)  # [T, E, ...] -> [E, T, ...]
-
-    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
-        """Yield the sequences in `order` `[n]`, cut at `bounds`."""
-        for start, end in itertools.pairwise(bounds):
-            # A model is asked for something even where no sequence is here, for other ranks wait for its gradient.
-            yield self._minibatch(
-                order[start:end] if end > start else order.new_zeros(1), is_empty=end == start
-            )
-
-    def _minibatch(self, chosen: torch.Tensor, *, is_empty: bool) -> Minibatch:
-        is_own = self.fields["weights"][chosen] > 0
-        if is_empty:
-            is_own = torch.zeros_like(is_own)
-        length = int(is_own.any(dim=0).nonzero().max()) + 1 if is_own.any() else 1
-        own = is_own[:, :length].flatten().nonzero().squeeze(1)
-        minibatch = {name: x[chosen, :length] for name, x in self.fields.items()}
-        sequences = (minibatch.pop("obs"), minibatch["actions"])
-        samples = {name: x.flatten(0, 1)[own] for name, x in minibatch.items()}
-        return {**samples, "sequences": sequences, "own": own}
 
 
 def _by_field(function: Callable[..., Any], fields: Minibatch, *others: Minibatch) -> dict[str, Any]:

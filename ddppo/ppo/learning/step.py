@@ -15,12 +15,12 @@ import torch
 from ddppo.config import PPOConfig
 from ddppo.models import ActionDistribution
 from ddppo.ppo.learning.histories import Histories
-from ddppo.ppo.learning.minibatches import Batch, Minibatch, Sequences
+from ddppo.ppo.learning.minibatches import Batch, Minibatch, Minibatches
 from ddppo.ppo.losses import per_sample as losses
 from ddppo.ppo.losses.terms import own_losses, samples_of, terms_of
 
 At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
-OfRollout = Batch | Sequences | Histories
+OfRollout = Batch | Histories | Minibatches
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
@@ -131,8 +131,8 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
 
 def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch."""
-    if "sequences" in minibatch:
-        return at(*minibatch["sequences"], minibatch["own"])
+    if "inputs" in minibatch:
+        return at(*minibatch["inputs"])
     if "unrolled" in minibatch:
         params, values = at(*minibatch["unrolled"])
         return params.flatten(0, 1), values.flatten(0, 1)

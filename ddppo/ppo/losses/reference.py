@@ -40,11 +40,8 @@ class Reference:
                 params, _ = outputs(self._at, minibatch)
                 policy = self._distribution(params, minibatch.get("mask"))
                 logprobs = policy.log_prob(minibatch["actions"])
-                if "sequences" in minibatch:
-                    length = minibatch["sequences"][1].shape[1]
-                    of_part = logprobs.new_zeros(len(part) * length)
-                    of_part[minibatch["own"]] = logprobs
-                    found[part, :length] = of_part.view(len(part), length)
+                if "places" in minibatch:
+                    found[minibatch["places"]] = logprobs
                 else:
                     found[part] = logprobs
         finally:

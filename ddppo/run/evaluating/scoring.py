@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ddppo.domains.text.acting import TextCollector
+from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.evaluation import of_text, play_tasks, rounded_up, success_rates
 from ddppo.envs import make_eval_env
 from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, Stopped, TrainingError

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from ddppo.config import Config, EnvConfig, ModelConfig, PPOConfig
-from ddppo.domains.text.acting import TextCollector, text_collector
-from ddppo.domains.text.models.hf import HuggingFacePolicy
+from ddppo.domains.text.collector import TextCollector
+from ddppo.domains.text.hf_policy import HuggingFacePolicy
 from ddppo.domains.text.tokenizers import make_tokenizer
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.turns import make_turns
 from ddppo.envs import probe
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
@@ -235,7 +235,7 @@ def test_it_plays_and_learns_from_the_ratio_of_one(path):
     config = of(path)
     model = build_model(SPEC, config, 0, torch.float64)
     collector = collector_of(model, config, 3, 60)
-    collector.begin([1, 2, 3], [{}] * 3)
+    collector.reset([1, 2, 3], [{}] * 3)
     rollout, episodes = collector.collect(action_noise(0, 0, range(3), 60, 1, normal=False))
     assert len(episodes) == 3
     own = rollout.valid.T.flatten().nonzero().squeeze(1)
@@ -262,7 +262,7 @@ def test_tokens_are_drawn_from_the_distribution_that_is_learned(net, tmp_path, m
         return chosen(params, allowed, noise, envs)
 
     monkeypatch.setattr(collector, "_chosen", watched)
-    collector.begin([1, 2, 3, 4], [{"task": task} for task in ("up", "north", "east", "down")])
+    collector.reset([1, 2, 3, 4], [{"task": task} for task in ("up", "north", "east", "down")])
     rollout, _ = collector.collect(action_noise(0, 0, range(4), 60, 1, normal=False))
     rows, envs = rollout.valid.nonzero(as_tuple=True)
     assert set(zip(rows.tolist(), envs.tolist(), strict=True)) == set(drawn_from)
@@ -286,7 +286,7 @@ def test_episodes_longer_than_the_model_has_positions_are_refused(path):
     with pytest.raises(
         ConfigError, match=r"ppo.rollout_steps=128, .* knows 128 positions: use .* at most 127"
     ):
-        text_collector(config, turns, model, first_env=0, device=torch.device("cpu"))
+        TextCollector.of_config(config, turns, model, first_env=0, device=torch.device("cpu"))
     with torch.inference_mode():  # the value behind the last of 127 is of position 128
         model(torch.zeros(1, 128, dtype=torch.int64))
 

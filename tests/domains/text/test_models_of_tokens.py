@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from ddppo.config import EnvConfig, ModelConfig
-from ddppo.domains.text.models.tokens import Cache, TokenPolicy
+from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.token_policy import Cache, TokenPolicy
 from ddppo.envs import probe
 from ddppo.errors import ConfigError
-from ddppo.models import ActorCritic, check_model
+from ddppo.models import check_model
 
 REPEAT = "tests.domains.text.text_tasks:tests/Repeat-v0"
 
@@ -73,7 +74,7 @@ class OfOthers(TokenPolicy):
 
 
 class Mixes(TokenPolicy):
-    at_own = ActorCritic.at_own
+    at_own = TokenActorCritic.at_own
 
     def forward(self, obs):
         params, values = super().forward(obs)

@@ -12,8 +12,8 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from ddppo.config import EnvConfig  # noqa: E402
-from ddppo.domains.text.turns.local import make_turns  # noqa: E402
-from ddppo.domains.text.turns.remote import RemoteTurns  # noqa: E402
+from ddppo.domains.text.served_turns import RemoteTurns  # noqa: E402
+from ddppo.domains.text.turns import make_turns  # noqa: E402
 from ddppo.envs import EnvNames, make_vec_env  # noqa: E402
 from ddppo.errors import EnvError  # noqa: E402
 from tests.serve.served_tasks import EXIT, NOTHING, RAISE  # noqa: E402

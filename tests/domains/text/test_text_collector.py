@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from ddppo.config import EnvConfig, ModelConfig
-from ddppo.domains.text.acting import TextCollector
+from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.tokenizers import make_tokenizer
-from ddppo.domains.text.turns.local import make_turns
+from ddppo.domains.text.turns import make_turns
 from ddppo.envs import probe
 from ddppo.errors import EnvError, EnvOutputError, TrainingError
 from ddppo.models import build_model
@@ -51,7 +51,7 @@ def made(task=REPEAT, envs=range(6), dtype=torch.float64, max_restarts=0, length
 
 def played(collector, envs=range(6), seed=3, greedy=False, tasks=None):
     options = [{"task": tasks[i]} for i in envs] if tasks else [{}] * len(envs)
-    collector.begin([100 + i for i in envs], options)
+    collector.reset([100 + i for i in envs], options)
     noise = action_noise(seed, 0, envs, collector.num_tokens, 1, normal=False)
     return collector.collect(None if greedy else noise)
 

@@ -8,7 +8,7 @@ import torch
 
 from ddppo.config import Config, DistConfig, EnvConfig, ModelConfig
 from ddppo.domains.text.evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
-from ddppo.domains.text.models.tokens import TokenPolicy
+from ddppo.domains.text.token_policy import TokenPolicy
 from ddppo.envs import probe
 from ddppo.errors import EnvError, TrainingError
 from ddppo.models import build_model

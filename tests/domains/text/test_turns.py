@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ddppo.config import EnvConfig
-from ddppo.domains.text.turns.local import LocalTurns, make_turns
+from ddppo.domains.text.turns import LocalTurns, make_turns
 from ddppo.envs import EnvNames, make_vec_env, probe
 from ddppo.envs.scalar.text import scalars
 from ddppo.errors import EnvError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.domains.text.turns.contract import Turn
+from ddppo.domains.text.turns import Turn
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.faults import EnvNames
 from ddppo.errors import EnvError

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from ddppo.config import ModelConfig
+from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.errors import ConfigError
-from ddppo.models.actor_critic import ActorCritic, Obs
+from ddppo.models.actor_critic import Obs
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
 from ddppo.tracebacks import in_one_line
@@ -23,15 +24,12 @@ from ddppo.tracebacks import in_one_line
 _RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}  # of layer_types
 
 
-class HuggingFacePolicy(ActorCritic):
+class HuggingFacePolicy(TokenActorCritic):
     """Logits of the language model in the folder, or of the name, model.hf_path, and values by a head of its own.
 
     With model.lora_rank above 0 the language model's own weights are no parameters: they are neither learned nor in
     checkpoints, and come from hf_path again.
     """
-
-    takes_sequences = True
-    stays_eager = "episodes are of other lengths in every minibatch"
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__(spec, config)
@@ -64,12 +62,6 @@ class HuggingFacePolicy(ActorCritic):
     def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(obs, torch.Tensor), "tokens are one array"
         return self._heads(self._hidden(obs).flatten(0, 1)[own])
-
-    def action_params(self, obs: Obs) -> torch.Tensor:
-        return self(obs)[0]
-
-    def value(self, obs: Obs) -> torch.Tensor:
-        return self(obs)[1]
 
     def train(self, mode: bool = True) -> "HuggingFacePolicy":
         """Stay as in evaluation: dropout would make what is learned another policy than what acted."""

@@ -1,28 +1,86 @@
-"""A model of tokens under test: its outputs for every token, and that it types what it learns."""
+"""What a policy over tokens is, for models of one's own too, and how it is tried before a run.
 
+`TokenActorCritic` names what the core uses with such a model: its collector, its minibatches and this trial.
+"""
+
+import abc
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from ddppo.domains.text.tokenizers import Tokenizer
+from ddppo.config import ModelConfig
+from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec
 
-_LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4
+_LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4  # of the trial
 
 
-class SequenceTrial(Trial):
-    """One model that takes sequences; what it is tried on are random tokens, 14 in a row.
+class TokenCache(Protocol):
+    """What a model remembers of E rows of tokens, each of its own length, so that it need not read them again."""
+
+    def extend(self, rows: np.ndarray, tokens: np.ndarray, counts: np.ndarray) -> torch.Tensor:
+        """Append counts[i] of tokens[i] `[k]` to row rows[i], ascending; return params `[n, P]` of what follows."""
+        ...
+
+
+class TokenActorCritic(ActorCritic):
+    """An actor-critic over tokens, for tasks of text.
+
+    obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
+    `at(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, is of the token that follows l.
+    most_tokens: a row may have; None for any number.
+    """
+
+    collector_class = "ddppo.domains.text.collector:TextCollector"
+    minibatch_class = "ddppo.domains.text.collector:TokenMinibatches"
+    trial_class = "ddppo.domains.text.policy:TokenTrial"
+    takes_text = True
+    stays_eager = "episodes are of other lengths in every minibatch"
+    most_tokens: int | None = None
+
+    @abc.abstractmethod
+    def cache(self, num_rows: int, num_tokens: int) -> TokenCache:
+        """Return the memory of as many rows, empty, of as many tokens each at most, to type in."""
+
+    def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows `own` `[k]` of `at`; a model may leave out what others cost."""
+        params, values = self.at(obs, actions)
+        return params[own], values[own]
+
+    def at_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.at_own(*inputs)
+
+    def action_params(self, obs: Obs) -> torch.Tensor:
+        return self(obs)[0]
+
+    def value(self, obs: Obs) -> torch.Tensor:
+        return self(obs)[1]
+
+    def narrowed(self, num_tokens: int) -> AbstractContextManager[None]:
+        """Return a context in which tokens see at most as many back, in layers that have a limit.
+
+        A model is tried before a run in rows of a few tokens: without this they would never reach such a limit.
+        """
+        return nullcontext()
+
+
+class TokenTrial(Trial):
+    """One model over tokens; what it is tried on are random tokens, 14 in a row.
 
     They are read in parts as acting reads them: prompts and answers of other lengths in each row. A row that is some
     tokens shorter than another must not notice, not even a layer that sees only the last 4.
     """
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, name: str, tokenizer: Tokenizer) -> None:
-        super().__init__(model, spec, name)
-        self.tokenizer = tokenizer
+    model: TokenActorCritic
+
+    def __init__(self, model: TokenActorCritic, spec: EnvSpec, config: ModelConfig) -> None:
+        super().__init__(model, spec, config)
+        self.tokenizer = make_tokenizer(spec, config)
         self.brings_own_policy = False  # what it brings is tried with the outputs
 
     def check_outputs(self, size: int) -> None:

@@ -13,22 +13,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from ddppo.config import ModelConfig
+from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.tokenizers import make_tokenizer
-from ddppo.models.actor_critic import ActorCritic, Obs
+from ddppo.models.actor_critic import Obs
 from ddppo.spaces import EnvSpec
 
 _LONGEST_WAVE = 10_000.0  # positions in one radian of the slowest pair of units
 
 
-class TokenPolicy(ActorCritic):
+class TokenPolicy(TokenActorCritic):
     """Logits of the token that follows each, divided by model.sampling_temperature, and values.
 
     Weights begin normal of deviation 1 / sqrt(inputs); smaller by sqrt(2 layers) where blocks add to what they were
     given (GPT-2), by 100 in the policy head and by 10 in the value head, so that it begins by typing anything.
     """
-
-    takes_sequences = True
-    stays_eager = "episodes are of other lengths in every minibatch"
 
     def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
         super().__init__(spec, config)
@@ -59,12 +57,6 @@ class TokenPolicy(ActorCritic):
         assert isinstance(obs, torch.Tensor), "tokens are one array"
         hidden = self.hidden(obs, torch.arange(obs.shape[1], device=obs.device)).flatten(0, 1)[own]
         return self.logits(hidden), self.value_head(hidden).squeeze(-1)
-
-    def action_params(self, obs: Obs) -> torch.Tensor:
-        return self(obs)[0]
-
-    def value(self, obs: Obs) -> torch.Tensor:
-        return self(obs)[1]
 
     def num_products(self) -> int:
         return sum(p.numel() for p in self.parameters()) - self.embedding.weight.numel()

@@ -1,0 +1,416 @@
+"""Acting in text: whole episodes, generated in one batch for all environments that wait for their turn."""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddppo.config import Config
+from ddppo.distributed.programs.kit import Kit
+from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
+from ddppo.domains.text.turns import Turn, Turns, make_turns
+from ddppo.errors import ConfigError, EnvOutputError, TrainingError
+from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.learning.minibatches import Minibatch, fields_of
+
+_TOKENS = 2**15  # of one forward pass over whole rows; they bound memory, not results
+
+
+class TextCollector:
+    """Plays one episode in each of E environments, of L tokens at most, prompt and answers included.
+
+    Environments that have answered are typed to side by side until the turn of each is over, while others do what they
+    were told. Once one has answered, others are waited for `wait_s` (None: until all have) to come along. What is typed
+    depends on neither: the token at position l of environment i has noise of its own.
+
+    An episode is truncated where its tokens are spent, be it within a turn, which then is not played, or after
+    `max_turns`. One that failed has no valid row.
+    """
+
+    whole_episodes = True
+
+    def __init__(
+        self,
+        turns: Turns,
+        model: TokenActorCritic,
+        tokenizer: Tokenizer,
+        *,
+        num_tokens: int,
+        first_env: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        wait_s: float | None = None,
+        max_turns: int | None = None,
+        top_p: float = 1.0,
+    ) -> None:
+        self.turns = turns
+        self.model = model
+        self.tokenizer = tokenizer
+        self.num_tokens = num_tokens
+        self.first_env = first_env
+        self.device, self.dtype = device, dtype
+        self.wait_s, self.max_turns, self.top_p = wait_s, max_turns, top_p
+        self._forget()
+
+    @classmethod
+    def make(cls, kit: Kit) -> "TextCollector":
+        """Return the collector of a rank, in environments that it makes. Raises ConfigError as `of_config` does."""
+        turns = make_turns(
+            kit.config.env, kit.env_indices, kit.group.rank, kit.env_timeout_s, kit.max_restarts
+        )
+        assert isinstance(kit.model, TokenActorCritic)
+        return cls.of_config(kit.config, turns, kit.model, first_env=kit.env_indices.start, device=kit.device)
+
+    @classmethod
+    def of_config(
+        cls, config: Config, turns: Turns, model: TokenActorCritic, *, first_env: int, device: torch.device
+    ) -> "TextCollector":
+        """Return the collector of these environments, the first of which has the global index `first_env`.
+
+        Raises ConfigError where episodes would be longer than the model can read.
+        """
+        num_tokens, most = config.ppo.rollout_steps, model.most_tokens
+        if most is not None and num_tokens >= most:  # the value behind the last token is that of another
+            raise ConfigError(
+                f"ppo.rollout_steps={num_tokens}, the tokens of an episode: the model knows {most} positions: use a "
+                f"ppo.rollout_steps of at most {most - 1}"
+            )
+        wait_ms = config.env.batch_wait_ms
+        return cls(
+            turns,
+            model,
+            make_tokenizer(turns.spec, config.model),
+            num_tokens=num_tokens,
+            first_env=first_env,
+            device=device,
+            dtype=getattr(torch, config.dtype),
+            wait_s=None if wait_ms is None else wait_ms / 1000,
+            max_turns=config.env.max_turns,
+            top_p=config.model.top_p,
+        )
+
+    @property
+    def env(self) -> Turns:
+        return self.turns
+
+    def reset(self, seeds: Sequence[int], options: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Have every environment begin the episode of the next `play`, from its own seed."""
+        self._forget()
+        self._began_from = list(zip(seeds, options or [{}] * len(seeds), strict=True))
+        for i, (seed, option) in enumerate(self._began_from):
+            self.turns.begin(i, seed, option)
+
+    def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[Episode]]:
+        """Play all episodes as `play` does; return them with what learning needs of every token."""
+        episodes = self.play(noise)
+        return self._record.rollout(self.model, self.device, self.dtype), episodes
+
+    def play(self, noise: np.ndarray | None) -> list[Episode]:
+        """Play all episodes with noise `[L, E, num_noise]`, or without by the likeliest tokens.
+
+        Returns those that did not fail. Raises EnvError as `Turns.ready` does.
+        """
+        drawn = None if noise is None else torch.from_numpy(noise).to(self.dtype)
+        self._cache = self.model.cache(self.turns.num_envs, self.num_tokens)
+        began = time.perf_counter()
+        while answers := self.turns.ready(self.wait_s):
+            self._t_waited += time.perf_counter() - began
+            waiting = [turn.env for turn in answers if self._is_heard(turn)]
+            if waiting:
+                self._type(np.array(sorted(waiting)), drawn)
+            began = time.perf_counter()
+        del self._cache
+        return self._record.episodes(self.first_env)
+
+    @property
+    def achieved(self) -> np.ndarray:
+        """Whether the episodes just played achieved their tasks `[E]`, 1 or 0; NaN where nobody told."""
+        return self._record.achieved
+
+    def measured(self) -> dict[str, float]:
+        """Return what the last `play` took, by names of OF_TOPOLOGIES."""
+        num_tokens, seconds = int(self._record.own.sum()), self._t_typed
+        return {
+            "rollout/inference_batch": num_tokens / max(self._num_forwards, 1),
+            "rollout/turns": float(self._num_turns.sum()),
+            "rollout/tokens_per_s": num_tokens / seconds if seconds else 0.0,
+            "rollout/t_generate": seconds,
+            "rollout/t_answers": self._t_waited,
+        }
+
+    def _forget(self) -> None:
+        num_envs = self.turns.num_envs
+        self._record = Record(self.num_tokens, num_envs, self.tokenizer.pad)
+        self._dialogues: list[Dialogue | None] = [None] * num_envs
+        self._num_read = np.zeros(num_envs, np.int64)  # tokens that the model remembers
+        self._num_turns = np.zeros(num_envs, np.int64)
+        self._num_forwards, self._t_typed, self._t_waited = 0, 0.0, 0.0
+
+    def _is_heard(self, turn: Turn) -> bool:
+        """Write down what an environment answered; return whether the policy is to type."""
+        record, i, dialogue = self._record, turn.env, self._dialogues[turn.env]
+        if turn.failed:
+            record.failed[i] = True
+            return False
+        self._num_turns[i] += dialogue is not None
+        if (is_success := turn.info.get("is_success")) is not None:
+            if isinstance(is_success, str) or not 0 <= is_success <= 1:
+                said = f'{is_success!r} as info["is_success"]'
+                raise self._wrong(turn, said, "it says whether the task is achieved, so return True or False")
+            record.achieved[i] = float(is_success)
+        if dialogue is None:
+            self._dialogues[i] = dialogue = self.tokenizer.begin(turn.obs)
+            if not record.read(i, dialogue.prompt_tokens):
+                raise TrainingError(
+                    f"{self.turns.names(i)}: its tokenizer made a prompt of {len(dialogue.prompt_tokens)} tokens, and "
+                    f"ppo.rollout_steps={self.num_tokens} leaves none to type: have it keep to model.obs_tokens, or "
+                    "set a larger ppo.rollout_steps"
+                )
+            return True
+        row = record.last[i]
+        if not abs(turn.reward) <= torch.finfo(self.dtype).max:  # nor is NaN
+            more = f", more than {self.dtype} holds," if math.isfinite(turn.reward) else ""
+            remedy = (
+                "nothing can be learned from it; mend the task, or wrap it so that it returns finite numbers"
+            )
+            raise self._wrong(turn, f"{turn.reward:g}{more} as the reward", remedy)
+        record.rewards[row, i] = turn.reward
+        if turn.terminated:
+            record.terminated[row, i] = True
+            return False
+        goes_on = record.read(i, dialogue.observe(turn.obs))
+        record.truncated[row, i] = turn.truncated or not goes_on or self._num_turns[i] == self.max_turns
+        return not record.truncated[row, i]
+
+    def _wrong(self, turn: Turn, found: str, remedy: str) -> EnvOutputError:
+        seed, options = self._began_from[turn.env]
+        task = f" of the task {options['task']}" if "task" in options else ""
+        return EnvOutputError(
+            f"{self.turns.names(turn.env)} returned {found} in turn {self._num_turns[turn.env]} of the episode{task} "
+            f"from seed {seed}: {remedy}"
+        )
+
+    @torch.inference_mode()
+    def _type(self, envs: np.ndarray, noise: torch.Tensor | None) -> None:
+        """Type the turns of these environments, and have each do what was typed as soon as it is."""
+        began, record = time.perf_counter(), self._record
+        while len(envs):
+            allowed = np.array([self._dialogue(i).allowed() for i in envs])
+            chosen, allowed = self._chosen(self._read(envs), allowed, noise, envs)
+            record.typed(envs, chosen, allowed)
+            going_on = []
+            for i, token in zip(envs.tolist(), chosen.tolist(), strict=True):
+                dialogue = self._dialogue(i)
+                dialogue.push(token)
+                if dialogue.is_over:
+                    self.turns.act(i, dialogue.action())
+                elif record.is_full(i):
+                    record.truncated[record.last[i], i] = True
+                else:
+                    going_on.append(i)
+            envs = np.array(going_on, np.int64)
+        self._t_typed += time.perf_counter() - began
+
+    def _dialogue(self, env: int) -> Dialogue:
+        dialogue = self._dialogues[env]
+        assert dialogue is not None, f"environment {env} has no prompt"
+        return dialogue
+
+    def _read(self, envs: np.ndarray) -> torch.Tensor:
+        """Have the model read what it has not yet; return action parameters `[n, V]` of what follows."""
+        counts = self._record.lengths[envs] - self._num_read[envs]
+        columns = self._num_read[envs, None] + np.arange(counts.max())
+        tokens = self._record.tokens[envs[:, None], columns.clip(max=self.num_tokens)]
+        self._num_read[envs] += counts
+        self._num_forwards += 1
+        return self._cache.extend(envs, tokens, counts)
+
+    def _chosen(
+        self, params: torch.Tensor, allowed: np.ndarray, noise: torch.Tensor | None, envs: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the next tokens `[n]`, and what they were chosen from `[n, V]`: grammar and nucleus."""
+        if self.top_p < 1.0 and noise is not None:
+            allowed = nucleus(params.numpy(force=True), allowed, self.top_p)
+        policy = self.model.distribution(params, torch.from_numpy(allowed).to(self.device))
+        if noise is None:
+            return policy.mode().numpy(force=True), allowed
+        return policy.sample(noise[self._record.lengths[envs] - 1, envs]).numpy(), allowed
+
+
+def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray:
+    """Return which of the allowed choices `[n, V]` bool are the likeliest whose probabilities reach top_p.
+
+    p = softmax of the logits `[n, V]` of what is allowed. A choice is in where those likelier than it hold less than
+    top_p; so the likeliest is, and all that are as likely as the last one are, whatever their order.
+    Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751.
+    """
+    masked = np.where(allowed, logits, -np.inf)
+    p = np.exp(masked - masked.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    ordered = -np.sort(-p, axis=-1)
+    likelier = np.cumsum(ordered, axis=-1) - ordered
+    least = np.where(likelier < top_p, ordered, np.inf).min(axis=-1, keepdims=True)
+    return allowed & (p >= least)
+
+
+class Record:
+    """E episodes of L + 1 tokens at most. Row l is of the token at l + 1, which was typed after those up to l.
+
+    tokens `[E, L + 1]`, pad behind `lengths` `[E]`. own `[L, E]`: rows of tokens that the policy typed; last `[E]`: the
+    last such, -1 before the first. allowed `[L, E, V]`: what could be typed there, None while all could. achieved: 1 or
+    0, NaN as long as the environment has not said.
+    """
+
+    def __init__(self, num_tokens: int, num_envs: int, pad: int) -> None:
+        self.tokens = np.full((num_envs, num_tokens + 1), pad, np.int64)
+        self.lengths = np.zeros(num_envs, np.int64)
+        self.own = np.zeros((num_tokens, num_envs), bool)
+        self.last = np.full(num_envs, -1)
+        self.allowed: np.ndarray | None = None
+        self.rewards = np.zeros((num_tokens, num_envs))
+        self.terminated = np.zeros((num_tokens, num_envs), bool)
+        self.truncated = np.zeros((num_tokens, num_envs), bool)
+        self.failed = np.zeros(num_envs, bool)
+        self.achieved = np.full(num_envs, np.nan)
+
+    def is_full(self, env: int) -> bool:
+        """Return whether no token can follow."""
+        return bool(self.lengths[env] == self.tokens.shape[1])
+
+    def read(self, env: int, tokens: list[int]) -> bool:
+        """Append tokens that the policy is given, as many as there is room for; return whether it can type another."""
+        start = self.lengths[env]
+        end = min(start + len(tokens), self.tokens.shape[1])
+        self.tokens[env, start:end] = tokens[: end - start]
+        self.lengths[env] = end
+        return not self.is_full(env)
+
+    def typed(self, envs: np.ndarray, tokens: np.ndarray, allowed: np.ndarray) -> None:
+        """Append to each environment of `[n]` the token `[n]` that the policy typed, one of `[n, V]` allowed."""
+        rows = self.lengths[envs] - 1
+        if self.allowed is None and not allowed.all():
+            self.allowed = np.ones((*self.own.shape, allowed.shape[1]), bool)
+        if self.allowed is not None:
+            self.allowed[rows, envs] = allowed
+        self.tokens[envs, rows + 1] = tokens
+        self.own[rows, envs] = True
+        self.last[envs] = rows
+        self.lengths[envs] += 1
+
+    def episodes(self, first_env: int) -> list[Episode]:
+        """Return the episodes that did not fail; their length is in tokens that the policy typed."""
+        found = []
+        for env in np.flatnonzero(~self.failed).tolist():
+            total, length = float(self.rewards[:, env].sum()), int(self.own[:, env].sum())
+            found.append(Episode(int(self.last[env]), first_env + env, total, length))
+        return sorted(found, key=lambda episode: (episode.step, episode.env_index))
+
+    @torch.no_grad()
+    def rollout(self, model: TokenActorCritic, device: torch.device, dtype: torch.dtype) -> Rollout:
+        """Return the episodes with log-probabilities and values from the whole of each, as learning computes them."""
+        valid = self.own & ~self.failed
+        tokens = torch.from_numpy(self.tokens).to(device)
+        allowed = None if self.allowed is None else torch.from_numpy(self.allowed).to(device)
+        own = torch.from_numpy(valid).to(device)
+        logprobs, values = self._computed(model, tokens, own, allowed, dtype)
+        starts = np.zeros_like(valid)
+        starts[np.argmax(valid, axis=0), np.arange(len(self.last))] = True
+        flags = (self.terminated & valid, self.truncated & valid, starts & valid)
+        terminated, truncated, episode_start = (torch.from_numpy(flag).to(device) for flag in flags)
+        obs = tokens[:, :-1].T  # [E, L] -> [L, E]
+        return Rollout(
+            obs=obs,
+            actions=tokens[:, 1:].T,
+            logprobs=logprobs,
+            values=values[:-1] * own,
+            next_values=values.gather(0, torch.from_numpy(self._next_rows()).to(device)) * own,
+            rewards=torch.from_numpy(np.where(valid, self.rewards, 0.0)).to(device),
+            terminated=terminated,
+            truncated=truncated,
+            valid=own,
+            episode_start=episode_start,
+            action_mask=allowed,
+            raw_obs=obs,
+            has_gaps=True,
+            achieved=torch.from_numpy(np.where(self.failed, np.nan, self.achieved)).to(device, dtype),
+        )
+
+    def _computed(
+        self,
+        model: TokenActorCritic,
+        tokens: torch.Tensor,
+        own: torch.Tensor,
+        allowed: torch.Tensor | None,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities `[L, E]` of own tokens and values `[L + 1, E]` there and at the last; else 0."""
+        num_rows, num_envs = own.shape
+        logprobs = torch.zeros(num_rows, num_envs, dtype=dtype, device=own.device)
+        values = torch.zeros(num_rows + 1, num_envs, dtype=dtype, device=own.device)
+        length = int(self.lengths.max(initial=1))
+        actions = torch.nn.functional.pad(tokens[:, 1:], (0, 1))
+        typed = torch.nn.functional.pad(own, (0, 0, 0, 1))  # [L + 1, E], as values are
+        asked = typed[:length].T.contiguous()  # [L + 1, E] -> [E, length]
+        asked[range(num_envs), (self.lengths - 1).clip(min=0)] = True
+        for envs in torch.arange(num_envs, device=own.device).split(max(1, _TOKENS // length)):
+            places = asked[envs].flatten().nonzero().squeeze(1)
+            params, of_places = model.at_own(tokens[envs, :length], actions[envs, :length], places)
+            columns, steps = envs[places // length], places % length
+            values[steps, columns] = of_places
+            is_typed = typed[steps, columns]
+            steps, columns = steps[is_typed], columns[is_typed]
+            mask = None if allowed is None else allowed[steps, columns]
+            policy = model.distribution(params[is_typed], mask)
+            logprobs[steps, columns] = policy.log_prob(actions[columns, steps])
+        return logprobs, values
+
+    def _next_rows(self) -> np.ndarray:
+        """Return for each row `[L, E]` the next own one of its environment; behind the last, that of the last token.
+
+        Its value is what a truncated episode would have been worth.
+        """
+        num_rows = len(self.own)
+        ends = np.maximum(self.lengths - 1, 0)
+        later = np.where(self.own, np.arange(num_rows)[:, None], num_rows)
+        nearest = np.minimum.accumulate(later[::-1], axis=0)[::-1]  # from this row on
+        after = np.concatenate([nearest[1:], np.full((1, len(ends)), num_rows)])
+        return np.where(after == num_rows, ends, after)
+
+
+class TokenMinibatches:
+    """Minibatches of whole episodes: `fields` `[E, T, ...]`.
+
+    A minibatch holds the policy's own rows of some episodes, flattened to samples. Its "inputs" are the obs and actions
+    `[m, L]` that a model reads to say something of row l, up to the last own one, and the places of own ones among the
+    m * L.
+    """
+
+    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
+        fields = fields_of(rollout, estimates)
+        self.fields = {name: x.transpose(0, 1) for name, x in fields.items()}  # [T, E, ...] -> [E, T, ...]
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
+        """Yield the sequences in `order` `[n]`, cut at `bounds`."""
+        for start, end in itertools.pairwise(bounds):
+            # A model is asked for something even where no sequence is here, for other ranks wait for its gradient.
+            yield self._minibatch(
+                order[start:end] if end > start else order.new_zeros(1), is_empty=end == start
+            )
+
+    def _minibatch(self, chosen: torch.Tensor, *, is_empty: bool) -> Minibatch:
+        is_own = self.fields["weights"][chosen] > 0
+        if is_empty:
+            is_own = torch.zeros_like(is_own)
+        length = int(is_own.any(dim=0).nonzero().max()) + 1 if is_own.any() else 1
+        own = is_own[:, :length].flatten().nonzero().squeeze(1)
+        minibatch = {name: x[chosen, :length] for name, x in self.fields.items()}
+        inputs = (minibatch.pop("obs"), minibatch["actions"], own)
+        samples = {name: x.flatten(0, 1)[own] for name, x in minibatch.items()}
+        places = chosen[own // length], own % length
+        return {**samples, "inputs": inputs, "places": places}

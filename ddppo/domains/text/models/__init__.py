@@ -1,1 +1,0 @@
-"""Policies over tokens: a transformer of ours, or one of Hugging Face."""

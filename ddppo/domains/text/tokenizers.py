@@ -1,0 +1,218 @@
+"""Text as tokens: what an environment prints and a policy types, in the numbers that a model takes (docs/text.md).
+
+A `Tokenizer` is the contract; `BytesTokenizer` serves any text, `HuggingFaceTokenizer` the models of that library;
+`make_tokenizer` chooses by the task and the settings.
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from ddppo.config import ModelConfig
+from ddppo.errors import ConfigError
+from ddppo.package import install_command
+from ddppo.plugins import imported
+from ddppo.spaces import EnvSpec
+from ddppo.tracebacks import in_one_line
+
+_NEWLINE = 10
+_HAS = ("size", "pad", "end", "begin")  # of a tokenizer
+
+
+class Tokenizer(Protocol):
+    """A vocabulary of tokens 0 to size - 1, made as `Class(turn_tokens=n, obs_tokens=m)`.
+
+    n: tokens of one turn of the policy at most, `end` included. m: of the prompt, and of what follows a turn, at most;
+    the rest is left out. It keeps nothing of a dialogue, so one serves all environments.
+    pad: fills rows behind their end; never given, never typed. end: closes a turn.
+    """
+
+    size: int
+    pad: int
+    end: int
+
+    def begin(self, prompt: str) -> "Dialogue":
+        """Return the dialogue of an episode whose first observation is `prompt`."""
+        ...
+
+
+class Dialogue(Protocol):
+    """One episode between a policy and an environment: its turns, typed token by token.
+
+    prompt_tokens: what the policy is given first, one at least.
+    """
+
+    prompt_tokens: list[int]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the turn under way has ended: by `end`, or because it may not be longer."""
+        ...
+
+    def allowed(self) -> np.ndarray:
+        """Return which tokens may be typed next, bool `[size]`: one at least while the turn is not over.
+
+        The array may be kept and returned again; nobody writes into it.
+        """
+        ...
+
+    def push(self, token: int) -> None:
+        """Type a token that is allowed."""
+        ...
+
+    def action(self) -> str:
+        """Return the text of the turn, which is over. What `allowed` and `push` say then is of the next."""
+        ...
+
+    def observe(self, text: str) -> list[int]:
+        """Return the tokens that the policy is given of what the environment answered, one at least."""
+        ...
+
+
+def make_tokenizer(spec: EnvSpec, config: ModelConfig) -> Tokenizer:
+    """Return the tokenizer of model.name=hf, else the one that the task names, else bytes. Raises ConfigError."""
+    assert spec.action.kind == "text", spec
+    if config.name == "hf":
+        assert config.hf_path is not None, "checked before"
+        return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)
+    limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}
+    if spec.tokens is None:
+        limits["turn_tokens"] = min(config.turn_tokens, spec.action.sizes[0])  # a byte is a character at most
+        return BytesTokenizer(**limits)
+    said = f"the task's attribute tokens={spec.tokens}"
+    module_name, _, name = spec.tokens.partition(":")
+    if not (module_name and name):
+        raise ConfigError(f"{said}: must be an import path such as my_pkg.words:WordTokenizer")
+    try:
+        tokenizer: Tokenizer = imported(spec.tokens)(**limits)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as e:  # a user's module may raise anything
+        raise ConfigError(
+            f"{said} cannot be imported and made as {name}(turn_tokens={config.turn_tokens}, "
+            f"obs_tokens={config.obs_tokens}): {in_one_line(e)}"
+        ) from e
+    if lacking := [attribute for attribute in _HAS if not hasattr(tokenizer, attribute)]:
+        raise ConfigError(
+            f"{said}: a {name} has no {', '.join(lacking)}; see ddppo.domains.text.tokenizers.Tokenizer"
+        )
+    return tokenizer
+
+
+# -- text as its bytes -------------------------------------------------------------------------------------------------
+
+
+class BytesTokenizer:
+    """UTF-8: tokens 0 to 255 are bytes. A newline ends a turn; `turn` stands before each, `pad` behind a row's end.
+
+    Text longer than `obs_tokens` loses its end.
+    """
+
+    size = 258
+    end = _NEWLINE
+    pad, turn = 256, 257
+
+    def __init__(self, turn_tokens: int, obs_tokens: int) -> None:
+        self.turn_tokens, self.obs_tokens = turn_tokens, obs_tokens
+        self.typed = np.arange(self.size) < 256
+
+    def begin(self, prompt: str) -> "BytesDialogue":
+        return BytesDialogue(self, prompt)
+
+
+class BytesDialogue:
+    """An episode in bytes."""
+
+    def __init__(self, tokenizer: BytesTokenizer, prompt: str) -> None:
+        self._tokenizer = tokenizer
+        self._typed: list[int] = []
+        self.prompt_tokens = self.observe(prompt)
+
+    @property
+    def is_over(self) -> bool:
+        typed = self._typed
+        return len(typed) == self._tokenizer.turn_tokens or (bool(typed) and typed[-1] == _NEWLINE)
+
+    def allowed(self) -> np.ndarray:
+        return self._tokenizer.typed
+
+    def push(self, token: int) -> None:
+        self._typed.append(token)
+
+    def action(self) -> str:
+        text = bytes(self._typed).removesuffix(b"\n").decode(errors="replace")
+        self._typed = []
+        return text
+
+    def observe(self, text: str) -> list[int]:
+        return [*text.encode(errors="replace")[: self._tokenizer.obs_tokens - 1], self._tokenizer.turn]
+
+
+# -- the tokens of a language model of Hugging Face, with the extra hf -------------------------------------------------
+
+
+class HuggingFaceTokenizer:
+    """The tokens of the model in the folder, or of the name, `path`; a turn ends with its end of text, or a line.
+
+    What the policy is given is plain text, "prompt\\n>" and after each turn "\\nanswer\\n>": no chat template is known.
+    Anything may be typed but special tokens and padding.
+    """
+
+    def __init__(self, path: str, turn_tokens: int, obs_tokens: int) -> None:
+        try:
+            from transformers import AutoConfig, AutoTokenizer
+        except ImportError as e:
+            raise ConfigError(
+                f"model.name=hf needs packages that are not installed: {install_command('hf')}"
+            ) from e
+        try:
+            self.size = int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+            self.tokens: Any = AutoTokenizer.from_pretrained(path)
+        except Exception as e:  # of files, or the network
+            raise ConfigError(f"model.hf_path={path}: no tokenizer can be had of it: {in_one_line(e)}") from e
+        if self.tokens.eos_token_id is None:
+            raise ConfigError(f"model.hf_path={path}: its tokenizer has no end of text (eos_token)")
+        self.turn_tokens, self.obs_tokens = turn_tokens, obs_tokens
+        self.end = int(self.tokens.eos_token_id)
+        self.pad = self.end if self.tokens.pad_token_id is None else int(self.tokens.pad_token_id)
+        self.typed = np.arange(self.size) < len(self.tokens)  # models round their vocabulary up
+        self.typed[[i for i in self.tokens.all_special_ids if i != self.end]] = False
+
+    def begin(self, prompt: str) -> "HuggingFaceDialogue":
+        return HuggingFaceDialogue(self, prompt)
+
+
+class HuggingFaceDialogue:
+    """An episode in the tokens of a language model."""
+
+    def __init__(self, tokenizer: HuggingFaceTokenizer, prompt: str) -> None:
+        self._tokenizer = tokenizer
+        self._typed: list[int] = []
+        self.prompt_tokens = self._read(prompt)
+
+    @property
+    def is_over(self) -> bool:
+        typed, tokenizer = self._typed, self._tokenizer
+        if len(typed) == tokenizer.turn_tokens or (typed and typed[-1] == tokenizer.end):
+            return True
+        return bool(typed) and "\n" in tokenizer.tokens.decode(typed[-1:])
+
+    def allowed(self) -> np.ndarray:
+        return self._tokenizer.typed
+
+    def push(self, token: int) -> None:
+        self._typed.append(token)
+
+    def action(self) -> str:
+        text = self._tokenizer.tokens.decode(self._typed, skip_special_tokens=True)
+        self._typed = []
+        return text.partition("\n")[0].strip()
+
+    def observe(self, text: str) -> list[int]:
+        return self._read(f"\n{text}")
+
+    def _read(self, text: str) -> list[int]:
+        """Return the tokens of a text and of "\\n>", which stays where the text is too long."""
+        encode, most = self._tokenizer.tokens.encode, self._tokenizer.obs_tokens
+        mark = encode("\n>", add_special_tokens=False)[-most:]
+        return [*encode(text, add_special_tokens=False)[: most - len(mark)], *mark]

@@ -1,1 +1,0 @@
-"""Environments that are stepped turn by turn, each at its own pace."""
