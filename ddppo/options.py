@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config import SECTIONS, Config, check_fields, escaped, in_words, near
+from ddppo.config import SECTIONS, check_fields, config_class, escaped, in_words, near
 from ddppo.config.help import setting_line
 from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
@@ -113,7 +113,7 @@ def parse_all(
 def parted(section: type[Any], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the options of `section`, and settings of the train door. Raises ConfigError for a near miss of one."""
     names = [item.name for item in fields(section)]
-    of_train = {*SECTIONS, "experiment", *(item.name for item in fields(Config))}
+    of_train = {*SECTIONS, "experiment", *(item.name for item in fields(config_class()))}
     ours: list[str] = []
     others: list[str] = []
     for argument in arguments:

@@ -57,6 +57,11 @@ class Plugin:
         default_factory=dict
     )  # entry point of a task: its batch, env.backend=batched
     backends: Mapping[str, Backend] = field(default_factory=dict)  # env.backend: how environments are stepped
+    # Name of a section of settings: its dataclass (ddppo.config.settings.Section); by the same name, what it sets:
+    sections: Mapping[str, str] = field(default_factory=dict)
+    samplers: Mapping[str, str] = field(default_factory=dict)  # a function that makes a TaskSampler
+    # What names of metrics begin with: a tuple of rows of the table, ddppo.run.records.metrics.Metric
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def conf(self) -> Path | None:

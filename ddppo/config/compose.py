@@ -17,7 +17,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ddppo.config.help import help_text
-from ddppo.config.settings import SECTIONS, Config
+from ddppo.config.settings import SECTIONS, config_class
 from ddppo.plugins import added, imported, plugins
 
 _SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperConfig"}  # and those of plugins
@@ -43,14 +43,14 @@ def register() -> None:
     store = ConfigStore.instance()
     # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
     setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
-    store.store(name="schema", node=Config)
+    store.store(name="schema", node=config_class())
     for group, section in SECTIONS.items():
         store.store(group=group, name="schema", node=section)
     for name, node in schemas().items():
         group, _, schema = name.rpartition("/")
         store.store(group=group, name=schema, node=node)
     of_hydra = {name: node for name, node in schemas().items() if name.startswith("hydra/")}
-    text = help_text(presets, Config, list(SECTIONS), of_hydra)
+    text = help_text(presets, config_class(), list(SECTIONS), of_hydra)
     help_node = {"app_name": "ddppo", "header": "", "footer": "", "template": text}
     store.store(group="hydra/help", name="ddppo", node=help_node)
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)

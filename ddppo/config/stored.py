@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from ddppo.config.help import unknown_setting
-from ddppo.config.settings import Config
+from ddppo.config.settings import Config, config_class
 from ddppo.errors import ConfigError
 
 _WANTED = {  # what OmegaConf calls the types of settings
@@ -24,7 +24,7 @@ _WANTED = {  # what OmegaConf calls the types of settings
 @functools.cache
 def _schema() -> DictConfig:
     """Return what every configuration is merged into, a copy of it: it takes 6 ms to make."""
-    schema = OmegaConf.structured(Config)
+    schema = OmegaConf.structured(config_class())
     assert isinstance(schema, DictConfig)
     return schema
 
@@ -94,7 +94,7 @@ def _all_escaped(value: Any) -> Any:
 def _omegaconf_message(error: OmegaConfBaseException) -> str:
     key = getattr(error, "full_key", None) or "configuration"
     if isinstance(error, ConfigKeyError):
-        return unknown_setting(key, Config)
+        return unknown_setting(key, config_class())
     return f"{key}: {in_words(str(error).splitlines()[0])}"
 
 

@@ -29,6 +29,7 @@ from ddppo.door.refusals import (
     check_names,
     check_single,
     check_writable,
+    mappings_of_plugins,
     types,
 )
 from ddppo.door.torchrun import under_torchrun
@@ -41,9 +42,7 @@ _NAMED = (
     "model.encoders",
     "ppo.learning_rates",
     "ppo.losses",
-    "curriculum.settings",
 )
-_MAPPINGS = tuple(f"{name}{end}" for name in _NAMED for end in "=.")
 _FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
 _IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
 _IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # brackets are lists to Hydra
@@ -151,7 +150,8 @@ def _prepared(argument: str) -> str:
         return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
     if equals and is_integer(types().get(bare.removeprefix("hydra.sweeper.params."))):
         return f"{key}={written_out(value)}"
-    return f"++{argument}" if argument.startswith(_MAPPINGS) else argument
+    mappings = tuple(f"{name}{end}" for name in (*_NAMED, *mappings_of_plugins()) for end in "=.")
+    return f"++{argument}" if argument.startswith(mappings) else argument
 
 
 def _is_one_path(value: str) -> bool:

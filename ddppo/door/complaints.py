@@ -5,7 +5,7 @@ import re
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config import Config, in_words, near, presets
+from ddppo.config import config_class, in_words, near, presets
 from ddppo.config.help import unknown_setting
 from ddppo.errors import ConfigError, EnvRaised, TrainingError
 from ddppo.package import install_command
@@ -24,7 +24,7 @@ def composition_message(error: HydraException | OmegaConfBaseException) -> str:
         return f"{text.removeprefix('Error merging override ').lstrip('+')}: {cause}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if found := re.match(r"Could not override '([\w.]+)'", text):
-        return unknown_setting(found[1], Config)
+        return unknown_setting(found[1], config_class())
     if found := re.search(r"Could not (?:find|load|override) '([\w/]+/[\w-]+)'", text):
         return unknown_option(found[1], text)
     details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]

@@ -6,9 +6,9 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-from ddppo.config import SECTIONS, Config, is_schema, schemas
+from ddppo.config import SECTIONS, config_class, is_schema, schemas, sections
 from ddppo.config.help import setting_names
 from ddppo.config.integers import is_truth, setting_types
 from ddppo.door.complaints import unknown_option
@@ -21,7 +21,6 @@ _PLAIN_SECTIONS = {
     "eval": "",
     "checkpoint": "",
     "log": "",
-    "curriculum": "",
 }  # and the group that fills it
 # What a single run does not ask for its value.
 _OF_SWEEPS = (
@@ -41,12 +40,18 @@ _SHELLS = ("bash", "fish", "zsh")
 @functools.cache
 def types() -> dict[str, Any]:
     """Return the annotation of every setting by its full key, those of launchers and sweepers too."""
-    found = setting_types(Config)
+    found = setting_types(config_class())
     for schema, section in schemas().items():
         group = schema.rpartition("/")[0]
         if group.startswith("hydra/"):
             found |= setting_types(section, group.replace("/", ".") + ".")
     return found
+
+
+def mappings_of_plugins() -> list[str]:
+    """Return the settings of plugins whose keys the user makes up."""
+    of_sections = [name for section in sections() for name in types() if name.startswith(f"{section}.")]
+    return [name for name in of_sections if get_origin(types()[name]) is dict]
 
 
 def bare_name(key: str) -> str:
@@ -106,11 +111,15 @@ def check_names(settings: list[str], values: dict[str, str]) -> None:
         bare = bare_name(key)
         if equals and not bare:
             raise ConfigError(f"{setting} has no name in front of the equals sign; --help lists all settings")
-        if key.startswith("~") and not bare.startswith(
-            ("env.kwargs.", "env.slow_ranks.", "curriculum.settings.", "hydra")
-        ):
+        taken_away = (
+            "env.kwargs.",
+            "env.slow_ranks.",
+            "hydra",
+            *(f"{name}." for name in mappings_of_plugins()),
+        )
+        if key.startswith("~") and not bare.startswith(taken_away):
             raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
-        if equals and bare in _PLAIN_SECTIONS:
+        if equals and (bare in _PLAIN_SECTIONS or bare in sections()):
             raise ConfigError(f"{setting}: {_of_section(bare, value)}")
         if equals and bare in _GROUPS and _is_no_option(value) and setting != "experiment=null":
             raise ConfigError(unknown_option(f"{bare}/{value}", ""))
@@ -123,11 +132,11 @@ def _is_no_option(value: str) -> bool:
 
 
 def _of_section(section: str, value: str) -> str:
-    if group := _PLAIN_SECTIONS[section]:
+    if group := _PLAIN_SECTIONS.get(section):
         return (
             f"{section} is a section of settings, whose options are chosen by {group}=: use {group}={value}"
         )
-    names = [name for name in setting_names(Config) if name.startswith(f"{section}.")]
+    names = [name for name in setting_names(config_class()) if name.startswith(f"{section}.")]
     return f"{section} is a section of settings: set one of {', '.join(names)}"
 
 

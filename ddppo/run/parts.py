@@ -1,13 +1,14 @@
 """What a rank is made of: environments, model, collector, learner. Built once, before the first iteration."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from ddppo import config as configuration
+from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.launch import cores_per_rank, threads_per_rank
@@ -18,6 +19,7 @@ from ddppo.errors import ConfigError
 from ddppo.models import build_model, images_in
 from ddppo.plugins import imported
 from ddppo.ppo.learning.learner import Learner
+from ddppo.ppo.learning.step import adam_state
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
 from ddppo.run.loop.compilation import why_not_cpp
@@ -40,6 +42,23 @@ class Parts(Replica):
     @property
     def learner(self) -> Learner:
         return self.program.learner
+
+    def policy_snapshot(self) -> list[torch.Tensor]:
+        """Return copies of the parameters, and of Adam's steps and moments: what a task sampler may swap."""
+        return [x.clone() for x in self._policy()]
+
+    def put_policy_(self, snapshot: Sequence[torch.Tensor]) -> None:
+        """Go on with a snapshot's parameters, and Adam's steps and moments."""
+        for x, kept in zip(self._policy(), snapshot, strict=True):
+            x.copy_(kept)
+
+    def _policy(self) -> list[torch.Tensor]:
+        vector = self.parameters.vector
+        return [vector.detach(), *adam_state(self.learner.optimizer, vector)]
+
+    def number_of_rank_0(self, number: int) -> int:
+        """Return rank 0's number; all ranks call it."""
+        return int(self.group.gather(torch.tensor([number]))[0].item())
 
     def state(self) -> dict[str, Any]:
         """Return what they have learned, for a checkpoint."""
@@ -109,7 +128,8 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         initial.take_(begun_with, model, obs_normalizer)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
-    replica = Replica(config, group, device, shape, roles, spec, model, parameters, obs_normalizer)
+    sampler = make_sampler(config, spec, shape.num_envs)
+    replica = Replica(config, group, device, shape, roles, spec, model, parameters, obs_normalizer, sampler)
     kit = Kit(**{**_fields(replica), "config": replace(config, env=env_config)}, cores=cores)
     program = program_of(topology)(kit)
     if begun_with is not None:
@@ -119,7 +139,9 @@ def build(config: Config, group: Group, device: torch.device) -> Parts:
         work = 0  # one thread in C++ is faster than several in torch
     torch.set_num_threads(threads_per_rank(config, local_world_size, work))
     derived = _derived(kit, program, local_world_size)
-    return Parts(**_fields(replica), program=program, players=players_of(roles, topology), derived=derived)
+    parts = Parts(**_fields(replica), program=program, players=players_of(roles, topology), derived=derived)
+    sampler.attach(parts)
+    return parts
 
 
 def _fields(replica: Replica) -> dict[str, Any]:
@@ -145,6 +167,6 @@ def _derived(kit: Kit, program: Program, local_world_size: int) -> dict[str, Any
     }
     if images := images_in(kit.model):
         derived["images"] = images
-    if program.rounds is not None:
+    if program.collector is not None and program.collector.whole_episodes:
         derived["whole_episodes"] = True
     return derived

@@ -139,8 +139,7 @@ class Worker:
             env_steps=progress.env_steps,
             wall_s=progress.wall_s,
             journal=parts.spec.journal,
-            rounds=parts.program.rounds,
-            campaign=parts.program.campaign,
+            sampler=parts.sampler,
             unrecorded=self.saving.unrecorded,
         )
 

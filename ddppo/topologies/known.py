@@ -56,9 +56,7 @@ def _central_inference(world_size: int, sizes: Sizes) -> Layout:
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
-        Topology(
-            "ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.programs.episodes:worker"
-        ),
+        Topology("ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.programs.ddp:Ddp"),
         Topology(
             "ddp_preempt",
             "W equal workers as of ddp, whose slow ones end their rollouts early",

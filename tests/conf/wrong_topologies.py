@@ -80,7 +80,7 @@ LINES = {
     ),
 }
 
-_WORKER = "ddppo.distributed.programs.workers:Worker"
+_WORKER = "ddppo.distributed.programs.ddp:Ddp"
 
 
 def role(ranks, *, learns=True):

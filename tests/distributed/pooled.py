@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import Collected
-from ddppo.distributed.programs.workers import Worker
 from ddppo.envs import make_vec_env
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.acting.rollout import Rollout
@@ -21,7 +21,7 @@ def layout(world_size, sizes):
     return Layout((Role("worker", (0,), steps=True, acts=True, learns=True, does=()),), ())
 
 
-class PooledWorker(Worker):
+class PooledWorker(Ddp):
     """CUTS names a JSON file: steps `[iterations][ranks]` of each environment."""
 
     def __init__(self, kit):
@@ -35,10 +35,10 @@ class PooledWorker(Worker):
             for share in self._shares
         ]
 
-    def reset(self, iteration):
-        super().reset(iteration)  # for checkpoints alone: nobody acts in these
+    def reset(self, sample):
+        super().reset(sample)  # for checkpoints alone: nobody acts in these
         for collector, share in zip(self._collectors, self._shares, strict=True):
-            collector.reset(self._kit.seeds(share, iteration))
+            collector.reset(*sample.of(share))
 
     def collect(self, iteration):
         parts = []

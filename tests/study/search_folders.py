@@ -114,7 +114,11 @@ class MadeUp:
 
     def complete(self, folder):
         """Say that the run is complete."""
-        summary = {"status": "completed", "command": "python -m ddppo.search", "git_commit": "a" * 40}
+        summary = {
+            "status": "completed",
+            "command": "python -m ddppo.train experiment=workflows",
+            "git_commit": "a" * 40,
+        }
         (folder / "summary.json").write_text(json.dumps(summary))
         return folder
 

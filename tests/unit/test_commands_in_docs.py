@@ -23,7 +23,7 @@ from tests.support import CHECKOUT
 
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"-m (ddppo(?:\.\w+)+)((?: |\\\n)[^`\n]*)?")
-TRAIN = ("ddppo.train", "ddppo.search")
+TRAIN = "ddppo.train"
 PLUGINS = {
     "hydra/launcher=joblib": "hydra_plugins.hydra_joblib_launcher",
     "experiment=tune/": "hydra_plugins.hydra_optuna_sweeper",
@@ -40,7 +40,7 @@ def commands():
         text = page.read_text().replace("\\\n", " ")
         for module, rest in COMMAND.findall(text):
             arguments = words(rest)
-            if arguments or module in TRAIN or importlib.util.find_spec(module) is None:
+            if arguments or module == TRAIN or importlib.util.find_spec(module) is None:
                 found.setdefault((module, *arguments), (page.relative_to(CHECKOUT), module, arguments))
     return list(found.values())
 
@@ -158,12 +158,8 @@ def test_a_command_of_the_pages_is_understood(page, module, arguments, somewhere
     if "--help" in arguments or "--config-dir" in arguments or module.count(".") > 1:
         return
     try:
-        if module in TRAIN:
-            needs_preset = module == "ddppo.search" and not any(
-                w.startswith("experiment=") for w in arguments
-            )
-            more = ["experiment=workflows"] if needs_preset else []
-            assert_composes(settings_of([*arguments, *more], runs_several=False))
+        if module == TRAIN:
+            assert_composes(settings_of(arguments, runs_several=False))
         elif module != "ddppo.collectives":  # it measures, and takes numbers alone
             assert_understood(module, arguments, monkeypatch)
     except SystemExit:

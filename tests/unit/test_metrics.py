@@ -10,6 +10,7 @@ from ddppo.run.records.metrics import (
     IterationReport,
     check_names,
     markdown,
+    of_plugins,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -20,9 +21,10 @@ def report(rank_metrics=({"time/t_iter": 1.0},), global_metrics=None):
 
 
 def test_every_metric_is_listed_once_and_fully():
-    names = [m.name for m in METRICS]
+    rows = (*METRICS, *of_plugins())
+    names = [m.name for m in rows]
     assert len(names) == len(set(names))
-    for metric in METRICS:
+    for metric in rows:
         groups = {"rollout", "train", "time", "dist", "curriculum", "search", "eval", "loss", "user"}
         assert metric.name.split("/")[0] in groups
         assert all((metric.unit, metric.reduction, metric.meaning, metric.source))

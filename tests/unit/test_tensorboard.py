@@ -56,8 +56,6 @@ def test_scalars_are_grouped_and_named_as_in_the_table(written):
         "user",
         "time",
         "dist",
-        "curriculum",
-        "search",
         "eval",
         "eval_final",
         "eval_by_wall_ms",

@@ -14,10 +14,9 @@ from ddppo.config.rules.model.heads import check_heads
 from ddppo.config.rules.model.kinds import check_model
 from ddppo.config.rules.model.remembering import check_memory
 from ddppo.config.rules.own import check_own
-from ddppo.config.rules.searching import check_search
 from ddppo.config.rules.shapes import batch_shape, layout
 from ddppo.config.rules.tracking import check_tracking
-from ddppo.config.settings import Config
+from ddppo.config.settings import Config, section, sections
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 
@@ -52,7 +51,8 @@ def validate(config: Config) -> BatchShape:
     _check_updates(config)
     shape = batch_shape(config)
     check_algorithm(config, shape)
-    check_search(config, shape)
+    for name in sections():
+        section(config, name).check(config, shape)
     check_memory(config, shape)
     check_slow_ranks(config)
     check_context(config)

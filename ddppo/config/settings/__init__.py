@@ -1,7 +1,6 @@
 """The list of every setting: names, types, defaults, units, meanings, and the rule of each by itself."""
 
-from ddppo.config.settings.all import SECTIONS, Config
-from ddppo.config.settings.choosing import CurriculumConfig, SearchConfig
+from ddppo.config.settings.all import SECTIONS, Config, Section, config_class, section, sections
 from ddppo.config.settings.dist import DistConfig, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import ModelConfig
@@ -12,7 +11,6 @@ __all__ = [
     "SECTIONS",
     "CheckpointConfig",
     "Config",
-    "CurriculumConfig",
     "DistConfig",
     "EnvConfig",
     "EvalConfig",
@@ -21,5 +19,8 @@ __all__ = [
     "PPOConfig",
     "RunConfig",
     "ScalingConfig",
-    "SearchConfig",
+    "Section",
+    "config_class",
+    "section",
+    "sections",
 ]

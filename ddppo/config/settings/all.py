@@ -1,14 +1,19 @@
-"""All settings of a run."""
+"""All settings of a run: those of ddppo, and sections that plugins bring."""
 
-from dataclasses import dataclass, field
+import functools
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, ClassVar
 
 from ddppo.config.fields import setting
-from ddppo.config.settings.choosing import CurriculumConfig, SearchConfig
 from ddppo.config.settings.dist import DistConfig, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import ModelConfig
 from ddppo.config.settings.ppo import PPOConfig
 from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
+from ddppo.errors import ConfigError
+from ddppo.plugins import added, imported
+from ddppo.scaling import BatchShape
+from ddppo.spaces import EnvSpec
 
 
 @dataclass(slots=True)
@@ -18,8 +23,6 @@ class Config:
     ppo: PPOConfig = field(default_factory=PPOConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
-    search: SearchConfig = field(default_factory=SearchConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -96,3 +99,56 @@ SECTIONS = {
     "distributed": DistConfig,
     "scaling": ScalingConfig,
 }
+
+
+class Section:
+    """Settings of a task sampler that a plugin brings, `<section>.<field>=`. Subclass it as a dataclass.
+
+    may_change: the fields that a run which goes on may change.
+    """
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, config: Config, shape: BatchShape) -> None:
+        """Raise ConfigError where these settings do not go with the others; before the task is made."""
+
+    def check_memory(self, said: str) -> None:
+        """Raise ConfigError where they do not go with a policy that remembers; `said` is what brings the memory."""
+
+    def asks(self, config: Config, spec: EnvSpec) -> bool:
+        """Return whether a run on this task is sampled as these settings say. Raises ConfigError where it cannot be."""
+        return False
+
+
+@functools.cache
+def sections() -> dict[str, type[Section]]:
+    """Return the sections that plugins bring, by name. Raises ConfigError for one that ddppo has."""
+    found = {name: imported(path) for name, path in added("sections").items()}
+    for name in found.keys() & {item.name for item in fields(Config)}:
+        raise ConfigError(f"a plugin brings a section of settings {name}, which ddppo has: rename it")
+    return found
+
+
+@functools.cache
+def config_class() -> type[Config]:
+    """Return Config with the sections of plugins behind its own."""
+    more = [(name, kind, field(default_factory=kind)) for name, kind in sections().items()]
+    return make_dataclass(
+        _WITH_SECTIONS, more, bases=(Config,), slots=True, namespace={"__module__": __name__}
+    )
+
+
+_WITH_SECTIONS = "ConfigWithSections"
+
+
+def __getattr__(name: str) -> Any:
+    """Let pickle find that class, which Hydra's launchers send to other processes."""
+    if name == _WITH_SECTIONS:
+        return config_class()
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def section(config: Config, name: str) -> Any:
+    """Return a plugin's section of a configuration, its defaults where that was made without."""
+    found = getattr(config, name, None)
+    return sections()[name]() if found is None else found

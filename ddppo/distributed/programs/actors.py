@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import torch
 
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group, in_words
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
@@ -50,9 +51,9 @@ class Actors(Program):
             feeding = kit.subgroup(range(first, end)) or feeding
         return learners, feeding
 
-    def reset(self, iteration: int) -> None:
+    def reset(self, sample: TaskSample) -> None:
         if self.collector is not None:
-            self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+            self.collector.reset(*sample.of(self._kit.env_indices))
 
     def collect(self, iteration: int) -> Collected:
         if self.collector is None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group
-from ddppo.distributed.programs.workers import Worker
+from ddppo.distributed.programs.ddp import Ddp
 from ddppo.envs.backends.observers import Observers
 from ddppo.envs.faults import EnvNames
 from ddppo.models import flat_obs
@@ -23,24 +23,23 @@ from ddppo.ppo.native.network import NativeNetwork
 from ddppo.spaces import each, leaves
 
 
-class Agent(Worker):
+class Agent(Ddp):
     """A rank with its observers."""
 
     collector: "CentralCollector"
     env: Observers
 
-    def _acting(self) -> tuple[Observers, "CentralCollector"]:
+    def _acting(self) -> "CentralCollector":
         kit, config = self._kit, self._kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
         settings = replace(config.env, num_workers=config.dist.observers or config.env.num_workers)
         env = Observers(settings, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
         wait = config.dist.max_wait_ms
-        collector = CentralCollector(
+        return CentralCollector(
             **kit.of_collector(env, kit.env_indices.start),
             group=kit.group,
             max_wait_s=None if wait is None else wait / 1000,
         )
-        return env, collector
 
     def measured(self) -> dict[str, float]:
         rows = self._kit.shape.local_batch_size

@@ -2,21 +2,18 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group
-from ddppo.curriculum import Rounds
 from ddppo.distributed.gradient_sync import GradientSync
 from ddppo.ppo.acting.rollout import Episode, Rollout, RolloutCollector
 from ddppo.ppo.learning.learner import Learner, Update
 from ddppo.ppo.learning.step import STATISTICS
 from ddppo.processes.signals import StopRequest
-
-if TYPE_CHECKING:
-    from ddppo.domains.cage2.search.campaign import Campaign
 
 # Of a rank that does not learn.
 NO_UPDATE = Update(
@@ -70,8 +67,6 @@ class Program(ABC):
     though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
     over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
     env: the environments that this rank steps, itself or in processes of its own; None if it steps none.
-    rounds: what groups of rollouts play, where an iteration plays whole episodes; equal on all ranks.
-    campaign: which order is tried, where a search goes on while the run trains; equal on all ranks.
 
     Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
     them.
@@ -83,12 +78,10 @@ class Program(ABC):
     learners: Group
     groups: tuple[Group, ...] = ()
     env: Closeable | None = None
-    rounds: Rounds | None = None
-    campaign: "Campaign | None" = None
 
     @abstractmethod
-    def reset(self, iteration: int) -> None:
-        """Start all environments anew; `iteration` are done."""
+    def reset(self, sample: TaskSample) -> None:
+        """Start all environments anew, each with its seed and options of the sample."""
 
     @abstractmethod
     def collect(self, iteration: int) -> Collected:
@@ -100,16 +93,6 @@ class Program(ABC):
 
         A rank that does not learn returns NO_UPDATE.
         """
-
-    def hear(self, news: Sequence[bytes]) -> None:  # noqa: B027 (environments' own, for most)
-        """Hear what all environments published in the iteration just done."""
-
-    def conclude(self) -> None:  # noqa: B027 (most end with what they learned last)
-        """Choose what the run ends with, after its last iteration."""
-
-    def options(self) -> dict[str, Any] | None:
-        """Return what episodes of an evaluation are to begin with, as a reset's options."""
-        return None
 
     def state(self) -> dict[str, Any] | None:
         """Return what it knows besides what is learned, for a checkpoint: tensors and plain values."""

@@ -18,9 +18,10 @@ from contextlib import closing
 import torch
 
 from ddppo import native
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.config import Config
+from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import Kit
-from ddppo.distributed.programs.workers import Worker
 from ddppo.envs import make_vec_env
 from ddppo.envs.backends.classic_cpp import TASKS, NativeEnvs, why_not_batched
 from ddppo.errors import ConfigError, TrainingError
@@ -30,21 +31,21 @@ from ddppo.ppo.native.step import NativeStep
 from ddppo.spaces import EnvSpec
 
 
-class Device(Worker):
+class Device(Ddp):
     """A worker that takes no slower way."""
 
     def __init__(self, kit: Kit) -> None:
         check(kit.config, kit.spec, kit.device)
         super().__init__(kit)
 
-    def reset(self, iteration: int) -> None:
+    def reset(self, sample: TaskSample) -> None:
         if not isinstance(self.learner.step, NativeStep):
             topology = self._kit.config.dist.topology
             raise TrainingError(
                 f"distributed={topology}: a gradient in C++ was not torch's on one rank or more, or its library is "
                 "missing there: use distributed=ddp"
             )
-        super().reset(iteration)
+        super().reset(sample)
 
 
 def check(config: Config, spec: EnvSpec, device: torch.device) -> None:

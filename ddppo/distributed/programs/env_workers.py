@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.envs.encoding.rows import RowLayout
@@ -39,12 +40,12 @@ class EnvWorkers(Program):
             names = EnvNames(range(shape.num_envs), kit.group.rank)
             self.collector = kit.collector(FarEnvs(self._line, kit.spec, names), 0)
 
-    def reset(self, iteration: int) -> None:
+    def reset(self, sample: TaskSample) -> None:
         if self.collector is not None:
-            self.collector.reset(self._kit.seeds(range(self._kit.shape.num_envs), iteration))
+            self.collector.reset(*sample.of(range(self._kit.shape.num_envs)))
         else:
             assert self.env is not None
-            self._line.answer_reset(*self.env.reset(self._kit.seeds(self._kit.env_indices, iteration)))
+            self._line.answer_reset(*self.env.reset(*sample.of(self._kit.env_indices)))
 
     def collect(self, iteration: int) -> Collected:
         if self.collector is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ddppo.algorithms.task_sampler import TaskSampler
 from ddppo.collectives import Group
 from ddppo.config import Config
 from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
@@ -31,7 +32,7 @@ from ddppo.ppo.learning.nonfinite import Tolerance
 from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.scaling import BatchShape
-from ddppo.seeding import action_noise, derived_seed
+from ddppo.seeding import action_noise
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Role
 
@@ -40,7 +41,7 @@ __all__ = ["NO_UPDATE", "Collected", "Kit", "News", "Program"]
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """What one rank holds of a run. shape: of the batch of all ranks."""
+    """What one rank holds of a run. shape: of the batch of all ranks. sampler: what episodes begin with."""
 
     config: Config
     group: Group
@@ -51,6 +52,7 @@ class Replica:
     model: ActorCritic
     parameters: FlatParameters
     obs_normalizer: ObsNormalizer | None
+    sampler: TaskSampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +189,6 @@ class Kit(Replica):
                 self.config.on_nonfinite, self.config.on_nonfinite_max, self.config.on_nonfinite_factor
             ),
         )
-
-    def seeds(self, env_indices: range, iteration: int) -> list[int]:
-        return [derived_seed(self.config.seed, "env", i, iteration) for i in env_indices]
 
     def guarded(self) -> AbstractContextManager[None]:
         """Return a block for code of the task, which it may change this process in: where it is stepped here."""

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ddppo.config.rules.dist.preempting import awaited_ranks
+from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import Collected, Kit
-from ddppo.distributed.programs.workers import Worker
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.learning.learner import Update
@@ -43,7 +43,7 @@ def best_awaited(
     return int(np.flatnonzero(rates >= rates.max() * (1 - 1e-9))[-1]) + 1
 
 
-class PreemptiveWorker(Worker):
+class PreemptiveWorker(Ddp):
     """A rank that acts and learns, and does not have others wait for the end of a long rollout."""
 
     collector: Collector

@@ -8,4 +8,7 @@ PLUGIN = Plugin(
         "token_policy": f"{__name__}.token_policy:TokenPolicy",
         "hf": f"{__name__}.hf_policy:HuggingFacePolicy",
     },
+    sections={"curriculum": f"{__name__}.curriculum.settings:CurriculumSettings"},
+    samplers={"curriculum": f"{__name__}.curriculum.sampler:make_sampler"},
+    metrics={"curriculum/": f"{__name__}.curriculum.settings:METRICS"},
 )

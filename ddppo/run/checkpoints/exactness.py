@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.config import Config
-from ddppo.distributed.programs.episodes import plays_whole_episodes
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.probing.trial import why_inexact
 from ddppo.run.checkpoints.environments import how_saved
@@ -13,7 +13,7 @@ from ddppo.topologies import find
 
 def is_between_episodes(config: Config, spec: EnvSpec) -> bool:
     """Return whether environments are in the midst of nothing between iterations, for whole episodes are played."""
-    return plays_whole_episodes(config, spec) or config.search.name is not None
+    return make_sampler(config, spec, config.env.num_envs).every_iteration
 
 
 def why_left_out(config: Config) -> str | None:

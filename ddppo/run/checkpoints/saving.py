@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo import config as configuration
+from ddppo.algorithms.task_sampler import state_in
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.run import checkpoint
@@ -97,7 +98,7 @@ class Saving:
         if self._has_told:
             return
         learned = sum(size_of(state.get(name)) for name in ("model", "optimizer", "reference"))
-        for name in ("environments", "program"):
+        for name in ("environments", "program", "sampler"):
             part = state.get(name) or {}
             size = size_of(part)
             if size < max(_LARGE, 2 * learned):
@@ -111,10 +112,9 @@ class Saving:
                     "new episodes; a task with state() and restore() says itself what an episode needs"
                 )
             else:
-                warn(
-                    f"a checkpoint holds {size / 1e6:.0f} MB of what dist.topology={self._parts.config.dist.topology} "
-                    "goes on from"
-                )
+                whose = f"dist.topology={self._parts.config.dist.topology}"
+                whose = self._parts.sampler.name if name == "sampler" else whose
+                warn(f"a checkpoint holds {size / 1e6:.0f} MB of what {whose} goes on from")
 
     def save_best(self) -> None:
         """Hand over to the writer what is the best policy so far; of rank 0."""
@@ -131,9 +131,9 @@ class Saving:
             "window": [list(episode) for episode in self._window],
             "best": self._scoring.best,
             "target": self._scoring.target,
-            "curriculum": program.rounds.state() if program.rounds is not None else None,
+            "sampler": self._parts.sampler.state(),
             "program": program.state(),
-            "options": program.options(),
+            "options": self._parts.sampler.eval_options(),
             **self._parts.state(),
         }
 
@@ -141,9 +141,9 @@ class Saving:
         """Go on from a checkpoint's state; environments start new episodes, unless theirs are in it and wanted."""
         parts, progress = self._parts, self._progress
         parts.restore(state)
-        if parts.program.rounds is not None:
-            parts.program.rounds.restore(state["curriculum"])
-        if (of_program := state.get("program")) is not None:
+        parts.sampler.load(state_in(state, parts.sampler))
+        is_of_sampler = "sampler" not in state and parts.sampler.called_before == "program"
+        if not is_of_sampler and (of_program := state.get("program")) is not None:
             parts.program.restore(of_program)
         self._of_environments = state["environments"]
         if why := exactness.missing(parts.config, parts.spec, state):
@@ -161,7 +161,7 @@ class Saving:
         """Start the environments anew, or in the midst of what the restored checkpoint says."""
         parts, (state, self._of_environments) = self._parts, (self._of_environments, None)
         with guarded(parts.config.env.id, STEPPED):
-            why = self._environments.begin(lambda: parts.program.reset(self._progress.iteration), state)
+            why = self._environments.begin(self._reset, state)
         if state is None or why is not None:
             exchange.begin()
         is_told = find(parts.config.dist.topology).own_pace  # by its program
@@ -170,6 +170,12 @@ class Saving:
                 f"the run goes on approximately, its environments with new episodes: {why}. Episodes under way end "
                 "uncounted, and what a task remembers from one to the next is lost"
             )
+
+    def _reset(self) -> None:
+        """Start all environments anew, unless they begin anew in every iteration anyway."""
+        program, sampler = self._parts.program, self._parts.sampler
+        if not sampler.every_iteration:
+            program.reset(sampler.sample(self._progress.iteration))
 
     def with_last(self, error: NonFiniteError | StorageError) -> NonFiniteError | StorageError:
         """Return the error with the checkpoint named that is left to go on from."""
@@ -185,7 +191,7 @@ def _plain(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _environments(parts: Parts) -> Environments:
-    if exactness.is_between_episodes(parts.config, parts.spec):
+    if parts.sampler.every_iteration:
         return Environments(parts, parts.group, "")
     why_not, doubt = exactness.why_left_out(parts.config), None
     if why_not is None and parts.group.rank == 0:

@@ -2,6 +2,10 @@
 
 import dataclasses
 
+import torch
+
+from ddppo.algorithms.task_sampler import EpisodeResults
+from ddppo.distributed.programs.contract import Collected
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.loop.exchange import NoExchange
@@ -12,7 +16,7 @@ from ddppo.run.measuring.own_metrics import OwnMetrics
 from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.measuring.timing import IterationClock
 from ddppo.run.parts import Parts
-from ddppo.run.records.metrics import OF_CURRICULUM, OF_SEARCH, OF_USER, IterationReport
+from ddppo.run.records.metrics import OF_USER, IterationReport
 
 
 class Iterations:
@@ -48,15 +52,19 @@ class Iterations:
         parts, progress, program = self.parts, self.progress, self.parts.program
         config, group, clock, iteration = parts.config, parts.group, self.clock, progress.iteration + 1
         group.begin(iteration)
+        sampler = parts.sampler
         with clock.phase("rollout"):
+            if sampler.every_iteration:
+                program.reset(sampler.sample(iteration))
             collected = program.collect(iteration)
         if self._steps_tasks:
             stop.listen_again()
         group.barrier()  # what a rank spends here it spends on the slowest rollout
         with clock.phase("learn"):
             update = program.learn(collected, iteration, progress.env_steps / config.ppo.total_steps)
-        news = self._exchange.meet()
-        program.hear(news)
+            results = self._results(collected)
+        messages = self._exchange.meet()
+        sampler.update(results, messages)
         own = self._own_metrics.reduced(iteration, collected)
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         times = clock.lap()
@@ -80,16 +88,23 @@ class Iterations:
         if agreed.step_ready and progress.compiled_from is None:
             self._steps.take(iteration + 1)
         progress.iteration, progress.env_steps = iteration, report.env_steps
-        return self._with_others(report, own), news, agreed
+        more = {OF_USER + name: x for name, x in own.items()} | sampler.metrics()
+        if results is not None and len(known := results.achieved[~results.achieved.isnan()]):
+            more["rollout/success_rate"] = known.mean().item()
+        if more:
+            report = dataclasses.replace(report, global_metrics=report.global_metrics | more)
+        return report, messages, agreed
 
-    def _with_others(self, report: IterationReport, own: dict[str, float]) -> IterationReport:
-        """Return the report with the user's own metrics, and those of who chose what was played, if anybody did."""
-        program = self.parts.program
-        if program.rounds is None and program.campaign is None and not own:
-            return report
-        metrics = report.global_metrics | {OF_USER + name: x for name, x in own.items()}
-        if program.rounds is not None:
-            metrics |= {OF_CURRICULUM + name: x for name, x in program.rounds.metrics().items()}
-        if program.campaign is not None:
-            metrics |= {OF_SEARCH + name: x for name, x in program.campaign.metrics().items()}
-        return dataclasses.replace(report, global_metrics=metrics)
+    def _results(self, collected: Collected) -> EpisodeResults | None:
+        """Return what came of all environments' episodes, where they tell whether they achieved their tasks.
+
+        All ranks call it.
+        """
+        rollout = collected.rollout
+        if rollout is None or rollout.achieved is None:
+            return None
+        of_mine = torch.stack([rollout.achieved.double(), rollout.valid.any(0).double()]).cpu()
+        achieved, was_played = (
+            self.parts.group.gather(of_mine).transpose(0, 1).flatten(1)
+        )  # [W, 2, E] -> [2, N]
+        return EpisodeResults(achieved, was_played)

@@ -54,7 +54,7 @@ class Loop:
             with self._profiler.iteration():
                 report, news, agreed = self._iterations.next(stop)
             if progress.env_steps >= config.ppo.total_steps:
-                self._parts.program.conclude()
+                self._parts.sampler.conclude()
                 report = self._recorder.noted(report, news)
                 if config.eval.final_episodes:
                     with self._clock.checkpoint():
@@ -153,7 +153,7 @@ class Loop:
                     self._progress.env_steps,
                     report.wall_s,
                     is_last=is_last,
-                    options=program.options(),
+                    options=self._parts.sampler.eval_options(),
                     stop=stop,
                 )
             except EvaluationFailed as e:  # raised behind the clock's block, which knows of none

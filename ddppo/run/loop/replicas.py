@@ -7,21 +7,17 @@ from ddppo.run.parts import Parts
 
 def named(parts: Parts) -> str:
     """Return what an error is to call the copies."""
-    if parts.program.campaign is not None:
-        return "parameters or the search"
-    return "parameters" if parts.program.rounds is None else "parameters or the curriculum"
+    return f"parameters or {parts.sampler.name}" if parts.sampler.name else "parameters"
 
 
 def fingerprint(parts: Parts) -> float:
-    """Return 48 bits of the hash of the parameters, and of curriculum and search if any, exact in float64.
+    """Return 48 bits of the hash of the parameters, and of the task sampler if it learns, exact in float64.
 
     NaN on a rank that does not hold them.
     """
     if parts.group.rank not in parts.players:
         return math.nan
-    digest, program = parts.parameters.digest(), parts.program
-    if program.rounds is not None:
-        digest = program.rounds.digest(digest)
-    if program.campaign is not None:
-        digest = program.campaign.digest(digest)
+    digest = parts.parameters.digest()
+    if parts.sampler.name:
+        digest = parts.sampler.digest(digest)
     return int(digest[:12], 16)

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ddppo.algorithms.task_sampler import SamplerRecords, TaskSampler
 from ddppo.config import Config
-from ddppo.curriculum import Rounds
-from ddppo.files import move_aside, write_json, write_text
+from ddppo.files import move_aside, write_json
 from ddppo.package import command
 from ddppo.run.folder import RunFolder
 from ddppo.run.records.display import Throttle, closing, header, make_display
@@ -26,9 +26,6 @@ from ddppo.run.records.tensorboard import TensorBoardWriter
 from ddppo.run.records.trackers import Tracker, open_tracker
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
-
-if TYPE_CHECKING:
-    from ddppo.domains.cage2.search.campaign import Campaign
 
 TABLE_INTERVAL_S = 120.0
 
@@ -59,9 +56,9 @@ class Recorder:
     """Opens the run folder's records, continuing those of a run resumed at an iteration without doubled steps.
 
     `derived` holds what only the process knows: num_parameters, device, threads. journal: the import path of the
-    task's, if it has one. rounds: whose table is shown every so often, if they have a curriculum. campaign: of a
-    search, whose files are kept. unrecorded: the last report before `iteration`'s end, where the run was saved before
-    its final evaluation: metrics.jsonl may lack it, or have it without the evaluation, which is then done again.
+    task's, if it has one. sampler: whose records are kept. unrecorded: the last report before `iteration`'s end, where
+    the run was saved before its final evaluation: metrics.jsonl may lack it, or have it without the evaluation, which
+    is then done again.
     """
 
     def __init__(
@@ -75,21 +72,15 @@ class Recorder:
         env_steps: int,
         wall_s: float,
         journal: str | None = None,
-        rounds: Rounds | None = None,
-        campaign: "Campaign | None" = None,
+        sampler: TaskSampler | None = None,
         unrecorded: IterationReport | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.journal = TaskJournal(config.env, journal, run_dir) if journal else None
-        self.rounds = rounds if rounds is not None and rounds.curriculum is not None else None
+        self.of_sampler = SamplerRecords() if sampler is None else sampler.open_records(run_dir)
         self._table_is_due = Throttle(TABLE_INTERVAL_S)
         self._table_is_due()  # not before anything is known
-        self.search = None
-        if campaign is not None:
-            from ddppo.domains.cage2.search.records import SearchRecords  # most runs search nothing
-
-            self.search = SearchRecords(campaign, run_dir)
         resumed = iteration > 0
         self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
         metrics_path = run_dir / "metrics.jsonl"
@@ -175,8 +166,7 @@ class Recorder:
             return
         if news is not None:
             report = self.noted(report, news)
-        if self.search is not None:
-            self.search.note()
+        self.of_sampler.note()
         is_new = self._unrecorded is None or report.iteration > self._unrecorded.iteration
         if is_new:
             self.summary.add(report)
@@ -188,18 +178,17 @@ class Recorder:
         for name, tracker in self.trackers.items():
             self._view(name, tracker.write, report)
         self._view("the progress display", self.display.update, report)
-        if self.rounds is not None and not is_last and self._table_is_due():
-            self._view("the curriculum's table", self._tell_curriculum, self.rounds)
+        if not is_last and self._table_is_due():
+            self._view("the task sampler's table", self._show_table)
 
     def _show_pictures(self, env_steps: int) -> None:
         assert self.journal is not None
         assert self.tensorboard is not None
         self.tensorboard.show(self.journal.pictures(), env_steps)
 
-    def _tell_curriculum(self, rounds: Rounds) -> None:
-        table = rounds.table()
-        write_text(self.run_dir / "curriculum.txt", table + "\n")
-        self.display.say(table)
+    def _show_table(self) -> None:
+        if table := self.of_sampler.table():
+            self.display.say(table)
 
     def _summarise_journal(self) -> None:
         assert self.journal is not None
@@ -220,8 +209,7 @@ class Recorder:
         failed: steps after training that failed, to which what fails here is added.
         """
         self._view("the progress display", self.display.close)
-        if self.rounds is not None:
-            self._view("the curriculum's table", self._tell_curriculum, self.rounds)
+        self._view("the task sampler's table", self._show_table)
         self.metrics.close()
         reached = None
         if self.config.target_return is not None:
@@ -229,8 +217,7 @@ class Recorder:
             reached = {"return": self.config.target_return, "reached": bool(target), **(target or nothing)}
         if self.journal is not None:
             self._view("the journal's summary", self._summarise_journal)
-        if self.search is not None:
-            self.summary.search = self.search.summary()
+        self.summary.of_sampler = self.of_sampler.summary()
         summary = self.summary.build(
             status=status,
             params_hash=params_hash,

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,11 @@ class SummaryBuilder:
     The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
     `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
     themselves in the summary, and its `roles`, one name per rank, with the ranks. task: what its journal tells, if it
-    has one. search: what came of a search, if the run is one.
+    has one. of_sampler: parts that its task sampler brings, by name.
     """
 
     task: Mapping[str, Any] | None = None
-    search: Mapping[str, Any] | None = None
+    of_sampler: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
@@ -152,7 +153,7 @@ class SummaryBuilder:
             "target": target,
             "failed_after_training": list(failed),
             "task": self.task,
-            **({} if self.search is None else {"search": self.search}),
+            **self.of_sampler,
             "derived": sizes(shape) | self._derived,
             "config": asdict(self._config),
             "versions": versions(),

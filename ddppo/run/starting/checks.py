@@ -1,11 +1,10 @@
 """What is checked of a run before any of its processes starts."""
 
 from ddppo import config as configuration
+from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.config import Config
 from ddppo.config.rules.dist.preempting import warning_of
-from ddppo.curriculum import curriculum_for
 from ddppo.distributed.launch import resolve_device
-from ddppo.distributed.programs.episodes import check as check_episodes
 from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
@@ -33,16 +32,12 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     of_cpp = None if local_world_size is None else _compile_plugins(config)
     task = tried(config.env)
     spec = task.spec
-    curriculum_for(config.curriculum, config.env.id, spec)
+    make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)
     _check_normalized(config, spec)
     of_networks = _check_networks(config, spec, shape, local_world_size)
     _check_text(config, spec)
-    check_episodes(config, shape, spec)
-    if config.search.name is not None:
-        from ddppo.distributed.programs.searching import check as check_search  # most runs search nothing
-
-        check_search(config, spec)
+    check_whole_episodes(config, shape, spec)
     _check_topology(config, spec, is_far=local_world_size is None)
     if local_world_size is None and config.dist.min_workers is not None:
         raise ConfigError(

@@ -7,8 +7,8 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from ddppo import config as configuration
+from ddppo.algorithms.task_sampler import make_sampler, state_in
 from ddppo.config import Config
-from ddppo.curriculum import Rounds, curriculum_for
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.run import checkpoint, sweep
 from ddppo.run.checkpoints import exactness
@@ -24,7 +24,6 @@ _MAY_CHANGE = (
     "env.urls",
     "env.token_file",
     "env.batch_wait_ms",
-    "search.budget_episodes",
     "dist.",
     "eval.",
     "checkpoint.",
@@ -39,6 +38,13 @@ _MAY_CHANGE = (
 )
 
 
+def _may_change() -> tuple[str, ...]:
+    of_plugins = (
+        f"{name}.{key}" for name, kind in configuration.sections().items() for key in kind.may_change
+    )
+    return (*_MAY_CHANGE, *of_plugins)
+
+
 def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     """Return the configuration of the run in `run_dir` with the command line's `overrides`, composed in `cfg`, on top.
 
@@ -51,10 +57,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
         key = override.partition("=")[0]
         if key == "resume":
             continue
-        if not key.startswith(_MAY_CHANGE):
+        if not key.startswith(may_change := _may_change()):
             raise ConfigError(
                 f"{override} would turn the resumed run into a different one: a resumed run may change only "
-                f"{', '.join(k + '*' if k.endswith('.') else k for k in _MAY_CHANGE)}"
+                f"{', '.join(k + '*' if k.endswith('.') else k for k in may_change)}"
             )
         OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
     config = dataclasses.replace(configuration.from_omegaconf(stored), resume=str(run_dir))
@@ -81,7 +87,7 @@ def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
     folder = RunFolder(run_dir)
     before = folder.config()
     found = sweep.differences(before, config)
-    if different := [each for each in found if not each.startswith(_MAY_CHANGE)]:
+    if different := [each for each in found if not each.startswith(_may_change())]:
         raise ConfigError(
             f"resume=auto: {run_dir} holds another run, whose settings differ: {', '.join(different[:3])}: choose "
             "another hydra.run.dir, or give the settings of that run"
@@ -114,8 +120,8 @@ def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
         if told := checkpoint.made_elsewhere(state):
             warn(f"{run_dir}: {told}")
         policy = load_policy(dataclasses.replace(config, device="cpu"), state)
-        curriculum = curriculum_for(config.curriculum, config.env.id, policy.spec)
-        Rounds(config.seed, 1, curriculum).restore(state.get("curriculum"))
+        sampler = make_sampler(config, policy.spec, new.num_envs)
+        sampler.load(state_in(state, sampler))
         why = exactness.missing(config, policy.spec, state)
         is_over = state["env_steps"] >= config.ppo.total_steps  # and lacks its summary only
         if why is not None and config.resume_state == "exact" and not is_over:

@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from ddppo.config import SearchConfig
 from ddppo.domains.cage2.search.campaign import Campaign
 from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, kendall, order_id, words
 from ddppo.domains.cage2.search.outcomes import written
-from ddppo.domains.cage2.search.proposers import ucb_over_orders
 from ddppo.domains.cage2.search.records import SearchRecords
+from ddppo.domains.cage2.search.sampler import ucb_over_orders
+from ddppo.domains.cage2.search.settings import SearchSettings
 from ddppo.errors import EnvOutputError, TrainingError
 from ddppo.search.ucb import Estimate
 
@@ -53,7 +53,7 @@ class Listed:
 def campaign(ids=range(120), **settings):
     defaults = {"name": "orders", "budget_episodes": 1000, "max_episodes_per_order": 5, "score_iterations": 2}
     defaults |= {"settle_iterations": 0}
-    return Campaign(SearchConfig(**defaults | settings), NUM_ENVS, Listed(ids))
+    return Campaign(SearchSettings(**defaults | settings), NUM_ENVS, Listed(ids))
 
 
 def news(order, compliant=10, repairs=10, reward=-1.0, num_envs=NUM_ENVS):
@@ -248,7 +248,7 @@ def test_a_restored_campaign_goes_on_to_the_same_trials_and_asks_for_the_same_or
             search.hear(news(trial.order, int(rng.integers(7, 11)), 10, reward))
 
     def fresh():
-        settings = SearchConfig(
+        settings = SearchSettings(
             name="orders", max_episodes_per_order=2, inherit="same", plateau=4, settle_iterations=1
         )
         return Campaign(settings, NUM_ENVS, ucb_over_orders(beta=2.0, seed=3))
@@ -300,7 +300,7 @@ def test_every_episode_has_a_line_and_every_trial_its_three_best(tmp_path):
     told = json.loads((tmp_path / "search.json").read_text())
     assert [trial["ended_by"] for trial in told["trials"]] == ["gate", "gate"]
     assert len(told["posterior"]["mean"]) == len(told["posterior"]["deviation"]) == 120
-    assert "2 trials, 2 passed" in records.summary()["said"]["search"]
+    assert "2 trials, 2 passed" in records.summary()["search"]["said"]["search"]
 
 
 def test_a_search_that_goes_on_from_a_checkpoint_drops_what_was_written_after_it(tmp_path):

@@ -121,10 +121,10 @@ def test_every_environment_begins_an_episode_of_the_trials_order_in_every_iterat
 def test_the_policy_of_the_end_is_that_of_the_best_order(searched):
     run_dir = searched()
     best, last = told(run_dir)["best"], state(run_dir)
-    kept = last["program"]["kept"][best["trial"]][0]
+    kept = last["sampler"]["kept"][best["trial"]][0]
     assert torch.equal(torch.cat([x.flatten() for x in last["model"].values()]), kept)
     latest = {trial["order_id"]: trial["trial"] for trial in told(run_dir)["trials"]}
-    assert {*latest.values(), best["trial"]} <= set(last["program"]["kept"])
+    assert {*latest.values(), best["trial"]} <= set(last["sampler"]["kept"])
     passed = [trial for trial in told(run_dir)["trials"] if trial["passed"]]
     mean = told(run_dir)["posterior"]["mean"]
     assert best["order_id"] == max(passed, key=lambda trial: mean[trial["order_id"]])["order_id"]
@@ -150,7 +150,7 @@ def test_a_trial_begins_with_the_policy_that_it_inherits(searched, inherit):
     kept, start = {}, None  # policies as trials ended, and as the first began
     for trial in trials[:-1]:
         iteration = trial["episodes_total"] // 8
-        at_end = state(run_dir, iteration)["program"]["kept"]
+        at_end = state(run_dir, iteration)["sampler"]["kept"]
         kept[trial["trial"]] = at_end[trial["trial"]][0]
         following = trials[trial["trial"] + 1]
         source = following["inherited_from"]
@@ -189,13 +189,14 @@ def test_a_task_that_plays_another_order_ends_the_run_and_is_named(tmp_path):
 @pytest.mark.slow
 def test_the_workflows_of_cage_2_are_searched_alike_by_two_ranks(tmp_path):
     small = [
-        *TINY, "env.num_envs=8", "ppo.rollout_steps=20", "search.budget_episodes=80", "search.gate_compliance=0.5",
+        *TINY, "experiment=workflows",
+        "env.num_envs=8", "ppo.rollout_steps=20", "search.budget_episodes=80", "search.gate_compliance=0.5",
         "search.max_episodes_per_order=3", "search.settle_iterations=0", "dtype=float64", "dist.check_every=1",
     ]  # fmt: skip
     folders = [tmp_path / "one", tmp_path / "two"]
     for world_size, folder in enumerate(folders, start=1):
         ranks = [f"hydra.run.dir={folder}", f"dist.world_size={world_size}"]
-        result = door(*small, *ranks, run_dir=folder, module="ddppo.search")
+        result = door(*small, *ranks, run_dir=folder)
         assert result.code == 0, result.stderr
     assert_same(*folders, iteration=10)
     assert [lines(folder)[0]["task/repairs"] > 0 for folder in folders] == [True, True]

@@ -62,10 +62,6 @@ def check_ordered(config: Config) -> None:
         raise ConfigError(
             f"{what} {said}: whole episodes are not computed in shards: use dist.reduction=fast"
         )
-    if config.search.name is not None:
-        raise ConfigError(
-            f"search.name={config.search.name} {said}: a search is not computed in shards: use dist.reduction=fast"
-        )
     if ppo.normalize_advantages == "local":
         raise ConfigError(
             f"ppo.normalize_advantages=local {said}: moments of one rank depend on W: use "

@@ -1,6 +1,6 @@
 """The rules of policies with memory: what they need of the batch, and who can act with one."""
 
-from ddppo.config.settings import Config, ModelConfig
+from ddppo.config.settings import Config, ModelConfig, section, sections
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 
@@ -46,10 +46,8 @@ def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
         )
     if config.ppo.algorithm != "ppo":
         raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {said}: use ppo.algorithm=ppo")
-    if config.search.name is not None:
-        raise ConfigError(
-            f"search.name={config.search.name} with {said}: a search has no memory: use model=mlp"
-        )
+    for name in sections():
+        section(config, name).check_memory(said)
     length, steps = config.ppo.sequence_length, shape.rollout_steps
     if length is not None and steps % length:
         divisors = [n for n in range(1, steps + 1) if steps % n == 0]

@@ -6,6 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group, leave_word
 from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.programs.async_actors.line import Wire, connect
@@ -58,7 +59,7 @@ class AsyncActor(Program):
             while (answer := Answer(*wire.unpack(ANSWER))) != END:
                 self._parameters.receive(wire)
                 if answer.first >= 0:
-                    self.reset(answer.first)
+                    self.reset(self._kit.sampler.sample(answer.first))
                     self._number = answer.first
                     wire.forget()  # others were being built
                     start = time.perf_counter()
@@ -96,9 +97,9 @@ class AsyncActor(Program):
         who, why = f"rank {self._group.rank} on {socket.gethostname()}", first_sentence(error)
         return f"{who} {how} rank 0, the learner ({limit}): {why}"
 
-    def reset(self, iteration: int) -> None:
+    def reset(self, sample: TaskSample) -> None:
         with self._kit.guarded():
-            self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+            self.collector.reset(*sample.of(self._kit.env_indices))
 
     def collect(self, iteration: int) -> Collected:
         raise NotImplementedError("it serves")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group
 from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.programs.async_actors.connected import Actor, Actors
@@ -63,10 +64,10 @@ class AsyncLearner(Program):
         self._num_refused, self._depths = 0, 0  # in the update under way
         self._stops = False
 
-    def reset(self, iteration: int) -> None:
+    def reset(self, sample: TaskSample) -> None:
         """Wait for all actors, and have them begin."""
-        self._version = iteration
-        if iteration:
+        self._version = sample.iteration
+        if sample.iteration:
             warn(
                 "async_actors goes on approximately: actors begin new episodes, and who comes when is chance"
             )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddppo.algorithms.task_sampler import SamplerRecords
 from ddppo.domains.cage2.search.campaign import Campaign, preset_of
 from ddppo.domains.cage2.search.orders import ORDERS, words
 from ddppo.errors import StorageError
@@ -28,7 +29,7 @@ _TRAINING = (
 _SAMPLING = ("trial", "rank", "order_id", "order", "ucb", "mean", "deviation", "chosen")
 
 
-class SearchRecords:
+class SearchRecords(SamplerRecords):
     """Keeps the files of a campaign, which may go on from a checkpoint: what was written after it is dropped.
 
     training_log.csv has a line for every episode, so as many as the campaign has heard of.
@@ -77,7 +78,7 @@ class SearchRecords:
             self._write_others()
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json holds of the search; "said", a sentence by label, is printed when the run ends."""
+        """Return the part `search` of summary.json; "said", a sentence by label, is printed when the run ends."""
         self._write_others()
         best = self._campaign.best()
         trials = [trial for trial in self._campaign.trials if trial.ended_by is not None]
@@ -89,7 +90,8 @@ class SearchRecords:
                 f"{best['order']}{name}: mean {best['mean']:.2f} +- {best['deviation']:.2f}, its trial {best['trial']} "
                 f"{best['score']:.2f} at compliance {best['compliance']:.2f}{passed}"
             )
-        return {"said": said, "trials": len(trials), "best": best}
+        doubled = f"search.budget_episodes={2 * self._campaign.settings.budget_episodes}"
+        return {"search": {"said": said, "trials": len(trials), "best": best, "go_on": [doubled]}}
 
     def _write_others(self) -> None:
         rows = [

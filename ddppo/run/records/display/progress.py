@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ddppo.processes.machine import memory_of
 from ddppo.run.records.display.words import duration, number
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS, OF_TASK, IterationReport
+from ddppo.run.records.metrics import of_plugins as metrics_of_plugins
 
 Clock = Callable[[], float]  # seconds, monotonic
 
@@ -20,7 +21,6 @@ _NAMED = (
     ("rollout/success_rate", "success", ".2f"),
     ("eval/return_mean", "eval", ".2f"),
     ("eval/success_rate", "eval success", ".2f"),
-    ("search/trial", "trial", ".0f"),
     ("train/approx_kl", "KL", ".4f"),
 )
 
@@ -143,7 +143,8 @@ class Progress:
         """Return pace and what was learned; `sparklines` draws the evaluations so far in front of the last."""
         steps, wall_s = self.env_steps - self._window_start[0], self._wall_s - self._window_start[1]
         words = [f"iteration {self._iteration:,}", f"FPS {steps / wall_s:,.0f}" if wall_s > 0 else "FPS ?"]
-        for name, label, form in _NAMED:
+        of_plugins = ((row.name, row.on_line, ".0f") for row in metrics_of_plugins() if row.on_line)
+        for name, label, form in (*_NAMED, *of_plugins):
             if name in self._latest:
                 if sparklines and name == "eval/return_mean" and len(self._evaluations) > 1:
                     label = f"{label} {sparkline(self._evaluations)}"

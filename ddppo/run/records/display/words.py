@@ -93,11 +93,13 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
             else "not reached"
         )
         rows.append((f"return {target['return']:g}", reached))
-    for told in ("search", "task"):
-        rows += list((summary.get(told) or {}).get("said", {}).items())
-    more = [f"ppo.total_steps={2 * summary['env_steps']}"] if summary["status"] == "completed" else []
-    if more and "search" in summary:
-        more.insert(0, f"search.budget_episodes={2 * summary['config']['search']['budget_episodes']}")
+    parts = [part for part in summary.values() if isinstance(part, Mapping)]
+    for part in parts:
+        rows += list((part.get("said") or {}).items())
+    more = []
+    if summary["status"] == "completed":
+        more = [setting for part in parts for setting in part.get("go_on", ())]
+        more.append(f"ppo.total_steps={2 * summary['env_steps']}")
     commands = [("curves", f"{program('tensorboard')} --logdir {shlex.quote(str(run_dir))}")]
     has_checkpoint = checkpoint.last(run_dir / "checkpoints") is not None
     if has_checkpoint:

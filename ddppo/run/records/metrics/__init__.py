@@ -4,23 +4,26 @@
 """
 
 from ddppo.run.records.metrics.metric import (
-    OF_CURRICULUM,
-    OF_SEARCH,
     OF_TASK,
     OF_USER,
     SUCCESS_OF,
     Metric,
 )
 from ddppo.run.records.metrics.report import IterationReport
-from ddppo.run.records.metrics.table import GLOBAL_NAMES, METRICS, PER_RANK_NAMES, check_names, markdown
+from ddppo.run.records.metrics.table import (
+    GLOBAL_NAMES,
+    METRICS,
+    PER_RANK_NAMES,
+    check_names,
+    markdown,
+    of_plugins,
+)
 from ddppo.run.records.metrics.timing import EXCLUSIVE_PARTS, OF_TOPOLOGIES, ROLES, TIME_NAMES, WAIT_NAMES
 
 __all__ = [
     "EXCLUSIVE_PARTS",
     "GLOBAL_NAMES",
     "METRICS",
-    "OF_CURRICULUM",
-    "OF_SEARCH",
     "OF_TASK",
     "OF_TOPOLOGIES",
     "OF_USER",
@@ -33,4 +36,5 @@ __all__ = [
     "Metric",
     "check_names",
     "markdown",
+    "of_plugins",
 ]

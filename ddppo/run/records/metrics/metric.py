@@ -7,13 +7,17 @@ PER_RANK = "per rank"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of an iteration. `reduction` says how the ranks' values became one, or that they did not."""
+    """One number of an iteration. `reduction` says how the ranks' values became one, or that they did not.
+
+    on_line: what the progress line calls it, with its value as a whole number; "" where it is not there.
+    """
 
     name: str
     unit: str
     reduction: str
     meaning: str
     source: str
+    on_line: str = ""
 
 
 # Reductions and sources of several.
@@ -28,7 +32,6 @@ GREEDY = "deterministic evaluation"
 
 # What names begin with.
 SUCCESS_OF = "eval/success_rate_"  # and the name of a tier
-OF_SEARCH = "search/"
 OF_LOSSES = "loss/"  # and the name of one of ppo.losses
 OF_USER = "user/"  # and what one of log.metrics calls its own
 OF_CURRICULUM = "curriculum/"  # and what a curriculum calls its own; a user's has other names than ours

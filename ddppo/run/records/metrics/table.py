@@ -1,9 +1,10 @@
 """The one table of metrics, and what it says about names."""
 
 import difflib
+import functools
 from collections.abc import Iterable
 
-from ddppo.run.records.metrics.choosing import OF_CHOOSING
+from ddppo.plugins import added, imported
 from ddppo.run.records.metrics.evaluation import OF_EVALUATION
 from ddppo.run.records.metrics.learning import OF_LEARNING
 from ddppo.run.records.metrics.metric import (
@@ -17,11 +18,17 @@ from ddppo.run.records.metrics.metric import (
 )
 from ddppo.run.records.metrics.timing import OF_TIME
 
-METRICS: tuple[Metric, ...] = (*OF_LEARNING, *OF_TIME, *OF_CHOOSING, *OF_EVALUATION)
+METRICS: tuple[Metric, ...] = (*OF_LEARNING, *OF_TIME, *OF_EVALUATION)
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
 _OF_OTHERS = (OF_TASK, OF_CURRICULUM, OF_LOSSES, OF_USER, SUCCESS_OF)  # who name what follows
+
+
+@functools.cache
+def of_plugins() -> tuple[Metric, ...]:
+    """Return the rows that plugins bring, all of them global."""
+    return tuple(row for path in added("metrics").values() for row in imported(path))
 
 
 def check_names(names: Iterable[str], *, per_rank: bool) -> None:
@@ -29,6 +36,8 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
         if name in listed or (name.startswith(_OF_OTHERS) and not per_rank):
+            continue
+        if not per_rank and any(name == row.name for row in of_plugins()):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:
@@ -39,9 +48,9 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
 
 
 def markdown() -> str:
-    """Return METRICS as the table of docs/metrics.md."""
+    """Return METRICS and those of plugins as the table of docs/metrics.md."""
     lines = ["| name | unit | reduction over ranks | meaning | source |", "|---|---|---|---|---|"]
-    for m in METRICS:
+    for m in (*METRICS, *of_plugins()):
         # A bare | would end the cell.
         cells = [f"`{m.name}`", m.unit, m.reduction, m.meaning, m.source]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -19,7 +19,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from ddppo.config import Config, check_fields
+from ddppo.config import check_fields, config_class
 from ddppo.config.integers import is_integer, setting_types
 from ddppo.errors import ConfigError
 from ddppo.files import write_text
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ddppo.search.spaces import Dimension
     from ddppo.search.ucb import Estimate
 
-_TYPES = setting_types(Config)
+_TYPES = setting_types(config_class())
 
 
 class GpUcbSweeper(Sweeper):

@@ -8,21 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.curriculum.contract import least_often
-from ddppo.curriculum.settings import TierSettings
+from ddppo.domains.text.curriculum.contract import least_often
+from ddppo.domains.text.curriculum.settings import RATE_OF, TierSettings
 from ddppo.errors import ConfigError, RunFolderError, near
-
-METRICS = {  # name: (unit, meaning)
-    "round": ("rounds", "rounds recorded; of curriculum.name=uniform the only one"),
-    "tier": ("1", "the hardest tier that is open, 0 is the easiest"),
-    "tier_rate": ("fraction", "mean rate of the last tries in that tier; NaN before the first"),
-    "mastered": ("tasks", "mastered now"),
-    "untried": ("tasks", "never tried"),
-    "due": ("tasks", "whose review is due"),
-    "lost": ("1", "times that a task was mastered no longer, so far"),
-    "fast_tracks": ("tiers", "left before their minimum of tries, so far"),
-}
-RATE_OF = "rate_"  # and the name of a tier: the mean rate of its tasks, 0 of those never tried
 
 
 @dataclass(slots=True)

@@ -1,12 +1,46 @@
-"""Settings of the curriculum with tiers, and their rules."""
+"""Settings of curricula, `curriculum.*`, and what metrics they tell. Imports no torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from ddppo.config.fields import check_fields, setting
+from ddppo.config import Config, Section, check_fields, setting
 from ddppo.errors import ConfigError
+from ddppo.run.records.metrics import Metric
+from ddppo.spaces import EnvSpec
 
 _PREFIX = "curriculum.settings."
+
+
+@dataclass(slots=True)
+class CurriculumSettings(Section):
+    name: str | None = setting(
+        "auto",
+        "tasks of text with tiers: which task comes next: tiers (first those that are not mastered, "
+        "docs/curriculum.md), uniform (all equally often), an import path of your own "
+        "(my_pkg.curricula:Mine), null (the environment chooses), auto (tiers if the environment names "
+        "tiers, else null)",
+    )
+    settings: dict[str, Any] = setting(
+        meaning="keyword arguments of the curriculum; for tiers its rules, as {window: 20} (docs/curriculum.md "
+        "lists them)",
+        factory=dict,
+    )
+
+    def chosen(self, spec: EnvSpec) -> str | None:
+        """Return the name of the curriculum for a task, None for none."""
+        if self.name == "auto":
+            return "tiers" if spec.tasks and spec.is_text else None
+        return self.name
+
+    def asks(self, config: Config, spec: EnvSpec) -> bool:
+        chosen = self.chosen(spec)
+        if chosen is None and self.settings:
+            raise ConfigError(
+                f"curriculum.settings={self.settings} has no effect with curriculum.name={self.name or 'null'} and "
+                f"env.id={config.env.id}, which is trained without one: leave it out"
+            )
+        return chosen is not None
 
 
 @dataclass(slots=True)
@@ -71,3 +105,23 @@ class TierSettings:
         """Return the rounds until the next review of a task that passed `reviews` of them since it was mastered."""
         beyond = max(0, reviews - len(self.intervals) + 1)
         return self.intervals[min(reviews, len(self.intervals) - 1)] * 2**beyond
+
+
+OF_TIERS = {  # name: (unit, meaning)
+    "round": ("rounds", "rounds recorded; of curriculum.name=uniform the only one"),
+    "tier": ("1", "the hardest tier that is open, 0 is the easiest"),
+    "tier_rate": ("fraction", "mean rate of the last tries in that tier; NaN before the first"),
+    "mastered": ("tasks", "mastered now"),
+    "untried": ("tasks", "never tried"),
+    "due": ("tasks", "whose review is due"),
+    "lost": ("1", "times that a task was mastered no longer, so far"),
+    "fast_tracks": ("tiers", "left before their minimum of tries, so far"),
+}
+RATE_OF = "rate_"  # and the name of a tier: the mean rate of its tasks, 0 of those never tried
+METRICS = tuple(
+    Metric(f"curriculum/{name}", unit, "same on all ranks", meaning, "docs/curriculum.md")
+    for name, (unit, meaning) in {
+        **OF_TIERS,
+        f"{RATE_OF}<tier>": ("fraction", "mean rate of the tasks of a tier, 0 of those never tried"),
+    }.items()
+)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddppo.curriculum import CURRICULA, TIERS, make_curriculum
+from ddppo.domains.text.curriculum.sampler import CURRICULA, make_curriculum
+from ddppo.domains.text.curriculum.settings import TIERS
 
 TASKS = {f"{tier.name}-{i}": tier.name for tier in TIERS for i in range(3)}
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from ddppo.curriculum.uniform import UniformCurriculum
+from ddppo.domains.text.curriculum.contract import UniformCurriculum
 from tests.support import TINY, door, lines, summary
 
 TASK = [

@@ -1,12 +1,13 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
+from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.distributed.programs.contract import Closeable
 from ddppo.distributed.programs.kit import Collected, Kit, Program
 from ddppo.ppo.acting.rollout import RolloutCollector
 from ddppo.ppo.learning.learner import Update
 
 
-class Worker(Program):
+class Ddp(Program):
     """A rank that acts and learns."""
 
     collector: RolloutCollector
@@ -14,14 +15,18 @@ class Worker(Program):
 
     def __init__(self, kit: Kit) -> None:
         self._kit = kit
-        self.collector = kit.acting()
+        self.collector = self._acting()
         self.env = self.collector.env
         self.learners = kit.group
         self.sync = kit.sync(kit.group)
         self.learner = kit.learner(kit.group, kit.group.rank, self.sync)
 
-    def reset(self, iteration: int) -> None:
-        self.collector.reset(self._kit.seeds(self._kit.env_indices, iteration))
+    def _acting(self) -> RolloutCollector:
+        """Make the environments that this rank steps, and the collector that acts in them."""
+        return self._kit.acting()
+
+    def reset(self, sample: TaskSample) -> None:
+        self.collector.reset(*sample.of(self._kit.env_indices))
 
     def collect(self, iteration: int) -> Collected:
         return self._kit.act(self.collector, self._kit.env_indices, iteration)

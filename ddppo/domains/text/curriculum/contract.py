@@ -1,9 +1,11 @@
-"""What a curriculum is, to whoever trains by one."""
+"""What a curriculum is, and the one that leaves all to chance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+
+from ddppo.errors import ConfigError
 
 
 class Curriculum(Protocol):
@@ -51,3 +53,32 @@ def least_often(tasks: Sequence[str], besides: Sequence[str]) -> list[str]:
     """Return those of `tasks` that are least often in `besides`: others first, then all once more."""
     counts = [besides.count(task) for task in tasks]
     return [task for task, count in zip(tasks, counts, strict=True) if count == min(counts)]
+
+
+class UniformCurriculum:
+    """Tasks at random. To compare with, and where all tasks are alike."""
+
+    def __init__(self, tasks: Mapping[str, str]) -> None:
+        if not tasks:
+            raise ConfigError("a curriculum needs at least one task")
+        self._tasks = list(tasks)
+        self._round = 0
+
+    def choose(self, rng: np.random.Generator, *, besides: Sequence[str] = ()) -> str:
+        left = least_often(self._tasks, besides)
+        return left[int(rng.integers(len(left)))]
+
+    def record(self, rates: Mapping[str, float]) -> None:
+        self._round += 1
+
+    def state(self) -> dict[str, Any]:
+        return {"round": self._round}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._round = state["round"]
+
+    def metrics(self) -> dict[str, float]:
+        return {"round": self._round}
+
+    def table(self) -> str:
+        return f"round {self._round}: {len(self._tasks)} tasks, all equally likely"

@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from ddppo.curriculum import CURRICULA, TIERS, Tier, TierSettings, make_curriculum
-from ddppo.curriculum.tiers import METRICS, TieredCurriculum
+from ddppo.domains.text.curriculum.sampler import CURRICULA, make_curriculum
+from ddppo.domains.text.curriculum.settings import OF_TIERS, TIERS, Tier, TierSettings
+from ddppo.domains.text.curriculum.tiers import TieredCurriculum
 from ddppo.errors import ConfigError, RunFolderError
 
 EASY = {"a": "warm-up", "b": "warm-up"}
@@ -242,7 +243,7 @@ def test_metrics_are_the_listed_ones():
     curriculum = recorded(TieredCurriculum(TWO), *["a1"] * 3, *["c.5"] * 3)
     metrics = curriculum.metrics()
     rates = {"rate_warm-up": 0.5, "rate_intermediate": 0.5}  # a 1, b never tried; c
-    assert metrics.keys() == METRICS.keys() | rates.keys()
+    assert metrics.keys() == OF_TIERS.keys() | rates.keys()
     expected = {"round": 6, "tier": 2, "tier_rate": 0.5, "mastered": 1, "untried": 1, "due": 1, "lost": 0}
     assert metrics == {**expected, "fast_tracks": 1, **rates}
 

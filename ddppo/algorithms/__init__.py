@@ -1,0 +1,1 @@
+"""What an algorithm brings beside PPO's arithmetic: today task samplers, which say what episodes begin with."""

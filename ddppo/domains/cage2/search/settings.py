@@ -1,0 +1,136 @@
+"""Settings of a search over orders, `search.*`, and what it needs of the rest of a run. Imports no torch."""
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from ddppo.config import Config, Section, setting
+from ddppo.errors import ConfigError
+from ddppo.run.records.metrics import Metric
+from ddppo.scaling import BatchShape
+from ddppo.spaces import EnvSpec
+
+METRICS = tuple(
+    Metric(f"search/{name}", unit, "same on all ranks", meaning, "docs/search.md", on_line)
+    for name, unit, meaning, on_line in (
+        ("trial", "1", "number of the trial that the iteration was of, from 0", "trial"),
+        ("order_id", "1", "place of its order among all 120", ""),
+        ("return_mean", "reward", "by the environment alone, mean over the iteration's episodes", ""),
+        ("alignment_mean", "reward", "what keeping to the order brought besides, mean over them", ""),
+        (
+            "compliance",
+            "fraction",
+            "of repairs that kept to it, mean over them; 1/2 of one without a repair",
+            "",
+        ),
+        ("repairs", "repairs", "of all of them", ""),
+        ("without_repairs", "fraction", "of them that had no repair", ""),
+        ("passed", "trials", "that passed their gate so far", ""),
+        ("episodes", "episodes", "of all environments so far", ""),
+    )
+)
+
+
+@dataclass(slots=True)
+class SearchSettings(Section):
+    may_change: ClassVar[tuple[str, ...]] = ("budget_episodes",)
+
+    name: str | None = setting(
+        None,
+        "tasks that receive an order at every reset: which order comes next: orders (upper confidence "
+        "bounds of a Gaussian process over all 120, docs/search.md), an import path of your own "
+        "(my_pkg.searches:make), null (no search)",
+    )
+    budget_episodes: int = setting(100_000, "episodes of all environments until the search ends", low=1)
+    max_episodes_per_order: int = setting(
+        100, "most episodes of each environment in a trial of one order", low=1
+    )
+    gate_compliance: float = setting(
+        0.95,
+        "a trial may end when an iteration's compliance, mean over its episodes, reaches this",
+        low=0,
+        high=1,
+    )
+    gate_repairs: int = setting(10, "least number of repairs in an iteration for the gate to open", low=0)
+    plateau: int | None = setting(
+        None,
+        "iterations without a rise of compliance by 0.01 after which a trial ends; null is no limit",
+        low=1,
+    )
+    settle_iterations: int = setting(
+        10,
+        "a trial ends at its gate when the mean return of the last search.score_iterations has not risen "
+        "by 1 % for this many iterations; 0 ends it at once",
+        low=0,
+    )
+    inherit: str = setting(
+        "nearest",
+        "policy that a trial begins with: nothing (parameters of the start), shared (of the trial "
+        "before), same (of the last trial of this order, else nothing), nearest (of the order at the "
+        "least Kendall distance)",
+        choices=("nothing", "shared", "same", "nearest"),
+    )
+    beta: float = setting(2.0, "weight of the deviation in the upper confidence bound", low=0)
+    score_iterations: int = setting(
+        5, "a trial's score is its mean environment return over this many last iterations", low=1
+    )
+    shortfall_weight: float = setting(
+        30.0,
+        "score that a trial loses per unit of missing compliance if it failed its gate",
+        low=0,
+    )
+
+    def asks(self, config: Config, spec: EnvSpec) -> bool:
+        return self.name is not None
+
+    def check(self, config: Config, shape: BatchShape) -> None:
+        if self.name is None:
+            self._check_nothing_else()
+            return
+        said = f"search.name={self.name}"
+        if config.dist.topology != "ddp":
+            raise ConfigError(
+                f"distributed={config.dist.topology} with {said}: only ddp gives environments orders: use it"
+            )
+        if config.ppo.algorithm != "ppo":
+            raise ConfigError(
+                f"ppo.algorithm={config.ppo.algorithm} with {said}: only the returns of all environments are those of "
+                "one order: use ppo.algorithm=ppo"
+            )
+        if config.ppo.normalize_obs:
+            raise ConfigError(
+                f"ppo.normalize_obs=true with {said}: the running moments are of all trials, so that no policy kept "
+                "would see again what it learned from: use ppo.normalize_obs=false"
+            )
+        if config.env.backend in ("native", "remote"):
+            raise ConfigError(
+                f"env.backend={config.env.backend} with {said}: it begins episodes without a reset's options, which "
+                "name the order: use env.backend=auto"
+            )
+        if shape.num_shards:
+            raise ConfigError(
+                f"{said} with dist.reduction=ordered: a search is not computed in shards: use dist.reduction=fast"
+            )
+        if self.budget_episodes < shape.num_envs:
+            raise ConfigError(
+                f"search.budget_episodes={self.budget_episodes} is less than one episode of each of the "
+                f"{shape.num_envs} environments: use at least {shape.num_envs}"
+            )
+        total_steps = self.budget_episodes * shape.rollout_steps
+        if config.ppo.total_steps != total_steps:
+            raise ConfigError(
+                f"ppo.total_steps={config.ppo.total_steps} is not search.budget_episodes * ppo.rollout_steps = "
+                f"{self.budget_episodes} * {shape.rollout_steps}: use ppo.total_steps={total_steps}"
+            )
+
+    def check_memory(self, said: str) -> None:
+        if self.name is not None:
+            raise ConfigError(f"search.name={self.name} with {said}: a search has no memory: use model=mlp")
+
+    def _check_nothing_else(self) -> None:
+        defaults = SearchSettings()
+        for item in fields(self):
+            if (value := getattr(self, item.name)) != getattr(defaults, item.name):
+                raise ConfigError(
+                    f"search.{item.name}={value} has no effect without a search: use experiment=workflows, or leave "
+                    "it out"
+                )
