@@ -95,6 +95,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
 
     from ddppo.policies.loading import no_text, trained
     from ddppo.policies.scores import by_task, evaluated
+    from ddppo.run.evaluating.evaluation import evaluator_of
 
     # All are read before any is played: a mistake in the last costs no minutes.
     found = [
@@ -144,8 +145,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
     if options.json:
         return _Said(json.dumps(jsonable(whole)), failed, is_interrupted)
     if len(found) == 1:
-        unit = "tokens" if found[0].spec.is_text else "steps"
-        return _Said(_text(results[0], unit), failed, is_interrupted)
+        return _Said(_text(results[0], evaluator_of(found[0].spec).unit), failed, is_interrupted)
     return _Said(_table(results, tasks), failed, is_interrupted)
 
 

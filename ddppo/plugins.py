@@ -62,6 +62,10 @@ class Plugin:
     samplers: Mapping[str, str] = field(default_factory=dict)  # a function that makes a TaskSampler
     # What names of metrics begin with: a tuple of rows of the table, ddppo.run.records.metrics.Metric
     metrics: Mapping[str, str] = field(default_factory=dict)
+    evaluators: Mapping[str, str] = field(
+        default_factory=dict
+    )  # kind of actions that no VecEnv takes: a ddppo.run.evaluating.evaluation.Evaluator
+    extra: str | None = None  # of ddppo's optional dependencies, the name of those that its tasks need
 
     @property
     def conf(self) -> Path | None:

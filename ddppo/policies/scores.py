@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.domains.text.evaluation import play_alone, success_rates
-from ddppo.envs import make_eval_env
 from ddppo.policies.loading import Trained
-from ddppo.run.evaluating.evaluation import Scores, play_episodes
+from ddppo.run.evaluating.evaluation import Evaluator, Scores, evaluator_of
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
 
@@ -21,10 +19,11 @@ def evaluated(
     """Play episodes 0 to num_episodes - 1 of every seed, by the mode or by drawn actions; return what they scored.
 
     Means, quartiles and their like are of all episodes, intervals are 95 % bootstraps over them: what other episodes
-    would have given, not other runs. Of tasks of text as many more are played as make it as many of every task.
+    would have given, not other runs. The evaluator may play more than are asked for, as many of every task.
     """
-    scores = _joined([_played(of, num_episodes, seed, deterministic) for seed in seeds])
-    metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | success_rates(scores)
+    evaluator = evaluator_of(of.spec)(of.policy, of.config)
+    scores = _joined([_played(of, evaluator, num_episodes, seed, deterministic) for seed in seeds])
+    metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | evaluator.metrics(scores)
     low, high = np.percentile(scores.returns, (25, 75))
     result: dict[str, Any] = {
         "run": str(of.run_dir),
@@ -41,7 +40,7 @@ def evaluated(
         "returns": scores.returns,
         "lengths": scores.lengths,
     }
-    if of.spec.is_text:
+    if scores.achieved:
         result |= {"achieved": scores.achieved, "tiers": scores.tiers}
     return result
 
@@ -68,15 +67,11 @@ def _of_runs(means: list[float]) -> dict[str, Any]:
     }
 
 
-def _played(of: Trained, num_episodes: int, seed: int, deterministic: bool) -> Scores:
-    if of.spec.is_text:
-        return play_alone(of.policy, of.config, num_episodes, seed)
-    env = make_eval_env(of.config.env, min(num_episodes, _MOST_ENVS))
-    try:
-        options = of.state.get("options")
-        return play_episodes(of.policy, env, range(num_episodes), seed, options, deterministic=deterministic)
-    finally:
-        env.close()
+def _played(of: Trained, evaluator: Evaluator, num_episodes: int, seed: int, deterministic: bool) -> Scores:
+    episodes = range(evaluator.num_episodes(num_episodes))
+    num_envs, options = min(len(episodes), _MOST_ENVS), of.state.get("options")
+    (rows,) = evaluator.play([episodes], num_envs, seed, options, deterministic=deterministic)
+    return evaluator.scores(rows.T.tolist())
 
 
 def _joined(scores: Sequence[Scores]) -> Scores:

@@ -12,7 +12,7 @@ import torch
 
 from ddppo import evaluate, train
 from ddppo.run import checkpoint
-from ddppo.run.evaluating import scoring
+from ddppo.run.evaluating import evaluation
 from ddppo.run.records import recorder
 from ddppo.run.records.display.words import closing
 from ddppo.seeding import derived_seed
@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory):
 
 def failing(monkeypatch, error, *, nth=1, times=1):
     """Have the nth evaluation, and some behind it, raise `error` before its first step."""
-    play, calls = scoring.play_episodes, []
+    play, calls = evaluation.play_episodes, []
 
     def fails(*arguments, **named):
         calls.append(None)
@@ -61,7 +61,7 @@ def failing(monkeypatch, error, *, nth=1, times=1):
             raise error
         return play(*arguments, **named)
 
-    monkeypatch.setattr(scoring, "play_episodes", fails)
+    monkeypatch.setattr(evaluation, "play_episodes", fails)
 
 
 def untimed(run_dir, name="metrics.jsonl"):
@@ -110,14 +110,14 @@ def test_the_policy_is_on_the_disk_before_the_final_evaluation_begins(call, tmp_
         found.append(checkpoint.load(path)["env_steps"])
         raise MemoryError
 
-    monkeypatch.setattr(scoring, "play_episodes", looks)
+    monkeypatch.setattr(evaluation, "play_episodes", looks)
     assert call(*SMALL, f"hydra.run.dir={tmp_path}")[0] == 5
     assert found == [32]
 
 
 def test_a_mean_return_that_is_no_number_is_no_score(call, tmp_path, monkeypatch):
-    scores = scoring.Scores((1e308, 1e308), (1, 1))
-    monkeypatch.setattr(scoring, "play_episodes", lambda *arguments, **named: scores)
+    scores = evaluation.Scores((1e308, 1e308), (1, 1))
+    monkeypatch.setattr(evaluation, "play_episodes", lambda *arguments, **named: scores)
     code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
     assert code == 5
     assert "failed: the mean return of CartPole-v1 is inf; repeat" in stderr
@@ -212,13 +212,13 @@ def test_a_sweep_goes_on_after_it_and_says_so(call, tmp_path, monkeypatch):
 def test_a_signal_cuts_the_final_evaluation_short_and_the_same_command_repeats_it(
     call, tmp_path, monkeypatch, undisturbed, number, code, what
 ):
-    play = scoring.play_episodes
+    play = evaluation.play_episodes
 
     def signalled(*arguments, **named):
         os.kill(os.getpid(), number)
         return play(*arguments, **named)
 
-    monkeypatch.setattr(scoring, "play_episodes", signalled)
+    monkeypatch.setattr(evaluation, "play_episodes", signalled)
     again = f"go on with: python -m ddppo.train resume={tmp_path}\n"
     said = f"{what}; all steps are done and saved, only the final evaluation is missing; {again}"
     assert call(*SMALL, f"hydra.run.dir={tmp_path}") == (code, said)
@@ -226,7 +226,7 @@ def test_a_signal_cuts_the_final_evaluation_short_and_the_same_command_repeats_i
     assert (found["status"], found["env_steps"]) == ("stopped", 32)
     assert found["failed_after_training"][0]["why"] == what
     assert f"stopped, but  the final evaluation was {what}\n" in closing(found, tmp_path)
-    monkeypatch.setattr(scoring, "play_episodes", play)
+    monkeypatch.setattr(evaluation, "play_episodes", play)
     assert call(f"resume={tmp_path}") == (0, "")
     assert untimed(tmp_path) == untimed(undisturbed)
 

@@ -4,6 +4,7 @@ from ddppo.plugins import Plugin
 
 PLUGIN = Plugin(
     package=__name__,
+    extra="cloud",
     tasks={
         "ddppo/Cloud-v0": {
             "entry_point": f"{__name__}.env:CloudEnv",

@@ -11,4 +11,5 @@ PLUGIN = Plugin(
     sections={"curriculum": f"{__name__}.curriculum.settings:CurriculumSettings"},
     samplers={"curriculum": f"{__name__}.curriculum.sampler:make_sampler"},
     metrics={"curriculum/": f"{__name__}.curriculum.settings:METRICS"},
+    evaluators={"text": f"{__name__}.evaluation:TextEvaluator"},
 )

@@ -6,15 +6,15 @@ Episode j plays task j modulo their number from seed (seed, "eval", j), whoever 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from ddppo.config import Config
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import TrainingError
-from ddppo.run.evaluating.evaluation import Policy, Scores
+from ddppo.run.evaluating.evaluation import Evaluator, Scores
 from ddppo.run.records.metrics import SUCCESS_OF
 from ddppo.seeding import derived_seed
 
@@ -51,46 +51,64 @@ def play_tasks(
     return rows
 
 
-def play_alone(policy: Policy, config: Config, num_episodes: int, seed: int) -> Scores:
-    """Play episodes in environments of their own, as many as training has at most. Raises TrainingError."""
-    num_episodes = rounded_up(num_episodes, policy.spec.tasks)
-    envs = range(min(num_episodes, config.env.num_envs))
-    env = config.env
-    if env.backend == "sync":  # which may do for those of a rank and not for all
-        env = replace(env, backend="auto")
-    turns = make_turns(env, envs, 0, config.dist.timeout_s, config.dist.allowed_restarts)
-    device = next(policy.model.parameters()).device
-    try:
-        assert isinstance(policy.model, TokenActorCritic)
-        collector = TextCollector.of_config(config, turns, policy.model, first_env=0, device=device)
-        rows = play_tasks(collector, range(num_episodes), seed)
-    finally:
-        turns.close()
-    return of_text(rows.T.tolist(), policy.spec.tasks)
+class TextEvaluator(Evaluator):
+    """Plays all tasks equally often, in the environments of the rank that trains: between iterations none is in use.
 
+    By itself it plays in environments of its own, as many as training has at most. An environment that is lost loses
+    its episode.
+    """
 
-def of_text(columns: Sequence[Sequence[float]], tasks: Mapping[str, str] | None) -> Scores:
-    """Return the scores of the episodes that were not lost, of what `play_tasks` says of all. Raises TrainingError."""
-    tiers = list((tasks or {}).values()) or [""]
-    kept = [
-        (*of_one, tiers[j % len(tiers)])
-        for j, of_one in enumerate(zip(*columns, strict=True))
-        if not math.isnan(of_one[0])
-    ]
-    if not kept:
-        raise TrainingError(
-            f"all {len(columns[0])} episodes of the evaluation were lost with their environments"
-        )
-    returns, lengths, achieved, of_tasks = zip(*kept, strict=True)
-    return Scores(returns, tuple(int(n) for n in lengths), achieved, of_tasks)
+    num_columns = 3  # return, tokens typed, and whether the task was achieved
+    unit = "tokens"
+    in_training_envs = True
 
+    def num_episodes(self, asked: int) -> int:
+        return rounded_up(asked, self.policy.spec.tasks)
 
-def success_rates(scores: Scores) -> dict[str, float]:
-    """Return eval/success_rate and that of each tier, of the episodes of which it is known."""
-    found: dict[str, list[float]] = {}
-    for achieved, tier in zip(scores.achieved, scores.tiers, strict=True):
-        if not math.isnan(achieved):
-            found.setdefault("eval/success_rate", []).append(achieved)
-            if tier:
-                found.setdefault(SUCCESS_OF + tier, []).append(achieved)
-    return {name: sum(each) / len(each) for name, each in found.items()}
+    def play(
+        self, lots: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
+        *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Play episodes by the likeliest tokens; of the arguments `num_envs` and `options` say nothing here."""
+        assert deterministic, "checked before"
+        if self.collector is not None:
+            assert isinstance(self.collector, TextCollector)
+            return [play_tasks(self.collector, lot, seed, check_stop) for lot in lots]
+        config, model = self.config, self.policy.model
+        env = config.env
+        if env.backend == "sync":  # which may do for those of a rank and not for all
+            env = replace(env, backend="auto")
+        num_envs = min(max(map(len, lots)), env.num_envs)
+        turns = make_turns(env, range(num_envs), 0, config.dist.timeout_s, config.dist.allowed_restarts)
+        device = next(model.parameters()).device
+        assert isinstance(model, TokenActorCritic)
+        try:
+            collector = TextCollector.of_config(config, turns, model, first_env=0, device=device)
+            return [play_tasks(collector, lot, seed, check_stop) for lot in lots]
+        finally:
+            turns.close()
+
+    def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
+        """Return the scores of the episodes that were not lost. Raises TrainingError where all were."""
+        tiers = list((self.policy.spec.tasks or {}).values()) or [""]
+        kept = [
+            (*of_one, tiers[j % len(tiers)])
+            for j, of_one in enumerate(zip(*columns, strict=True))
+            if not math.isnan(of_one[0])
+        ]
+        if not kept:
+            raise TrainingError(
+                f"all {len(columns[0])} episodes of the evaluation were lost with their environments"
+            )
+        returns, lengths, achieved, of_tasks = zip(*kept, strict=True)
+        return Scores(returns, tuple(int(n) for n in lengths), achieved, of_tasks)
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """Return eval/success_rate and that of each tier, of the episodes of which it is known."""
+        found: dict[str, list[float]] = {}
+        for achieved, tier in zip(scores.achieved, scores.tiers, strict=True):
+            if not math.isnan(achieved):
+                found.setdefault("eval/success_rate", []).append(achieved)
+                if tier:
+                    found.setdefault(SUCCESS_OF + tier, []).append(achieved)
+        return {name: sum(each) / len(each) for name, each in found.items()}

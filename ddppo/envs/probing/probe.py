@@ -24,7 +24,7 @@ from ddppo.envs.scalar.row_env import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, EnvError
 from ddppo.package import install_command
-from ddppo.plugins import added, imported
+from ddppo.plugins import added, imported, plugins
 from ddppo.tracebacks import in_one_line
 
 T = TypeVar("T")
@@ -204,9 +204,8 @@ def _install_hint(env: EnvConfig, error: Exception) -> str:
     for extra in ("box2d", "mujoco"):
         if isinstance(entry_point, str) and entry_point.startswith(f"gymnasium.envs.{extra}"):
             return install_command(extra)
-    if entry_point == "ddppo.domains.cloud.env:CloudEnv":
-        return install_command("cloud")
-    return str(error)
+    of_plugin = next((x.extra for x in plugins() if env.id.rpartition(":")[2] in x.tasks), None)
+    return str(error) if of_plugin is None else install_command(of_plugin)
 
 
 def _why_keyword(env: EnvConfig, keyword: str) -> str:

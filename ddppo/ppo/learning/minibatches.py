@@ -107,8 +107,8 @@ class Minibatches(Protocol):
     def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterable[Minibatch]:
         """Return the units in `order` `[n]`, cut at `bounds`: samples `[k, ...]` by field, flattened.
 
-        Besides "inputs", the tensors that `ActorCritic.at_minibatch` takes for k samples, and "places": units and
-        rows, `[k]` each, where these stand in `fields`.
+        Besides "inputs", what `ActorCritic.at_minibatch` is given for the k samples, and "places", units and rows,
+        `[k]` each: where they stand in `fields`.
         """
         ...
 

@@ -12,10 +12,12 @@ import torch
 
 from ddppo.config import Config
 from ddppo.distributed.launch import resolve_device
-from ddppo.envs import ObsArrays, VecEnv, probe
+from ddppo.envs import ObsArrays, VecEnv, make_eval_env, probe
 from ddppo.envs.meaning import differences
 from ddppo.errors import RunFolderError, TrainingError
 from ddppo.models import ActionDistribution, ActorCritic, build_model, raw_dtype
+from ddppo.plugins import added, imported
+from ddppo.ppo.acting.rollout import RolloutCollector
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
@@ -27,8 +29,8 @@ _LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be 
 class Scores:
     """Undiscounted returns and lengths (steps; tokens typed, of text) of episodes, in the order of their numbers.
 
-    Of tasks of text also whether each achieved what was asked, 1 or 0, NaN where the environment does not tell, and the
-    tier of its task, "" where it has none.
+    Where the evaluator is told, also whether each achieved what was asked, 1 or 0, NaN where the environment does not
+    tell, and the tier of its task, "" where it has none.
     """
 
     returns: tuple[float, ...]
@@ -177,3 +179,65 @@ def play_episodes(
                 remembered.forget(step.terminated | step.truncated | ~step.valid)
             obs, mask = step.obs, step.action_mask
     return Scores(tuple(returns.tolist()), tuple(int(n) for n in lengths))
+
+
+class Evaluator:
+    """Plays the episodes of an evaluation, here in batches of environments that it makes for each.
+
+    A plugin names a subclass for actions of a kind that no such batch takes (`Plugin.evaluators`, `evaluator_of`).
+    num_columns: numbers that it tells of an episode, the return first. unit: of the lengths of episodes.
+    in_training_envs: while a run trains, the rank's own environments are played in, which lie idle then.
+    """
+
+    num_columns = 2
+    unit = "steps"
+    in_training_envs = False
+
+    def __init__(self, policy: Policy, config: Config, collector: RolloutCollector | None = None) -> None:
+        """collector: of the rank that trains; None where a policy is evaluated by itself."""
+        self.policy = policy
+        self.config = config
+        self.collector = collector
+
+    def num_episodes(self, asked: int) -> int:
+        """Return how many episodes are played where so many are asked for."""
+        return asked
+
+    def play(
+        self, lots: Sequence[Sequence[int]], num_envs: int, seed: int, options: dict[str, Any] | None = None,
+        *, deterministic: bool = True, check_stop: Callable[[], None] = lambda: None,
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Play lots of episodes by their numbers, one lot after another; return their numbers, `[n, num_columns]` each.
+
+        num_envs: environments that an own batch may have. Else as `play_episodes`.
+        """
+        found: list[torch.Tensor] = []
+        env = make_eval_env(self.config.env, num_envs)
+        try:
+            for lot in lots:
+                scores = play_episodes(
+                    self.policy, env, lot, seed, options, deterministic=deterministic, check_stop=check_stop
+                )
+                rows = list(zip(scores.returns, scores.lengths, strict=True))
+                found.append(torch.tensor(rows, dtype=torch.float64, device="cpu"))  # a task may set another
+        finally:
+            env.close()
+        return found
+
+    def scores(self, columns: Sequence[Sequence[float]]) -> Scores:
+        """Return the scores of episodes of which `columns` hold the numbers. Raises TrainingError if there are none."""
+        returns, lengths = columns
+        return Scores(tuple(returns), tuple(int(n) for n in lengths))
+
+    def metrics(self, scores: Scores) -> dict[str, float]:
+        """Return metrics of the evaluation besides those of returns and lengths."""
+        return {}
+
+
+def evaluator_of(spec: EnvSpec) -> type[Evaluator]:
+    """Return the class that evaluates policies in tasks of this kind."""
+    path = added("evaluators").get(spec.action.kind)
+    if path is None:
+        return Evaluator
+    found: type[Evaluator] = imported(path)
+    return found

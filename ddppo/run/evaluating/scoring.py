@@ -9,15 +9,12 @@ from typing import Any
 
 import torch
 
-from ddppo.domains.text.collector import TextCollector
-from ddppo.domains.text.evaluation import of_text, play_tasks, rounded_up, success_rates
-from ddppo.envs import make_eval_env
 from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, Stopped, TrainingError
 from ddppo.files import move_aside, stored
 from ddppo.processes.signals import StopRequest
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS
-from ddppo.run.evaluating.evaluation import Policy, Scores, play_episodes
+from ddppo.run.evaluating.evaluation import Policy, Scores, evaluator_of
 from ddppo.run.loop.exchange import gather_bytes
 from ddppo.run.parts import Parts
 from ddppo.run.records.summary import evaluation_metrics
@@ -30,18 +27,16 @@ _MAX_EVAL_ENVS = 64
 class Scoring:
     """What evaluations have said so far, the same on all ranks; empty dicts where there was none, or no such.
 
-    best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached. collector: of
-    a task of text, whose episodes are whole between iterations, so that evaluation plays with the rank's own.
+    best: metrics of the best evaluation, and its env_steps. target: when target_return was first reached.
     num_shards: lots of episodes that each rank plays one by one; where results are to be the same bits at any W, there
     are as many of all ranks.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.config = parts.config
-        self.policy = Policy(parts.model, parts.obs_normalizer, parts.spec)
+        policy = Policy(parts.model, parts.obs_normalizer, parts.spec)
+        self.evaluator = evaluator_of(parts.spec)(policy, parts.config, parts.program.collector)
         self.group = parts.group
-        collector = parts.program.collector
-        self.collector = collector if isinstance(collector, TextCollector) else None
         self.players = list(parts.players)  # ranks that can play: they hold the parameters
         self.num_shards = parts.shape.local_num_shards
         self.best: dict[str, float] = {}
@@ -71,8 +66,9 @@ class Scoring:
     ) -> tuple[dict[str, Any], bool]:
         """Evaluate after env_steps and wall_s of training; return eval/* metrics, and whether it is the best so far.
 
-        options: that episodes begin with, where they are not of text. stop: whose signal cuts the evaluation short.
-        Raises EvaluationFailed, on all ranks alike, where one rank came to no scores; the best so far stays that.
+        options: that episodes begin with, where the evaluator gives none of its own. stop: whose signal cuts the
+        evaluation short. Raises EvaluationFailed, on all ranks alike, where one rank came to no scores; the best so far
+        stays that.
         """
         start = time.perf_counter()
 
@@ -82,14 +78,11 @@ class Scoring:
             ):  # the end of run.max_minutes does not count: see Loop
                 raise Stopped(stop.signal)
 
-        if self.collector is None:
-            scores = self._play(num_episodes, self._most_envs(is_last=is_last), options, check_stop)
-        else:
-            scores = self._play_text(num_episodes, check_stop)
+        scores = self._play(num_episodes, self._most_envs(is_last=is_last), options, check_stop)
         if not math.isfinite(total := sum(scores.returns)):  # nothing would ever be better than NaN
             raise EvaluationFailed(f"the mean return of {self.config.env.id} is {total:g}")
         metrics = evaluation_metrics(scores.returns, scores.lengths, time.perf_counter() - start)
-        metrics |= success_rates(scores)
+        metrics |= self.evaluator.metrics(scores)
         mean = metrics["eval/return_mean"]
         is_best = not self.best or mean > self.best["return_mean"]
         if is_best:
@@ -117,39 +110,18 @@ class Scoring:
         check_stop: Callable[[], None],
     ) -> Scores:
         """Play episodes 0 to num_episodes - 1, dealt to the players in turn; all ranks return all scores."""
+        evaluator, num_episodes = self.evaluator, self.evaluator.num_episodes(num_episodes)
+        lots = [lot for lot in self._lots(num_episodes) if lot]
+        num_envs = min(self._most_of_a_lot(num_episodes), most_envs)
 
         def play_mine() -> list[torch.Tensor]:
-            parts: list[torch.Tensor] = []
-            if not (lots := list(filter(None, self._lots(num_episodes)))):
-                return parts
-            env = make_eval_env(self.config.env, min(self._most_of_a_lot(num_episodes), most_envs))
-            try:
-                for lot in lots:
-                    scores = play_episodes(
-                        self.policy, env, lot, self.config.seed, options, check_stop=check_stop
-                    )
-                    rows = list(zip(scores.returns, scores.lengths, strict=True))
-                    parts.append(
-                        torch.tensor(rows, dtype=torch.float64, device="cpu")
-                    )  # a task may set another
-            finally:
-                env.close()
-            return parts
+            if not lots:
+                return []
+            return evaluator.play(lots, num_envs, self.config.seed, options, check_stop=check_stop)
 
-        returns, lengths = self._of_all(self._agreed(play_mine), 2, num_episodes)
-        return Scores(tuple(returns), tuple(int(n) for n in lengths))
-
-    def _play_text(self, num_episodes: int, check_stop: Callable[[], None]) -> Scores:
-        """Play every task in turn; all ranks return all scores, but of episodes that were lost."""
-        collector = self.collector
-        assert collector is not None
-        tasks, seed = self.policy.spec.tasks, self.config.seed
-        num_episodes = rounded_up(num_episodes, tasks)
-        lots = self._lots(num_episodes)
-        parts = self._agreed(lambda: [play_tasks(collector, lot, seed, check_stop) for lot in lots])
-        columns = self._of_all(parts, 3, num_episodes)
+        columns = self._of_all(self._agreed(play_mine), evaluator.num_columns, num_episodes)
         try:
-            return of_text(columns, tasks)
+            return evaluator.scores(columns)
         except TrainingError as e:  # all episodes were lost, which all ranks see alike
             raise EvaluationFailed(str(e)) from e
 

@@ -145,7 +145,8 @@ class Loop:
         failure: EvaluationFailed | None = None
         metrics: dict[str, float] = {}
         with self._clock.excluded():
-            if is_last and self._config.env.urls and program.env is not None and not self._parts.spec.is_text:
+            is_in_them = self._scoring.evaluator.in_training_envs
+            if is_last and self._config.env.urls and program.env is not None and not is_in_them:
                 program.env.close()  # evaluation takes their slots
             try:
                 metrics, is_best = self._scoring.score(

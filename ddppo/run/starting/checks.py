@@ -11,6 +11,7 @@ from ddppo.errors import ConfigError
 from ddppo.models import check_model
 from ddppo.plugins import added, imported, plugins
 from ddppo.run.checkpoints import exactness, initial
+from ddppo.run.evaluating.evaluation import evaluator_of
 from ddppo.run.measuring.own_metrics import functions_of
 from ddppo.run.parts import players_of, program_of
 from ddppo.run.records.trackers import check_installed
@@ -169,7 +170,7 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         )
     backend = added("backends").get(env.backend)
     if backend is not None and backend.check_run is not None:
-        evaluates_meanwhile = not spec.is_text and (  # which is evaluated in the environments that train
+        evaluates_meanwhile = not evaluator_of(spec).in_training_envs and (
             config.eval.every_steps or (topology.own_pace and config.eval.final_episodes)
         )
         num_players = len(players_of(configuration.layout(config), topology))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddppo.config import Config, DistConfig, EnvConfig, ModelConfig
-from ddppo.domains.text.evaluation import of_text, play_alone, play_tasks, rounded_up, success_rates
+from ddppo.domains.text.evaluation import TextEvaluator, play_tasks, rounded_up
 from ddppo.domains.text.token_policy import TokenPolicy
 from ddppo.envs import probe
 from ddppo.errors import EnvError, TrainingError
@@ -26,7 +26,7 @@ class Played:
         self.turns = SimpleNamespace(num_envs=num_envs, spec=SimpleNamespace(tasks=tasks))
         self.first_env, self.lost, self.begun = 5, lost, []
 
-    def begin(self, seeds, options):
+    def reset(self, seeds, options):
         assert len(seeds) == len(options) == self.turns.num_envs
         self.now = list(zip(seeds, options, strict=True))
         self.begun += self.now
@@ -40,6 +40,10 @@ class Played:
             if seed not in self.lost
         ]
         return ended[::-1]
+
+
+def evaluator(tasks=TASKS):
+    return TextEvaluator(Policy(None, None, SimpleNamespace(tasks=tasks)), Config())
 
 
 def seeds(*episodes):
@@ -85,10 +89,10 @@ def test_every_task_has_as_many_episodes(asked, played):
 
 def test_rates_are_of_all_tasks_and_of_each_tier_without_what_was_lost():
     rows = play_tasks(Played(3, lost=seeds(0)), range(6), seed=7)
-    scores = of_text(rows.T.tolist(), TASKS)
+    scores = evaluator().scores(rows.T.tolist())
     assert scores.returns == tuple(seeds(1, 2, 3, 4, 5))
     assert scores.tiers == ("warm-up", "expert", "warm-up", "warm-up", "expert")
-    assert success_rates(scores) == {
+    assert evaluator().metrics(scores) == {
         "eval/success_rate": 3 / 5,
         "eval/success_rate_warm-up": 1 / 3,
         "eval/success_rate_expert": 1.0,
@@ -98,13 +102,13 @@ def test_rates_are_of_all_tasks_and_of_each_tier_without_what_was_lost():
 def test_an_evaluation_of_which_nothing_is_left_ends_the_run():
     rows = play_tasks(Played(3, lost=seeds(0, 1, 2)), range(3), seed=7)
     with pytest.raises(TrainingError, match="all 3 episodes of the evaluation were lost"):
-        of_text(rows.T.tolist(), TASKS)
+        evaluator().scores(rows.T.tolist())
 
 
 def test_of_tasks_that_do_not_tell_nothing_is_said_of_success():
-    scores = of_text([[1.0, 2.0], [3, 4], [math.nan, math.nan]], None)
+    scores = evaluator(None).scores([[1.0, 2.0], [3, 4], [math.nan, math.nan]])
     assert (scores.returns, scores.lengths) == ((1.0, 2.0), (3, 4))
-    assert success_rates(scores) == {}
+    assert evaluator(None).metrics(scores) == {}
 
 
 def evaluated(num_episodes=10, num_envs=4, task="Repeat", backend="auto", fails=(), **dist):
@@ -120,7 +124,9 @@ def evaluated(num_episodes=10, num_envs=4, task="Repeat", backend="auto", fails=
     config.ppo.rollout_steps = 24
     spec = probe(config.env)
     policy = Policy(build_model(spec, config.model, 3, torch.float64), None, spec)
-    return play_alone(policy, config, num_episodes, seed=0)
+    alone = TextEvaluator(policy, config)
+    (rows,) = alone.play([range(alone.num_episodes(num_episodes))], 64, seed=0)
+    return alone.scores(rows.T.tolist())
 
 
 def test_the_likeliest_tokens_score_the_same_however_many_play_side_by_side():

@@ -11,8 +11,8 @@ from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.envs import probe
 from ddppo.models import build_model
 from ddppo.ppo.advantages.estimators import Gae
-from tests.unit.test_advantages import grpo
-from tests.unit.test_learner import SIMPLE, Constant, learner, rollout
+from tests.unit.test_advantages import grpo, with_reference
+from tests.unit.test_learner import LN2, SIMPLE, Constant, learner, rollout
 
 
 class Reader(Constant, TokenActorCritic):
@@ -81,3 +81,11 @@ def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_a
     own = torch.tensor([1, 4, 6, 13, 20])
     params, values = model.at(tokens, tokens)
     torch.testing.assert_close(model.at_own(tokens, tokens, own), (params[own], values[own]))
+
+
+def test_the_reference_is_asked_of_own_tokens_alone():
+    made = with_reference(Reader(), kl_coef=0.5)
+    samples = sequences([[True, True], [False, True], [True, False]], actions=[[0, 1]] * 3)
+    estimates = Gae(PPOConfig(**SIMPLE))(samples, samples.rewards, in_cpp=False)
+    found = made.reference.logprobs(TokenMinibatches(samples, estimates))
+    assert found.tolist() == [[-LN2, 0.0, -LN2], [-LN2, -LN2, 0.0]]
