@@ -18,7 +18,8 @@ import numpy as np
 
 from ddppo.files import replacing, write_text
 from ddppo.policies.scores import by_task
-from ddppo.statistics import LEAST_SEEDS, difference, median
+from ddppo.statistics import LEAST_SEEDS, median
+from ddppo.study.measure.statistics import difference
 from ddppo.study.page.chart import Axis, Chart
 from ddppo.study.runs.curves import read_curves
 

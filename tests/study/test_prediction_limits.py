@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.study.predict import collective_cost
-from ddppo.study.predict.least_squares import nnls
+from ddppo.study.predict.fitting import nnls
 from tests.study.test_prediction_simulation import LOAD, QUIET
 
 WORLD_SIZES = (1, 2, 3, 4, 8, 16, 64, 256, 1024)

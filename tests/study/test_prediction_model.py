@@ -7,7 +7,7 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.study.predict.collective_cost import gather
-from ddppo.study.predict.least_squares import nnls
+from ddppo.study.predict.fitting import nnls
 from ddppo.study.predict.model import WhatIf, fit
 from ddppo.study.predict.parameters import Parameters, Work
 from ddppo.study.predict.points import points

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ddppo.study.measure.slow import Slowness
 from ddppo.study.measure.speedup import Row, Study, work
 from ddppo.study.predict.collective_cost import own_sum
-from ddppo.study.predict.order_statistics import normal_expected_max
+from ddppo.study.predict.parameters import normal_expected_max
 from ddppo.study.read.record import PARTS, Run
 
 CAUSES = {

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from ddppo.statistics import CONFIDENCE, difference, t_quantile
+from ddppo.statistics import CONFIDENCE
 from ddppo.study.explain.accounting import Account, accounts, cause_name
 from ddppo.study.measure import speedup
 from ddppo.study.measure.slow import standard_error
 from ddppo.study.measure.speedup import Study
+from ddppo.study.measure.statistics import difference, t_quantile
 from ddppo.study.read.record import Run
 
 PASS, FAIL, UNCERTAIN, UNKNOWN = "PASS", "FAIL", "NOT CERTAIN", "NOT MEASURED"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddppo.statistics import t_quantile
+from ddppo.study.measure.statistics import t_quantile
 from ddppo.study.read.record import Run
 
 PHASES = ("t_rollout", "t_learn")

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.errors import ConfigError
-from ddppo.statistics import Estimate, estimate, median, ratio, spread, time_estimate
+from ddppo.statistics import median, spread
 from ddppo.study.measure.slow import PHASES, Slowness, level_of, slowness
+from ddppo.study.measure.statistics import SeedMedian, estimate, ratio, time_estimate
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.read.record import PARTS, Run, by_world_size
 
@@ -58,18 +59,18 @@ class Row:
     threads: int
     cores: int
     oversubscription: float
-    fps: Estimate
-    speedup: Estimate
-    efficiency: Estimate
-    time_to_target: Estimate
+    fps: SeedMedian
+    speedup: SeedMedian
+    efficiency: SeedMedian
+    time_to_target: SeedMedian
     num_reached: int
-    speedup_by_target: Estimate
-    efficiency_by_target: Estimate
+    speedup_by_target: SeedMedian
+    efficiency_by_target: SeedMedian
     t_iter: dict[str, float]
     parts: dict[str, float]
     ranks: tuple[Rank, ...]
     slowness: tuple[Slowness, ...]
-    final_return: Estimate
+    final_return: SeedMedian
     stability: dict[str, dict[str, float]]
 
     @property

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddppo.statistics import LEAST_SEEDS, Estimate, difference, median
+from ddppo.statistics import LEAST_SEEDS, median
 from ddppo.study.measure.speedup import Row, Study
+from ddppo.study.measure.statistics import SeedMedian, difference
 from ddppo.study.measure.time_to_target import steps_to_target, time_to_target
 from ddppo.study.read.record import PARTS, Run
 
@@ -59,7 +60,7 @@ class Behind:
     """A side that is not the soonest: how many times as long it takes, and how many times the steps (else NaN)."""
 
     side: Side
-    times: Estimate
+    times: SeedMedian
     steps: float
 
 
@@ -116,13 +117,13 @@ def _times(side: Side, best: Side, value: Callable[[Run], float]) -> tuple[float
     return tuple(a / b if b > 0 else math.nan for a, b in pairs)
 
 
-def _paired(times: tuple[float, ...]) -> Estimate:
+def _paired(times: tuple[float, ...]) -> SeedMedian:
     """Return the median ratio with Student's interval of the logarithms."""
     known = [x for x in times if not math.isnan(x)]
     low = high = math.nan
     if len(known) >= LEAST_SEEDS and min(known) > 0 and max(known) < math.inf:
         low, high = (math.exp(min(x, 700.0)) for x in difference([math.log(x) for x in known]))
-    return Estimate(median(known), low, high, len(known), times)
+    return SeedMedian(median(known), low, high, len(known), times)
 
 
 def _side(study: Study, row: Row) -> Side:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ddppo.statistics import Estimate
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Study
+from ddppo.study.measure.statistics import SeedMedian
 from ddppo.study.page.chart import Axis, Chart, named, workers
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.outlook import Outlook
@@ -105,7 +105,11 @@ def _speedups(study: Study) -> dict[tuple[int, int], float]:
 
 
 def _measured(
-    chart: Chart, study: Study, values: Sequence[Estimate], seeds: Mapping[tuple[int, int], float], what: str
+    chart: Chart,
+    study: Study,
+    values: Sequence[SeedMedian],
+    seeds: Mapping[tuple[int, int], float],
+    what: str,
 ) -> None:
     """Draw medians as a line, their intervals where there are any, and a dot for each seed."""
     chart.line(study.world_sizes, [e.median for e in values], "blue", "measured")

@@ -11,10 +11,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ddppo.statistics import Estimate
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
 from ddppo.study.measure.speedup import Row, Study
+from ddppo.study.measure.statistics import SeedMedian
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import Choice
@@ -81,7 +81,7 @@ def study_row(study: Study, row: Row, account: Account | None) -> dict[str, Any]
     }
 
 
-def _spelled(name: str, value: Estimate) -> dict[str, float]:
+def _spelled(name: str, value: SeedMedian) -> dict[str, float]:
     return {
         name: value.median,
         f"{name}_low": value.low,
@@ -190,7 +190,7 @@ def number(value: float, form: str, infinite: str = "unbounded") -> str:
     return "–" if math.isnan(value) else infinite if math.isinf(value) else form.format(value)
 
 
-def interval(value: Estimate, form: str, infinite: str = "unbounded") -> str:
+def interval(value: SeedMedian, form: str, infinite: str = "unbounded") -> str:
     """Return `median [low, high]`, without the interval where there is none that says more."""
     middle, low, high = (number(v, form, infinite) for v in (value.median, value.low, value.high))
     nothing = math.isnan(value.low) or (value.low == 0 and math.isinf(value.high)) or low == middle == high

@@ -5,12 +5,11 @@ What the measured W cannot tell apart is halved, and said in a note.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
-from ddppo.study.predict.least_squares import identified, nnls
-from ddppo.study.predict.order_statistics import normal_expected_max
-from ddppo.study.predict.parameters import HEAVIEST, Parameters, Work
+from ddppo.study.predict.parameters import HEAVIEST, Parameters, Work, normal_expected_max
 from ddppo.study.predict.points import Point
 
 _ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
@@ -200,3 +199,42 @@ def _with_waiting(fitted: Parameters, points: Sequence[Point]) -> Parameters:
         queueing, turn_s = fitted.queueing, fitted.turn_s / 2
     chance = {"late_light": light, "late_heavy": tail, "jitter_s": jitter}
     return replace(fitted, **chance, queueing=queueing, waiting_turn_s=turn_s)
+
+
+# -- least squares ----------------------------------------------------------------------------------------------------
+
+
+def nnls(columns: Sequence[np.ndarray], y: np.ndarray, sigma: np.ndarray) -> np.ndarray:
+    """Return x >= 0 that minimises sum(((columns x - y) / sigma)^2), by trying every set of non-zero coefficients.
+
+    The minimum of a convex function over x >= 0 is the best feasible unconstrained minimum over a subset. For 3 columns
+    that is 8 small solves. Source of the problem: Lawson and Hanson 1974, Solving Least Squares Problems, ch. 23.
+
+    Few W often leave several minima: the one with the fewest coefficients is taken, of those with as many the one with
+    the earlier columns, so that what is blamed is what callers name first. scipy.optimize.nnls takes any of them.
+    """
+    a = np.stack(columns, axis=1) / sigma[:, None]
+    b = y / sigma
+    scale = np.linalg.norm(a, axis=0)
+    scale[scale == 0] = 1.0
+    a = a / scale
+    best, best_error = np.zeros(a.shape[1]), float(b @ b)
+    for size in range(1, a.shape[1] + 1):
+        for chosen in combinations(range(a.shape[1]), size):
+            part = a[:, chosen]
+            x = np.linalg.lstsq(part, b, rcond=None)[0]
+            error = float(((part @ x - b) ** 2).sum())
+            if (x >= 0).all() and error < best_error * (1 - 1e-12):
+                best_error = error
+                best = np.zeros(a.shape[1])
+                best[list(chosen)] = x
+    return best / scale
+
+
+def identified(columns: Sequence[np.ndarray]) -> bool:
+    """Return whether the columns, scaled to length 1, differ enough for their coefficients to be told apart."""
+    a = np.stack(columns, axis=1).astype(float)
+    norms = np.linalg.norm(a, axis=0)
+    if (norms == 0).any() or len(a) < a.shape[1]:
+        return False
+    return float(np.linalg.cond(a / norms)) < 300.0

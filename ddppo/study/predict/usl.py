@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.errors import ConfigError
+from ddppo.study.predict.fitting import nnls
 from ddppo.study.predict.intervals import Errors, Prediction, errors, moved, predicted
-from ddppo.study.predict.least_squares import nnls
 
 _REPLICATES = 100
 
