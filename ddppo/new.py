@@ -1,4 +1,4 @@
-"""The door `python -m ddppo.new`: a project of one's own around ddppo, with a task, a network, presets and tests."""
+"""The command `python -m ddppo.new`: a project of a user's own, in the shape of the packages of ddppo.domains."""
 
 import keyword
 import shlex
@@ -40,10 +40,10 @@ def main() -> None:
     folder = Path(options.folder or options.name)
     for path in make_project(options.name, folder):
         print(path)
-    words = ("--config-dir", "conf", f"env={options.name}", "dist.world_size=4")
     print(
         f"\ncd {shlex.quote(str(folder))}\n"
-        f"{command('ddppo.train', *words, folder=folder)}\n"
+        f"{command('pip', 'install', '--editable', '.', folder=folder)}\n"
+        f"{command('ddppo.train', f'env={options.name}', 'dist.world_size=4', folder=folder)}\n"
         "and go on with its README.md"
     )
 
@@ -78,7 +78,7 @@ def _check_name(name: str) -> None:
     spec = find_spec(name)  # of a folder without __init__.py it has no origin
     if name in ("tests", "conf") or (spec is not None and spec.origin is not None):
         raise ConfigError(f"name={name}: something here has that name already, and would be imported instead")
-    for group in sorted({path.parent.name for path in _TEMPLATES.glob("conf/*/*.yaml")}):
+    for group in sorted({path.parent.name for path in _TEMPLATES.glob("*/conf/*/*.yaml")}):
         if name in presets(group):
             raise ConfigError(
                 f"name={name}: ddppo has a preset {group}={name}, which would be taken for the project's own"

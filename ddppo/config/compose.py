@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from ddppo.config.help import help_text
 from ddppo.config.settings import SECTIONS, config_class
+from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported, plugins
 
 _SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperConfig"}  # and those of plugins
@@ -117,9 +118,15 @@ def conf_dirs() -> list[Path]:
 
 
 def presets(group: str) -> dict[str, Path]:
-    """Return the presets of a group, such as env, or experiment with those in its folders, by their names."""
+    """Return the presets of a group, such as env, or experiment with those in its folders, by their names.
+
+    Raises ConfigError for two of one name: Hydra would take one and pass over the other.
+    """
     found: dict[str, Path] = {}
     for folder in conf_dirs():
         for path in sorted((folder / group).rglob("*.yaml")):
-            found.setdefault(path.relative_to(folder / group).with_suffix("").as_posix(), path)
+            name = path.relative_to(folder / group).with_suffix("").as_posix()
+            if name in found:
+                raise ConfigError(f"{found[name]} and {path} are both {group}={name}: rename one")
+            found[name] = path
     return dict(sorted(found.items()))

@@ -1,10 +1,14 @@
 """`python -m ddppo.new`, and the guide: what they write and say runs as it stands."""
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,10 +38,63 @@ def typed(command, folder):
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A new project, installed as its README says in an environment that sees ours, and how to run programs there."""
+    pytest.importorskip("hatchling", reason="builds the project: in requirements.lock")
+    folder = tmp_path_factory.mktemp("installed")
+    make_project("pendula", folder / "pendula")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv" / "bin" / "python"
+    inside = {"base": str(folder / "venv"), "platbase": str(folder / "venv")}
+    site = Path(sysconfig.get_path("purelib", scheme="venv", vars=inside))
+    (site / "ours.pth").write_text(f"{CHECKOUT}\n{sysconfig.get_path('purelib')}\n")
+    environment = {"PATH": f"{python.parent}:/usr/bin:/bin", "HOME": str(folder), "XDG_CACHE_HOME": CACHE}
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index"]
+    subprocess.run([*pip, "--no-build-isolation", "-e", folder / "pendula"], check=True, timeout=PATIENCE_S)
+
+    def run(*arguments, code=0, **environ):
+        done = subprocess.run(
+            [str(python), "-m", *map(str, arguments)],
+            cwd=folder, env=environment | environ, capture_output=True, text=True, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert done.returncode == code, f"{arguments}\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    return SimpleNamespace(run=run, folder=folder)
+
+
+def test_an_installed_project_trains_on_two_workers_from_any_folder_and_its_command_plays(installed):
+    run_dir = installed.folder / "run"
+    settings = (
+        "env=pendula",
+        "model=pendula",
+        "env.max_push=0.06",
+        "ppo.total_steps=4096",
+        "dist.world_size=2",
+    )
+    installed.run("ddppo.train", *settings, "log.progress=none", f"hydra.run.dir={run_dir}")
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["derived"]["W"]) == ("completed", 2)
+    assert len(installed.run("pendula", run_dir).splitlines()) == 50
+
+
+def test_presets_and_models_of_a_project_are_in_help_completion_and_messages(installed):
+    shown = installed.run("ddppo.train", "--help")
+    assert len(re.findall(r"^    pendula  ", shown, re.MULTILINE)) == 4  # env, model, ppo, experiment
+    line = {"COMP_LINE": "ddppo-train model=pen", "COMP_POINT": "99", "HYDRA_FULL_ERROR": "1"}
+    assert installed.run("ddppo.train", "-sc", "query=bash", **line).split() == ["model=pendula"]
+    for wrong, said in {
+        ("env=pendla",): "did you mean pendula",
+        ("env=pendula", "env.max_psh=1"): "did you mean env.max_push",
+    }.items():
+        assert said in installed.run("ddppo.train", *wrong, code=2)
+
+
 def test_a_project_is_named_throughout(tmp_path):
     paths = make_project("pendula", tmp_path / "new")
     assert tmp_path / "new" / "pendula" / "envs.py" in paths
-    assert tmp_path / "new" / "conf" / "ppo" / "pendula.yaml" in paths
+    assert tmp_path / "new" / "pendula" / "conf" / "ppo" / "pendula.yaml" in paths
     for path in paths:
         assert "my_project" not in f"{path.relative_to(tmp_path)}{path.read_text()}"
 
@@ -64,14 +121,30 @@ def test_what_is_there_already_stays(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_new_project_passes_its_own_tests_and_trains(tmp_path):
-    typed("python -m ddppo.new pendula", tmp_path)
-    typed("python -m pytest -p no:cacheprovider", tmp_path / "pendula")
-    typed("python -m ddppo.train --config-dir conf env=pendula ppo.total_steps=4096", tmp_path / "pendula")
+def test_a_new_project_passes_its_own_tests(installed):
+    installed.run("pytest", "-p", "no:cacheprovider", installed.folder / "pendula")
+
+
+def test_the_page_about_packages_shows_what_is_written():
+    text = (GUIDE / "domain.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert code in (CHECKOUT / "ddppo" / "templates" / "project" / "my_project" / "__init__.py").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p.stem for p in sorted(GUIDE.glob("*.md")) if p.stem != "README"])
+def test_the_commands_of_the_page_about_packages_run_as_they_stand(installed):
+    text = (GUIDE / "domain.md").read_text().replace("my_project", "pendula")
+    (block,) = re.findall(r"```\n(python -m .*?)```", text, re.DOTALL)
+    new, folder, install, *rest = block.splitlines()
+    assert (new, folder, install) == ("python -m ddppo.new pendula", "cd pendula", "pip install -e .")
+    for command in rest:
+        installed.run(*shlex.split(command)[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [p.stem for p in sorted(GUIDE.glob("*.md")) if p.stem not in ("README", "domain")]
+)
 def test_the_examples_of_the_guide_run_as_they_stand(page, tmp_path):
     text = (GUIDE / f"{page}.md").read_text()
     if page == "model":  # belongs to the task of that page

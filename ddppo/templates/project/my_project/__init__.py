@@ -1,1 +1,9 @@
-"""A task and a network of my own."""
+"""A task and a network of my own, which ddppo finds by PLUGIN (pyproject.toml) once this package is installed."""
+
+from ddppo.plugins import Plugin
+
+PLUGIN = Plugin(
+    package=__name__,  # whose conf/ holds presets, and src/ C++
+    tasks={"my_project/Reach-v0": {"entry_point": f"{__name__}.envs:Reach", "max_episode_steps": 50}},
+    models={"my_project": f"{__name__}.models:Network"},
+)

@@ -3,12 +3,14 @@
 import gymnasium as gym
 import numpy as np
 
+from my_project.physics import moved
+
 
 class Reach(gym.Env):
     """Observed: position, velocity and target, `[3]`. Actions: push left, not at all, right.
 
     The reward of a step is minus the distance to the target, so that 0 is the best return there is. Episodes end by the
-    time limit that `gym.register` below sets, which is a truncation: the last state is not a failure.
+    time limit of my_project/__init__.py, which is a truncation: the last state is not a failure.
     """
 
     def __init__(self, max_push: float = 0.05, render_mode: str | None = None) -> None:
@@ -24,13 +26,11 @@ class Reach(gym.Env):
         return self._observation(), {}
 
     def step(self, action):
-        self.velocity = 0.9 * self.velocity + self.max_push * (int(action) - 1)
-        self.position = float(np.clip(self.position + self.velocity, -2.0, 2.0))
+        push = self.max_push * (int(action) - 1)
+        position, self.velocity = moved(self.position, self.velocity, push)
+        self.position = float(np.clip(position, -2.0, 2.0))
         reward = -abs(self.position - self.target)
         return self._observation(), reward, False, False, {}
 
     def _observation(self):
         return np.array([self.position, self.velocity, self.target], np.float32)
-
-
-gym.register("Reach-v0", entry_point=Reach, max_episode_steps=50)

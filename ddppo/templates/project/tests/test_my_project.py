@@ -1,28 +1,33 @@
-"""The task keeps Gymnasium's rules, and both networks learn it on two workers."""
+"""The task keeps Gymnasium's rules, C++ and Python agree, and both networks learn the task on two workers."""
 
 import json
 import subprocess
 import sys
-from pathlib import Path
 
-import gymnasium as gym
-import my_project.envs
 import pytest
 from gymnasium.utils.env_checker import check_env
-
-PROJECT = Path(__file__).parents[1]
+from my_project import physics
+from my_project.envs import Reach
 
 
 def test_the_task_is_an_environment():
-    check_env(my_project.envs.Reach(), skip_render_check=True)
-    assert gym.make("Reach-v0").spec.max_episode_steps == 50
+    check_env(Reach(), skip_render_check=True)
+
+
+def test_cpp_and_python_agree_to_the_bit():
+    if physics.in_cpp() is None:
+        pytest.skip("there is no C++ compiler")
+    for push in (-0.05, 0.0, 0.05):
+        assert physics.moved(0.3, -0.2, push) == physics.moved_in_python(0.3, -0.2, push)
 
 
 @pytest.mark.parametrize("model", ["mlp", "my_project"])
 def test_two_workers_learn_it(model, tmp_path):
-    settings = ["env=my_project", f"model={model}", "dist.world_size=2", f"hydra.run.dir={tmp_path}/run"]
-    command = [sys.executable, "-m", "ddppo.train", "--config-dir", "conf", *settings, "log.progress=none"]
-    subprocess.run(command, cwd=PROJECT, check=True)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    run = tmp_path / "run"
+    settings = ["env=my_project", f"model={model}", "dist.world_size=2", f"hydra.run.dir={run}"]
+    subprocess.run([sys.executable, "-m", "ddppo.train", *settings, "log.progress=none"], check=True)
+    summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "completed"
-    assert summary["eval"]["final"]["return_mean"] > -10  # who never pushes gets -33
+    assert summary["eval"]["final"]["return_mean"] > -10  # without a push it is -33
+    shown = subprocess.run([sys.executable, "-m", "my_project", str(run)], check=True, capture_output=True)
+    assert len(shown.stdout.splitlines()) == 50
