@@ -100,7 +100,7 @@ class Library:
     def file_name(self) -> str:
         """The library's name, which is another whenever its source, flags, processor or C library are."""
         texts = [f"{path.name}\n{path.read_text(encoding='utf-8')}" for path in sorted(self._read)]
-        machine = _processor() if self._machine_flags else platform.machine()
+        machine = processor() if self._machine_flags else platform.machine()
         own = [each for each in os.environ.get(self._variable, "").split() if each.startswith("-")]
         key = "\0".join([*texts, *self.flags, *self._machine_flags, *own, machine, *platform.libc_ver()])
         return f"{self.name}_{hashlib.sha256(key.encode()).hexdigest()[:16]}.so"
@@ -314,7 +314,7 @@ def _in_one_line(process: subprocess.Popen[str], said: str) -> str:
     return f"the compiler {program} failed with {how}: {first[:300]}"
 
 
-def _processor() -> str:
+def processor() -> str:
     """Return what machine code for this processor depends on: a home folder may serve machines of several kinds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -20,9 +20,9 @@ from ddppo.models import build_model, images_in
 from ddppo.plugins import imported
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.step import adam_state
+from ddppo.ppo.native.network import why_not_cpp
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.run.checkpoints import initial
-from ddppo.run.loop.compilation import why_not_cpp
 from ddppo.run.measuring.machines import gather_machines
 from ddppo.topologies import Layout, Topology, find
 from ddppo.tracebacks import in_one_line

@@ -40,12 +40,12 @@ from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.folder import RunFolder
+from ddppo.run.loop.backend import choose_backend
 from ddppo.run.loop.exchange import make_exchange
 from ddppo.run.loop.iteration import Iterations
 from ddppo.run.loop.loop import Loop
 from ddppo.run.loop.progress import Progress
 from ddppo.run.loop.replicas import named
-from ddppo.run.loop.steps import Steps
 from ddppo.run.measuring.profiling import make_profiler
 from ddppo.run.measuring.reporting import Reporter
 from ddppo.run.measuring.timing import IterationClock
@@ -65,7 +65,6 @@ class Worker:
         self.group = group
         self.parts = build(config, group, device)
         self.progress = Progress()
-        self.steps = Steps(self.parts, self.progress)
         self.scoring = Scoring(self.parts)
         self.groups = (group, *self.parts.program.groups)
         self.reporter = Reporter(
@@ -99,17 +98,16 @@ class Worker:
 
     def _serve(self, stop: StopRequest) -> None:
         try:
-            self.steps.begin(only_native=True)
+            choose_backend(self.parts, self.progress, only_cpp=True)
             stop.listen()
             self.parts.program.serve(stop)
         finally:
-            self.steps.close()
             self.parts.program.close()
 
     def _train(self, stop: StopRequest) -> None:
         recorder: Recorder | NullRecorder = NullRecorder()
         try:
-            self.steps.begin()
+            choose_backend(self.parts, self.progress)
             if self.group.rank == 0:
                 recorder = self._recorder()
             loop = self._begin(recorder)
@@ -154,7 +152,6 @@ class Worker:
             self.parts,
             self.progress,
             clock=IterationClock(self.groups, self.parts.device, profiler.phase),
-            steps=self.steps,
             saving=self.saving,
             exchange=exchange,
             reporter=self.reporter,
@@ -187,7 +184,6 @@ class Worker:
             )
         finally:
             gc.unfreeze()
-            self.steps.close()
             if status != "failed" and is_whole:
                 self.parts.program.finish()
             self.parts.program.close()

@@ -4,10 +4,8 @@ PYTHONPATH=. python experiments/pixels/compiled.py > experiments/pixels/compiled
 """
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -16,8 +14,8 @@ from ddppo.config import ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
-from ddppo.ppo.compiled.compiler import compile_step
-from ddppo.ppo.compiled.step import CompiledStep, Recipe, example, worst_error
+from ddppo.ppo.learning.compiled import CompiledStep
+from ddppo.ppo.learning.gradient_check import example, worst_error
 from ddppo.ppo.learning.step import EagerStep
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from experiments.pixels.precision import MODELS, ROUNDS, ROWS
@@ -42,13 +40,11 @@ def measure(size: int, settings: dict, precision: str) -> tuple[float, float, fl
         scale=None,
     )
     minibatch = example(spec, model, ROWS, torch.Generator().manual_seed(0))
-    with tempfile.TemporaryDirectory() as folder:
-        compile_step(Recipe(spec, model_config, "float32", clips_value=False), Path(folder))
-        compiled = CompiledStep(Path(folder), config, model, parameters.vector, optimizer, group.sum_)
-        error = worst_error(compiled, spec, model, config)
-        took = milliseconds(
-            lambda: eager.take([minibatch], ROWS), lambda: compiled.take([minibatch], ROWS), (eager, compiled)
-        )
+    compiled = CompiledStep(config, model, parameters.vector, optimizer, group.sum_, num_rows=ROWS)
+    error = worst_error(compiled, spec, model, config)
+    took = milliseconds(
+        lambda: eager.take([minibatch], ROWS), lambda: compiled.take([minibatch], ROWS), (eager, compiled)
+    )
     return *took, error
 
 

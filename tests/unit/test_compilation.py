@@ -1,4 +1,4 @@
-"""When a run takes the compiled step: in the same iteration on all ranks, recorded, and on from there when resumed."""
+"""Which code a run computes with: C++, torch.compile or eager torch, recorded, and the same when it is resumed."""
 
 import shutil
 
@@ -14,13 +14,11 @@ from ddppo.distributed.launch import resolve_device
 from ddppo.errors import TrainingError
 from ddppo.models.actor_critic import MLP
 from ddppo.native.compiling import CPP, NotCompiled
-from ddppo.ppo.compiled import step as compiled_step
-from ddppo.ppo.compiled.compiler import gradient_function, optimize_
+from ddppo.ppo.learning import compiled as compiled_step
 from ddppo.run import checkpoint
-from ddppo.run.loop import compilation
+from ddppo.run.loop import backend
 from ddppo.run.worker import Worker
 from tests.support import summary
-from tests.unit.test_compiled_step import Uncompiled
 
 
 @pytest.fixture(autouse=True)
@@ -43,35 +41,36 @@ def settings(**changed):
     return config
 
 
-def train(config, run_dir, monkeypatch, *, made_at=None, state=None):
-    """Train in this process; the libraries are there from the `made_at`-th look on, those of rank and iteration."""
+def train(config, run_dir, monkeypatch, *, state=None):
+    """Train in this process, where what torch would compile is taken as it stands."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
     worker = Worker(config, run_dir, Group(), resolve_device("cpu"))
     if state is not None:
         worker.restore(state)
-    functions = {
-        "gradient.so": gradient_function(worker.parts.model, worker.parts.spec, 7, clips_value=False),
-        "optimizer.so": optimize_,
-    }
-    looks = iter(range(1, 100))
-    monkeypatch.setattr(compilation, "is_made", lambda folder: made_at is not None and next(looks) >= made_at)
-    monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
+    monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
     worker.run()
     return summary(run_dir), checkpoint.load(checkpoint.last(run_dir / "checkpoints"))
 
 
-def test_it_takes_over_in_the_iteration_after_it_is_there_and_a_resumed_run_goes_on_with_it(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(compilation, "_USED_FROM_STEPS", 1)
-    found, state = train(settings(), tmp_path / "run", monkeypatch, made_at=5)
-    assert (found["compiled_from"], found["derived"]["step"]) == (4, "eager")
-    assert state["compiled_from"] == 4
+def test_a_long_run_has_torch_compile_the_step_and_a_resumed_one_goes_on_with_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(backend, "_PAYS_FROM_STEPS", 5 * 16)
+    found, state = train(settings(), tmp_path / "run", monkeypatch)
+    assert (found["compiled_from"], found["derived"]["step"]) == (1, "compiled")
+    assert state["compiled_from"] == 1
+    monkeypatch.setattr(backend, "_PAYS_FROM_STEPS", 1_000)
     longer = settings()
     longer.ppo.total_steps *= 2
-    found, state = train(longer, tmp_path / "run", monkeypatch, made_at=1, state=state)
-    assert (found["compiled_from"], found["derived"]["step"]) == (4, "compiled")
+    found, state = train(longer, tmp_path / "run", monkeypatch, state=state)
+    assert (found["compiled_from"], found["derived"]["step"]) == (1, "compiled")
+
+
+def test_a_run_that_changes_to_compile_torch_says_from_which_iteration_on(tmp_path, monkeypatch):
+    _, state = train(settings(), tmp_path / "run", monkeypatch)
+    longer = settings(compile="torch")
+    longer.ppo.total_steps *= 2
+    found, _ = train(longer, tmp_path / "run", monkeypatch, state=state)
+    assert (found["compiled_from"], found["derived"]["step"]) == (6, "compiled")
 
 
 @pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
@@ -111,9 +110,9 @@ def test_work_that_is_enough_for_two_threads_of_torch_is_left_to_one_in_cpp(
     assert (found["derived"]["step"], found["derived"]["threads_per_rank"]) == expected
 
 
-def test_a_short_run_and_one_with_compile_off_look_for_nothing(tmp_path, monkeypatch):
+def test_nothing_is_compiled_for_a_short_run_and_with_compile_off(tmp_path, monkeypatch):
     for name, config in {"short": settings(), "off": settings(compile="off")}.items():
-        found, state = train(config, tmp_path / name, monkeypatch, made_at=1)
+        found, state = train(config, tmp_path / name, monkeypatch)
         assert found["compiled_from"] is state["compiled_from"] is None
     assert not (tmp_path / "cache" / "ddppo").exists()
 
@@ -159,7 +158,7 @@ def test_a_machine_without_a_compiler_says_so_in_one_line_whatever_the_model(tmp
 @pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
 @pytest.mark.parametrize("check", ["agrees", "rows_are_independent"])
 def test_cpp_that_computes_wrongly_on_this_machine_is_not_used(check, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compilation, check, lambda *_: False)
+    monkeypatch.setattr(backend, check, lambda *_: False)
     config = settings()
     config.model.name = "mlp"
     [line] = warnings_of(config, tmp_path / "run", monkeypatch, capsys)
@@ -182,24 +181,20 @@ def test_what_compile_asks_for_and_cannot_be_ends_the_run_before_its_first_itera
         TrainingError,
         match=r"compile=torch: the step cannot be compiled: there is no C\+\+ compiler .*; use compile=auto",
     ):
-        train(settings(compile="torch"), tmp_path / "run", monkeypatch)
+        Worker(settings(compile="torch"), tmp_path, Group(), resolve_device("cpu")).run()
 
 
-def test_libraries_that_do_not_load_are_removed(tmp_path, monkeypatch):
-    worker = Worker(settings(compile="torch"), tmp_path, Group(), resolve_device("cpu"))
-    folders = set()
-
-    def made(path):
-        folders.add(path)
-        path.mkdir(parents=True, exist_ok=True)
-        for name in compiled_step.LIBRARIES:
-            (path / f"{name}.so").write_text("not a library")
-        return True
-
-    monkeypatch.setattr(compilation, "is_made", made)
-    with pytest.raises(TrainingError, match="was removed, and the next run compiles anew"):
-        worker.run()
-    assert [folder.exists() for folder in folders] == [False]
+@pytest.mark.parametrize("compile_", ["torch", "auto"])
+def test_a_gradient_that_is_not_the_eager_steps_is_not_used_and_said(compile_, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(backend, "_PAYS_FROM_STEPS", 1)
+    monkeypatch.setattr(backend, "agrees", lambda *_: False)
+    config = settings(compile=compile_)
+    if compile_ == "torch":
+        with pytest.raises(TrainingError, match=r"compile=torch: .*: its gradient is not the eager step's"):
+            train(config, tmp_path / "run", monkeypatch)
+        return
+    *_, line = warnings_of(config, tmp_path / "run", monkeypatch, capsys)
+    assert line == "warning: compile=auto: the step stays eager: its gradient is not the eager step's"
 
 
 class Random(MLP):
@@ -219,7 +214,8 @@ def test_a_model_that_cannot_be_compiled_is_named_with_the_reason(tmp_path):
 
 def test_a_model_that_compiling_would_not_make_faster_stays_eager_for_its_own_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(Own, "stays_eager", "its time is elsewhere")
-    found, _ = train(settings(), tmp_path / "auto", monkeypatch, made_at=1)
+    monkeypatch.setattr(backend, "_PAYS_FROM_STEPS", 1)
+    found, _ = train(settings(), tmp_path / "auto", monkeypatch)
     assert (found["compiled_from"], found["derived"]["step"]) == (None, "eager")
     with pytest.raises(TrainingError, match="the step cannot be compiled: its time is elsewhere"):
-        train(settings(compile="on"), tmp_path / "on", monkeypatch, made_at=1)
+        train(settings(compile="on"), tmp_path / "on", monkeypatch)

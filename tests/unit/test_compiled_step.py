@@ -4,7 +4,6 @@ Compiling these is for tests/golden, which is slow.
 """
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,21 +17,14 @@ from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
 from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.compiled import step as compiled_step
-from ddppo.ppo.compiled.compiler import (
-    _STATE,
-    CannotCompile,
-    compile_step,
-    gradient_function,
-    gradient_program,
-    optimize_,
-)
-from ddppo.ppo.compiled.step import CompiledStep, Recipe, agrees, example, tensors
+from ddppo.ppo.learning import compiled as compiled_step
+from ddppo.ppo.learning.compiled import CannotCompile, CompiledStep
+from ddppo.ppo.learning.gradient_check import agrees, example, worst_error
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.ppo.native.step import NativeStep
 from ddppo.scaling import BatchShape
-from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
+from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 ACTIONS = [
     ActionSpec("discrete", (3,)),
@@ -41,13 +33,6 @@ ACTIONS = [
     ActionSpec("box", (2,)),
 ]
 STEPS, ENVS = 5, 3
-
-
-class Uncompiled:
-    """Stands for a library: the function it would be made from."""
-
-    def __init__(self, function):
-        self.run = lambda inputs: function(*inputs)
 
 
 @pytest.fixture(params=["native", "torch"])
@@ -80,16 +65,9 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
         network = NativeNetwork(model, spec, parameters.vector)
         learner.step = NativeStep(network, config, learner.optimizer, group)
     if kind == "torch":
-        num_fields = len(leaves(spec.obs)) + 6 + (spec.mask_size is not None)
-        functions = {
-            "gradient.so": gradient_function(
-                model, spec, num_fields, clips_value=config.clip_value_coef is not None
-            ),
-            "optimizer.so": optimize_,
-        }
-        monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
+        monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
         learner.step = CompiledStep(
-            Path("nowhere"), config, model, parameters.vector, learner.optimizer, group.sum_, learner.scale
+            config, model, parameters.vector, learner.optimizer, group.sum_, learner.scale
         )
     return learner, model
 
@@ -289,51 +267,31 @@ class Branching(Own):
         return super().forward(obs if obs.sum() > 0 else -obs)
 
 
+def compiled(spec, model_config, dtype=torch.float32, **settings):
+    """The step of a model as torch.compile makes it, and the model."""
+    config, model = PPOConfig(**settings), build_model(spec, model_config, 0, dtype)
+    parameters, group = FlatParameters(model), Group()
+    optimizer = torch.optim.Adam([parameters.vector])
+    return CompiledStep(config, model, parameters.vector, optimizer, group.sum_), model, config
+
+
 def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
     spec = EnvSpec(ArraySpec((4, 36, 36), "uint8"), ACTIONS[0])
     layers = {"conv_layers": [[8, 8, 4], [8, 3, 1]], "hidden_sizes": [8], "activation": "relu"}
-    config = ModelConfig(name="cnn", shared_trunk=True, precision="bfloat16", **layers)
-    recipe = Recipe(spec, config, "float32", clips_value=False)
-
-    def model():  # anew for each use, for tracing leaves its own tensors in a trunk that has two names
-        return build_model(spec, config, 0, torch.float32)
-
-    assert (model().stays_eager, model().compiles_by_itself) == (None, False)
-    program, (flat, *inputs) = gradient_program(model(), recipe)
-    function = program.module(check_guards=False)
-    for num_rows in (2, 300):
-        minibatch = tensors(example(spec, model(), num_rows, torch.Generator().manual_seed(1)))
-        inputs[_STATE - 1 :] = minibatch
-        found, eager = torch.zeros_like(flat), torch.zeros_like(flat)
-        function(flat, found, *inputs[1:])
-        gradient_function(model(), spec, len(minibatch), clips_value=False)(flat, eager, *inputs[1:])
-        assert (found - eager).norm() < 0.02 * eager.norm()
+    shared = ModelConfig(name="cnn", shared_trunk=True, precision="bfloat16", **layers)
+    step, model, config = compiled(spec, shared)
+    assert (model.stays_eager, model.compiles_by_itself) == (None, False)
+    assert worst_error(step, spec, model, config, 300) < 0.02
+    step.begin(1e-3, config.clip_coef)
+    step.take([example(spec, model, 0, torch.Generator())], count=3)
+    assert step.end() == 0.0
 
 
-def test_both_libraries_are_made_of_a_trunk_that_policy_and_value_share(monkeypatch, tmp_path):
-    made = []
-    monkeypatch.setattr("torch._inductor.aot_compile", lambda program, inputs, options: made.append(options))
-    spec = EnvSpec(ArraySpec((1, 8, 8), "uint8"), ACTIONS[0])
-    config = ModelConfig(name="cnn", shared_trunk=True, conv_layers=[[2, 3, 2]], hidden_sizes=[4])
-    compile_step(Recipe(spec, config, "float32", clips_value=False), tmp_path)
-    names = [Path(options["aot_inductor.output_path"]).name for options in made]
-    assert names == ["gradient.so", "optimizer.so"]
-
-
-@pytest.mark.parametrize(("name", "error"), [("Counting", CannotCompile), ("Branching", Exception)])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("Counting", "changes its buffers"), ("Branching", "[Dd]ata.dependent")],
+)
 def test_a_model_that_a_compiled_step_cannot_repeat_is_refused(name, error):
     spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[0]), ModelConfig(name=f"{__name__}:{name}")
-    recipe = Recipe(spec, config, "float32", clips_value=False)
-    model = build_model(spec, config, 0, torch.float32)
-    with pytest.raises(error, match="changes its buffers" if error is CannotCompile else "data-dependent"):
-        gradient_program(model, recipe)
-
-
-def test_what_it_is_made_from_survives_a_process_and_names_its_libraries():
-    spec = EnvSpec(ArraySpec((4,)), ACTIONS[1], mask_size=5)
-    recipe = Recipe(spec, ModelConfig(hidden_sizes=[8]), "float32", clips_value=False)
-    assert Recipe.from_json(recipe.to_json()) == recipe
-    model = build_model(spec, recipe.model, 0, torch.float32)
-    assert recipe.key(model) == Recipe.from_json(recipe.to_json()).key(model)
-    other = Recipe(spec, ModelConfig(hidden_sizes=[8]), "float32", clips_value=True)
-    assert other.key(model) != recipe.key(model)
+    with pytest.raises(CannotCompile, match=error):
+        compiled(spec, config)

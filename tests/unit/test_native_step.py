@@ -11,7 +11,7 @@ from ddppo.models import build_model
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Estimates
 from ddppo.ppo.advantages.returns import gae
-from ddppo.ppo.compiled.step import example, worst_error
+from ddppo.ppo.learning.gradient_check import example, worst_error
 from ddppo.ppo.learning.minibatches import Batch
 from ddppo.ppo.native.network import NativeNetwork, why_not_native
 from ddppo.ppo.native.returns import returns_and_moments

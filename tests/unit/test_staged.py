@@ -1,7 +1,5 @@
 """A model that chooses in stages: what it collects, learns from and is evaluated by."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,9 +13,9 @@ from ddppo.envs import make_eval_env, probe
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
 from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.compiled import step as compiled_step
-from ddppo.ppo.compiled.compiler import gradient_function, optimize_
-from ddppo.ppo.compiled.step import CompiledStep, agrees
+from ddppo.ppo.learning import compiled as compiled_step
+from ddppo.ppo.learning.compiled import CompiledStep
+from ddppo.ppo.learning.gradient_check import agrees
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.step import STATISTICS
 from ddppo.run.evaluating.evaluation import Policy
@@ -148,23 +146,12 @@ def test_what_older_parameters_acted_is_seen_at_its_actions_and_successors_as_st
     torch.testing.assert_close(found.ratios, (found.logprobs - rollout.logprobs).exp())
 
 
-class Uncompiled:
-    """A compiled library's interface to the Python that it is made from."""
-
-    def __init__(self, function):
-        self.run = lambda inputs: self.function(*inputs)
-        self.function = function
-
-
 def test_the_compiled_step_learns_by_at_too(spec, monkeypatch):
     _, rollout, _ = collected(spec)
     own, other = (build_model(spec, named("Staged"), 1, torch.float64) for _ in range(2))
     made, eager = learner(own), learner(other)
-    functions = {"gradient.so": gradient_function(own, spec, 9, clips_value=False), "optimizer.so": optimize_}
-    monkeypatch.setattr(compiled_step, "_load", lambda path, device: Uncompiled(functions[path.name]))
-    made.step = CompiledStep(
-        Path("nowhere"), made.config, own, made.parameters, made.optimizer, lambda gradient: gradient
-    )
+    monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
+    made.step = CompiledStep(made.config, own, made.parameters, made.optimizer, lambda gradient: gradient)
     assert agrees(made.step, spec, own, made.config)
     for each in (made, eager):
         each.update(rollout, 1, 0.0)

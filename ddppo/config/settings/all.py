@@ -35,8 +35,8 @@ class Config:
     compile: str = setting(
         "auto",
         "machine code for the learner's step. auto: ddppo's C++ for model=mlp on CPUs; torch's compiler "
-        "for other models, in the background of a long run, or at once if an earlier run compiled. on: "
-        "compiled before the first iteration, any model. torch: as on, always by torch's compiler. off: "
+        "for other models in runs of 100,000 steps or more, before the first iteration. on: "
+        "compiled, any model. torch: as on, always by torch's compiler. off: "
         "no compiler",
         choices=("auto", "on", "torch", "off"),
     )

@@ -8,7 +8,7 @@ import torch
 from ddppo.config import ModelConfig
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
-from ddppo.ppo.compiled.step import example
+from ddppo.ppo.learning.gradient_check import example
 from ddppo.ppo.losses.terms import Samples, Term, samples_of, terms_of
 from ddppo.spaces import EnvSpec, each
 from ddppo.tracebacks import in_one_line

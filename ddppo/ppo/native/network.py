@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from ddppo import native
+from ddppo.config import Config
 from ddppo.models import MLP, ActorCritic
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
@@ -15,6 +16,23 @@ KINDS = ("discrete", "multi_discrete", "multi_binary", "box")  # in the order of
 # Of one layer: beyond, weights, their packed copy and gradient leave a core's cache (experiments/growth).
 _MOST_WEIGHTS = 2**19
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
+
+
+def why_not_cpp(config: Config, model: ActorCritic, device: torch.device, sync_name: str) -> str | None:
+    """Return why this rank cannot take the step in C++, in half a sentence, or None; compiles the library."""
+    if config.compile not in ("auto", "on"):
+        return f"compile={config.compile}"
+    if config.ppo.algorithm != "ppo":
+        return f"ppo.algorithm={config.ppo.algorithm} has no step in C++"
+    if config.ppo.losses:
+        return "ppo.losses adds terms of your own to the loss"
+    if config.ppo.learning_rates:
+        return "ppo.learning_rates gives parts of the model step sizes of their own"
+    if config.dist.threads_per_rank not in (None, 1):
+        return f"dist.threads_per_rank={config.dist.threads_per_rank}, and it knows one thread"
+    if sync_name == "ddp":
+        return "dist.grad_sync=ddp sums gradients inside backward"
+    return why_not_native(model, device)
 
 
 def why_not_native(model: ActorCritic, device: torch.device) -> str | None:

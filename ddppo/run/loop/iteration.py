@@ -11,7 +11,6 @@ from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.loop.progress import Progress
 from ddppo.run.loop.replicas import fingerprint
-from ddppo.run.loop.steps import Steps
 from ddppo.run.measuring.own_metrics import OwnMetrics
 from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.measuring.timing import IterationClock
@@ -28,7 +27,6 @@ class Iterations:
         progress: Progress,
         *,
         clock: IterationClock,
-        steps: Steps,
         saving: Saving,
         exchange: NoExchange,
         reporter: Reporter,
@@ -36,7 +34,6 @@ class Iterations:
         self.parts = parts
         self.progress = progress
         self.clock = clock
-        self._steps = steps
         self._saving = saving
         self._exchange = exchange
         self._reporter = reporter
@@ -76,7 +73,6 @@ class Iterations:
             num_steps=collected.num_steps,
             episodes=collected.episodes,
             stop_requested=stop.requested or program.is_asked_to_stop(),
-            step_ready=self._steps.is_ready(),
             save_due=self._saving.is_due(),
             params_hash=fingerprint(parts) if compare else 0,
             measured=program.measured(),
@@ -85,8 +81,6 @@ class Iterations:
         report, agreed = self._reporter.exchange(
             local, env_steps_before=progress.env_steps, wall_s=progress.wall_s
         )
-        if agreed.step_ready and progress.compiled_from is None:
-            self._steps.take(iteration + 1)
         progress.iteration, progress.env_steps = iteration, report.env_steps
         more = {OF_USER + name: x for name, x in own.items()} | sampler.metrics()
         if results is not None and len(known := results.achieved[~results.achieved.isnan()]):

@@ -37,7 +37,6 @@ class LocalIteration:
     num_steps: int
     episodes: list[Episode]
     stop_requested: bool
-    step_ready: bool
     save_due: bool
     params_hash: float
     measured: dict[str, float] = field(default_factory=dict)
@@ -45,11 +44,9 @@ class LocalIteration:
 
 
 class Agreed(NamedTuple):
-    """What the ranks decide on together: whether any asks to stop, whether all can take the compiled step, and whether
-    a checkpoint is due."""
+    """What the ranks decide on together: whether any asks to stop, and whether a checkpoint is due."""
 
     stopping: bool
-    step_ready: bool
     save_due: bool
 
 
@@ -64,7 +61,6 @@ class _Head(NamedTuple):
     num_steps: Any
     num_episodes: Any
     stop_requested: Any
-    step_ready: Any
     save_due: Any
     params_hash: Any
 
@@ -138,7 +134,6 @@ class Reporter:
         )
         return report, Agreed(
             1.0 in head.stop_requested.tolist(),
-            0.0 not in head.step_ready.tolist(),
             1.0 in head.save_due.tolist(),
         )
 
@@ -157,7 +152,6 @@ class Reporter:
             num_steps=local.num_steps,
             num_episodes=len(local.episodes),
             stop_requested=local.stop_requested,
-            step_ready=local.step_ready,
             save_due=local.save_due,
             params_hash=local.params_hash,
         )
