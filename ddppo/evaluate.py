@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import MISSING
 
-from ddppo.calling import make_callable
 from ddppo.config import setting
 from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError
 from ddppo.files import jsonable, stored, write_json
@@ -278,6 +277,5 @@ def _interval(interval: tuple[float, float]) -> str:
     return "unknown of so few" if math.isnan(low) else f"{low:.2f} to {high:.2f}"
 
 
-make_callable(__name__)
 if __name__ == "__main__":
     main()

@@ -19,7 +19,6 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.calling import make_callable
 from ddppo.door.arguments import prepared_arguments
 from ddppo.door.complaints import composition_message, one_line
 from ddppo.door.one_run import train_alone
@@ -171,6 +170,5 @@ def _interrupted(interrupt: KeyboardInterrupt) -> str:
     return f"{stopped.what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
 
 
-make_callable(__name__)
 if __name__ == "__main__":
     main()

@@ -1,6 +1,6 @@
 """ddppo from Python, in programs and notebooks.
 
-    from ddppo import train, evaluate
+    from ddppo.api import train, evaluate
 
     summary = train(["env=cartpole", "ppo.total_steps=1e5"])
     evaluate(summary.run_dir, episodes=100)["return_mean"]
@@ -15,13 +15,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddppo.api.started import started
-from ddppo.api.summary import Summary
+from ddppo.api.process import started
 from ddppo.config import escaped
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import filled
 
 __all__ = ["Summary", "evaluate", "train"]
+
+
+class Summary(dict[str, Any]):
+    """summary.json as a dict, whose repr is a line; run_dir is the run folder."""
+
+    run_dir: Path
+
+    @classmethod
+    def read(cls, run_dir: Path) -> "Summary":
+        """Read a run folder's. Raises TrainingError where there is none."""
+        try:
+            found = cls(json.loads((run_dir / "summary.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError) as e:
+            raise TrainingError(f"{run_dir} has no summary.json that can be read: {e}") from e
+        found.run_dir = run_dir
+        return found
+
+    def __repr__(self) -> str:
+        final = (self.get("eval") or {}).get("final") or {}
+        score = f", return {final['return_mean']:.2f}" if final.get("return_mean") is not None else ""
+        return f"<{self['status']}: {self['env_steps']:,} steps{score}, in {self.run_dir}>"
+
 
 RunFolder = str | os.PathLike[str] | Summary
 

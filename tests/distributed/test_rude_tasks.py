@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddppo import train
-from ddppo.api.views import NotebookView
+from ddppo.api.process import NotebookView
 from ddppo.config import EnvConfig
 from ddppo.envs import guard, make_vec_env
 from ddppo.envs.guard import IMPORT, MADE, STEPPED, guarded, guarding, watched

@@ -10,7 +10,6 @@ from tests.support import CHECKOUT
 OF_THE_TRAIN_DOOR = {"door.arguments", "door.complaints"}  # for those who start it
 GROUND = {
     "__init__",
-    "calling",
     "config",
     "errors",
     "files",
