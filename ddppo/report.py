@@ -1,19 +1,17 @@
 """The door `python -m ddppo.report`: from a sweep folder to S(W), E(W), why, and a page with the figures.
 
-Of the run folder of a search over orders the page is the search's.
+A run folder of a plugin's may have a page of its own, as that of a search over orders has (ddppo.plugins).
 """
 
 import sys
 from pathlib import Path
 
 from ddppo.options import door, parse
-from ddppo.study.page import orders
 from ddppo.study.page.files import make_report, on_terminal
-from ddppo.study.read.search_files import is_search
-from ddppo.study.report import ReportOptions
+from ddppo.study.report import ReportOptions, report_of_plugin
 
 _USAGE = """python -m ddppo.report <sweep folder, or .csv or .jsonl file> [more sweep folders] [key=value ...]
-python -m ddppo.report <run folder of a search over orders> [out=<folder>]"""
+python -m ddppo.report <run folder with a report of its own, such as a search over orders> [out=<folder>]"""
 
 
 @door()
@@ -21,8 +19,8 @@ def main() -> None:
     """Run the command line; exit code 0 if a report was made, whatever its verdict, 1 if not, 2 for a mistake."""
     options = parse(ReportOptions, sys.argv[1:], path="path", more="others", usage=_USAGE)
     width = None if sys.stdout.isatty() else 160
-    if is_search(Path(options.path)):
-        print(orders.on_terminal(*orders.make_report(options), width))
+    if (of_plugin := report_of_plugin(Path(options.path))) is not None:
+        print(of_plugin(options, width))
         return
     if options.watch:
         from ddppo.study.watch.live import watch  # imports Hydra

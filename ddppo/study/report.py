@@ -9,6 +9,7 @@ from omegaconf import MISSING
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
+from ddppo.plugins import added, imported
 from ddppo.study.explain import accounting, criteria, topologies
 from ddppo.study.explain.accounting import Account
 from ddppo.study.explain.criteria import Criterion
@@ -21,7 +22,6 @@ from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
 from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.run_folders import Known, read_runs
-from ddppo.study.read.search_files import FILE as SEARCH_FILE
 from ddppo.study.read.selection import Found, differing, named, studies, with_target
 
 _SHOWN = 20  # of what is left out, where nothing is left
@@ -107,6 +107,12 @@ class Report:
         return len(study.rows) == 1 and any(side.study is study for side in sides)
 
 
+def report_of_plugin(path: Path) -> Callable[[ReportOptions, int | None], str] | None:
+    """Return what reports on a run folder of a plugin's, known by a file in it; None for a sweep or a table."""
+    found = [name for file, name in added("reports").items() if (path / file).is_file()]
+    return imported(found[0]) if found else None
+
+
 def read(
     options: ReportOptions, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
 ) -> Found:
@@ -121,8 +127,8 @@ def read(
     elif path.is_file():
         if path.name == "summary.json":
             raise RunFolderError(f"{path} is a file of a run: give the sweep folder, {path.parent.parent}")
-        if path.name == SEARCH_FILE:
-            raise RunFolderError(f"{path} is a file of a search: give its run folder, {path.parent}")
+        if path.suffix == ".json" and path.name in added("reports"):
+            raise RunFolderError(f"{path} is a file of a run: give its run folder, {path.parent}")
         reading = read_table(
             ForeignTable(path, options.columns, options.env or path.stem, options.rule or "strong")
         )

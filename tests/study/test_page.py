@@ -4,7 +4,6 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from scaling_folders import make_run, points
 
 from ddppo.study.page import html
 from ddppo.study.page.html import chapter
@@ -12,6 +11,7 @@ from ddppo.study.read.record import Reading
 from ddppo.study.read.selection import Found
 from ddppo.study.report import ReportOptions, compute
 from tests.study import planted
+from tests.study.scaling_folders import make_run, points
 
 NUMBERS = re.compile(r"(?<![\w.])(nan|inf|None|never)(?![\w.])")
 VOID = {"meta", "link", "br", "hr", "img", "input"}

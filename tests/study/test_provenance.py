@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from scaling_folders import change_summary, make_run, write_run
 
 from ddppo.study.read.provenance import mixed, provenance, varying
 from ddppo.study.read.record import Machine, Origin
 from ddppo.study.read.run_folders import read_run
+from tests.study.scaling_folders import change_summary, make_run, write_run
 
 HERE = Origin(
     started_at="2026-01-02T10:00:00+00:00",

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scaling_folders import make_run, points
 
 from ddppo.errors import ConfigError
 from ddppo.study.explain.accounting import accounts
@@ -10,6 +9,7 @@ from ddppo.study.explain.words import explained, stalls
 from ddppo.study.measure.speedup import study
 from ddppo.study.predict.model import fit
 from ddppo.study.read.record import Origin
+from tests.study.scaling_folders import make_run, points
 
 
 def of(*runs):

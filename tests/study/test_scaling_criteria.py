@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scaling_folders import make_run
 
 from ddppo.study.explain.accounting import accounts
 from ddppo.study.explain.criteria import (
@@ -18,6 +17,7 @@ from ddppo.study.explain.criteria import (
     speedup_increases,
 )
 from ddppo.study.measure.speedup import study
+from tests.study.scaling_folders import make_run
 
 
 def of(*runs):

@@ -6,7 +6,6 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from scaling_folders import change_summary, write_run
 
 from ddppo import report as door
 from ddppo.errors import ConfigError
@@ -14,6 +13,7 @@ from ddppo.study.page import files as report_files
 from ddppo.study.page.files import make_report, on_terminal
 from ddppo.study.page.tables import study_table
 from ddppo.study.report import ReportOptions, compute, read
+from tests.study.scaling_folders import change_summary, write_run
 
 PUBLISHED = "W,FPS\n1,34985.84\n2,27694.95\n4,14262.60\n"
 COLUMNS = {"world_size": "W", "fps": "FPS"}

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from scaling_folders import trained, write_run
 
 from ddppo.predict import PredictConfig, predict
 from ddppo.study.measure.speedup import study
@@ -16,6 +15,7 @@ from ddppo.study.page.tables import run_row
 from ddppo.study.predict.model import WhatIf
 from ddppo.study.read.run_folders import read_run, read_runs
 from ddppo.study.report import ReportOptions, compute, read
+from tests.study.scaling_folders import trained, write_run
 
 STEPS = 8 * 128
 

@@ -3,7 +3,6 @@ import math
 import shutil
 
 import pytest
-from scaling_folders import change_summary, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.run.records import summary as run_summary
@@ -12,6 +11,7 @@ from ddppo.study.read import metrics_file, run_folders
 from ddppo.study.read.run_folders import read_run, read_runs
 from ddppo.study.read.selection import one_study, studies, with_target
 from ddppo.study.report import ReportOptions
+from tests.study.scaling_folders import change_summary, write_run
 
 
 def only_left_out(folder):

@@ -4,12 +4,12 @@ import csv
 import math
 
 import pytest
-from scaling_folders import write_run
 
 from ddppo.errors import ConfigError
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.page.files import make_report
 from ddppo.study.report import ReportOptions, compute, read
+from tests.study.scaling_folders import write_run
 
 OWN = "experiments/scaling_cartpole/report/per_run.csv"
 

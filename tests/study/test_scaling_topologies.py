@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-from scaling_folders import change_summary, make_run, points, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.report import main
@@ -18,6 +17,7 @@ from ddppo.study.read.record import Reading
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import Found, named, studies
 from ddppo.study.report import ReportOptions, compute, read
+from tests.study.scaling_folders import change_summary, make_run, points, write_run
 
 
 def test_the_runs_of_each_topology_are_a_study(tmp_path):

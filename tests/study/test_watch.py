@@ -5,7 +5,6 @@ import sys
 import time
 
 import pytest
-from scaling_folders import change_summary, make_run, write_run
 
 from ddppo.errors import ConfigError
 from ddppo.study.read.run_folders import read_run
@@ -13,6 +12,7 @@ from ddppo.study.report import ReportOptions
 from ddppo.study.watch import live, sweep
 from ddppo.study.watch.live import watch
 from ddppo.study.watch.sweep import Job, Progress, expected, progress
+from tests.study.scaling_folders import change_summary, make_run, write_run
 from tests.support import run
 
 NAMES = [f"dist.world_size-{w}_seed-{seed}" for w in (1, 2) for seed in (0, 1)]

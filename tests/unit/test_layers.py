@@ -55,6 +55,7 @@ MAY_IMPORT = {  # besides the ground floor and itself
         "policies",
         "doors",
         "serve",
+        "study",
     },
     "doors": {
         "envs",

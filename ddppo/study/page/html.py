@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from ddppo.study.measure.speedup import Study
 from ddppo.study.page import figures, learning, tables, topologies
@@ -136,7 +136,13 @@ def _left_out(items: Sequence[LeftOut]) -> Shown:
     return Shown(["folder or row", "why", "what to do"], lines, text=True)
 
 
-TEMPLATES = Environment(
-    loader=PackageLoader("ddppo.study.page"), autoescape=True, undefined=StrictUndefined,
-    trim_blocks=True, lstrip_blocks=True,
-)  # fmt: skip
+def templates(*packages: str) -> Environment:
+    """Return the templates of this package, behind those of others."""
+    loaders = [PackageLoader(package) for package in (*packages, "ddppo.study.page")]
+    return Environment(
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+
+
+TEMPLATES = templates()

@@ -20,7 +20,6 @@ from ddppo.study.read.summary_file import Counts
 
 SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.records.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
-SEARCH_KIND = "search report"
 _AGAIN = "run that job again, or remove the folder"
 
 
@@ -87,7 +86,7 @@ def is_report(folder: Path) -> bool:
         found = parsed((folder / REPORT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return found.values.get("kind") in (REPORT_KIND, SEARCH_KIND)
+    return str(found.values.get("kind")).endswith(" report")  # ours, or that of a plugin
 
 
 def read_run(path: Path) -> Run:

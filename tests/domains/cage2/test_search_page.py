@@ -7,25 +7,24 @@ import re
 
 import numpy as np
 import pytest
-from search_folders import MadeUp, searched
-from test_page import NUMBERS, text_of
 
 from ddppo import report as door
-from ddppo.errors import ConfigError, RunFolderError
-from ddppo.study.explain.orders import named
-from ddppo.study.measure.orders import (
+from ddppo.domains.cage2.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, TrialRecord, read_search
+from ddppo.domains.cage2.search_findings import (
     best_so_far,
     by_inheritance,
     by_place,
     curve,
     learned_from,
     lineage,
+    named,
     rank_correlation,
 )
-from ddppo.study.page.order_figures import charts
-from ddppo.study.page.orders import make_report, page
-from ddppo.study.read.search_files import FILE, SAMPLING_LOG, TRAINING_LOG, Trial, read_search
+from ddppo.domains.cage2.search_report import charts, make_report, page
+from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.report import ReportOptions, read
+from tests.domains.cage2.search_folders import MadeUp, searched
+from tests.study.test_page import NUMBERS, text_of
 from tests.study.test_scaling_garbage import FOREIGN
 from tests.study.test_scaling_garbage import NUMBERS as ODD_NUMBERS
 
@@ -202,7 +201,7 @@ def test_a_search_before_its_first_trial_is_told_to_wait(tmp_path):
 def test_who_gives_a_file_of_a_search_is_told_to_give_its_folder(made_up, tmp_path):
     path = made_up.write(tmp_path) / FILE
     with pytest.raises(
-        RunFolderError, match=re.escape(f"is a file of a search: give its run folder, {tmp_path}")
+        RunFolderError, match=re.escape(f"is a file of a run: give its run folder, {tmp_path}")
     ):
         read(ReportOptions(path=str(path)))
 
@@ -219,7 +218,7 @@ def trial(number, parent=None, order_id=0, **more):
         "score": 0.0,
         "noise_variance": 0.0,
     }
-    return Trial(number, order_id, parent, **{**told, **more}, compliance=1.0, repairs=10.0)
+    return TrialRecord(number, order_id, parent, **{**told, **more}, compliance=1.0, repairs=10.0)
 
 
 def test_the_lineage_is_drawn_as_a_tree():

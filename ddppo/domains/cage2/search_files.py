@@ -26,7 +26,7 @@ ENDS = ("gate", "plateau", "limit", "budget")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialRecord:
     """One order that was tried, for `episodes` of all environments; the search had `total` at its end.
 
     score: what the search was told, NaN before; noise_variance: of its noise, 0 if unknown.
@@ -82,7 +82,7 @@ class Search:
     gate: float
     status: str
     facts: Mapping[str, str]
-    trials: tuple[Trial, ...]
+    trials: tuple[TrialRecord, ...]
     mean: np.ndarray
     deviation: np.ndarray
     sampled: tuple[Sampled, ...]
@@ -90,7 +90,7 @@ class Search:
     missing: tuple[str, ...]
 
     @property
-    def ended(self) -> list[Trial]:
+    def ended(self) -> list[TrialRecord]:
         """The trials that have a score."""
         return [trial for trial in self.trials if math.isfinite(trial.score)]
 
@@ -154,9 +154,9 @@ def _listed(told: Fields, name: str) -> list[Any]:
     return as_list(name, told.values.get(name))
 
 
-def _trial(told: Fields) -> Trial:
+def _trial(told: Fields) -> TrialRecord:
     parent = told.whole("inherited_from", low=-1, default=-1)
-    return Trial(
+    return TrialRecord(
         number=told.whole("trial", low=0),
         order_id=told.whole("order_id", high=len(ORDERS) - 1),
         inherited_from=None if parent < 0 else parent,
@@ -171,7 +171,7 @@ def _trial(told: Fields) -> Trial:
     )
 
 
-def _check_lineage(trials: tuple[Trial, ...]) -> None:
+def _check_lineage(trials: tuple[TrialRecord, ...]) -> None:
     """Raise FieldError unless trials are numbered upwards and inherit from earlier ones."""
     seen: set[int] = set()
     for trial in trials:
