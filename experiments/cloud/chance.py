@@ -9,7 +9,7 @@ from collections import defaultdict
 import numpy as np
 
 from ddppo.domains.cloud.env import CloudEnv
-from ddppo.domains.cloud.tokens import CloudTokens
+from ddppo.domains.cloud.tokenizer import CloudTokens
 
 TURNS = (6, 10, 15)
 

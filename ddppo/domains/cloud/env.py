@@ -8,23 +8,29 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Text
 
-from ddppo.domains.cloud import rewards
-from ddppo.domains.cloud.chaos import CHANCE, drawn, drifted
-from ddppo.domains.cloud.grading import Grader
-from ddppo.domains.cloud.task import Task, chosen_tasks
-from ddppo.domains.cloud.world import BROKE, Outcome, World
+from ddppo.domains.cloud.tasks import (
+    MOST_HINTS,
+    CloudTask,
+    GradedStep,
+    Grader,
+    chosen_tasks,
+    gain,
+    is_retry,
+    score,
+)
+from ddppo.domains.cloud.world import BROKE, CHANCE, CloudWorld, CommandOutcome, drawn, drifted
 from ddppo.errors import ConfigError, EnvStateError, near
 
 CHARSET = "".join(char for char in string.printable if char not in "\r\x0b\x0c")
 MOST_TYPED, MOST_PRINTED = 2048, 4096
 HINT = "hint"
-GUIDE = f"Type one aws command a line. `{HINT}` gives one of {rewards.MOST_HINTS} hints, and costs."
+GUIDE = f"Type one aws command a line. `{HINT}` gives one of {MOST_HINTS} hints, and costs."
 
 
 class CloudEnv(gym.Env):
     """Do what the prompt asks of a simulated cloud. An action is a command line; an observation is what is printed.
 
-    The reward is the gain of score (ddppo.domains.cloud.rewards), so an episode's rewards sum to its last score.
+    The reward is the gain of score (ddppo.domains.cloud.tasks), so an episode's rewards sum to its last score.
     terminated: the task is done. truncated: its steps are spent. `reset(seed=..., options={"task": name})` begins that
     task with all that a seed decides (drift, chaos, identifiers); without options a task is drawn. `chaos` among the
     options is the chance that faults strike, else it is the tier's, or 0 for an environment made with `chaos=False`.
@@ -33,7 +39,7 @@ class CloudEnv(gym.Env):
 
     metadata = {"render_modes": []}  # noqa: RUF012 (gymnasium.Env declares it so)
     one_a_process = True
-    tokens = "ddppo.domains.cloud.tokens:CloudTokens"
+    tokens = "ddppo.domains.cloud.tokenizer:CloudTokens"
     forked_from = "ddppo.domains.cloud.warmed"
 
     def __init__(self, tasks: Sequence[str] | None = None, *, chaos: bool = True) -> None:
@@ -41,9 +47,9 @@ class CloudEnv(gym.Env):
         self.observation_space = Text(MOST_PRINTED, min_length=0, charset=CHARSET)
         self.action_space = Text(MOST_TYPED, min_length=0, charset=CHARSET)
         self._chaos = chaos
-        self._world = World.take()
+        self._world = CloudWorld.take()
         self._is_over = True
-        self._task: Task | None = None
+        self._task: CloudTask | None = None
         self._progress = self._best = self._score = 0.0
         self._num_kept = self._num_hints = 0
 
@@ -74,8 +80,8 @@ class CloudEnv(gym.Env):
         printed, failed, retried = self._act(action)
         progress, num_kept = self._grader.progress(), self._grader.num_kept()
         achieved = progress == 1.0 and num_kept == len(self._grader.keep)
-        now = rewards.score(
-            rewards.Step(
+        now = score(
+            GradedStep(
                 progress=progress,
                 achieved=achieved,
                 rose=progress > self._best,
@@ -86,7 +92,7 @@ class CloudEnv(gym.Env):
                 num_hints=self._num_hints,
             )
         )
-        reward, self._score = rewards.gain(now, self._score), now
+        reward, self._score = gain(now, self._score), now
         self._best = max(self._best, progress)
         self._progress, self._num_kept = progress, num_kept
         truncated = not achieved and len(self._lines) >= self._task.max_steps
@@ -119,7 +125,7 @@ class CloudEnv(gym.Env):
             observation = self.step(line)[0]
         return observation
 
-    def _begin(self, task: Task, seed: int, chance: float) -> tuple[str, dict[str, Any]]:
+    def _begin(self, task: CloudTask, seed: int, chance: float) -> tuple[str, dict[str, Any]]:
         random = np.random.default_rng(seed)
         self._world.reset(seed)
         self._world.operate(task.setup)
@@ -135,7 +141,7 @@ class CloudEnv(gym.Env):
         self._num_kept = self._grader.num_kept()
         return self._shown(f"{task.prompt}\n{GUIDE}"), self._info(achieved=False)
 
-    def _check(self, task: Task) -> None:
+    def _check(self, task: CloudTask) -> None:
         """Refuse a task that its own start settles, or spoils."""
         held = len(task.goals) - len(self._grader.goals)
         if not self._grader.goals or (held and not task.drifts):
@@ -151,13 +157,13 @@ class CloudEnv(gym.Env):
             return self._hint(), False, False
         if len(action) > MOST_TYPED:
             too_long = f"a command has at most {MOST_TYPED} characters; this one has {len(action)}"
-            outcome = Outcome(too_long, status=252)
+            outcome = CommandOutcome(too_long, status=252)
         else:
             outcome = self._world.run(action)
         self._grader.note(outcome.calls)
         if outcome.code == BROKE:
             self._grader.look_again()
-        retried = rewards.is_retry(outcome.code, had_before=self._has_retried)
+        retried = is_retry(outcome.code, had_before=self._has_retried)
         self._has_retried = self._has_retried or retried
         if outcome.status == 0:
             return outcome.said, False, retried

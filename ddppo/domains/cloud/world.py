@@ -1,7 +1,8 @@
 """The simulated cloud of this process: moto behind boto3, reached by command lines and by nothing else.
 
-moto keeps one world a process, so there is one World a process; who needs eight at once starts eight processes (`warm`
-in their parent makes a fork of it ready at once). Between episodes `reset` empties it.
+moto keeps one world a process, so there is one CloudWorld a process: eight at once take eight processes (`warm` in
+their parent makes a fork of it ready at once). Between episodes `reset` empties it. The last part of the file draws the
+faults and the drifted states of episodes.
 """
 
 import base64
@@ -9,12 +10,14 @@ import datetime
 import json
 import logging
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import boto3
 import jmespath
 import moto
+import numpy as np
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
@@ -24,11 +27,8 @@ from moto.core.botocore_stubber import MockRawResponse
 from moto.moto_api._internal import mock_random
 from moto.moto_api._internal.models import moto_api_backend
 
-from ddppo.domains.cloud.cli import Call, CommandError, Objects, parse
-from ddppo.domains.cloud.cli.command import REGION
-from ddppo.domains.cloud.cli.parameters import session
-from ddppo.domains.cloud.cli.verbs import SERVICES
-from ddppo.domains.cloud.objects import act
+from ddppo.domains.cloud.cli import REGION, SERVICES, ApiCall, S3Command, parse
+from ddppo.domains.cloud.cli_parameters import CommandError, session
 from ddppo.errors import EnvStateError
 
 log = logging.getLogger(__name__)
@@ -45,30 +45,30 @@ PROTOCOLS = ("sqs", "email")  # of subscriptions; moto would call an http endpoi
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CommandOutcome:
     """What a command line came to: what is printed, the exit status, the service's error code, and the calls made."""
 
     said: str
     status: int = 0
     code: str = ""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ApiCall, ...] = ()
 
 
-class World:
+class CloudWorld:
     """One simulated account in one region. Close it before another is made in the same process."""
 
-    _open: ClassVar["World | None"] = None
-    _warm: ClassVar["World | None"] = None  # open, and nobody's until it is taken
+    _open: ClassVar["CloudWorld | None"] = None
+    _warm: ClassVar["CloudWorld | None"] = None  # open, and nobody's until it is taken
 
     def __init__(self) -> None:
-        if World._open is not None:
+        if CloudWorld._open is not None:
             raise EnvStateError("this process holds a cloud already: close it, or start a process for each")
         self._hidden = {
             name: os.environ.pop(name) for name in PROFILES if name in os.environ
         }  # moto looks for it
         self._mock = moto.mock_aws()
         self._mock.start()
-        World._open = self
+        CloudWorld._open = self
         self.reads_only = False
         config = Config(retries={"max_attempts": 0}, ignore_configured_endpoint_urls=True)
         keys = {"aws_access_key_id": "simulated", "aws_secret_access_key": "simulated"}
@@ -81,7 +81,7 @@ class World:
             client.meta.events.register_last("before-send", _no_network)
 
     @classmethod
-    def take(cls) -> "World":
+    def take(cls) -> "CloudWorld":
         """Return this process's warm world, a parent's before the fork maybe, or a new one. Nobody else has it."""
         if cls._warm is None:
             return cls()
@@ -94,20 +94,20 @@ class World:
         mock_random.seed(seed)
         self.reads_only = False
 
-    def run(self, line: str) -> Outcome:
+    def run(self, line: str) -> CommandOutcome:
         """Do what a line says, or say why not. Whatever is typed, this returns."""
-        made: list[Call] = []
+        made: list[ApiCall] = []
         try:
             command = parse(line)
-            if isinstance(command, Objects):
+            if isinstance(command, S3Command):
                 said = act(command, lambda call: self._made(call, made), MOMENT)
             else:
                 said = printed(self._made(command, made), command.query)
         except CommandError as error:
-            return Outcome(error.said, error.status, error.code, tuple(made))
+            return CommandOutcome(error.said, error.status, error.code, tuple(made))
         except RecursionError:  # from the readers of JSON and JMESPath
-            return Outcome("aws: error: nested too deep", 252, calls=tuple(made))
-        return Outcome(said, calls=tuple(made))
+            return CommandOutcome("aws: error: nested too deep", 252, calls=tuple(made))
+        return CommandOutcome(said, calls=tuple(made))
 
     def operate(self, lines: tuple[str, ...]) -> None:
         """Do what a task's author wrote, as the world's operator. Raises EnvStateError where a line fails."""
@@ -130,7 +130,7 @@ class World:
     def look(self, line: str) -> tuple[Any, str]:
         """Return what a reading command finds, through its --query, and the error code ("" where it succeeded)."""
         command = parse(line)
-        assert isinstance(command, Call), line
+        assert isinstance(command, ApiCall), line
         assert command.is_read, line
         try:
             found = plain(self._perform(command))
@@ -145,14 +145,14 @@ class World:
 
     def close(self) -> None:
         """End this world. Twice does nothing more."""
-        if World._open is self:
-            World._open = None
+        if CloudWorld._open is self:
+            CloudWorld._open = None
             for client in self._clients.values():
                 client.close()
             self._mock.stop()
             os.environ.update(self._hidden)
 
-    def _made(self, call: Call, made: list[Call]) -> dict[str, Any]:
+    def _made(self, call: ApiCall, made: list[ApiCall]) -> dict[str, Any]:
         if self.reads_only and not call.is_read:
             who = f"arn:aws:iam::{ACCOUNT}:user/operator"
             what = f"{SERVICES[call.service]}:{call.api_name}"
@@ -161,7 +161,7 @@ class World:
         made.append(call)
         return answer
 
-    def _perform(self, call: Call) -> dict[str, Any]:
+    def _perform(self, call: ApiCall) -> dict[str, Any]:
         params = _inside(call)
         for name in call.model.idempotent_members:  # which botocore would fill from the system's randomness
             params = {name: str(mock_random.uuid4())} | params
@@ -187,7 +187,7 @@ def _no_network(request: Any, **_: Any) -> AWSResponse:
     return AWSResponse(request.url, 501, {}, MockRawResponse(b""))
 
 
-def _inside(call: Call) -> dict[str, Any]:
+def _inside(call: ApiCall) -> dict[str, Any]:
     """Return a call's parameters. Raises CommandError where one leads out of this world."""
     url = call.params.get("QueueUrl")
     if isinstance(url, str) and "/" in url and not url.startswith(QUEUES):
@@ -199,7 +199,7 @@ def _inside(call: Call) -> dict[str, Any]:
     return call.params
 
 
-def _refused(call: Call, code: str, why: str, status: int = 254) -> CommandError:
+def _refused(call: ApiCall, code: str, why: str, status: int = 254) -> CommandError:
     said = f"An error occurred ({code}) when calling the {call.api_name} operation: {why}"
     return CommandError(said, status, code)
 
@@ -239,9 +239,9 @@ def printed(answer: dict[str, Any], query: str | None) -> str:
 
 def warm() -> None:
     """Make a world with all that it loads when first used, for forks of this process to take."""
-    if World._warm is not None:
+    if CloudWorld._warm is not None:
         return
-    world = World()
+    world = CloudWorld()
     for line in (
         "aws s3api list-buckets",
         "aws dynamodb list-tables",
@@ -252,4 +252,121 @@ def warm() -> None:
         "aws secretsmanager list-secrets",
     ):
         world.run(line)
-    World._warm = world
+    CloudWorld._warm = world
+
+
+# -- aws s3: ls, mb, rb, rm and cp between buckets, as the calls that they stand for -----------------------------------
+
+Perform = Callable[[ApiCall], dict[str, Any]]
+FAILED = {"mb": "make_bucket", "rb": "remove_bucket", "rm": "delete", "cp": "copy"}
+
+
+def act(command: S3Command, perform: Perform, moment: str) -> str:
+    """Make the calls of a command and return what is printed; `moment` stands for every time of day."""
+    try:
+        if command.verb == "ls":
+            return "\n".join(_listed(command, perform, moment))
+        return "\n".join(_changed(command, perform))
+    except CommandError as error:
+        if command.verb == "ls":
+            raise
+        said = f"{FAILED[command.verb]} failed: {command.places[0]} {error.said}"
+        raise CommandError(said, status=1, code=error.code) from error
+
+
+def _parted(place: str) -> tuple[str, str]:
+    bucket, _, key = place.removeprefix("s3://").partition("/")
+    return bucket, key
+
+
+def _objects(bucket: str, prefix: str, perform: Perform) -> list[dict[str, Any]]:
+    listed = perform(ApiCall("s3api", "list-objects-v2", {"Bucket": bucket, "Prefix": prefix}))
+    return listed.get("Contents", [])
+
+
+def _listed(command: S3Command, perform: Perform, moment: str) -> Iterator[str]:
+    when = moment.replace("T", " ")[:19]
+    if not command.places:
+        for bucket in perform(ApiCall("s3api", "list-buckets")).get("Buckets", []):
+            yield f"{when} {bucket['Name']}"
+        return
+    bucket, prefix = _parted(command.places[0])
+    folders = set()
+    for found in _objects(bucket, prefix, perform):
+        below = found["Key"][prefix.rfind("/") + 1 :]
+        if "/" in below and "--recursive" not in command.flags:
+            folder = below.partition("/")[0]
+            if folder not in folders:
+                yield f"{'PRE':>30} {folder}/"
+            folders.add(folder)
+        else:
+            shown = found["Key"] if "--recursive" in command.flags else below
+            yield f"{when} {found['Size']:>10} {shown}"
+
+
+def _changed(command: S3Command, perform: Perform) -> Iterator[str]:
+    bucket, key = _parted(command.places[0])
+    if command.verb == "mb":
+        perform(ApiCall("s3api", "create-bucket", {"Bucket": bucket}))
+        yield f"make_bucket: {bucket}"
+    elif command.verb == "rb":
+        if "--force" in command.flags:
+            yield from _removed(bucket, "", perform)
+        perform(ApiCall("s3api", "delete-bucket", {"Bucket": bucket}))
+        yield f"remove_bucket: {bucket}"
+    elif command.verb == "rm" and "--recursive" in command.flags:
+        yield from _removed(bucket, key, perform)
+    elif command.verb == "rm":
+        perform(ApiCall("s3api", "delete-object", {"Bucket": bucket, "Key": key}))
+        yield f"delete: s3://{bucket}/{key}"
+    else:
+        to, to_key = _parted(command.places[1])
+        if not to_key or to_key.endswith("/"):
+            to_key += key.rpartition("/")[2]
+        source = {"Bucket": bucket, "Key": key}
+        perform(ApiCall("s3api", "copy-object", {"Bucket": to, "Key": to_key, "CopySource": source}))
+        yield f"copy: s3://{bucket}/{key} to s3://{to}/{to_key}"
+
+
+def _removed(bucket: str, prefix: str, perform: Perform) -> Iterator[str]:
+    for found in _objects(bucket, prefix, perform):
+        perform(ApiCall("s3api", "delete-object", {"Bucket": bucket, "Key": found["Key"]}))
+        yield f"delete: s3://{bucket}/{found['Key']}"
+
+
+# -- faults that strike while a task is being done, and states that have drifted when it begins ------------------------
+
+Commands = tuple[str, ...]
+
+CHANCE = {  # by tier, unless the options of reset() say otherwise
+    "warm-up": 0.0,
+    "beginner": 0.0,
+    "intermediate": 0.1,
+    "advanced": 0.2,
+    "expert": 0.3,
+}
+TIERS = tuple(CHANCE)
+# After how many steps chaos may strike: once something is there to break, before most is done.
+FIRST, LAST = 1, 3
+
+
+@dataclass(frozen=True)
+class Strike:
+    """Commands that the operator runs, unseen, after `after` steps."""
+
+    after: int
+    commands: Commands
+
+
+def drawn(chance: float, faults: Sequence[Commands], random: np.random.Generator) -> Strike | None:
+    """Draw an episode's chaos: with that chance one of the task's faults, at one of its first steps."""
+    if not faults or random.random() >= chance:
+        return None
+    which = int(random.integers(len(faults)))
+    return Strike(int(random.integers(FIRST, LAST + 1)), faults[which])
+
+
+def drifted(num: int, drifts: Sequence[Commands], random: np.random.Generator) -> Commands:
+    """Draw `num` different drifts and return their commands, in the order of the task."""
+    which = sorted(int(at) for at in random.permutation(len(drifts))[:num])
+    return tuple(line for at in which for line in drifts[at])

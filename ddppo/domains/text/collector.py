@@ -146,7 +146,7 @@ class TextCollector:
 
     def _forget(self) -> None:
         num_envs = self.turns.num_envs
-        self._record = Record(self.num_tokens, num_envs, self.tokenizer.pad)
+        self._record = EpisodeRecord(self.num_tokens, num_envs, self.tokenizer.pad)
         self._dialogues: list[Dialogue | None] = [None] * num_envs
         self._num_read = np.zeros(num_envs, np.int64)  # tokens that the model remembers
         self._num_turns = np.zeros(num_envs, np.int64)
@@ -259,7 +259,7 @@ def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray
     return allowed & (p >= least)
 
 
-class Record:
+class EpisodeRecord:
     """E episodes of L + 1 tokens at most. Row l is of the token at l + 1, which was typed after those up to l.
 
     tokens `[E, L + 1]`, pad behind `lengths` `[E]`. own `[L, E]`: rows of tokens that the policy typed; last `[E]`: the

@@ -5,9 +5,8 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.domains.cloud.cli import Call, CommandError, Objects, parse
-from ddppo.domains.cloud.cli.shorthand import DEEPEST, Shorthand, ShorthandError
-from ddppo.domains.cloud.cli.words import words
+from ddppo.domains.cloud.cli import ApiCall, S3Command, parse
+from ddppo.domains.cloud.cli_parameters import DEEPEST, CommandError, Shorthand, ShorthandError, words
 
 
 def refused(line):
@@ -54,7 +53,7 @@ def test_what_only_a_shell_could_do_is_a_syntax_error(line):
 def test_a_call_has_the_parameters_of_botocore():
     line = "aws s3api put-bucket-versioning --bucket books --versioning-configuration Status=Enabled"
     params = {"Bucket": "books", "VersioningConfiguration": {"Status": "Enabled"}}
-    assert parse(line) == Call("s3api", "put-bucket-versioning", params)
+    assert parse(line) == ApiCall("s3api", "put-bucket-versioning", params)
     assert parse(line).api_name == "PutBucketVersioning"
 
 
@@ -161,4 +160,6 @@ def test_no_value_is_read_from_a_file(scheme):
 @pytest.mark.parametrize("places", ["/etc/passwd s3://bbb/x", "s3://bbb/x /tmp/x", "s3://bbb/x -"])
 def test_aws_s3_copies_between_buckets_alone(places):
     assert "only s3:// places" in refused(f"aws s3 cp {places}").said
-    assert parse("aws s3 cp s3://aaa/k s3://bbb/") == Objects("cp", ("s3://aaa/k", "s3://bbb/"), frozenset())
+    assert parse("aws s3 cp s3://aaa/k s3://bbb/") == S3Command(
+        "cp", ("s3://aaa/k", "s3://bbb/"), frozenset()
+    )

@@ -10,8 +10,8 @@ pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
 from ddppo.domains.cloud.env import MOST_PRINTED, MOST_TYPED
-from ddppo.domains.cloud.task import chosen_tasks
-from ddppo.domains.cloud.world import BROKE, Outcome, World
+from ddppo.domains.cloud.tasks import chosen_tasks
+from ddppo.domains.cloud.world import BROKE, CloudWorld, CommandOutcome
 from ddppo.errors import ConfigError, EnvStateError
 from tests.support import PATIENCE_S
 
@@ -207,13 +207,13 @@ def test_without_its_packages_the_remedy_is_named():
 
 def test_the_grader_looks_again_only_where_the_world_may_have_changed(env, monkeypatch):
     begin(env, "s3_make_bucket")
-    world, looked, look = env.unwrapped._world, [], World.look
-    monkeypatch.setattr(World, "look", lambda world, line: looked.append(line) or look(world, line))
+    world, looked, look = env.unwrapped._world, [], CloudWorld.look
+    monkeypatch.setattr(CloudWorld, "look", lambda world, line: looked.append(line) or look(world, line))
     for line in ("aws s3 ls", "hint", "nonsense", "aws s3 rb s3://none", "aws sns get-topic-attributes"):
         env.step(line)
     assert looked == []
     env.step("aws s3 mb s3://other")
     assert len(looked) == 2  # a goal, and what is to be kept
-    monkeypatch.setattr(world, "run", lambda line: Outcome("the simulator failed", 254, BROKE))
+    monkeypatch.setattr(world, "run", lambda line: CommandOutcome("the simulator failed", 254, BROKE))
     env.step("aws s3 ls")
     assert len(looked) == 4

@@ -8,30 +8,30 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.domains.cloud.chaos import CHANCE, FIRST, LAST, drawn, drifted
-from ddppo.domains.cloud.rewards import Step, gain, is_retry, score
+from ddppo.domains.cloud.tasks import GradedStep, gain, is_retry, score
+from ddppo.domains.cloud.world import CHANCE, FIRST, LAST, drawn, drifted
 
 
 @pytest.mark.parametrize(
     ("step", "worth"),
     [
-        (Step(1.0, achieved=True), 1.0),
-        (Step(1.0, achieved=True, survived=True), 1.05),
-        (Step(1.0, achieved=True, num_hints=1), 0.85),
-        (Step(1.0, achieved=True, num_hints=3), 0.614125),
-        (Step(1.0, achieved=True, failed=True, undone=True), 1.0),
-        (Step(0.0), 0.0),
-        (Step(0.5), 0.4),
-        (Step(0.5, rose=True), 0.5),
-        (Step(0.5, failed=True), 0.2),
-        (Step(0.5, rose=True, failed=True), 0.25),
-        (Step(0.5, undone=True), 0.3),
-        (Step(0.5, failed=True, retried=True), 0.22),
-        (Step(0.0, undone=True), 0.0),
-        (Step(1.0, rose=True), 0.9),
-        (Step(1.0, rose=True, retried=True), 0.92),
-        (Step(0.5, num_hints=2), 0.289),
-        (Step(0.5, survived=True), 0.4),
+        (GradedStep(1.0, achieved=True), 1.0),
+        (GradedStep(1.0, achieved=True, survived=True), 1.05),
+        (GradedStep(1.0, achieved=True, num_hints=1), 0.85),
+        (GradedStep(1.0, achieved=True, num_hints=3), 0.614125),
+        (GradedStep(1.0, achieved=True, failed=True, undone=True), 1.0),
+        (GradedStep(0.0), 0.0),
+        (GradedStep(0.5), 0.4),
+        (GradedStep(0.5, rose=True), 0.5),
+        (GradedStep(0.5, failed=True), 0.2),
+        (GradedStep(0.5, rose=True, failed=True), 0.25),
+        (GradedStep(0.5, undone=True), 0.3),
+        (GradedStep(0.5, failed=True, retried=True), 0.22),
+        (GradedStep(0.0, undone=True), 0.0),
+        (GradedStep(1.0, rose=True), 0.9),
+        (GradedStep(1.0, rose=True, retried=True), 0.92),
+        (GradedStep(0.5, num_hints=2), 0.289),
+        (GradedStep(0.5, survived=True), 0.4),
     ],
 )
 def test_the_score_of_a_step(step, worth):
@@ -42,7 +42,7 @@ def test_short_of_the_end_a_score_is_between_0_and_99_hundredths():
     for progress in (0.0, 0.3, 1.0):
         for bits in range(16):
             flags = [bool(bits >> at & 1) for at in range(4)]
-            step = Step(progress, rose=flags[0], failed=flags[1], undone=flags[2], retried=flags[3])
+            step = GradedStep(progress, rose=flags[0], failed=flags[1], undone=flags[2], retried=flags[3])
             assert 0.0 <= score(step) <= 0.99
 
 

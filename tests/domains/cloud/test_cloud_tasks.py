@@ -7,10 +7,9 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.domains.cloud.chaos import TIERS, Strike
 from ddppo.domains.cloud.env import CloudEnv
-from ddppo.domains.cloud.grading import StateGoal
-from ddppo.domains.cloud.task import load, own_tasks, task_of
+from ddppo.domains.cloud.tasks import StateGoal, load, own_tasks, task_of
+from ddppo.domains.cloud.world import TIERS, Strike
 from ddppo.errors import ConfigError, EnvStateError
 
 TASKS = own_tasks()

@@ -10,9 +10,8 @@ pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud
 
 from ddppo.config import ModelConfig
 from ddppo.domains.cloud.env import CloudEnv
-from ddppo.domains.cloud.forms import MISSING, Form, form_of, names_of
-from ddppo.domains.cloud.task import own_tasks
-from ddppo.domains.cloud.tokens import MOST_ANSWERED, CloudTokens
+from ddppo.domains.cloud.tasks import own_tasks
+from ddppo.domains.cloud.tokenizer import MISSING, MOST_ANSWERED, CloudTokens, Form, form_of, names_of
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

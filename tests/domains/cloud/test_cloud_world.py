@@ -12,17 +12,17 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.domains.cloud.cli import verbs
-from ddppo.domains.cloud.cli.parameters import operation_model
-from ddppo.domains.cloud.task import own_tasks
-from ddppo.domains.cloud.world import MOMENT, QUEUES, World
+from ddppo.domains.cloud import cli
+from ddppo.domains.cloud.cli_parameters import operation_model
+from ddppo.domains.cloud.tasks import own_tasks
+from ddppo.domains.cloud.world import MOMENT, QUEUES, CloudWorld
 from ddppo.errors import EnvStateError
 from tests.support import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
 def open_world():
-    world = World()
+    world = CloudWorld()
     yield world
     world.close()
 
@@ -40,8 +40,8 @@ def buckets(world):
 def test_a_profile_of_a_real_account_has_no_part_in_it(tmp_path):
     (tmp_path / "config").write_text("[default]\nuse_fips_endpoint = true\nregion = eu-west-1\n")
     program = """
-from ddppo.domains.cloud.world import World
-world = World()
+from ddppo.domains.cloud.world import CloudWorld
+world = CloudWorld()
 for line in ("aws s3 mb s3://aaa", "aws sqs create-queue --queue-name q", "aws iam list-users"):
     assert world.run(line).status == 0, world.run(line)
 """
@@ -80,7 +80,7 @@ def test_all_that_is_printed_follows_from_the_seed(world):
 
 def test_a_process_holds_one_world(world):
     with pytest.raises(EnvStateError, match="holds a cloud already"):
-        World()
+        CloudWorld()
 
 
 def _slot(release, made, world, name):
@@ -218,14 +218,14 @@ def test_a_grader_that_looks_leaves_no_trace(world):
 
 
 def test_every_verb_is_an_operation_of_botocore_and_none_is_of_two_kinds():
-    for service in verbs.SERVICES:
-        for operation in verbs.operations(service):
-            assert operation_model(verbs.SERVICES[service], operation).name
-        assert not set(verbs.READS[service].split()) & set(verbs.WRITES[service].split())
+    for service in cli.SERVICES:
+        for operation in cli.operations(service):
+            assert operation_model(cli.SERVICES[service], operation).name
+        assert not set(cli.READS[service].split()) & set(cli.WRITES[service].split())
 
 
 def test_whatever_is_typed_is_answered(world):
-    lines = [f"aws {service} {verb}" for service in verbs.SERVICES for verb in verbs.operations(service)]
+    lines = [f"aws {service} {verb}" for service in cli.SERVICES for verb in cli.operations(service)]
     odd = ["--x", "--bucket ''", "--name \x00", "--key " + "k" * 1500, "--query '[?'", "--tags {", "''", "-1"]
     for at, line in enumerate(lines):
         outcome = world.run(f"{line} {odd[at % len(odd)]}")
@@ -267,7 +267,7 @@ def test_garbled_commands_are_answered_and_leave_a_world_that_works(world):
 FORKS = """
 import os
 from ddppo.domains.cloud.env import CloudEnv
-from ddppo.domains.cloud.world import World, warm
+from ddppo.domains.cloud.world import CloudWorld, warm
 
 warm()
 for _ in range(2):
@@ -277,13 +277,13 @@ for _ in range(2):
         env.reset(seed=0)
         assert env._world.run("aws s3 ls").said.endswith(" old-photos")
         try:
-            World.take()
+            CloudWorld.take()
         except Exception as error:
             os._exit(0 if "holds a cloud already" in str(error) else 3)
         os._exit(4)
     assert os.waitpid(child, 0)[1] == 0
-World.take().close()
-World().close()
+CloudWorld.take().close()
+CloudWorld().close()
 """
 
 

@@ -1,6 +1,11 @@
-"""A task is one YAML file (docs/cloud_tasks.md); what is wrong with it is said before it is played."""
+"""A task of the cloud: its YAML file (docs/cloud_tasks.md), whether it is done, and what a step towards it is worth.
+
+What is wrong with a file is said before it is played. Whether a task is done is read off the world's state and off the
+calls that the world made, never off what was said.
+"""
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +13,186 @@ from typing import Any
 
 import yaml
 
-from ddppo.domains.cloud.chaos import TIERS, Commands
-from ddppo.domains.cloud.cli import Call, CommandError, Objects, parse
-from ddppo.domains.cloud.grading import MISSING, CallGoal, Goal, StateGoal
+from ddppo.domains.cloud.cli import ApiCall, S3Command, parse
+from ddppo.domains.cloud.cli_parameters import CommandError
+from ddppo.domains.cloud.world import TIERS, CloudWorld, Commands
 from ddppo.errors import ConfigError, near
+
+MISSING = object()
+
+
+@dataclass(frozen=True)
+class StateGoal:
+    """A reading command, whose answer (through its --query) is to be `equals`, to contain `contains`, or an error.
+
+    Lists are compared without regard to order. Where `equals` is a mapping and the answer a text, the text is read as
+    JSON, of which services accept 3 for "3".
+    """
+
+    read: str
+    equals: Any = MISSING
+    contains: Any = MISSING
+    error: str = ""
+
+    def holds(self, world: CloudWorld) -> bool:
+        found, code = world.look(self.read)
+        if self.error or code:
+            return self.error == code
+        if self.contains is not MISSING:
+            return isinstance(found, list | str | dict) and self.contains in found
+        if isinstance(self.equals, dict) and isinstance(found, str):
+            return _of_json(found) == {key: str(value) for key, value in self.equals.items()}
+        return _sorted(found) == _sorted(self.equals)
+
+
+@dataclass(frozen=True)
+class CallGoal:
+    """A call that is to have succeeded, with these of its parameters. For tasks that only read."""
+
+    service: str
+    operation: str
+    params: dict[str, Any]
+
+    def is_met_by(self, call: ApiCall) -> bool:
+        return (call.service, call.operation) == (self.service, self.operation) and all(
+            call.params.get(key) == value for key, value in self.params.items()
+        )
+
+
+Goal = StateGoal | CallGoal
+
+
+class Grader:
+    """Grades one episode. Goals that hold at its start are not goals but kept, so nothing old counts as new.
+
+    `ordered`: call goals count only in their order.
+    """
+
+    def __init__(
+        self, world: CloudWorld, goals: Sequence[Goal], keep: Sequence[StateGoal], *, ordered: bool
+    ) -> None:
+        self._world, self._ordered = world, ordered
+        held = [goal for goal in goals if isinstance(goal, StateGoal) and goal.holds(world)]
+        self.goals = tuple(goal for goal in goals if goal not in held)
+        self.keep = (*keep, *held)
+        self._met: set[int] = set()  # call goals, which stay met
+        self.look_again()
+
+    def note(self, calls: Sequence[ApiCall]) -> None:
+        """Hear of the calls that the world made at the player's word; reads, and what it refused, change nothing."""
+        if not all(call.is_read for call in calls):
+            self.look_again()
+        for call in calls:
+            for at, goal in enumerate(self.goals):
+                if not isinstance(goal, CallGoal) or at in self._met or not goal.is_met_by(call):
+                    continue
+                if self._ordered and any(before not in self._met for before in self._call_goals(at)):
+                    continue
+                self._met.add(at)
+                break  # one call is one goal's
+
+    def look_again(self) -> None:
+        """Forget what was seen: the world has changed, or may have."""
+        self._seen: dict[int, bool] = {}  # by the goals' ids, as what they equal may be a list
+
+    def progress(self) -> float:
+        """Return the share of the goals that hold now; looking leaves no trace in the world or in the calls."""
+        held = [
+            at in self._met if isinstance(goal, CallGoal) else self._holds(goal)
+            for at, goal in enumerate(self.goals)
+        ]
+        return sum(held) / len(held)
+
+    def num_kept(self) -> int:
+        return sum(map(self._holds, self.keep))
+
+    def _holds(self, goal: StateGoal) -> bool:
+        if id(goal) not in self._seen:
+            self._seen[id(goal)] = goal.holds(self._world)
+        return self._seen[id(goal)]
+
+    def _call_goals(self, until: int) -> list[int]:
+        return [at for at in range(until) if isinstance(self.goals[at], CallGoal)]
+
+
+def _of_json(text: str) -> dict[str, str] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return {key: str(value) for key, value in found.items()} if isinstance(found, dict) else None
+
+
+def _sorted(value: Any) -> Any:
+    """Return `value` with its lists in one order."""
+    if isinstance(value, list):
+        return sorted((_sorted(inner) for inner in value), key=repr)
+    if isinstance(value, dict):
+        return {key: _sorted(inner) for key, inner in sorted(value.items())}
+    return value
+
+
+# -- what a step is worth ----------------------------------------------------------------------------------------------
+
+EXISTS = (  # codes of services that refuse to make what is there
+    "BucketAlreadyExists",
+    "BucketAlreadyOwnedByYou",
+    "EntityAlreadyExists",
+    "ParameterAlreadyExists",
+    "QueueAlreadyExists",
+    "QueueNameExists",
+    "ResourceExistsException",
+    "ResourceInUseException",
+)
+MOST_HINTS = 3
+
+
+@dataclass(frozen=True)
+class GradedStep:
+    """What became of a step. `progress`: the share of the goals that hold, 0 to 1."""
+
+    progress: float
+    achieved: bool = False
+    rose: bool = False  # progress is more than ever in this episode
+    failed: bool = False  # the command did
+    undone: bool = False  # progress fell, or what was to be kept is not
+    retried: bool = False  # the command would make what is there already, the first time in this episode
+    survived: bool = False  # chaos struck, in this episode, before this
+    num_hints: int = 0
+
+
+def score(step: GradedStep) -> float:
+    """Return the worth of where a step has led.
+
+    Achieved: 1, or 1.05 where chaos was survived. Else, held between 0 and .99:
+        (.8 progress + .1 [rose]) * (.5 if failed) - .1 [undone] + .02 [retried]
+    Either is multiplied by .85 for every hint taken.
+    """
+    kept = 0.85 ** min(step.num_hints, MOST_HINTS)
+    if step.achieved:
+        return (1.05 if step.survived else 1.0) * kept
+    worth = 0.8 * step.progress + 0.1 * step.rose
+    if step.failed:
+        worth *= 0.5
+    worth += -0.1 * step.undone + 0.02 * step.retried
+    return min(max(worth, 0.0), 0.99) * kept
+
+
+def gain(after: float, before: float) -> float:
+    """Return the reward of a step between two scores: an episode's rewards sum to its last score.
+
+    The scores themselves as rewards would pay for every step that a task is left unfinished: 14 steps at .8 of the
+    goals are worth more than its end.
+    """
+    return after - before
+
+
+def is_retry(code: str, *, had_before: bool) -> bool:
+    """Whether a command that failed with `code` counts as an idempotent retry; once an episode."""
+    return code in EXISTS and not had_before
+
+
+# -- a task and its file -----------------------------------------------------------------------------------------------
 
 OWN = Path(__file__).parent / "tasks"
 KEYS = (
@@ -33,7 +214,7 @@ MOST_STEPS = 15
 
 
 @dataclass(frozen=True)
-class Task:
+class CloudTask:
     """One task. `solution` is for tests: commands that solve it whatever has drifted; it is never shown."""
 
     name: str
@@ -52,23 +233,23 @@ class Task:
     max_steps: int = MOST_STEPS
 
 
-def own_tasks() -> dict[str, Task]:
+def own_tasks() -> dict[str, CloudTask]:
     """Return the tasks that come with ddppo, by name, easiest tier first."""
     return dict(_own_tasks())
 
 
 @functools.cache
-def _own_tasks() -> dict[str, Task]:
+def _own_tasks() -> dict[str, CloudTask]:
     found = [load(path) for path in sorted(OWN.glob("*.yaml"))]
     return {task.name: task for task in sorted(found, key=lambda task: (TIERS.index(task.tier), task.name))}
 
 
-def chosen_tasks(given: Sequence[str] | None) -> dict[str, Task]:
+def chosen_tasks(given: Sequence[str] | None) -> dict[str, CloudTask]:
     """Return the tasks of names, tiers and paths of YAML files; all that come with ddppo for None."""
     own = own_tasks()
     if given is None:
         return own
-    found: dict[str, Task] = {}
+    found: dict[str, CloudTask] = {}
     for word in given:
         of_tier = {name: task for name, task in own.items() if task.tier == word}
         if word.endswith((".yaml", ".yml")):
@@ -85,7 +266,7 @@ def chosen_tasks(given: Sequence[str] | None) -> dict[str, Task]:
     return found
 
 
-def load(path: Path) -> Task:
+def load(path: Path) -> CloudTask:
     """Read one task; its name is the file's. Raises ConfigError, naming the file and the key."""
     try:
         given = yaml.safe_load(path.read_text())
@@ -94,7 +275,7 @@ def load(path: Path) -> Task:
     return task_of(path.stem, given)
 
 
-def task_of(name: str, given: Any) -> Task:
+def task_of(name: str, given: Any) -> CloudTask:
     """Return a task from the mapping of its file. Raises ConfigError, naming the task and the key."""
     try:
         return _task(name, given)
@@ -108,7 +289,7 @@ class _WrongTask(ValueError):
     pass
 
 
-def _task(name: str, given: Any) -> Task:
+def _task(name: str, given: Any) -> CloudTask:
     if not isinstance(given, Mapping):
         raise _WrongTask(f"a task is a mapping of {', '.join(KEYS)}")
     for key in given:
@@ -125,7 +306,7 @@ def _task(name: str, given: Any) -> Task:
     drifts = _many_commands("drift.of", drift["of"])
     if drifts and not 1 <= drift["draw"] <= len(drifts):
         raise _WrongTask(f"drift.draw={drift['draw']!r} is not from 1 to {len(drifts)}, the drifts there are")
-    task = Task(
+    task = CloudTask(
         name=name,
         tier=tier,
         prompt=" ".join(prompt.split()),
@@ -145,7 +326,7 @@ def _task(name: str, given: Any) -> Task:
     return task
 
 
-def _check(task: Task) -> None:
+def _check(task: CloudTask) -> None:
     if not task.goals or not task.solution:
         raise _WrongTask("goals and solution each need at least one entry")
     if len(task.hints) != NUM_HINTS:
@@ -167,7 +348,7 @@ def _goal(given: Any) -> Goal:
     return _state_goal(given)
 
 
-def _call(line: str) -> Call:
+def _call(line: str) -> ApiCall:
     """Return the call of a line; one without options stands for any call of its operation."""
     try:
         found = parse(line)
@@ -175,8 +356,8 @@ def _call(line: str) -> Call:
         typed = line.split()
         if len(typed) != 3 or "arguments are required: --" not in error.said:
             raise
-        return Call(typed[1], typed[2])
-    if isinstance(found, Objects):
+        return ApiCall(typed[1], typed[2])
+    if isinstance(found, S3Command):
         raise _WrongTask(
             f"call: {line!r}: of `aws s3` the calls count that it makes, such as s3api list-buckets"
         )
@@ -188,7 +369,7 @@ def _state_goal(given: Any) -> StateGoal:
     if not isinstance(given, Mapping) or "read" not in given or len(given) != 2 or not answers & set(given):
         raise _WrongTask(f"{given!r} is not `read: <command>` and one of equals, contains, error")
     command = parse(given["read"])
-    if not isinstance(command, Call) or not command.is_read:
+    if not isinstance(command, ApiCall) or not command.is_read:
         raise _WrongTask(f"read: {given['read']!r} would change the world: use a reading operation")
     return StateGoal(
         given["read"],

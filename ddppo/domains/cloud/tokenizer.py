@@ -4,19 +4,28 @@ A turn of the policy is an operation, or `hint`; then, of an operation that has 
 blank by blank, one of the prompt's names that this line has not used yet. What leaves no choice is no token, and none
 ends a turn: a line is over once it is filled. At the start of a turn the operations of all tasks are allowed, whatever
 the prompt. So every line of every solution can be said, and nothing in the grammar says which belongs to which task.
+
+A prompt writes in `backticks` what its task calls things: names, numbers, texts. These are its names. A form is a line
+of a solution with a blank for each of them, the same one wherever a name occurs:
+
+    aws iam tag-user --user-name _0 --tags Key=_1,Value=_2
 """
 
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddppo.domains.cloud.env import HINT
-from ddppo.domains.cloud.forms import MISSING, MOST_NAMES, QUOTED, Form, form_of, names_of
-from ddppo.domains.cloud.task import chosen_tasks
+from ddppo.domains.cloud.tasks import chosen_tasks
 from ddppo.errors import ConfigError
 
+MOST_NAMES = 8  # of a prompt; further ones are taken for words
+MISSING = "x"  # fills blanks that a prompt has no names for
+QUOTED = re.compile(r"`([^`\n]+)`")
+_OPERATION = re.compile(r"aws \S+ \S+")
 MOST_ANSWERED = (
     16  # words of what is printed that the policy is given; the whole prompt is, within obs_tokens
 )
@@ -24,6 +33,47 @@ NUM_OTHER = 128  # tokens of the words that no prompt has
 _WORD = re.compile(r"[\w./:-]*\w")
 _FAILED = re.compile(r"\nexit status \d+$")
 _CODE = re.compile(r"An error occurred \(([\w.]+)\)")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A command line; its parts are texts, and the numbers of blanks, which are counted in the order of the line."""
+
+    parts: tuple[str | int, ...]
+
+    @property
+    def operation(self) -> str:
+        """`aws s3 mb` of `aws s3 mb s3://_0`."""
+        found = _OPERATION.match(str(self.parts[0]))
+        assert found is not None, self.parts
+        return found.group()
+
+    @property
+    def num_blanks(self) -> int:
+        return len({part for part in self.parts if isinstance(part, int)})
+
+    def filled(self, names: Sequence[str]) -> str:
+        return "".join(part if isinstance(part, str) else names[part] for part in self.parts)
+
+
+def names_of(prompt: str) -> tuple[str, ...]:
+    """Return what a prompt quotes, each once, in its order."""
+    return tuple(dict.fromkeys(QUOTED.findall(prompt)))[:MOST_NAMES]
+
+
+def form_of(line: str, names: Sequence[str]) -> tuple[Form, tuple[str, ...]]:
+    """Return a line's form and the names that fill it.
+
+    A name is one where it stands by itself: `id` is none in `user-id`, nor in `--id`.
+    """
+    if not names:
+        return Form((line,)), ()
+    longest_first = sorted(names, key=len, reverse=True)
+    anywhere = re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, longest_first))})(?![\w-])")
+    pieces = anywhere.split(line)  # texts at even places, names between them
+    filling = tuple(dict.fromkeys(pieces[1::2]))
+    parts = [filling.index(piece) if at % 2 else piece for at, piece in enumerate(pieces)]
+    return Form(tuple(part for part in parts if part != "")), filling
 
 
 class CloudTokens:
