@@ -64,7 +64,7 @@ class EnvSpec:
     tokens: the import path of the tokenizer of a task of text, None where it has none of its own.
     tasks: the tier of each task that options={"task": name} of a reset may name; None where there are none.
     one_a_process: whether a process can hold one environment only. forked_from: a module that processes of environments
-    find imported. saved_by: how its environments are saved (ddppo.envs.saving.savers), None where that shows later.
+    find imported. saved_by: how its environments are saved (ddppo.envs.saving), None where that shows later.
     spaces: the task's own, in plain values (ddppo.envs.meaning); None where nobody here knows them.
     """
 

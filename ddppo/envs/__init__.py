@@ -2,7 +2,7 @@
 
 from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0, ddppo/Circuit-v0 and others)
 from ddppo.envs.make import BACKENDS, make_eval_env, make_vec_env, settled
-from ddppo.envs.probing import make_env, probe
+from ddppo.envs.probing.probe import make_env, probe
 from ddppo.envs.vec_env import ActionSpec, EnvNames, EnvSpec, EnvStep, ObsArrays, VecEnv
 
 __all__ = [

@@ -22,11 +22,19 @@ from ddppo.envs.backends.gym_vector import make_native
 from ddppo.envs.backends.pool import make_pool
 from ddppo.envs.backends.pool_process import choose_num_workers, measure, pool_pays
 from ddppo.envs.backends.sync import make_sync
-from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.guard import STEPPED, guarded
-from ddppo.envs.probing import probe
-from ddppo.envs.publishing import PublishingEnvs
-from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, VecEnv
+from ddppo.envs.probing.probe import probe
+from ddppo.envs.vec_env import (
+    EnvNames,
+    EnvSpec,
+    EnvStep,
+    ObsArrays,
+    Options,
+    PublishingEnvs,
+    VecEnv,
+    check_finite,
+    check_masks,
+)
 from ddppo.errors import EnvError
 from ddppo.plugins import added, imported
 from ddppo.spaces import each

@@ -26,7 +26,7 @@ import numpy as np
 
 from ddppo.envs.encoding.rows import ObsArrays
 from ddppo.envs.meaning import plain_of
-from ddppo.envs.scalar.text import scalars
+from ddppo.envs.single import scalars
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 PROTOCOL = "ddppo/1"

@@ -24,7 +24,7 @@ from ddppo.domains.circuits.gnn import GNN
 from ddppo.domains.circuits.gnn.convolutions import QGNN
 from ddppo.domains.circuits.gnn.graphs import EDGE_KINDS, Graph, graph_around
 from ddppo.domains.circuits.task.env import CircuitEnv
-from ddppo.envs.probing import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.models import build_model
 
 BATCH = 512

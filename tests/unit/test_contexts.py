@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
-from ddppo.envs.scalar.context import ContextEnv
+from ddppo.envs.single import ContextEnv
 from ddppo.errors import ConfigError, EnvError
 from ddppo.spaces import ArraySpec
 

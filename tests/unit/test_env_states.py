@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary
 from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env
 from ddppo.envs.encoding.rows import RowEncoder
-from ddppo.envs.probing import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.probing.trial import tried
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
@@ -259,7 +259,7 @@ def test_a_task_that_is_no_data_plays_its_episode_again(batch, monkeypatch):
 
 
 def test_an_episode_that_is_too_long_to_be_played_again_is_not_kept(batch, monkeypatch):
-    monkeypatch.setattr("ddppo.envs.scalar.row_env.LONGEST", 10)
+    monkeypatch.setattr("ddppo.envs.single.LONGEST", 10)
     envs = batch(EnvConfig(id=registered(monkeypatch, Opaque)), range(1), "sync")
     envs.reset([0])
     for k in range(31):  # its episodes have 31 steps
@@ -301,7 +301,7 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
             super().__init__(env)
             self.hidden = iter(())
 
-    monkeypatch.setattr("ddppo.envs.scalar.row_env.make_task", lambda env: Hiding(gym.make("ddppo/CAGE2-v0")))
+    monkeypatch.setattr("ddppo.envs.single.make_task", lambda env: Hiding(gym.make("ddppo/CAGE2-v0")))
     reason = tried(EnvConfig(id="ddppo/CAGE2-v0", backend="sync")).why_inexact
     assert (
         "cannot hand over its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason

@@ -8,7 +8,7 @@ import torch
 
 from ddppo.config import EnvConfig, ModelConfig
 from ddppo.envs import EnvNames, make_env, make_eval_env, make_vec_env, probe
-from ddppo.envs.faults import check_finite, check_masks
+from ddppo.envs.vec_env import check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
 from ddppo.models import ActorCritic, build_model
 from ddppo.ppo.acting.collector import Collector

@@ -14,8 +14,8 @@ from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends import pool_memory as past
 from ddppo.envs.backends.observers import Observers
 from ddppo.envs.backends.pool_memory import Past
-from ddppo.envs.faults import EnvNames
 from ddppo.envs.saving import packed
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvWorkerLost
 from ddppo.models import build_model
 from tests.distributed.counted import SCALE

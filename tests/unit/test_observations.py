@@ -11,7 +11,7 @@ from ddppo.config import EnvConfig, ModelConfig, PPOConfig
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import EnvNames, make_eval_env, make_vec_env, probe
-from ddppo.envs.faults import check_finite
+from ddppo.envs.vec_env import check_finite
 from ddppo.errors import ConfigError, EnvOutputError
 from ddppo.models import build_model, check_model
 from ddppo.models.actor_critic import flat_obs, random_obs

@@ -14,7 +14,7 @@ from ddppo.config import EnvConfig, ModelConfig
 from ddppo.distributed.programs.central import CentralCollector
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends.observers import Observers
-from ddppo.envs.faults import EnvNames
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvWorkerLost
 from ddppo.models import action_distribution, build_model
 from ddppo.ppo.acting.collector import Collector

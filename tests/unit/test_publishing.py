@@ -12,8 +12,8 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends.observers import Observers
 from ddppo.envs.backends.pool_memory import Past
-from ddppo.envs.faults import EnvNames
 from ddppo.envs.saving import packed
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
 from ddppo.run.loop.exchange import Exchange, gather_bytes
 from tests.distributed.telling import LENGTH, number

@@ -15,7 +15,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.distributed.programs.ddp import Ddp
 from ddppo.envs.backends.observers import Observers
-from ddppo.envs.faults import EnvNames
+from ddppo.envs.vec_env import EnvNames
 from ddppo.models import flat_obs
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode, Rollout

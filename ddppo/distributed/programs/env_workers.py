@@ -14,8 +14,7 @@ from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
 from ddppo.envs.encoding.rows import RowLayout
-from ddppo.envs.faults import EnvNames, no_options
-from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv
+from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv, no_options
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.learner import Update
 from ddppo.spaces import each

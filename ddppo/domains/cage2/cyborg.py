@@ -20,7 +20,7 @@ from ddppo.domains.cage2.env import check_episode_steps
 from ddppo.domains.cage2.games import OBS_SIZE
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, orders_of
 from ddppo.domains.cage2.rules import ACTIONS, HOST, NUM_HOSTS
-from ddppo.envs.scalar.context import CONTEXT
+from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError
 
 _RED = {  # where CybORG has its agents

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 from ddppo.domains.cage2.games import OBS_SIZE, Games
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, ordered_step, orders_of
 from ddppo.domains.cage2.rules import NUM_ACTIONS
-from ddppo.envs.scalar.context import CONTEXT
+from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError
 
 _ONE = np.zeros(1, np.int64)

@@ -9,7 +9,7 @@ from ddppo.domains.cage2.compliance import RULES, Compliance
 from ddppo.domains.cage2.games import Games
 from ddppo.domains.cage2.search.orders import KINDS, PRESETS, code, order_id, parse
 from ddppo.domains.cage2.search.outcomes import written
-from ddppo.envs.scalar.context import CONTEXT, as_context
+from ddppo.envs.single import CONTEXT, as_context
 from ddppo.errors import ConfigError
 
 CODE_SIZE = len(KINDS) ** 2

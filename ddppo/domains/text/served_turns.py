@@ -10,7 +10,7 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.domains.text.turns import Turn
 from ddppo.envs.encoding.codec import MASK
-from ddppo.envs.faults import EnvNames
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError
 from ddppo.serve.client.backend import Source, patience
 from ddppo.serve.client.connection import EnvServerLost, RemoteError

@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any, Protocol
 
 from ddppo.config import EnvConfig
-from ddppo.envs.faults import EnvNames
 from ddppo.envs.make import settled
-from ddppo.envs.probing import probe
-from ddppo.envs.scalar.row_env import played
+from ddppo.envs.probing.probe import probe
+from ddppo.envs.single import played
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec

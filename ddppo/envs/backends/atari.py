@@ -15,8 +15,12 @@ from gymnasium.spaces import Discrete
 
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.codec import action_spec, decode_actions
-from ddppo.envs.faults import (
+from ddppo.envs.meaning import spaces_described
+from ddppo.envs.vec_env import (
     EnvNames,
+    EnvSpec,
+    EnvStep,
+    Options,
     explained,
     no_options,
     other_state,
@@ -24,8 +28,6 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
-from ddppo.envs.meaning import spaces_described
-from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ArraySpec
 

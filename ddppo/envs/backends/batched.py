@@ -9,8 +9,18 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.utils.seeding import np_random
 
-from ddppo.envs.faults import EnvNames, explained, no_options, other_state, when_reset, when_stepped
-from ddppo.envs.vec_env import EnvSpec, EnvStep, ObsArrays, Options
+from ddppo.envs.vec_env import (
+    EnvNames,
+    EnvSpec,
+    EnvStep,
+    ObsArrays,
+    Options,
+    explained,
+    no_options,
+    other_state,
+    when_reset,
+    when_stepped,
+)
 
 
 class NoOptions(Exception):
@@ -40,7 +50,7 @@ class Dynamics(abc.ABC):
         raise NoOptions
 
     def publish(self) -> list[bytes]:
-        """Return what each has to tell (ddppo.envs.publishing)."""
+        """Return what each has to tell (ddppo.envs.vec_env)."""
         return [b""] * len(self.generators)
 
     def remembered(self) -> list[dict[str, Any]]:

@@ -15,9 +15,8 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.backends import classic
 from ddppo.envs.backends.batched import BatchedEnvs, Dynamics, Synthetic
-from ddppo.envs.faults import EnvNames
-from ddppo.envs.scalar.row_env import make_task
-from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.envs.single import make_task
+from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep
 from ddppo.plugins import added, imported
 from ddppo.terminal import warn_once
 

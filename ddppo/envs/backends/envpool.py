@@ -16,8 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig, near
 from ddppo.envs.backends.gym_vector import NativeEnvs
-from ddppo.envs.faults import EnvNames, explained
-from ddppo.envs.vec_env import EnvSpec
+from ddppo.envs.vec_env import EnvNames, EnvSpec, explained
 from ddppo.errors import ConfigError
 
 _NOT_SETTINGS = ("num_envs", "max_episode_steps", "base_path", "max_num_players", "reward_threshold")

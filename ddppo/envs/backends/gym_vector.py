@@ -33,10 +33,19 @@ from ddppo.envs.encoding.returned import (
     mask_of,
 )
 from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_numbers, as_pixels
-from ddppo.envs.faults import EnvNames, explained, no_options, when_reset, when_stepped
 from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.meaning import spaces_described
-from ddppo.envs.vec_env import EnvSpec, EnvStep, Options, Unsaved
+from ddppo.envs.vec_env import (
+    EnvNames,
+    EnvSpec,
+    EnvStep,
+    Options,
+    Unsaved,
+    explained,
+    no_options,
+    when_reset,
+    when_stepped,
+)
 from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec, each
 

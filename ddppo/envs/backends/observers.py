@@ -12,8 +12,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs.backends.pool import Pool
 from ddppo.envs.backends.sync import SteppedEnvs
 from ddppo.envs.encoding.codec import decode_actions
-from ddppo.envs.faults import EnvNames
-from ddppo.envs.vec_env import EnvSpec, EnvStep
+from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep
 
 
 class Observers(SteppedEnvs):

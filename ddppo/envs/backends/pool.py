@@ -31,8 +31,7 @@ from ddppo.envs.backends.pool_memory import (
 from ddppo.envs.backends.pool_process import Worker, choose_num_workers, lost_server
 from ddppo.envs.backends.sync import Answers, SameStepEnvs
 from ddppo.envs.encoding.rows import RowLayout
-from ddppo.envs.faults import EnvNames
-from ddppo.envs.vec_env import EnvSpec, Options
+from ddppo.envs.vec_env import EnvNames, EnvSpec, Options
 from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.processes import limits
 from ddppo.processes.forking import ForkServer, ForkServerLost

@@ -24,10 +24,9 @@ from ddppo.envs.backends.pool_memory import (
     receive_byte,
 )
 from ddppo.envs.encoding.codec import sample_action
-from ddppo.envs.faults import EnvNames, when_reset, when_stepped
 from ddppo.envs.guard import STEPPED, guarding
-from ddppo.envs.scalar.row_env import RowEnv, make_row_env
-from ddppo.envs.vec_env import EnvSpec
+from ddppo.envs.single import RowEnv, make_row_env
+from ddppo.envs.vec_env import EnvNames, EnvSpec, when_reset, when_stepped
 from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 

@@ -13,9 +13,8 @@ import numpy as np
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.codec import decode_actions
 from ddppo.envs.encoding.rows import ObsArrays, RowLayout
-from ddppo.envs.faults import EnvNames
-from ddppo.envs.scalar.row_env import RowEnv, make_row_env
-from ddppo.envs.vec_env import EnvSpec, EnvStep, Options
+from ddppo.envs.single import RowEnv, make_row_env
+from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, Options
 from ddppo.errors import EnvStateError
 
 

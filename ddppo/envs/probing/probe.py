@@ -16,11 +16,11 @@ from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.envpool import make_envpool_task
 from ddppo.envs.backends.gym_vector import learn_native_spec, make_native_task
 from ddppo.envs.encoding.rows import WrongOutput
+from ddppo.envs.extras import register_extra
 from ddppo.envs.guard import IMPORT, TRIED, guarding
 from ddppo.envs.probing.advice import check_wrappers
 from ddppo.envs.probing.shapes import Say, learn_spec, silent
-from ddppo.envs.scalar.extras import register_extra
-from ddppo.envs.scalar.row_env import ArrayEnv, make_task
+from ddppo.envs.single import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, EnvError
 from ddppo.package import install_command

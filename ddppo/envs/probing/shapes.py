@@ -32,20 +32,20 @@ from ddppo.envs.encoding.returned import (
     translated,
 )
 from ddppo.envs.encoding.rows import RowEncoder, outside
-from ddppo.envs.faults import (
+from ddppo.envs.meaning import spaces_described
+from ddppo.envs.probing.advice import check_wrappers
+from ddppo.envs.saving import saver_of
+from ddppo.envs.vec_env import (
     EnvNames,
+    EnvSpec,
     check_finite,
     check_masks,
     explained,
+    journal_of,
     task_name,
     when_reset,
     when_stepped,
 )
-from ddppo.envs.meaning import spaces_described
-from ddppo.envs.probing.advice import check_wrappers
-from ddppo.envs.publishing import journal_of
-from ddppo.envs.saving.savers import saver_of
-from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError
 
 Say = Callable[[str], None]

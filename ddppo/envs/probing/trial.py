@@ -27,15 +27,14 @@ from ddppo.config import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.gym_vector import make_native
 from ddppo.envs.encoding.codec import sample_action
-from ddppo.envs.faults import EnvNames, check_finite, check_masks
 from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.advice import kept_over_resets, statistics
 from ddppo.envs.probing.probe import find_task, probe, spec_elsewhere, why_unsaved
-from ddppo.envs.saving.packing import packed, unpacked
-from ddppo.envs.scalar.row_env import RowEnv, make_row_env, played
-from ddppo.envs.vec_env import EnvSpec
+from ddppo.envs.saving import packed, unpacked
+from ddppo.envs.single import RowEnv, make_row_env, played
+from ddppo.envs.vec_env import EnvNames, EnvSpec, check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
 from ddppo.processes.fork_server import FORKS
 from ddppo.processes.forking import how_ended

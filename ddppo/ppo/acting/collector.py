@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from ddppo.envs.backends.classic_cpp import NativeEnvs
-from ddppo.envs.faults import End, check_finite, check_masks
-from ddppo.envs.vec_env import ObsArrays, Options, VecEnv
+from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
 from ddppo.models import ActorCritic, Obs, flat_obs
 from ddppo.ppo.acting.buffers import RolloutBuffers
 from ddppo.ppo.acting.counting import count_

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ddppo.envs.faults import End
+from ddppo.envs.vec_env import End
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.spaces import each

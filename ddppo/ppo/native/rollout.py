@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ddppo.envs.backends.classic_cpp import NativeEnvs, TaskBatch
-from ddppo.envs.faults import check_finite
+from ddppo.envs.vec_env import check_finite
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.native.acting import ActingBuffers, NativeActor

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from ddppo.collectives import Group
-from ddppo.envs.publishing import PublishingEnvs
+from ddppo.envs.vec_env import PublishingEnvs
 from ddppo.errors import TrainingError
 from ddppo.run.parts import Parts
 

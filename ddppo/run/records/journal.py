@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.faults import explained
-from ddppo.envs.publishing import make_journal
+from ddppo.envs.vec_env import explained, make_journal
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError, near
 from ddppo.run.records.metrics import OF_TASK, IterationReport
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.rows import ObsArrays, RowLayout
-from ddppo.envs.faults import EnvNames, no_options
-from ddppo.envs.vec_env import EnvStep, Options, Unsaved
+from ddppo.envs.vec_env import EnvNames, EnvStep, Options, Unsaved, no_options
 from ddppo.errors import EnvError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.serve.client.connection import EnvServerFault, EnvServerLost

@@ -9,7 +9,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs import tasks  # noqa: F401 (registers)
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.encoding.rows import ObsArrays
-from ddppo.envs.scalar.row_env import played
+from ddppo.envs.single import played
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.serve.openenv import OpenEnv, is_spoken
 from ddppo.serve.protocol import (

@@ -195,7 +195,7 @@ WITHOUT = """
 import sys
 sys.modules["moto"] = None
 from ddppo.config import EnvConfig
-from ddppo.envs.probing import probe
+from ddppo.envs.probing.probe import probe
 probe(EnvConfig(id="ddppo/Cloud-v0"))
 """
 

@@ -7,7 +7,7 @@ import pytest
 from ddppo.config import EnvConfig
 from ddppo.domains.text.turns import LocalTurns, make_turns
 from ddppo.envs import EnvNames, make_vec_env, probe
-from ddppo.envs.scalar.text import scalars
+from ddppo.envs.single import scalars
 from ddppo.errors import EnvError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

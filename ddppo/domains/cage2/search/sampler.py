@@ -15,7 +15,7 @@ from ddppo.domains.cage2.search import orders
 from ddppo.domains.cage2.search.campaign import Campaign, Proposer, Trial
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, code
 from ddppo.domains.cage2.search.records import SearchRecords
-from ddppo.envs.scalar.context import CONTEXT
+from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.plugins import imported
 from ddppo.search.ucb import UCB

@@ -1,4 +1,7 @@
-"""One environment: made from its settings, and wrapped to speak rows, the model's language, or text."""
+"""A context beside what a task observes: a vector that whoever resets the task gives it, the same for a whole episode.
+
+A policy that is told what is wanted of it, such as in which order to repair, is one policy for all that may be wanted.
+"""
 
 import logging
 import re
@@ -7,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict
+from gymnasium.spaces import Box, Dict, Text
 
 from ddppo.config import EnvConfig
 from ddppo.envs.encoding.codec import decode_actions
@@ -19,12 +22,16 @@ from ddppo.envs.encoding.returned import (
     as_info,
     as_number,
     as_pair,
+    described,
     late_mask,
     mask_of,
     masks_by_method,
 )
 from ddppo.envs.encoding.rows import ObsArrays, RowEncoder
-from ddppo.envs.faults import (
+from ddppo.envs.extras import adapted, register_extra
+from ddppo.envs.guard import MADE, guarding
+from ddppo.envs.saving import LONGEST, SAVERS, ByReplay, as_kept, saver_of
+from ddppo.envs.vec_env import (
     check_masks,
     explained,
     other_state,
@@ -33,13 +40,119 @@ from ddppo.envs.faults import (
     when_reset,
     when_stepped,
 )
-from ddppo.envs.guard import MADE, guarding
-from ddppo.envs.saving.savers import LONGEST, SAVERS, ByReplay, as_kept, saver_of
-from ddppo.envs.scalar.context import ContextEnv
-from ddppo.envs.scalar.extras import adapted, register_extra
-from ddppo.envs.scalar.text import TextEnv, scalars
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import EnvSpec, each, leaves
+
+CONTEXT = "context"
+
+
+class ContextEnv(gym.Wrapper):
+    """A task that also observes the `size` numbers of options={"context": ...}; the task itself hears the options too.
+
+    An episode that begins without has the last one's; before any was given they are 0. Observations are {"obs",
+    "context"}, or the task's own dict with one more key. Raises ConfigError for a task of text, or with that key.
+    """
+
+    def __init__(self, task: gym.Env, size: int) -> None:
+        super().__init__(task)
+        self._context = np.zeros(size, np.float32)
+        space = task.observation_space
+        if isinstance(space, Text):
+            raise ConfigError(
+                f"env.context={size}: what it observes is text, which holds no numbers: leave it out"
+            )
+        self._is_dict = isinstance(space, Dict)
+        parts = dict(space.spaces) if isinstance(space, Dict) else {"obs": space}
+        if CONTEXT in parts:
+            raise ConfigError(f"env.context={size}: it observes a {CONTEXT} of its own: leave it out")
+        self.observation_space = Dict({**parts, CONTEXT: Box(-np.inf, np.inf, (size,), np.float32)})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if options and CONTEXT in options:
+            self._context = as_context(options, len(self._context))
+        obs, info = as_pair(self.env.reset(seed=seed, options=options))
+        return self._with_context(obs), dict(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_context(obs), reward, terminated, truncated, info
+
+    def _with_context(self, obs: Any) -> dict[str, Any]:
+        if self._is_dict and not isinstance(obs, Mapping):
+            raise WrongOutput(
+                f"{described(obs)} as an observation", f"its space says {self.env.observation_space}"
+            )
+        return {**(obs if self._is_dict else {"obs": obs}), CONTEXT: self._context}
+
+
+def as_context(options: Mapping[str, Any], size: int) -> np.ndarray:
+    """Return the context `[size]` that options of a reset name. Raises ValueError where they name none."""
+    try:
+        context = np.array(options[CONTEXT], np.float32)
+    except (TypeError, ValueError):
+        context = np.zeros(0, np.float32)
+    if context.shape != (size,) or not np.isfinite(context).all():
+        raise ValueError(
+            f"the context {options[CONTEXT]!r:.80} of the reset's options: it must be {size} numbers"
+        )
+    return context
+
+
+# -- One environment that observes and takes text, and what its infos say in plain values.
+
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def scalars(info: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what of an info is one plain value by a name; NumPy's numbers become Python's."""
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
+    return {key: value for key, value in plain.items() if type(key) is str and type(value) in _SCALARS}
+
+
+class TextEnv(gym.Wrapper):
+    """A task of text, whose infos are scalars. Whatever goes wrong in it is raised as an EnvError that names it."""
+
+    def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
+        super().__init__(task)
+        assert not isinstance(spec.obs, dict), spec
+        (self._max_length,) = spec.obs.shape
+        self._name = name
+        self._task = task_name(task)
+        self._num_steps = 0
+
+    def reset(self, *, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        if seed is not None:
+            self._num_steps = 0
+        try:
+            text, info = as_pair(self.env.reset(seed=seed, **options))
+            return self._checked(text), scalars(info)
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_reset(self._num_steps), e, self._task) from e
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        try:
+            text, reward, terminated, truncated, info = self.env.step(action)
+            ends = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+            return self._checked(text), as_number(reward), *ends, scalars(as_info(info))
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
+
+    def _checked(self, text: Any) -> str:
+        if not isinstance(text, str):
+            raise WrongOutput(f"{described(text)} as an observation", "its space says Text, a str")
+        if len(text) > self._max_length:
+            raise WrongOutput(
+                f"an observation of {len(text)} characters", f"its space says at most {self._max_length}"
+            )
+        return text
+
+
+# -- One environment: made from its settings, and wrapped to speak rows, the model's language, or text.
+
 
 _BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
 
@@ -195,7 +308,7 @@ class RowEnv(gym.Wrapper):
         self._options = dict(options)
 
     def publish(self) -> bytes:
-        """Return what the task has to tell all others (ddppo.envs.publishing)."""
+        """Return what the task has to tell all others (ddppo.envs.vec_env)."""
         news = self._ask("publish")
         if not isinstance(news, bytes):
             raise self._wrong("publish", news, "it must return bytes, b'' where there is nothing to tell")

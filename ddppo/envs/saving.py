@@ -1,23 +1,22 @@
-"""How one environment is saved exactly: by its own word, by its attributes, by its emulator, or by being played again.
+"""States as bytes: what a checkpoint holds of environments, read again without running anything that it says.
 
-Which it is follows from the task, the same in every process:
-
-- A task with state() and restore() says itself what it remembers, in plain values.
-- A task whose attributes are all data (`attributes.py`), as most in Python are, is what they are.
-- An Atari game is its emulator's state with the emulator's generator.
-- Any other, such as a simulator in C, plays the episode under way again: it is reset with the generators that it had
-  before, and does the same actions. That is exact where an episode follows from these alone.
-
-Wrappers are saved by their attributes beside the first three, and play along in the last.
+A header in JSON, then the bytes and arrays whose number it says, arrays as NumPy's npy files without pickles. Floats
+come back to the bit (JSON has the shortest number that does), NaN and infinity too, and integers of any size. What is
+large may stand beside the states, by a hash of its bytes, so that a map that all environments have is held once.
 """
 
 import abc
 import enum
+import hashlib
+import io
+import json
 import pathlib
 import random
 import re
+import struct
 import types
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
@@ -28,13 +27,104 @@ from ddppo.envs.encoding.returned import WrongOutput
 from ddppo.errors import EnvStateError
 from ddppo.files import is_plain
 
+_MAGIC = b"ddppo-state-1\n"
+_SIZE = struct.Struct("<Q")
+_BLOB = "\0blob"  # the key of what stands for bytes, or with more than a number for an array
+_PLAIN = (type(None), bool, int, float, str)
+_WORTH = 65_536  # bytes from which an array is held beside the states
+
+
+def packed(state: Any, beside: dict[str, bytes] | None = None) -> bytes:
+    """Return a state of None, numbers, str, bytes, NumPy arrays, lists, and dicts by str, as bytes.
+
+    beside: takes what is large, by a hash of it, if given. Raises TypeError, with the type, for anything else.
+    """
+    blobs: list[bytes] = []
+    said = _without_blobs(state, blobs, beside)
+    head = json.dumps([len(blobs), said], separators=(",", ":")).encode()
+    parts = [_MAGIC]
+    for part in (head, *blobs):
+        parts += [_SIZE.pack(len(part)), part]
+    return b"".join(parts)
+
+
+def unpacked(content: bytes, beside: Mapping[str, bytes] | None = None) -> Any:
+    """Return the state that `packed` made bytes of. Raises ValueError for bytes of anything else."""
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("no state of environments, or one of another format")
+    parts, at = [], len(_MAGIC)
+    while at < len(content):
+        (size,) = _SIZE.unpack(content[at : at + _SIZE.size].ljust(_SIZE.size, b"\xff"))
+        at += _SIZE.size
+        parts.append(content[at : at + size])
+        at += size
+    if parts and at == len(content):
+        num_blobs, said = json.loads(parts[0])
+        if num_blobs == len(parts) - 1:
+            return _with_blobs(said, parts[1:], beside or {})
+    raise ValueError("a state of environments that was cut short")
+
+
+def _without_blobs(value: Any, blobs: list[bytes], beside: dict[str, bytes] | None) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is list:
+        return [_without_blobs(each, blobs, beside) for each in value]
+    if type(value) is dict:
+        if not all(type(key) is str and key != _BLOB for key in value):
+            raise TypeError(f"a dict with the keys {list(value)[:5]} is no part of a state: keys must be str")
+        return {key: _without_blobs(each, blobs, beside) for key, each in value.items()}
+    if type(value) is bytes:
+        return {_BLOB: [_put(value, blobs, beside)]}
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        file = io.BytesIO()
+        np.lib.format.write_array(file, value, allow_pickle=False)
+        return {_BLOB: [_put(file.getvalue(), blobs, beside), "array"]}
+    raise TypeError(f"a {type(value).__name__} is no part of a state")
+
+
+def _put(blob: bytes, blobs: list[bytes], beside: dict[str, bytes] | None) -> int | str:
+    """Return by what the blob is found: its number, or its hash where it is large and goes beside the state."""
+    if beside is None or len(blob) < _WORTH:
+        blobs.append(blob)
+        return len(blobs) - 1
+    name = hashlib.blake2b(blob, digest_size=20).hexdigest()
+    beside[name] = blob
+    return name
+
+
+def _with_blobs(value: Any, blobs: list[bytes], beside: Mapping[str, bytes]) -> Any:
+    if isinstance(value, list):
+        return [_with_blobs(each, blobs, beside) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if _BLOB not in value:
+        return {key: _with_blobs(each, blobs, beside) for key, each in value.items()}
+    place, *kind = value[_BLOB]
+    blob = beside[place] if isinstance(place, str) else blobs[place]
+    return np.lib.format.read_array(io.BytesIO(blob), allow_pickle=False) if kind else blob
+
+
+# -- How one environment is saved exactly: by its own state(), its attributes, its emulator, or by being played again.
+#
+# Which it is follows from the task, the same in every process:
+#
+# - A task with state() and restore() says itself what it remembers, in plain values.
+# - A task whose attributes are all data (`attributes.py`), as most in Python are, is what they are.
+# - An Atari game is its emulator's state with the emulator's generator.
+# - Any other, such as a simulator in C, plays the episode under way again: it is reset with the generators that it had
+#   before, and does the same actions. That is exact where an episode follows from these alone.
+#
+# Wrappers are saved by their attributes beside the first three, and play along in the last.
+
+
 # -- An object's attributes as plain values: how a task in Python is saved that has no state() of its own.
 #
 # Only where they are data: numbers, texts, arrays, containers of them, and generators of random numbers. Spaces,
 # functions and the like are what the task was made with; anything else may remember what nobody sees, and is refused.
 
 
-_PLAIN = (type(None), bool, int, float, str, bytes)
+_PLAIN_OR_BYTES = (type(None), bool, int, float, str, bytes)
 _MADE_WITH = (
     type,
     types.ModuleType,
@@ -131,7 +221,7 @@ def _with_parts(space: gym.Space) -> list[gym.Space]:
 
 def _encoded(value: Any, seen: set[int]) -> Any:
     """Return a copy in plain values; `seen` are the mutable ones so far, of which none may be had twice."""
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN_OR_BYTES:
         return value
     if isinstance(value, np.generic) and not value.dtype.hasobject:
         return {_KIND: "scalar", "of": np.array(value)}

@@ -1,1 +1,0 @@
-"""One environment: made from its settings, and wrapped for whoever steps it."""
