@@ -52,6 +52,9 @@ class Plugin:
     models: Mapping[str, str] = field(
         default_factory=dict
     )  # model.name: a subclass of ddppo.models.ActorCritic
+    # {"model/my_net": dataclass of the settings that model.name=my_net has}; what is not named here is looked for in
+    # the class of the model, as `Settings`, for which it is imported
+    settings: Mapping[str, str] = field(default_factory=dict)
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # id: keywords of gymnasium.register
     dynamics: Mapping[str, str] = field(
         default_factory=dict

@@ -15,18 +15,24 @@ from ddppo.config.compose import (
     schemas,
     stamp,
 )
-from ddppo.config.fields import check_fields, near, setting
+from ddppo.config.fields import check_fields, in_words, near, setting
 from ddppo.config.rules import batch_shape, check_restarts, layout, validate
 from ddppo.config.settings import (
     SECTIONS,
     CheckpointConfig,
+    CnnSettings,
     Config,
+    DictSettings,
     DistConfig,
     EnvConfig,
     EvalConfig,
+    ImageSettings,
+    LayerSettings,
     LogConfig,
-    ModelConfig,
+    MlpSettings,
+    ModelSettings,
     PPOConfig,
+    ResnetSettings,
     RunConfig,
     ScalingConfig,
     Section,
@@ -34,18 +40,25 @@ from ddppo.config.settings import (
     section,
     sections,
 )
-from ddppo.config.stored import escaped, from_omegaconf, in_words, load, to_omegaconf, to_yaml
+from ddppo.config.stored import escaped, from_omegaconf, load, to_omegaconf, to_yaml
+from ddppo.config.variants import settings_of
 
 __all__ = [
     "SECTIONS",
     "CheckpointConfig",
+    "CnnSettings",
     "Config",
+    "DictSettings",
     "DistConfig",
     "EnvConfig",
     "EvalConfig",
+    "ImageSettings",
+    "LayerSettings",
     "LogConfig",
-    "ModelConfig",
+    "MlpSettings",
+    "ModelSettings",
     "PPOConfig",
+    "ResnetSettings",
     "RunConfig",
     "ScalingConfig",
     "Section",
@@ -69,6 +82,7 @@ __all__ = [
     "section",
     "sections",
     "setting",
+    "settings_of",
     "stamp",
     "to_omegaconf",
     "to_yaml",

@@ -9,19 +9,24 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ddppo.config.help import help_text
 from ddppo.config.settings import SECTIONS, config_class
+from ddppo.config.variants import SECTIONS_BY_NAME, check_keys, name_in, owners_of, stored_names, structured
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported, plugins
 
 _SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperConfig"}  # and those of plugins
+_apply = ConfigLoaderImpl._apply_overrides_to_config  # Hydra's own
 
 
 class PresetsOfPlugins(SearchPathPlugin):
@@ -44,9 +49,15 @@ def register() -> None:
     store = ConfigStore.instance()
     # What Hydra shows of a store, in completion and in messages; it finds entries by their names all the same.
     setattr(store, "list", partial(_shown_options, store))  # noqa: B010 (mypy lets no method be assigned)
-    store.store(name="schema", node=config_class())
-    for group, section in SECTIONS.items():
-        store.store(group=group, name="schema", node=section)
+    root = OmegaConf.structured(config_class())
+    for section, variants in SECTIONS_BY_NAME.items():
+        root[section] = _open(variants.base)
+    store.store(name="schema", node=root)
+    for group, kind in SECTIONS.items():
+        has_variants = any(group == variants.group for variants in SECTIONS_BY_NAME.values())
+        store.store(group=group, name="schema", node=_open(kind) if has_variants else kind)
+    if ConfigLoaderImpl._apply_overrides_to_config is _apply:
+        setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_applied))  # noqa: B010
     for name, node in schemas().items():
         group, _, schema = name.rpartition("/")
         store.store(group=group, name=schema, node=node)
@@ -76,6 +87,49 @@ def _plugin_folders() -> list[str]:
     files = [importlib.import_module(package).__file__ for package in packages]
     folders = [Path(file).parent / "_plugins" for file in files if file]
     return [str(folder) for folder in folders if folder.is_dir()]
+
+
+def _open(kind: type) -> Any:
+    """Return a section for presets to fill, whose keys are known once all of them have named its variant."""
+    node = OmegaConf.structured(kind)
+    OmegaConf.set_struct(node, False)
+    return node
+
+
+def _applied(overrides: list[Override], cfg: DictConfig) -> None:
+    """Do what Hydra does with the settings of a command line, after each section with variants has its class.
+
+    The presets are merged by then, and which variant is meant is known.
+    """
+    given = {each.key_or_group: each.value() for each in overrides if not each.is_delete()}
+    for section in SECTIONS_BY_NAME:
+        if section in cfg:
+            _choose(section, cfg, given)
+    _apply(overrides, cfg)
+
+
+def _choose(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
+    values: Any = OmegaConf.to_container(cfg[section], resolve=False)
+    chosen_by = SECTIONS_BY_NAME[section].key
+    keys = [key.split(".")[1] for key in given if key.startswith(f"{section}.")]
+    resumed = given.get("resume")
+    if resumed not in (
+        None,
+        "auto",
+    ):  # the run goes on with its own variant, and what the presets say is left aside
+        stored_name = stored_names(Path(str(resumed))).get(section)
+        values = {chosen_by: stored_name} if stored_name else values
+    if f"{section}.{chosen_by}" in given:
+        values[chosen_by] = given[f"{section}.{chosen_by}"]
+    name = name_in(section, values)
+    if str(given.get("hydra.mode")) == "MULTIRUN":
+        # A sweep over variants: each of its runs says which keys it lacks, if they are those of another.
+        foreign = [key for key in {*values, *keys} if owners_of(section, key)]
+        cfg[section] = structured(section, values, also=foreign)
+        keys = [key for key in keys if key not in foreign]
+    else:
+        cfg[section] = structured(section, values)
+    check_keys(section, name, keys)
 
 
 def _shown_options(store: ConfigStore, path: str) -> list[str]:

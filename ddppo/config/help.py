@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config.fields import near
+from ddppo.config.variants import SECTIONS_BY_NAME, known, names_of, owners_of
 
 _USAGE = """ddppo: data-parallel PPO on one worker or many
 
@@ -72,7 +73,18 @@ def unknown_setting(key: str, root: type) -> str:
     """Return that there is no setting of this name, with what it is called now or what is meant, perhaps."""
     if key in _RENAMED:
         return f"{key} is called {_RENAMED[key]} now"
-    return f"there is no setting {key}{near(key, setting_names(root))}; --help lists all"
+    return f"there is no setting {key}{near(key, all_names(root))}; --help lists all"
+
+
+def all_names(root: type) -> list[str]:
+    """Return the full keys of every setting, those of all variants among them."""
+    of_variants = [
+        f"{section}.{name}"
+        for section in SECTIONS_BY_NAME
+        for kind in known(section).values()
+        for name in names_of(kind)
+    ]
+    return list(dict.fromkeys([*setting_names(root), *of_variants]))
 
 
 def setting_names(section: type, prefix: str = "") -> list[str]:
@@ -91,11 +103,31 @@ def _settings(section: type, prefix: str) -> list[str]:
     nested: list[str] = []
     plain: list[str] = []
     for item in fields(section):
-        if isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
+        if not prefix and item.name in SECTIONS_BY_NAME:
+            nested += ["", *_of_variants(item.name)]
+        elif isinstance(item.default_factory, type) and is_dataclass(item.default_factory):
             nested += ["", *_settings(item.default_factory, f"{item.name}.")]
         elif item.metadata["meaning"]:
             plain.append(setting_line(item, prefix, 38))
     return plain + nested
+
+
+def _of_variants(section: str) -> list[str]:
+    """Return the settings that all variants of a section have, then the others, under the names of those that do."""
+    base, _, group, _ = SECTIONS_BY_NAME[section]
+    common = names_of(base)
+    by_owners: dict[tuple[str, ...], list[str]] = {}
+    for kind in known(section).values():
+        for item in fields(kind):
+            if item.name not in common:
+                owners = tuple(owners_of(section, item.name))
+                line = setting_line(item, f"{section}.", 38)
+                if line not in by_owners.setdefault(owners, []):
+                    by_owners[owners].append(line)
+    lines = _settings(base, f"{section}.")
+    for owners, of_owners in by_owners.items():
+        lines += ["", f"  with {group}={' or '.join(owners)}:", *of_owners]
+    return lines
 
 
 def setting_line(item: Any, prefix: str, width: int) -> str:

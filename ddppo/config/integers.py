@@ -1,9 +1,12 @@
 """Whole numbers as people write them: 1e5, 1_000_000, 2.5e3. Imports no torch."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from typing import Any
+
+from ddppo.config.variants import SECTIONS_BY_NAME, known
 
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")
 _LARGEST_EXPONENT = 18  # beyond it a number fits no 64-bit integer, and writing it out may fill the memory
@@ -34,6 +37,16 @@ def setting_types(section: type, prefix: str = "") -> dict[str, Any]:
         else:
             types[prefix + item.name] = item.type
     return types
+
+
+def type_of(key: str, types: Mapping[str, Any]) -> Any:
+    """Return the annotation of a setting by its full key, one of `types` or of some variant; None if there is none."""
+    section, _, name = key.partition(".")
+    if key in types or section not in SECTIONS_BY_NAME:
+        return types.get(key)
+    return next(
+        (item.type for kind in known(section).values() for item in fields(kind) if item.name == name), None
+    )
 
 
 def is_truth(text: str) -> bool:

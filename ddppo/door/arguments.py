@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
 from ddppo.config import Config
-from ddppo.config.integers import is_integer, written_out
+from ddppo.config.integers import is_integer, type_of, written_out
 from ddppo.config.keywords import in_full
 from ddppo.door.complaints import composition_message
 from ddppo.door.refusals import (
@@ -148,7 +148,7 @@ def _prepared(argument: str) -> str:
         return f"{key}={_quoted(_unquoted(value))}"
     if equals and bare == "env.urls":
         return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
-    if equals and is_integer(types().get(bare.removeprefix("hydra.sweeper.params."))):
+    if equals and is_integer(type_of(bare.removeprefix("hydra.sweeper.params."), types())):
         return f"{key}={written_out(value)}"
     mappings = tuple(f"{name}{end}" for name in (*_NAMED, *mappings_of_plugins()) for end in "=.")
     return f"++{argument}" if argument.startswith(mappings) else argument

@@ -10,7 +10,7 @@ from typing import Any, get_origin
 
 from ddppo.config import SECTIONS, config_class, is_schema, schemas, sections
 from ddppo.config.help import setting_names
-from ddppo.config.integers import is_truth, setting_types
+from ddppo.config.integers import is_truth, setting_types, type_of
 from ddppo.door.complaints import unknown_option
 from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, RunFolderError
@@ -123,7 +123,7 @@ def check_names(settings: list[str], values: dict[str, str]) -> None:
             raise ConfigError(f"{setting}: {_of_section(bare, value)}")
         if equals and bare in _GROUPS and _is_no_option(value) and setting != "experiment=null":
             raise ConfigError(unknown_option(f"{bare}/{value}", ""))
-        if types().get(bare) is bool and equals and not is_truth(value):
+        if type_of(bare, types()) is bool and equals and not is_truth(value):
             raise ConfigError(f"{setting}: {value} is not true or false")
 
 

@@ -2,14 +2,14 @@
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import LayerSettings, MlpSettings, ModelSettings
 from ddppo.models.distributions import (
     ActionDistribution,
     action_distribution,
@@ -97,13 +97,16 @@ class ActorCritic(nn.Module, abc.ABC):
 
     is_squashed = False  # actions are a box, and tanh brings them within its bounds
 
+    # The dataclass of model's keys, of which `config` is one: the constructor reads what a command line sets.
+    Settings: ClassVar[type[ModelSettings]] = MlpSettings
+
     @abc.abstractmethod
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: ModelSettings) -> None:
         super().__init__()
         self.spec = spec
         brings_own_policy = type(self).distribution is not ActorCritic.distribution
         check_heads(spec.action, config, brings_own_policy=brings_own_policy)
-        self.is_squashed = config.squash == "tanh"
+        self.is_squashed = isinstance(config, LayerSettings) and config.squash == "tanh"
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,7 +203,7 @@ class MLP(ActorCritic):
     model.orthogonal is false: then torch.nn.Linear's, as in settings that were tuned with ortho_init=False.
     """
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: MlpSettings) -> None:
         super().__init__(spec, config)
         self.is_vector = isinstance(spec.obs, ArraySpec) and len(spec.obs.shape) == 1 and spec.obs.is_float
         self.is_box = spec.action.kind == "box"
@@ -303,7 +306,7 @@ class Trunk(nn.Module, abc.ABC):
 class Flat(Trunk):
     """Hidden layers over all that is observed, flattened; pixels count from 0 to 1."""
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig, sizes: list[int]) -> None:
+    def __init__(self, spec: EnvSpec, config: LayerSettings, sizes: list[int]) -> None:
         super().__init__()
         self.spec = spec
         self.layers = hidden_layers(spec.obs_size, sizes, config.activation)

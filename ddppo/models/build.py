@@ -4,12 +4,12 @@ from collections.abc import Iterable
 
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import ImageSettings, LayerSettings, ModelSettings
+from ddppo.config.variants import model_at
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
 from ddppo.models.on_trunk import OnTrunk
 from ddppo.models.recurrent import RecurrentActorCritic
-from ddppo.plugins import added, imported
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec, leaves
 from ddppo.tracebacks import in_one_line
@@ -17,7 +17,7 @@ from ddppo.tracebacks import in_one_line
 MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP, "cnn": OnTrunk, "resnet": OnTrunk, "dict": OnTrunk}
 
 
-def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtype) -> ActorCritic:
+def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dtype) -> ActorCritic:
     """Return the actor-critic that `config` names, its parameters a function of `seed` alone.
 
     Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
@@ -35,7 +35,7 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
             else f"model.name={config.name} with a task that is no text, the only thing it takes: use model=mlp"
         )
     has_pixels = any(leaf.dtype == "uint8" and len(leaf.shape) == 3 for leaf in leaves(spec.obs))
-    if config.name in model_names() and config.pixel_max != ModelConfig().pixel_max and not has_pixels:
+    if isinstance(config, ImageSettings) and config.pixel_max != ImageSettings().pixel_max and not has_pixels:
         raise ConfigError(
             f"model.pixel_max={config.pixel_max} has no effect where no image of uint8 is observed: leave it out"
         )
@@ -57,30 +57,15 @@ def build_model(spec: EnvSpec, config: ModelConfig, seed: int, dtype: torch.dtyp
         torch.set_num_threads(threads)
 
 
-def model_class(config: ModelConfig) -> type[ActorCritic]:
+def model_class(config: ModelSettings) -> type[ActorCritic]:
     """Return the class that `config` names. Raises ConfigError if there is none."""
-    if config.memory != "none" and config.name in MODELS:
+    if isinstance(config, LayerSettings) and config.memory != "none" and config.name in MODELS:
         return RecurrentActorCritic
     return MODELS.get(config.name) or _imported(config.name)
 
 
-def model_names() -> list[str]:
-    """Return the names of all models: the core's, then those of plugins."""
-    return [*MODELS, *added("models")]
-
-
 def _imported(name: str) -> type[ActorCritic]:
-    path = added("models").get(name, name)
-    module_name, _, attribute = path.partition(":")
-    if not (module_name and attribute):
-        raise ConfigError(
-            f"model.name={name}: neither one of {', '.join(model_names())} nor an import path like "
-            "my_pkg.models:MyModel"
-        )
-    try:
-        found = imported(path)
-    except (Exception, SystemExit) as e:  # a user's module may raise anything
-        raise ConfigError(f"model.name={name}: cannot be imported: {in_one_line(e)}") from e
+    found = model_at(name)
     if not (isinstance(found, type) and issubclass(found, ActorCritic)):
         raise ConfigError(f"model.name={name}: must be a subclass of ddppo.models.ActorCritic")
     if missing := getattr(found, "__abstractmethods__", None):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import ImageSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ACTIVATIONS, Obs, Trunk, linear
 from ddppo.spaces import ArraySpec, EnvSpec
@@ -46,7 +46,7 @@ def images_in(model: nn.Module) -> str:
     return "; ".join(dict.fromkeys(found))
 
 
-def image_of(leaf: ArraySpec, config: ModelConfig, key: str = "") -> Image:
+def image_of(leaf: ArraySpec, config: ImageSettings, key: str = "") -> Image:
     """Return what an array of three dimensions is, by model.image_layout or by its shape.
 
     key: of the observation, "" where it is all of it. Raises ConfigError where the shape does not tell.
@@ -80,7 +80,7 @@ def _layout(first: int, middle: int, last: int) -> str | None:
     return "chw" if channels == first else "hwc"
 
 
-def only_image(spec: EnvSpec, config: ModelConfig) -> Image:
+def only_image(spec: EnvSpec, config: ImageSettings) -> Image:
     """Return the one image that a task observes. Raises ConfigError where it is something else."""
     obs = spec.obs
     if isinstance(obs, dict):
@@ -105,7 +105,7 @@ class OfImages(Trunk):
 
     computes_images = True
 
-    def __init__(self, image: Image, config: ModelConfig) -> None:
+    def __init__(self, image: Image, config: ImageSettings) -> None:
         super().__init__()
         self.image = image
         self.scale = 1 / config.pixel_max if image.is_pixels else 1.0
@@ -209,7 +209,7 @@ class Convolutions(OfImages):
     """conv_layers, each [filters, kernel, stride], then hidden layers; orthogonal weights of gain sqrt(2)."""
 
     def __init__(
-        self, image: Image, config: ModelConfig, conv_layers: list[list[int]], sizes: list[int]
+        self, image: Image, config: ImageSettings, conv_layers: list[list[int]], sizes: list[int]
     ) -> None:
         super().__init__(image, config)
         _, kernel, stride = conv_layers[0]

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import ModelConfig
-from ddppo.config.rules.model.heads import LOG_STD_RANGE
+from ddppo.config import LayerSettings, ModelSettings
+from ddppo.config.settings.model import LOG_STD_RANGE
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec
 
@@ -235,8 +235,10 @@ def _gauss_hermite() -> tuple[list[float], list[float]]:
 # comes from, and whether actions are squashed into the bounds.
 
 
-def check_heads(action: ActionSpec, config: ModelConfig, *, brings_own_policy: bool = False) -> None:
+def check_heads(action: ActionSpec, config: ModelSettings, *, brings_own_policy: bool = False) -> None:
     """Raise ConfigError where model.squash or model.log_std make no sense for these actions, or for this model."""
+    if not isinstance(config, LayerSettings):  # has no such keys
+        return
     asked = {"squash": (config.squash, "none"), "log_std": (config.log_std, "parameter")}
     for name, (value, default) in asked.items():
         if value != default and action.kind != "box":
@@ -259,13 +261,13 @@ def check_heads(action: ActionSpec, config: ModelConfig, *, brings_own_policy: b
         )
 
 
-def policy_outputs(action: ActionSpec, config: ModelConfig) -> int:
+def policy_outputs(action: ActionSpec, config: LayerSettings) -> int:
     """Return how many numbers the policy's last layer gives: all P, or the means alone."""
     num_params = num_action_params(action)
     return num_params // 2 if action.kind == "box" and config.log_std == "parameter" else num_params
 
 
-def begin_log_std_(policy_head: nn.Linear, action: ActionSpec, config: ModelConfig) -> nn.Parameter | None:
+def begin_log_std_(policy_head: nn.Linear, action: ActionSpec, config: LayerSettings) -> nn.Parameter | None:
     """Begin with model.log_std_init: return the parameter `[d]` that holds it, or set the biases of the head.
 
     None where actions are no box, or the head gives it.

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import CnnSettings, DictSettings, LayerSettings, ResnetSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Flat, Obs, Trunk, hidden_layers, linear
 from ddppo.models.cnn import Convolutions, image_of, layers_for, only_image
@@ -29,7 +30,7 @@ class Several(Trunk):
     model.encoders names other encoders by key.
     """
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: DictSettings) -> None:
         super().__init__()
         leaves = spec.obs if isinstance(spec.obs, dict) else {"obs": spec.obs}
         for key in config.encoders:
@@ -72,13 +73,13 @@ class Several(Trunk):
         return zip(self._encoders(), arrays, strict=True)
 
 
-def _kind(leaf: ArraySpec, config: ModelConfig) -> str:
+def _kind(leaf: ArraySpec, config: DictSettings) -> str:
     """Return which encoder suits an array by its shape."""
     is_image = len(leaf.shape) == 3 and sorted(leaf.shape)[1] >= _LEAST_IMAGE
     return config.image_encoder if is_image else "mlp"
 
 
-def _encoder(kind: str, key: str, spec: EnvSpec, config: ModelConfig) -> Trunk:
+def _encoder(kind: str, key: str, spec: EnvSpec, config: DictSettings) -> Trunk:
     """Return the encoder of the array `key`. Raises ConfigError where that is no image and ought to be."""
     leaf = spec.obs[key] if isinstance(spec.obs, dict) else spec.obs
     if kind == "mlp":
@@ -98,24 +99,24 @@ def _encoder(kind: str, key: str, spec: EnvSpec, config: ModelConfig) -> Trunk:
 # -- From settings to a trunk, by the name of the model.
 
 
-def _flat(spec: EnvSpec, config: ModelConfig) -> Trunk:
+def _flat(spec: EnvSpec, config: LayerSettings) -> Trunk:
     return Flat(spec, config, list(config.hidden_sizes))
 
 
-def _convolutions(spec: EnvSpec, config: ModelConfig) -> Trunk:
+def _convolutions(spec: EnvSpec, config: CnnSettings) -> Trunk:
     return Convolutions(only_image(spec, config), config, list(config.conv_layers), list(config.hidden_sizes))
 
 
-def _residual(spec: EnvSpec, config: ModelConfig) -> Trunk:
+def _residual(spec: EnvSpec, config: ResnetSettings) -> Trunk:
     return Residual(only_image(spec, config), config, list(config.hidden_sizes))
 
 
-TRUNKS: dict[str, Callable[[EnvSpec, ModelConfig], Trunk]] = {
+TRUNKS: dict[str, Callable[[EnvSpec, Any], Trunk]] = {
     "mlp": _flat, "cnn": _convolutions, "resnet": _residual, "dict": Several,
 }  # fmt: skip
 
 
-def make_trunk(spec: EnvSpec, config: ModelConfig) -> Trunk:
+def make_trunk(spec: EnvSpec, config: LayerSettings) -> Trunk:
     """Return the trunk of the model that `config` names, one of TRUNKS. Raises ConfigError where it does not fit."""
     return TRUNKS[config.name](spec, config)
 
@@ -127,7 +128,7 @@ class OnTrunk(ActorCritic):
     observation.
     """
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: LayerSettings) -> None:
         super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"
         self.values_are_beside = config.shared_trunk

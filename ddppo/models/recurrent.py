@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ddppo.config import ModelConfig
+from ddppo.config import LayerSettings
 from ddppo.models.actor_critic import ActorCritic, Obs, linear
 from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.on_trunk import make_trunk
@@ -325,7 +325,7 @@ class RecurrentActorCritic(Recurrent):
 
     stays_eager = "only the recurrence of a model with memory is compiled"
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: LayerSettings) -> None:
         super().__init__(spec, config)
         self.is_box = spec.action.kind == "box"
         self.trunk = make_trunk(spec, config)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import DictSettings, ImageSettings, ResnetSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import Obs, Trunk, linear
 from ddppo.models.cnn import Image, OfImages, Weights
@@ -23,7 +23,7 @@ class Residual(OfImages):
     CleanRL's ppo_procgen; hidden layers orthogonal.
     """
 
-    def __init__(self, image: Image, config: ModelConfig, sizes: list[int]) -> None:
+    def __init__(self, image: Image, config: ResnetSettings | DictSettings, sizes: list[int]) -> None:
         super().__init__(image, config)
         channels, height, width = image.channels, image.height, image.width
         self.num_blocks = len(config.resnet_channels)
@@ -66,7 +66,7 @@ class Deep(Trunk):
 
     computes_images = True
 
-    def __init__(self, image: Image, config: ModelConfig, sizes: list[int], depth: int) -> None:
+    def __init__(self, image: Image, config: ImageSettings, sizes: list[int], depth: int) -> None:
         super().__init__()
         if min(image.height, image.width) < _LEAST:
             raise ConfigError(

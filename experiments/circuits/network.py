@@ -19,7 +19,7 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.domains.circuits.gnn import GNN
 from ddppo.domains.circuits.gnn.convolutions import QGNN
 from ddppo.domains.circuits.gnn.graphs import EDGE_KINDS, Graph, graph_around
@@ -128,7 +128,7 @@ def padded_graph(graph: Graph, max_nodes: int) -> tuple[torch.Tensor, torch.Tens
 def calls(circuit: str) -> tuple[str, dict[str, Callable[[], Any]]]:
     """Return what is measured, by the names of columns, and the circuits in words."""
     spec, obs, actions = observations(circuit)
-    model = build_model(spec, ModelConfig(name="gnn"), 0, torch.float32)
+    model = build_model(spec, settings_of("model", name="gnn"), 0, torch.float32)
     assert isinstance(model, GNN)
     are_nodes = torch.arange(model.max_nodes) < obs["num_nodes"]
     graph = graph_around(are_nodes, obs, 4)

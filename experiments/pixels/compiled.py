@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import ModelConfig, PPOConfig
+from ddppo.config import PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
@@ -24,7 +24,7 @@ from experiments.pixels.precision import MODELS, ROUNDS, ROWS
 def measure(size: int, settings: dict, precision: str) -> tuple[float, float, float]:
     """Return milliseconds of processor time, eager and compiled, and the error of the compiled gradient."""
     spec = EnvSpec(ArraySpec((4, size, size), "uint8"), ActionSpec("discrete", (6,)))
-    model_config = ModelConfig(activation="relu", shared_trunk=True, precision=precision, **settings)
+    model_config = settings_of("model", activation="relu", shared_trunk=True, precision=precision, **settings)
     config, group = PPOConfig(), Group()
     model = build_model(spec, model_config, 0, torch.float32)
     parameters = FlatParameters(model)

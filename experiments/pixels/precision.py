@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.models import build_model, random_obs
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
@@ -27,7 +27,7 @@ ROWS, ROUNDS = 256, 9
 def milliseconds(size: int, settings: dict, precision: str) -> float:
     """Return the median of ROUNDS minibatches after two that warm up."""
     spec = EnvSpec(ArraySpec((4, size, size), "uint8"), ActionSpec("discrete", (6,)))
-    config = ModelConfig(activation="relu", shared_trunk=True, precision=precision, **settings)
+    config = settings_of("model", activation="relu", shared_trunk=True, precision=precision, **settings)
     model = build_model(spec, config, 0, torch.float32)
     obs = random_obs(spec, ROWS, torch.float32, torch.Generator().manual_seed(0))
     took = []

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gloo_ranks import run_ranks
 
 from ddppo.collectives import Group, torch_distributed
-from ddppo.config import ModelConfig, PPOConfig
+from ddppo.config import PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import NonFiniteError
@@ -34,7 +34,7 @@ SPLITS = {
 
 
 def built():
-    model = build_model(SPEC, ModelConfig(hidden_sizes=[16, 16]), 0, DOUBLE)
+    model = build_model(SPEC, settings_of("model", hidden_sizes=[16, 16]), 0, DOUBLE)
     return model, FlatParameters(model)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, ModelConfig, PPOConfig
+from ddppo.config import EnvConfig, PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_vec_env
@@ -200,7 +200,7 @@ class Played:
         if backend == "native":
             env._envs = tape = Tape(env._envs)
         self.spec = env.spec
-        self.model = build_model(env.spec, ModelConfig(hidden_sizes=[16]), 3, torch.float64)
+        self.model = build_model(env.spec, settings_of("model", hidden_sizes=[16]), 3, torch.float64)
         self.normalizer = ObsNormalizer(ArraySpec((4,)), CPU, torch.float64) if normalize else None
         self.collector = Collector(
             env,
@@ -376,7 +376,7 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
     outcomes = []
     for samples in (rollout, garbled):
         config = PPOConfig(num_epochs=2, num_minibatches=4, gamma=GAMMA, gae_lambda=LAMBDA)
-        model = build_model(game.spec, ModelConfig(hidden_sizes=[16]), 3, torch.float64)
+        model = build_model(game.spec, settings_of("model", hidden_sizes=[16]), 3, torch.float64)
         parameters, group = FlatParameters(model), Group()
         sync = FlatSync(model, parameters, group)
         learner = Learner(

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.wrappers import NormalizeObservation
 from gymnasium.wrappers.vector import NormalizeObservation as BatchNormalizeObservation
 
-from ddppo.config import Config, EnvConfig, ModelConfig, to_yaml
+from ddppo.config import Config, EnvConfig, settings_of, to_yaml
 from ddppo.envs import probe
 from ddppo.models import build_model
 from ddppo.run import checkpoint
@@ -175,7 +175,9 @@ def run_folder(path, task, *, normalized=True, mean=0.0, dtype="float32", kwargs
     """Write a run's settings and one checkpoint into `path`; task: a class of here, or an id. mean: of observations, if
     they are normalised. Returns `path`."""
     env_id = task if "-v" in task else f"tests.unit.policy_tasks:policies/{task}-v0"
-    config = Config(env=EnvConfig(id=env_id, kwargs=kwargs or {}), model=ModelConfig(**model), dtype=dtype)
+    config = Config(
+        env=EnvConfig(id=env_id, kwargs=kwargs or {}), model=settings_of("model", **model), dtype=dtype
+    )
     spec = probe(config.env)
     built = build_model(spec, config.model, 0, getattr(torch, dtype))
     state = {"config": to_yaml(config), "model": built.state_dict(), "iteration": 3, "env_steps": 300}

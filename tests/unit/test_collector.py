@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.envs import EnvNames, EnvStep, make_vec_env
@@ -67,7 +67,7 @@ DISCRETE = ActionSpec("discrete", (3,))
 
 def collector(action=DISCRETE, *, rollout_steps=4, normalizer=None, first_env=0, **settings):
     env = CountingEnvs(action, **settings)
-    model = build_model(env.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float64)
+    model = build_model(env.spec, settings_of("model", hidden_sizes=[8]), 0, torch.float64)
     made = Collector(
         env,
         model,
@@ -202,7 +202,7 @@ def test_a_box_action_is_stored_as_drawn_though_the_task_gets_it_clipped():
     task = env._stepper.envs[0].unwrapped
     step = task.step
     task.step = lambda action: sent.append(float(action[0])) or step(action)
-    model = build_model(env.spec, ModelConfig(), 0, torch.float32)
+    model = build_model(env.spec, settings_of("model"), 0, torch.float32)
     made = Collector(env, model, None, rollout_steps=2, first_env=0, device=CPU, dtype=torch.float32)
     made.reset([0])
     rollout, _ = made.collect(np.array([[[5.0]], [[0.1]]]))
@@ -272,7 +272,7 @@ def test_observations_far_from_zero_are_as_good_as_near_ones_on_their_whole_way(
     rollouts = []
     for offset in (0.0, 1e8):
         env = FarEnvs(DISCRETE, offset=offset)
-        model = build_model(env.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float32)
+        model = build_model(env.spec, settings_of("model", hidden_sizes=[8]), 0, torch.float32)
         normalizer = ObsNormalizer(env.spec.obs, CPU, torch.float32)
         mean = torch.tensor([10.5, 2.0], dtype=torch.float64) + offset
         normalizer.load(torch.stack([torch.full((2,), 100.0), mean, torch.full((2,), 100.0)]).double())

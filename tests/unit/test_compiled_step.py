@@ -11,7 +11,7 @@ from torch import nn
 
 from ddppo import native
 from ddppo.collectives import Group
-from ddppo.config import ModelConfig, PPOConfig
+from ddppo.config import PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
@@ -43,7 +43,7 @@ def kind(request):
 
 
 def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.float64):
-    model_config = model_config or ModelConfig(hidden_sizes=[8])
+    model_config = model_config or settings_of("model", hidden_sizes=[8])
     model = build_model(spec, model_config, 0, dtype)
     parameters, group = FlatParameters(model), Group()
     sync = FlatSync(model, parameters, group)
@@ -177,7 +177,7 @@ def test_it_does_so_for_a_shared_trunk(kind, monkeypatch):
             EnvSpec(ArraySpec((4,)), ACTIONS[3]),
             kind,
             monkeypatch,
-            ModelConfig(hidden_sizes=[8, 8], shared_trunk=True),
+            settings_of("model", hidden_sizes=[8, 8], shared_trunk=True),
         )
     )
 
@@ -205,7 +205,10 @@ class Own(ActorCritic):
 
 def test_it_does_so_for_a_model_with_buffers_and_parameters_that_do_not_learn(monkeypatch):
     found = both(
-        EnvSpec(ArraySpec((4,)), ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=f"{__name__}:Own")
+        EnvSpec(ArraySpec((4,)), ACTIONS[0]),
+        "torch",
+        monkeypatch,
+        settings_of("model", name=f"{__name__}:Own"),
     )
     assert_equal(found)
 
@@ -213,7 +216,7 @@ def test_it_does_so_for_a_model_with_buffers_and_parameters_that_do_not_learn(mo
 @pytest.mark.parametrize("name", ["mlp", "tests.unit.seen_tasks:Looking"])
 def test_it_does_so_for_pixels_beside_other_arrays(name, monkeypatch):
     parts = {"state": ArraySpec((2, 2)), "camera": ArraySpec((1, 8, 8), "uint8")}
-    found = both(EnvSpec(parts, ACTIONS[0]), "torch", monkeypatch, ModelConfig(name=name))
+    found = both(EnvSpec(parts, ACTIONS[0]), "torch", monkeypatch, settings_of("model", name=name))
     assert_equal(found)
 
 
@@ -278,7 +281,7 @@ def compiled(spec, model_config, dtype=torch.float32, **settings):
 def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
     spec = EnvSpec(ArraySpec((4, 36, 36), "uint8"), ACTIONS[0])
     layers = {"conv_layers": [[8, 8, 4], [8, 3, 1]], "hidden_sizes": [8], "activation": "relu"}
-    shared = ModelConfig(name="cnn", shared_trunk=True, precision="bfloat16", **layers)
+    shared = settings_of("model", name="cnn", shared_trunk=True, precision="bfloat16", **layers)
     step, model, config = compiled(spec, shared)
     assert (model.stays_eager, model.compiles_by_itself) == (None, False)
     assert worst_error(step, spec, model, config, 300) < 0.02
@@ -292,6 +295,6 @@ def test_what_is_compiled_of_convolutions_takes_any_number_of_images():
     [("Counting", "changes its buffers"), ("Branching", "[Dd]ata.dependent")],
 )
 def test_a_model_that_a_compiled_step_cannot_repeat_is_refused(name, error):
-    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[0]), ModelConfig(name=f"{__name__}:{name}")
+    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[0]), settings_of("model", name=f"{__name__}:{name}")
     with pytest.raises(CannotCompile, match=error):
         compiled(spec, config)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.envs import EnvNames, make_env, make_eval_env, make_vec_env, probe
 from ddppo.envs.vec_env import check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
@@ -37,7 +37,7 @@ def wrong(fault, backend="sync", **kwargs):
 
 def collector(env, rollout_steps=8, kind=None):
     envs = make_vec_env(env, range(4, 6), rank=1, cores=1)
-    small = ModelConfig(hidden_sizes=[8])
+    small = settings_of("model", hidden_sizes=[8])
     model = build_model(envs.spec, small, 0, torch.float32) if kind is None else kind(envs.spec)
     made = Collector(
         envs,
@@ -106,7 +106,7 @@ def test_an_environment_that_can_no_longer_be_made_in_its_process_says_why():
 @pytest.mark.parametrize("fault", SEEN)
 def test_evaluation_says_that_the_environment_is_its_own(fault):
     env = make_eval_env(wrong(fault, step=7 if fault != "nan in reset" else 10), 2)
-    model = build_model(env.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float32)
+    model = build_model(env.spec, settings_of("model", hidden_sizes=[8]), 0, torch.float32)
     with pytest.raises(EnvError) as caught:
         play_episodes(Policy(model, None, env.spec), env, range(2), seed=0)
     expected = SEEN[fault].format(name="evaluation environment 0").replace("step 13", "step 7")
@@ -139,7 +139,7 @@ class StrictModel(ActorCritic):
     """Refuses what is not finite, as torch.distributions do."""
 
     def __init__(self, spec):
-        super().__init__(spec, ModelConfig())
+        super().__init__(spec, settings_of("model"))
 
     def forward(self, obs):
         return self.action_params(obs), self.value(obs)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.distributed.programs.central import CentralCollector
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends import pool_memory as past
@@ -123,7 +123,7 @@ def test_who_is_fast_ends_its_rollout_long_before_who_is_slow(closing):
     """Stream 0 sleeps in every step, and episodes of the two are of unequal lengths."""
     env = EnvConfig(id=COUNTED.id, backend="pool", num_workers=2, kwargs={"sleep_s": 0.02})
     envs = closing(Observers(env, probe(env), EnvNames(range(2), 0), NEVER_S, 1))
-    model = build_model(envs.spec, ModelConfig(hidden_sizes=[4]), 0, torch.float64)
+    model = build_model(envs.spec, settings_of("model", hidden_sizes=[4]), 0, torch.float64)
     collector = CentralCollector(
         env=envs, model=model, normalizer=None, rollout_steps=40, first_env=0, device=torch.device("cpu"),
         dtype=torch.float64, group=Group(), max_wait_s=0.0,

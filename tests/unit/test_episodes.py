@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.envs import make_vec_env
 from ddppo.models import build_model
 from ddppo.ppo.acting.collector import Collector
@@ -13,7 +13,7 @@ from tests.unit.test_collector import CPU, DISCRETE, CountingEnvs, noise
 
 def collector(env=None, *, rollout_steps=8, kind=EpisodeCollector, **settings):
     env = env or CountingEnvs(DISCRETE, **settings)
-    model = build_model(env.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float64)
+    model = build_model(env.spec, settings_of("model", hidden_sizes=[8]), 0, torch.float64)
     return kind(env, model, None, rollout_steps=rollout_steps, first_env=6, device=CPU, dtype=torch.float64)
 
 

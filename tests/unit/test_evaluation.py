@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.envs import make_eval_env
 from ddppo.models import build_model
 from ddppo.ppo.normalization import ObsNormalizer, moments
@@ -19,7 +19,7 @@ def policy():
     spec = EnvSpec(ArraySpec((4,)), ActionSpec("discrete", (2,)))
     normalizer = ObsNormalizer(ArraySpec((4,)), torch.device("cpu"), torch.float64)
     normalizer.update_(moments(torch.randn(100, 4, generator=torch.Generator().manual_seed(0))))
-    return Policy(build_model(spec, ModelConfig(), 0, torch.float64), normalizer, spec)
+    return Policy(build_model(spec, settings_of("model"), 0, torch.float64), normalizer, spec)
 
 
 def play(policy, num_envs, episodes, seed=0):

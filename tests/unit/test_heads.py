@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ddppo.config import Config, ModelConfig, PPOConfig, validate
+from ddppo.config import Config, PPOConfig, settings_of, validate
 from ddppo.errors import ConfigError
 from ddppo.models import MLP, build_model
 from ddppo.models.distributions import action_distribution
@@ -24,7 +24,9 @@ CNN = {"name": "cnn", "conv_layers": [[4, 4, 4]]}
 
 @pytest.mark.parametrize(("spec", "kind"), [(VECTOR, {}), (IMAGE, CNN)], ids=["mlp", "cnn"])
 def test_deviations_depend_on_what_is_observed_and_begin_alike(spec, kind):
-    model = build_model(spec, ModelConfig(log_std="state", log_std_init=-1.5, **kind), 0, torch.float64)
+    model = build_model(
+        spec, settings_of("model", log_std="state", log_std_init=-1.5, **kind), 0, torch.float64
+    )
     generator = torch.Generator().manual_seed(0)
     obs = (255 * torch.rand(5, *spec.obs.shape, generator=generator, dtype=torch.float64)).to(
         torch.uint8 if kind else torch.float64
@@ -43,7 +45,7 @@ def test_deviations_depend_on_what_is_observed_and_begin_alike(spec, kind):
     "settings", [{"squash": "tanh"}, {"log_std": "state"}, {"squash": "tanh", "log_std": "state"}]
 )
 def test_the_step_that_torch_compiles_is_the_eager_one_and_cpp_leaves_them_alone(settings, monkeypatch):
-    config = ModelConfig(hidden_sizes=[8], **settings)
+    config = settings_of("model", hidden_sizes=[8], **settings)
     model = build_model(VECTOR, config, 0, torch.float64)
     assert any(name in why_not_native(model, torch.device("cpu")) for name in settings)
     found = both(VECTOR, "torch", monkeypatch, model_config=config, entropy_coef=0.01)
@@ -95,11 +97,11 @@ UNBOUNDED = ActionSpec("box", (2,))
 )
 def test_what_makes_no_sense_is_said(action, settings, said):
     with pytest.raises(ConfigError, match=said):
-        build_model(EnvSpec(ArraySpec((3,)), action), ModelConfig(**settings), 0, torch.float32)
+        build_model(EnvSpec(ArraySpec((3,)), action), settings_of("model", **settings), 0, torch.float32)
 
 
 def test_a_deviation_begins_where_it_can_be():
-    config = Config(model=ModelConfig(log_std="state", log_std_init=3.0), ppo=PPOConfig())
+    config = Config(model=settings_of("model", log_std="state", log_std_init=3.0), ppo=PPOConfig())
     config.env.id = "Pendulum-v1"
     with pytest.raises(
         ConfigError, match=r"model.log_std_init=3.0 with model.log_std=state, which is cut to \[-20, 2\]"
@@ -108,7 +110,9 @@ def test_a_deviation_begins_where_it_can_be():
 
 
 def test_a_squashed_action_is_worth_what_the_plain_one_is_where_tanh_is_a_line():
-    model = build_model(VECTOR, ModelConfig(squash="tanh", log_std_init=math.log(1e-3)), 0, torch.float64)
+    model = build_model(
+        VECTOR, settings_of("model", squash="tanh", log_std_init=math.log(1e-3)), 0, torch.float64
+    )
     policy = model.distribution(model.action_params(torch.zeros(1, 3, dtype=torch.float64)))
     plain = policy.normal
     torch.testing.assert_close(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ddppo.collectives import Group
-from ddppo.config import ModelConfig, PPOConfig
+from ddppo.config import PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
@@ -39,7 +39,7 @@ class Constant(ActorCritic):
     """The same two logits and the same value whatever is observed."""
 
     def __init__(self, value=0.0):
-        super().__init__(SPEC, ModelConfig())
+        super().__init__(SPEC, settings_of("model"))
         self.logits = nn.Parameter(torch.zeros(2, dtype=torch.float64))
         self.level = nn.Parameter(torch.tensor([value], dtype=torch.float64))
 

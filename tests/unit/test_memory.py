@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
 from ddppo.models.recurrent import GRU, LSTM
@@ -22,8 +22,8 @@ STEPS, ENVS = 7, 5
 
 
 def of(memory, **more):
-    return ModelConfig(
-        hidden_sizes=[8], shared_trunk=True, memory=memory, memory_size=6, memory_layers=2, **more
+    return settings_of(
+        "model", hidden_sizes=[8], shared_trunk=True, memory=memory, memory_size=6, memory_layers=2, **more
     )
 
 
@@ -130,7 +130,7 @@ MISTAKES = {
 def test_a_mistake_in_a_model_with_memory_is_told_in_a_sentence(kind):
     def check(name):
         return check_model(
-            SPEC, ModelConfig(name=f"tests.unit.remembering:{name}"), torch.float32, num_envs=8
+            SPEC, settings_of("model", name=f"tests.unit.remembering:{name}"), torch.float32, num_envs=8
         )
 
     assert check("Counter") is None
@@ -156,7 +156,7 @@ def collected(model, *, next_step=False, kind=Collector, rollouts=3, steps=STEPS
 def counting():
     return build_model(
         EnvSpec(ArraySpec((2,)), ActionSpec("discrete", (2,))),
-        ModelConfig(name="tests.unit.remembering:Counter"), 0, torch.float64,
+        settings_of("model", name="tests.unit.remembering:Counter"), 0, torch.float64,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, build_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -29,7 +29,7 @@ class Tiny(ActorCritic):
 
 
 def model(spec=DISCRETE, seed=0, dtype=torch.float64, **settings):
-    return build_model(spec, ModelConfig(**settings), seed, dtype)
+    return build_model(spec, settings_of("model", **settings), seed, dtype)
 
 
 def linears(trunk):

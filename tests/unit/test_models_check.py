@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models import ActorCritic, check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -174,7 +174,7 @@ class Noisy(Plain):
 
 def check(kind, num_envs=8, spec=SPEC, **more):
     name = f"test_models_check:{kind.__name__}"
-    return check_model(spec, ModelConfig(name=name), torch.float32, num_envs=num_envs, **more)
+    return check_model(spec, settings_of("model", name=name), torch.float32, num_envs=num_envs, **more)
 
 
 MISTAKES = {
@@ -228,7 +228,7 @@ def test_a_sound_model_is_taken_in_silence(kind, num_envs):
     "action", [ActionSpec("discrete", (2,)), ActionSpec("box", (3,)), ActionSpec("multi_discrete", (2, 3))]
 )
 def test_the_built_in_model_passes_with_any_action_and_type(action, dtype):
-    assert check_model(EnvSpec(ArraySpec((4,)), action), ModelConfig(), dtype, num_envs=1) is None
+    assert check_model(EnvSpec(ArraySpec((4,)), action), settings_of("model"), dtype, num_envs=1) is None
 
 
 def test_building_a_model_to_check_it_leaves_torchs_random_stream_where_it_was():
@@ -247,7 +247,7 @@ def test_unused_parameters_are_refused_only_where_gradients_are_reduced_one_by_o
 
 
 def test_hidden_layers_beyond_memory_are_refused_before_they_are_allocated():
-    config = ModelConfig(hidden_sizes=[3_000_000, 3_000_000])
+    config = settings_of("model", hidden_sizes=[3_000_000, 3_000_000])
     with pytest.raises(
         ConfigError,
         match=r"model.hidden_sizes=\[3000000, 3000000\]: MLP has 18,000,\d+,\d+,?\d* para.*this machine has",
@@ -284,7 +284,7 @@ def test_batch_norm_is_refused_where_a_rank_acts_on_one_environment_and_warned_o
 
 
 def test_numbers_that_are_none_are_called_so():
-    config = ModelConfig(name=f"{__name__}:NaNInForward")
+    config = settings_of("model", name=f"{__name__}:NaNInForward")
     with pytest.raises(
         ConfigError, match=r"that are no numbers \(NaN\) where those of NaNInForward.action_params"
     ):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, ModelConfig, validate
+from ddppo.config import Config, EnvConfig, settings_of, validate
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model, random_obs
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -14,7 +14,7 @@ SMALL = [[4, 3, 2], [6, 2, 1]]
 
 def settings(layers=SMALL, **more):
     wanted = {"hidden_sizes": [16], "activation": "relu", "shared_trunk": True, "conv_layers": layers, **more}
-    return ModelConfig(name="cnn", **wanted)
+    return settings_of("model", name="cnn", **wanted)
 
 
 def images(*shape, dtype="uint8"):
@@ -164,8 +164,6 @@ def test_what_is_no_image_or_too_small_is_told_in_one_sentence(spec, more, said)
         (settings([]), {}, "model.name=cnn needs model.conv_layers"),
         (settings([[32, 8]]), {}, "every layer is"),
         (settings([[32, 8, 0]]), {}, "every layer is"),
-        (ModelConfig(precision="bfloat16"), {}, "no effect with model.name=mlp: use model=cnn"),
-        (ModelConfig(conv_layers=SMALL), {}, "no effect with model.name=mlp: use model=cnn"),
         (settings(precision="bfloat16"), {"dtype": "float64"}, "with dtype=float64"),
     ],
 )

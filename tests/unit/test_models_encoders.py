@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ddppo.config import Config, EnvConfig, ModelConfig, validate
+from ddppo.config import Config, EnvConfig, settings_of, validate
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model, images_in, random_obs
 from ddppo.models.cnn import Image, image_of
@@ -27,7 +27,7 @@ MIXED = EnvSpec(
 
 def settings(name, **more):
     wanted = {"hidden_sizes": [16], "activation": "relu", "shared_trunk": True, **more}
-    return ModelConfig(name=name, **wanted)
+    return settings_of("model", name=name, **wanted)
 
 
 def built(name, spec, dtype=torch.float64, **more):
@@ -194,7 +194,9 @@ def test_a_trunk_is_made_without_heads_and_says_what_it_hands_over():
     images = EnvSpec(ArraySpec((4, 44, 44), "uint8"), DISCRETE)
     assert list(TRUNKS) == ["mlp", "cnn", "resnet", "dict"]
     for name in TRUNKS:
-        config = settings(name, conv_layers=[[4, 8, 4], [4, 3, 1]])
+        config = settings(
+            name, **({"conv_layers": [[4, 8, 4], [4, 3, 1]]} if name in ("cnn", "dict") else {})
+        )
         trunk = make_trunk(images, config)
         obs = random_obs(images, 3, torch.float32)
         assert trunk(obs).shape == (3, trunk.num_features) == (3, 16)
@@ -262,13 +264,15 @@ def test_the_shape_of_an_image_tells_where_its_channels_are(shape, layout):
     leaf = ArraySpec(shape, "uint8")
     if layout is None:
         with pytest.raises(ConfigError, match=r"set model.image_layout=chw or model.image_layout=hwc"):
-            image_of(leaf, ModelConfig())
+            image_of(leaf, settings_of("model", name="dict"))
     else:
-        found = image_of(leaf, ModelConfig(), "camera")
+        found = image_of(leaf, settings_of("model", name="dict"), "camera")
         channels, *sizes = shape if layout == "chw" else (shape[2], *shape[:2])
         assert found == Image(channels, *sizes, is_hwc=layout == "hwc", is_pixels=True, key="camera")
     for given in ("chw", "hwc"):  # what is set is taken, whatever the shape
-        assert image_of(leaf, ModelConfig(image_layout=given)).is_hwc == (given == "hwc")
+        assert image_of(leaf, settings_of("model", name="dict", image_layout=given)).is_hwc == (
+            given == "hwc"
+        )
 
 
 def test_a_model_says_what_it_takes_for_images():
@@ -289,23 +293,8 @@ def test_a_model_says_what_it_takes_for_images():
             settings("dict", encoders={"a": "lstm"}),
             "an encoder is one of cnn, resnet, resnet18, resnet50, mlp",
         ),
-        (
-            settings("resnet", conv_layers=[[4, 3, 1]]),
-            "no effect with model.name=resnet: use model=cnn or model=dict",
-        ),
-        (ModelConfig(image_features=8), "no effect with model.name=mlp: use model=dict"),
-        (
-            ModelConfig(pixel_max=10.0),
-            "no effect with model.name=mlp: use model=cnn or model=resnet or model=dict",
-        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(model, said):
     with pytest.raises(ConfigError, match=said):
         validate(Config(env=EnvConfig(id="x"), model=model))
-
-
-def test_a_configuration_of_when_channels_came_first_by_default_still_goes_on():
-    validate(Config(env=EnvConfig(id="x"), model=ModelConfig(image_layout="chw")))
-    with pytest.raises(ConfigError, match=r"model.image_layout=hwc has no effect with model.name=mlp"):
-        validate(Config(env=EnvConfig(id="x"), model=ModelConfig(image_layout="hwc")))

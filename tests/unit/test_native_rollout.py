@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends.classic_cpp import NativeEnvs
@@ -34,7 +34,7 @@ TASKS = {
 
 def collector(env, *, is_native=True, dtype=torch.float64, normalizer=None, envs=range(ENVS), steps=STEPS):
     spec = probe(env)
-    model = build_model(spec, ModelConfig(hidden_sizes=[16, 16]), 0, dtype)
+    model = build_model(spec, settings_of("model", hidden_sizes=[16, 16]), 0, dtype)
     parameters = FlatParameters(model)
     with torch.no_grad():
         parameters.vector.mul_(3)  # so that policies have preferences

@@ -5,7 +5,7 @@ import torch
 
 from ddppo import native
 from ddppo.collectives import Group
-from ddppo.config import ModelConfig, PPOConfig
+from ddppo.config import PPOConfig, settings_of
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
 from ddppo.ppo.acting.rollout import Rollout
@@ -33,7 +33,12 @@ def network_of(spec, config, dtype=torch.float32):
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu"])
 def test_every_activation_that_it_knows_is_torchs(activation, monkeypatch):
     assert_equal(
-        both(EnvSpec(ArraySpec((4,)), DISCRETE), "native", monkeypatch, ModelConfig(activation=activation))
+        both(
+            EnvSpec(ArraySpec((4,)), DISCRETE),
+            "native",
+            monkeypatch,
+            settings_of("model", activation=activation),
+        )
     )
 
 
@@ -45,14 +50,14 @@ def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
             EnvSpec(ArraySpec((obs_size,)), BOX),
             "native",
             monkeypatch,
-            ModelConfig(hidden_sizes=hidden_sizes),
+            settings_of("model", hidden_sizes=hidden_sizes),
         )
     )
 
 
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=lambda action: action.kind)
 def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
-    spec, config = EnvSpec(ArraySpec((17,)), action), ModelConfig(hidden_sizes=[64, 64])
+    spec, config = EnvSpec(ArraySpec((17,)), action), settings_of("model", hidden_sizes=[64, 64])
     model, network, parameters = network_of(spec, config)
     step = NativeStep(network, PPOConfig(), torch.optim.Adam([parameters.vector]), Group())
     assert worst_error(step, spec, model, PPOConfig()) < 2e-6
@@ -60,7 +65,7 @@ def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
 
 def test_policy_and_values_are_the_models():
     spec = EnvSpec(ArraySpec((5,)), BOX)
-    model, network, _ = network_of(spec, ModelConfig(log_std_init=-0.5), torch.float64)
+    model, network, _ = network_of(spec, settings_of("model", log_std_init=-0.5), torch.float64)
     obs = torch.rand(7, 3, 5, dtype=torch.float64)
     network.refresh()
     params = network.policy(obs.reshape(-1, 5), torch.empty(21, 4, dtype=torch.float64))
@@ -72,7 +77,7 @@ def test_policy_and_values_are_the_models():
 
 def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit():
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
-    _, network, _ = network_of(spec, ModelConfig(hidden_sizes=[64, 64]))
+    _, network, _ = network_of(spec, settings_of("model", hidden_sizes=[64, 64]))
     obs = torch.randn(1000, 4)
     network.refresh()
     whole, values = network.policy(obs, torch.empty(1000, 3)), network.values(obs)
@@ -84,7 +89,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_to_the_bit():
 
 def test_values_saturate_and_extreme_logits_give_no_nan():
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
-    model, network, parameters = network_of(spec, ModelConfig(hidden_sizes=[8]))
+    model, network, parameters = network_of(spec, settings_of("model", hidden_sizes=[8]))
     with torch.no_grad():
         parameters.vector.mul_(300)
     step = NativeStep(network, PPOConfig(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), Group())
@@ -133,15 +138,15 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (ModelConfig(activation="gelu"), "activation=gelu"),
-        (ModelConfig(hidden_sizes=[1024, 1024]), "more than 524,288 weights"),
-        (ModelConfig(name="tests.unit.test_compiled_step:Own"), "Own"),
+        (settings_of("model", activation="gelu"), "activation=gelu"),
+        (settings_of("model", hidden_sizes=[1024, 1024]), "more than 524,288 weights"),
+        (settings_of("model", name="tests.unit.test_compiled_step:Own"), "Own"),
     ],
 )
 def test_what_it_cannot_compute_is_named(config, why):
     model = build_model(EnvSpec(ArraySpec((4,)), DISCRETE), config, 0, torch.float32)
     assert why in why_not_native(model, torch.device("cpu"))
-    plain = build_model(EnvSpec(ArraySpec((4,)), DISCRETE), ModelConfig(), 0, torch.float32)
+    plain = build_model(EnvSpec(ArraySpec((4,)), DISCRETE), settings_of("model"), 0, torch.float32)
     assert "CPU" in why_not_native(plain, torch.device("cuda"))
 
 

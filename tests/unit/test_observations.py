@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, ModelConfig, PPOConfig
+from ddppo.config import EnvConfig, PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import EnvNames, make_eval_env, make_vec_env, probe
@@ -33,7 +33,7 @@ MIXED = {
     "state": ArraySpec((2, 2), "float64"),
 }
 SPEC = EnvSpec(MIXED, ActionSpec("discrete", (2,)))
-LOOKING = ModelConfig(name="tests.unit.seen_tasks:Looking")
+LOOKING = settings_of("model", name="tests.unit.seen_tasks:Looking")
 
 
 def task(name, **settings):
@@ -185,7 +185,7 @@ def test_the_mlp_learns_of_a_dict_what_it_learns_of_the_same_numbers_in_one_vect
     """To the bit: a task may be wrapped in FlattenObservation or not, and was flattened always once."""
     found = []
     for name in ("Float", "FlatFloat"):
-        made = collector(name, ModelConfig(hidden_sizes=[16]), normalize=normalize)
+        made = collector(name, settings_of("model", hidden_sizes=[16]), normalize=normalize)
         learn = learner(made)
         if native:
             act_and_learn_in_cpp(made, learn)
@@ -208,7 +208,7 @@ def test_the_mlp_takes_pixels_as_parts_of_one_though_not_in_cpp():
     obs |= {"cards.1": torch.zeros(2, 1), "state": torch.arange(8.0).reshape(2, 2, 2)}
     flat = flat_obs(obs, SPEC, torch.float32)
     assert flat[1].tolist() == [1.0] * 64 + [0, 1, 0, 0, 4, 5, 6, 7]
-    model = build_model(SPEC, ModelConfig(), 0, torch.float32)
+    model = build_model(SPEC, settings_of("model"), 0, torch.float32)
     assert model(random_obs(SPEC, 5, torch.float32))[0].shape == (5, 2)
     assert why_not_native(model, CPU) == "the task observes pixels"
 
@@ -227,7 +227,7 @@ def test_the_model_in_the_docs_is_one(tmp_path, monkeypatch):
     (tmp_path / "their_models.py").write_text(page.split("```python")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
     space = {"camera": ArraySpec((3, 64, 64), "uint8"), "speed": ArraySpec((1,))}
-    spec, named = EnvSpec(space, ActionSpec("box", (2,))), ModelConfig(name="their_models:Driver")
+    spec, named = EnvSpec(space, ActionSpec("box", (2,))), settings_of("model", name="their_models:Driver")
     assert check_model(spec, named, torch.float32, num_envs=4) is None
 
 
@@ -265,7 +265,7 @@ class Scalar(Looking):
 def test_a_model_is_tried_on_what_its_task_observes(kind, said):
     assert check_model(SPEC, LOOKING, torch.float32, num_envs=4) is None
     with pytest.raises(ConfigError, match=said):
-        check_model(SPEC, ModelConfig(name=f"{__name__}:{kind.__name__}"), torch.float32, num_envs=4)
+        check_model(SPEC, settings_of("model", name=f"{__name__}:{kind.__name__}"), torch.float32, num_envs=4)
 
 
 def test_a_number_that_is_not_finite_is_told_with_its_array():

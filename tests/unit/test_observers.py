@@ -10,7 +10,7 @@ import torch
 from test_envs_tasks import task
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.distributed.programs.central import CentralCollector
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends.observers import Observers
@@ -63,7 +63,7 @@ def central_of(env, model, max_wait_s=None, **more):
 
 @pytest.mark.parametrize("max_wait_s", [None, 0.0, 0.001])
 def test_the_rollout_is_that_of_environments_stepped_in_turn(observers, max_wait_s):
-    model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    model = build_model(probe(CARTPOLE), settings_of("model", hidden_sizes=[16]), 0, torch.float64)
     in_turn = make_vec_env(replace(CARTPOLE, backend="sync", num_workers=None), range(NUM_ENVS), 0, 1)
     central = central_of(observers(CARTPOLE), model, max_wait_s)
     for (a, episodes_a), (b, episodes_b) in zip(
@@ -75,7 +75,7 @@ def test_the_rollout_is_that_of_environments_stepped_in_turn(observers, max_wait
 
 
 def test_a_batch_of_all_takes_one_forward_a_step_though_episodes_are_of_unequal_length(observers):
-    model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    model = build_model(probe(CARTPOLE), settings_of("model", hidden_sizes=[16]), 0, torch.float64)
     central = central_of(observers(CARTPOLE), model)
     ((arrays, episodes),) = rollouts(central, NUM_ENVS, times=1)
     assert central.num_forwards == STEPS
@@ -85,7 +85,7 @@ def test_a_batch_of_all_takes_one_forward_a_step_though_episodes_are_of_unequal_
 
 def test_batches_that_close_at_once_are_more_and_collect_the_same(observers):
     sleepy = replace(SLEEPY, kwargs={"step_time_s": 0.01})
-    model = build_model(probe(sleepy), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    model = build_model(probe(sleepy), settings_of("model", hidden_sizes=[16]), 0, torch.float64)
     found = []
     for max_wait_s in (None, 0.0):  # of observers of one and of two environments, which sleep in turn
         central = central_of(observers(sleepy, num_envs=3), model, max_wait_s)
@@ -100,7 +100,7 @@ def test_batches_that_close_at_once_are_more_and_collect_the_same(observers):
 def test_in_float32_actions_are_those_of_one_forward_each(observers):
     pendulum = EnvConfig(id="Pendulum-v1", backend="pool", num_workers=3)
     spec = probe(pendulum)
-    model = build_model(spec, ModelConfig(hidden_sizes=[64, 64]), 0, torch.float32)
+    model = build_model(spec, settings_of("model", hidden_sizes=[64, 64]), 0, torch.float32)
     central = central_of(observers(pendulum), model, dtype=torch.float32)
     central.reset(list(range(NUM_ENVS)))
     noise = np.random.default_rng(0).standard_normal((STEPS, NUM_ENVS, 1))
@@ -115,7 +115,7 @@ def test_in_float32_actions_are_those_of_one_forward_each(observers):
 
 
 def test_messages_to_and_from_observers_are_counted_and_waiting_for_them_is_noted(observers):
-    model = build_model(probe(CARTPOLE), ModelConfig(hidden_sizes=[16]), 0, torch.float64)
+    model = build_model(probe(CARTPOLE), settings_of("model", hidden_sizes=[16]), 0, torch.float64)
     central = central_of(observers(CARTPOLE), model)
     ((_, episodes),) = rollouts(central, NUM_ENVS, times=1)
     sends, num_observers = central._group.sends, len(central.env.parts)

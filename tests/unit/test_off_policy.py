@@ -2,7 +2,7 @@ import dataclasses
 
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.models import action_distribution, build_model
 from ddppo.ppo.acting.rollout import Rollout
@@ -15,7 +15,7 @@ IS_OLD = torch.tensor([False, True, False, True])
 
 
 def model(seed):
-    return build_model(SPEC, ModelConfig(hidden_sizes=[8]), seed, torch.float64)
+    return build_model(SPEC, settings_of("model", hidden_sizes=[8]), seed, torch.float64)
 
 
 @torch.no_grad()

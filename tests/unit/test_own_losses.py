@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddppo.config import ModelConfig, PPOConfig
+from ddppo.config import PPOConfig, settings_of
 from ddppo.errors import ConfigError, NonFiniteError
 from ddppo.ppo.learning.step import STATISTICS, statistics
 from ddppo.ppo.losses.terms_trial import check_losses
@@ -90,11 +90,11 @@ def test_one_that_is_not_finite_is_named_and_nothing_moves(monkeypatch):
 )
 def test_what_is_no_term_is_said_before_anything_starts(name, said):
     with pytest.raises(ConfigError, match=said):
-        check_losses(losses(name), SPEC, ModelConfig(), torch.float64)
+        check_losses(losses(name), SPEC, settings_of("model"), torch.float64)
 
 
 def test_samples_that_mix_are_warned_of():
-    assert check_losses(losses("entropy"), SPEC, ModelConfig(), torch.float64) is None
+    assert check_losses(losses("entropy"), SPEC, settings_of("model"), torch.float64) is None
     assert "ppo.losses.centred: a sample's number depends" in check_losses(
-        losses("entropy", "centred"), SPEC, ModelConfig(), torch.float64
+        losses("entropy", "centred"), SPEC, settings_of("model"), torch.float64
     )

@@ -9,7 +9,7 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo import plugins
-from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.config import Config, EnvConfig, ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.plugins import Plugin
 from ddppo.run.starting import checks
@@ -130,5 +130,5 @@ def test_the_cpp_of_a_task_s_or_model_s_package_is_compiled_before_ranks_start_o
     assert said.startswith("the C++ of own_cpp is not compiled: ")
     assert said.endswith("; Python computes in its place, slower")
     for name in ("own_net", "own_cpp.models:Net"):
-        assert checks._compile_plugins(Config(env=other, model=ModelConfig(name=name))) == said
+        assert checks._compile_plugins(Config(env=other, model=ModelSettings(name=name))) == said
     assert checks._compile_plugins(Config(env=EnvConfig(id="own_cpp_other:Mine-v0"))) is None

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, ModelConfig, PPOConfig
+from ddppo.config import EnvConfig, PPOConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
@@ -27,7 +27,7 @@ CPU, STEPS, ENVS = torch.device("cpu"), 10, 3
 
 
 def named(kind):
-    return ModelConfig(name=f"tests.unit.staged_task:{kind}")
+    return settings_of("model", name=f"tests.unit.staged_task:{kind}")
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +190,7 @@ class Forward(RolloutOfForward):
 
 
 def test_at_that_returns_what_forward_does_needs_no_values_of_actions(spec):
-    config = ModelConfig(name="tests.unit.test_staged:Forward")
+    config = settings_of("model", name="tests.unit.test_staged:Forward")
     assert check_model(spec, config, torch.float64, num_envs=4) is None
 
 
@@ -211,4 +211,4 @@ def test_a_mistake_in_its_policy_is_a_sentence(spec, kind, message):
     assert check_model(spec, named("Staged"), torch.float64, num_envs=4, overlaps_from=0) is None
     name = f"tests.unit.test_staged:{kind.__name__}"
     with pytest.raises(ConfigError, match=message):
-        check_model(spec, ModelConfig(name=name), torch.float64, num_envs=4, overlaps_from=0)
+        check_model(spec, settings_of("model", name=name), torch.float64, num_envs=4, overlaps_from=0)

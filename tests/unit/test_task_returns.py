@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode
 from returning_tasks import PAIR, VALUES, GivenEnv
 
 from ddppo import envs as ddppo_envs
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.domains.text.turns import make_turns
 from ddppo.envs import make_env, make_eval_env, make_vec_env
 from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
@@ -634,7 +634,7 @@ def masked(how, backend="sync", **kwargs):
 
 def collector(env, num_steps=64):
     envs = make_vec_env(env, range(2), rank=0, cores=1)
-    model = build_model(envs.spec, ModelConfig(hidden_sizes=[8]), 0, torch.float32)
+    model = build_model(envs.spec, settings_of("model", hidden_sizes=[8]), 0, torch.float32)
     made = Collector(
         envs,
         model,

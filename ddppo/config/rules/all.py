@@ -2,7 +2,7 @@
 
 import math
 
-from ddppo.config.fields import check_fields
+from ddppo.config.fields import check_fields, own_methods
 from ddppo.config.rules.algorithms import check_algorithm
 from ddppo.config.rules.dist.faults import check_nonfinite
 from ddppo.config.rules.dist.ordered import check_ordered
@@ -10,19 +10,15 @@ from ddppo.config.rules.dist.preempting import check_preempting
 from ddppo.config.rules.dist.restarts import check_lost
 from ddppo.config.rules.dist.topologies import check_observers, check_own_pace, check_topology
 from ddppo.config.rules.env.stepping import check_backend, check_context, check_slow_ranks, check_workers
-from ddppo.config.rules.model.heads import check_heads
-from ddppo.config.rules.model.kinds import check_model
-from ddppo.config.rules.model.remembering import check_memory
 from ddppo.config.rules.own import check_own
 from ddppo.config.rules.shapes import batch_shape, layout
 from ddppo.config.rules.tracking import check_tracking
 from ddppo.config.settings import Config, section, sections
+from ddppo.config.variants import SECTIONS_BY_NAME
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 
 _LARGEST_BATCH = 2**31
-
-_LARGEST_LAYER = 2**24
 
 
 def validate(config: Config) -> BatchShape:
@@ -35,9 +31,6 @@ def validate(config: Config) -> BatchShape:
             "env.backend=async is now pool: fewer processes, which step several environments each"
         )
     check_fields(config)
-    _check_layers(config)
-    check_model(config)
-    check_heads(config)
     check_own(config)
     _check_world_size(config)
     check_topology(config)
@@ -53,25 +46,15 @@ def validate(config: Config) -> BatchShape:
     check_algorithm(config, shape)
     for name in sections():
         section(config, name).check(config, shape)
-    check_memory(config, shape)
+    for name in SECTIONS_BY_NAME:
+        for check_run in own_methods(getattr(config, name), "check_run"):
+            check_run(config, shape)
+    _check_sequences(config)
     check_slow_ranks(config)
     check_context(config)
     _check_sizes(config, shape)
     _check_target(config)
     return shape
-
-
-def _check_layers(config: Config) -> None:
-    if not config.model.hidden_sizes and config.model.name != "dict":
-        raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
-    if any(size < 1 for size in config.model.hidden_sizes):
-        raise ConfigError(
-            f"model.hidden_sizes={config.model.hidden_sizes}: every layer needs at least 1 unit"
-        )
-    if max(config.model.hidden_sizes, default=0) > _LARGEST_LAYER:
-        raise ConfigError(
-            f"model.hidden_sizes={config.model.hidden_sizes}: a layer may have at most {_LARGEST_LAYER} units"
-        )
 
 
 def _check_world_size(config: Config) -> None:
@@ -112,6 +95,15 @@ def _check_updates(config: Config) -> None:
         raise ConfigError(
             "compile=on with dist.grad_sync=ddp: DistributedDataParallel sums gradients inside backward, which is not "
             "compiled; use dist.grad_sync=flat, or compile=auto"
+        )
+
+
+def _check_sequences(config: Config) -> None:
+    length, model = config.ppo.sequence_length, config.model
+    may_remember = getattr(model, "memory", "none") != "none" or ":" in model.name  # which the door asks
+    if length is not None and not may_remember:
+        raise ConfigError(
+            f"ppo.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or leave it out"
         )
 
 

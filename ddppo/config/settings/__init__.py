@@ -3,20 +3,34 @@
 from ddppo.config.settings.all import SECTIONS, Config, Section, config_class, section, sections
 from ddppo.config.settings.dist import DistConfig, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
-from ddppo.config.settings.model import ModelConfig
+from ddppo.config.settings.model import (
+    CnnSettings,
+    DictSettings,
+    ImageSettings,
+    LayerSettings,
+    MlpSettings,
+    ModelSettings,
+    ResnetSettings,
+)
 from ddppo.config.settings.ppo import PPOConfig
 from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
 
 __all__ = [
     "SECTIONS",
     "CheckpointConfig",
+    "CnnSettings",
     "Config",
+    "DictSettings",
     "DistConfig",
     "EnvConfig",
     "EvalConfig",
+    "ImageSettings",
+    "LayerSettings",
     "LogConfig",
-    "ModelConfig",
+    "MlpSettings",
+    "ModelSettings",
     "PPOConfig",
+    "ResnetSettings",
     "RunConfig",
     "ScalingConfig",
     "Section",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from ddppo.config.fields import setting
 from ddppo.config.settings.dist import DistConfig, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
-from ddppo.config.settings.model import ModelConfig
+from ddppo.config.settings.model import MlpSettings, ModelSettings
 from ddppo.config.settings.ppo import PPOConfig
 from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
 from ddppo.errors import ConfigError
@@ -19,7 +19,7 @@ from ddppo.spaces import EnvSpec
 @dataclass(slots=True)
 class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: ModelSettings = field(default_factory=MlpSettings)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
@@ -94,7 +94,7 @@ class Config:
 
 SECTIONS = {
     "env": EnvConfig,
-    "model": ModelConfig,
+    "model": ModelSettings,
     "ppo": PPOConfig,
     "distributed": DistConfig,
     "scaling": ScalingConfig,

@@ -1,41 +1,106 @@
-"""The model."""
+"""Models: what each has for settings. A model of a user's own brings a class `Settings` derived from one of these."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddppo.config.fields import setting
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+if TYPE_CHECKING:
+    from ddppo.config.settings.all import Config
+
+LOG_STD_RANGE = (-20.0, 2.0)  # of model.log_std=state
+ENCODERS = ("cnn", "resnet", "resnet18", "resnet50", "mlp")
+_LARGEST_LAYER = 2**24
+_NAME = "mlp, cnn, resnet, dict, a name that a plugin brings, or an import path such as my_pkg.models:MyModel"
 
 
 @dataclass(slots=True)
-class ModelConfig:
-    name: str = setting(
-        "mlp",
-        "mlp, cnn, resnet, dict, a name that a plugin brings, or an import path such as my_pkg.models:MyModel",
-    )
+class ModelSettings:
+    """What every model has: its name, by which its other settings are found (ddppo.config.variants)."""
+
+    name: str = setting("mlp", _NAME)
+
+
+@dataclass(slots=True)
+class LayerSettings(ModelSettings):
+    """Hidden layers, heads on them, and recurrent layers between."""
+
     hidden_sizes: list[int] = setting(meaning="units of each hidden layer", factory=lambda: [64, 64])
-    conv_layers: list[list[int]] = setting(
-        meaning="cnn and dict: [filters, kernel, stride] of each convolution in front of the hidden layers; dict "
-        "with [] chooses by image size",
-        factory=list,
+    activation: str = setting(
+        "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
     )
-    resnet_channels: list[int] = setting(
-        meaning="resnet, and resnets of dict: filters of each block, which halves height and width",
-        factory=lambda: [16, 32, 32],
+    shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
+    log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
+    log_std: str = setting(
+        "parameter",
+        "log standard deviation of Gaussian actions: parameter (one number per action dimension), state "
+        "(an output of the policy for each observation, cut to [-20, 2])",
+        choices=("parameter", "state"),
     )
-    image_encoder: str = setting(
-        "cnn",
-        "dict: encoder of images: cnn, resnet (IMPALA's), resnet18 or resnet50 (DD-PPO's: half the "
-        "filters, group normalisation)",
-        choices=("cnn", "resnet", "resnet18", "resnet50"),
+    squash: str = setting(
+        "none",
+        "Gaussian actions: none (the environment cuts them to the bounds of its Box), tanh (squashed into"
+        " the bounds, with corrected log probabilities)",
+        choices=("none", "tanh"),
     )
-    encoders: dict[str, str] = setting(
-        meaning="dict: encoders other than those chosen by shape, by key of the observation: mlp or a "
-        "model.image_encoder, as {camera: resnet}",
-        factory=dict,
+    memory: str = setting(
+        "none",
+        "recurrent layers behind the others, so that the policy remembers its "
+        "episode: none, lstm or gru (model=lstm and model=gru are mlp with these)",
+        choices=("none", "lstm", "gru"),
     )
-    vector_sizes: list[int] = setting(
-        meaning="dict: units of each layer behind an array that is no image", factory=lambda: [64]
+    memory_size: int = setting(128, "memory: units of each recurrent layer", low=1, high=65_536)
+    memory_layers: int = setting(1, "memory: number of recurrent layers", low=1, high=64)
+
+    def check(self) -> None:
+        sizes = self.hidden_sizes
+        if any(size < 1 for size in sizes):
+            raise ConfigError(f"model.hidden_sizes={sizes}: every layer needs at least 1 unit")
+        if max(sizes, default=0) > _LARGEST_LAYER:
+            raise ConfigError(f"model.hidden_sizes={sizes}: a layer may have at most {_LARGEST_LAYER} units")
+        low, high = LOG_STD_RANGE
+        if self.log_std == "state" and not low <= self.log_std_init <= high:
+            raise ConfigError(
+                f"model.log_std_init={self.log_std_init} with model.log_std=state, which is cut to [{low:g}, {high:g}]:"
+                " use a number inside, or model.log_std=parameter"
+            )
+        if self.memory != "none":
+            if not self.shared_trunk:
+                raise ConfigError(
+                    f"model.memory={self.memory} with model.shared_trunk=false: policy and value function share the "
+                    "recurrent layers and all below them: use model=lstm or model=gru, or model.shared_trunk=true"
+                )
+            return
+        for name, default in (("memory_size", 128), ("memory_layers", 1)):
+            if (value := getattr(self, name)) != default:
+                raise ConfigError(
+                    f"model.{name}={value} has no effect with model.memory=none: use model.memory=lstm or gru, or "
+                    "leave it out"
+                )
+
+    def check_run(self, config: "Config", shape: BatchShape) -> None:
+        if self.memory != "none":
+            check_remembering(config, shape, f"model.memory={self.memory}")
+
+
+@dataclass(slots=True)
+class MlpSettings(LayerSettings):
+    orthogonal: bool = setting(
+        True,
+        "true begins with orthogonal weights and biases of 0; false with torch's own, both uniform "
+        "in +-1 / sqrt(inputs)",
     )
-    image_features: int = setting(256, "dict: units behind each image", low=1)
+
+    def check(self) -> None:
+        _check_hidden(self)
+
+
+@dataclass(slots=True)
+class ImageSettings(LayerSettings):
+    """Encoders of images in front of the hidden layers."""
+
     image_layout: str = setting(
         "auto",
         "order of image dimensions: chw (channels, height, width, or a stack of frames), hwc (channels "
@@ -53,83 +118,134 @@ class ModelConfig:
         "or AVX512-BF16, and results agree over W to about 2 digits only",
         choices=("float32", "bfloat16"),
     )
-    activation: str = setting(
-        "tanh", "nonlinearity between layers", choices=("tanh", "relu", "elu", "silu", "gelu", "leaky_relu")
+
+    def check_run(self, config: "Config", shape: BatchShape) -> None:
+        if self.precision == "bfloat16" and config.dtype != "float32":
+            raise ConfigError(f"model.precision=bfloat16 with dtype={config.dtype}: use dtype=float32")
+
+
+@dataclass(slots=True)
+class CnnSettings(ImageSettings):
+    name: str = setting("cnn", _NAME)
+    conv_layers: list[list[int]] = setting(
+        meaning="[filters, kernel, stride] of each convolution in front of the hidden layers; dict with [] chooses by "
+        "image size",
+        factory=list,
     )
-    shared_trunk: bool = setting(False, "policy and value function share the hidden layers")
-    orthogonal: bool = setting(
-        True,
-        "mlp: true begins with orthogonal weights and biases of 0; false with torch's own, both uniform "
-        "in +-1 / sqrt(inputs)",
+
+    def check(self) -> None:
+        _check_hidden(self)
+        _check_convolutions(self.conv_layers)
+        if not self.conv_layers:
+            raise ConfigError(
+                "model.name=cnn needs model.conv_layers: model=cnn brings those of the Nature paper"
+            )
+
+
+@dataclass(slots=True)
+class ResnetSettings(ImageSettings):
+    name: str = setting("resnet", _NAME)
+    resnet_channels: list[int] = setting(
+        meaning="resnets: filters of each block, which halves height and width", factory=lambda: [16, 32, 32]
     )
-    log_std_init: float = setting(0.0, "initial log standard deviation of Gaussian actions")
-    log_std: str = setting(
-        "parameter",
-        "log standard deviation of Gaussian actions: parameter (one number per action dimension), state "
-        "(an output of the policy for each observation, cut to [-20, 2])",
-        choices=("parameter", "state"),
+
+    def check(self) -> None:
+        _check_hidden(self)
+        _check_sizes("resnet_channels", self.resnet_channels, "[16,32,32]")
+
+
+@dataclass(slots=True)
+class DictSettings(ImageSettings):
+    name: str = setting("dict", _NAME)
+    image_encoder: str = setting(
+        "cnn",
+        "encoder of images: cnn, resnet (IMPALA's), resnet18 or resnet50 (DD-PPO's: half the "
+        "filters, group normalisation)",
+        choices=("cnn", "resnet", "resnet18", "resnet50"),
     )
-    squash: str = setting(
-        "none",
-        "Gaussian actions: none (the environment cuts them to the bounds of its Box), tanh (squashed into"
-        " the bounds, with corrected log probabilities)",
-        choices=("none", "tanh"),
+    encoders: dict[str, str] = setting(
+        meaning="encoders other than those chosen by shape, by key of the observation: mlp or a "
+        "model.image_encoder, as {camera: resnet}",
+        factory=dict,
     )
-    memory: str = setting(
-        "none",
-        "mlp, cnn, resnet and dict: recurrent layers behind the others, so that the policy remembers its "
-        "episode: none, lstm or gru (model=lstm and model=gru are mlp with these)",
-        choices=("none", "lstm", "gru"),
+    vector_sizes: list[int] = setting(
+        meaning="units of each layer behind an array that is no image", factory=lambda: [64]
     )
-    memory_size: int = setting(128, "memory: units of each recurrent layer", low=1, high=65_536)
-    memory_layers: int = setting(1, "memory: number of recurrent layers", low=1, high=64)
-    graph_conv: str = setting(
-        "qgnn",
-        "gnn: convolution: qgnn (Quarl's: linear messages over typed edges), gin (graph isomorphism "
-        "network), attention (4 heads)",
-        choices=("qgnn", "gin", "attention"),
+    image_features: int = setting(256, "units behind each image", low=1)
+    conv_layers: list[list[int]] = setting(
+        meaning="[filters, kernel, stride] of each convolution in front of the hidden layers; dict with [] chooses by "
+        "image size",
+        factory=list,
     )
-    graph_layers: int = setting(
-        4, "gnn: number of convolutions; a gate is informed by gates up to this far away", low=1, high=64
+    resnet_channels: list[int] = setting(
+        meaning="resnets: filters of each block, which halves height and width", factory=lambda: [16, 32, 32]
     )
-    graph_width: int = setting(
-        128, "gnn: units of each convolution and of the critic; the actor has twice as many", low=4
-    )
-    graph_prior: float = setting(
-        3.0,
-        "gnn: before learning, a rule that adds n gates is e^(-graph_prior n) times as likely as one that"
-        " adds none; 0 makes all equal",
-        low=0,
-        high=20,
-    )
-    temperature: float | None = setting(
-        None,
-        "gnn: gates are drawn by exp(value / temperature). null follows the number of gates N, 1 / ln(9 "
-        "(N - 1)): a gate worth 1 more than all others is then drawn 9 times in 10",
-        above=0,
-    )
-    token_width: int = setting(64, "token_policy: units of each token in each layer", low=8)
-    token_layers: int = setting(2, "token_policy: layers of attention and of units", low=1, high=64)
-    token_heads: int = setting(
-        4, "token_policy: heads of attention, of token_width / token_heads units each", low=1
-    )
-    turn_tokens: int = setting(64, "policies of text: most tokens of a turn that the policy writes", low=1)
-    obs_tokens: int = setting(
-        256, "policies of text: most tokens of the prompt, and of each answer, that the policy reads", low=1
-    )
-    hf_path: str | None = setting(
-        None, "hf: causal language model of Hugging Face, a folder or a name that its library finds"
-    )
-    lora_rank: int = setting(
-        8, "hf: rank of the learned change to each linear layer; 0 learns all weights", low=0
-    )
-    sampling_temperature: float = setting(
-        1.0, "policies of text: logits are divided by this, in acting and in learning", above=0
-    )
-    top_p: float = setting(
-        1.0,
-        "policies of text: tokens are drawn from the likeliest ones whose probabilities reach this sum, "
-        "and learned from as such; 1 is all",
-        above=0,
-        high=1,
-    )
+
+    def check(self) -> None:
+        _check_convolutions(self.conv_layers)
+        _check_sizes("resnet_channels", self.resnet_channels, "[16,32,32]")
+        _check_sizes("vector_sizes", self.vector_sizes, "[64]")
+        for key, kind in self.encoders.items():
+            if kind not in ENCODERS:
+                raise ConfigError(
+                    f"model.encoders={{{key}: {kind}}}: an encoder is one of {', '.join(ENCODERS)}: use one of these, "
+                    "or a model of your own"
+                )
+
+
+def _check_hidden(settings: LayerSettings) -> None:
+    if not settings.hidden_sizes:
+        raise ConfigError("model.hidden_sizes=[]: needs at least one layer, e.g. model.hidden_sizes=[64,64]")
+
+
+def _check_convolutions(layers: list[list[int]]) -> None:
+    if any(len(layer) != 3 or min(layer) < 1 for layer in layers):
+        raise ConfigError(
+            f"model.conv_layers={layers}: every layer is [filters, kernel, stride], each at least 1"
+        )
+
+
+def _check_sizes(name: str, sizes: list[int], example: str) -> None:
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"model.{name}={sizes}: needs one or more sizes, each at least 1, e.g. {example}")
+
+
+_THAT_REMEMBER = (
+    *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
+    *("env_workers", "env_workers_hetero", "central_inference"),
+)
+
+
+def check_remembering(config: "Config", shape: BatchShape, said: str) -> None:
+    """Raise ConfigError where a model with memory cannot be trained; `said` is what brings the memory."""
+    from ddppo.config.settings.all import section, sections
+
+    if config.dist.topology not in _THAT_REMEMBER:
+        raise ConfigError(
+            f"distributed={config.dist.topology} with {said}: only {', '.join(_THAT_REMEMBER)} carry what a policy "
+            "remembers: use distributed=ddp"
+        )
+    if config.ppo.algorithm != "ppo":
+        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {said}: use ppo.algorithm=ppo")
+    for name in sections():
+        section(config, name).check_memory(said)
+    length, steps = config.ppo.sequence_length, shape.rollout_steps
+    if length is not None and steps % length:
+        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
+        near = [*[n for n in divisors if n < length][-1:], *[n for n in divisors if n > length][:1]]
+        raise ConfigError(
+            f"ppo.sequence_length={length} does not divide the {steps} steps of a rollout: use "
+            f"{' or '.join(map(str, near))}, or another ppo.rollout_steps"
+        )
+    if length is not None and config.dist.topology == "ddp_preempt":
+        raise ConfigError(
+            f"ppo.sequence_length={length} with distributed=ddp_preempt, whose rollouts end after any number of steps: "
+            "leave it out, so that each is one sequence"
+        )
+    num_sequences = shape.num_envs * (steps // length if length else 1)
+    if shape.num_minibatches > num_sequences:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} with {said}: minibatches are of whole sequences, of which "
+            f"there are {num_sequences}: use ppo.num_minibatches={num_sequences} or less, a smaller "
+            "ppo.sequence_length, or more env.num_envs"
+        )

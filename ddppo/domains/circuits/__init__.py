@@ -5,6 +5,7 @@ from ddppo.plugins import Plugin
 PLUGIN = Plugin(
     package=__name__,
     models={"gnn": f"{__name__}.gnn.model:GNN"},
+    settings={"model/gnn": f"{__name__}.settings:GnnSettings"},
     tasks={
         "ddppo/Circuit-v0": {
             "entry_point": f"{__name__}.task.env:CircuitEnv",

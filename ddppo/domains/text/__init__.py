@@ -12,4 +12,8 @@ PLUGIN = Plugin(
     samplers={"curriculum": f"{__name__}.curriculum.sampler:make_sampler"},
     metrics={"curriculum/": f"{__name__}.curriculum.settings:METRICS"},
     evaluators={"text": f"{__name__}.evaluation:TextEvaluator"},
+    settings={
+        "model/token_policy": f"{__name__}.settings:TokenPolicySettings",
+        "model/hf": f"{__name__}.settings:HfSettings",
+    },
 )

@@ -12,6 +12,7 @@ import torch
 from ddppo.config import Config
 from ddppo.distributed.programs.kit import Kit
 from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
@@ -92,7 +93,7 @@ class TextCollector:
             dtype=getattr(torch, config.dtype),
             wait_s=None if wait_ms is None else wait_ms / 1000,
             max_turns=config.env.max_turns,
-            top_p=config.model.top_p,
+            top_p=text_settings(config.model).top_p,
         )
 
     @property

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ddppo.config import ModelConfig
 from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.settings import HfSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import Obs
 from ddppo.package import install_command
@@ -31,7 +31,9 @@ class HuggingFacePolicy(TokenActorCritic):
     checkpoints, and come from hf_path again.
     """
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    Settings = HfSettings
+
+    def __init__(self, spec: EnvSpec, config: HfSettings) -> None:
         super().__init__(spec, config)
         self.temperature = config.sampling_temperature
         self.lm = _loaded(config)
@@ -97,7 +99,7 @@ class HuggingFacePolicy(TokenActorCritic):
     def _heads(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.logits(hidden), self.value_head(hidden).squeeze(-1)
 
-    def _check_head(self, config: ModelConfig) -> None:
+    def _check_head(self, config: HfSettings) -> None:
         """See that logits are what the output layer says of the last hidden state, so that few need be computed."""
         if self.value_head.weight.is_meta:
             return
@@ -181,7 +183,7 @@ class HuggingFaceCache:
                 kept[rows[row], starts[row] + step] = new[row, :, longest + step]
 
 
-def _loaded(config: ModelConfig) -> Any:
+def _loaded(config: HfSettings) -> Any:
     """Return the language model, with LoRA if it is to have it."""
     try:
         import peft

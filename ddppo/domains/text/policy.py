@@ -11,7 +11,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import ModelSettings
+from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.trials.trial import Trial, rounding
@@ -36,6 +37,7 @@ class TokenActorCritic(ActorCritic):
     most_tokens: a row may have; None for any number.
     """
 
+    Settings = TextSettings
     collector_class = "ddppo.domains.text.collector:TextCollector"
     minibatch_class = "ddppo.domains.text.collector:TokenMinibatches"
     trial_class = "ddppo.domains.text.policy:TokenTrial"
@@ -78,7 +80,7 @@ class TokenTrial(Trial):
 
     model: TokenActorCritic
 
-    def __init__(self, model: TokenActorCritic, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, model: TokenActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
         super().__init__(model, spec, config)
         self.tokenizer = make_tokenizer(spec, config)
         self.brings_own_policy = False  # what it brings is tried with the outputs

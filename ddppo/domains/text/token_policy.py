@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import ModelConfig
 from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.settings import TokenPolicySettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import Obs
 from ddppo.spaces import EnvSpec
@@ -28,7 +28,9 @@ class TokenPolicy(TokenActorCritic):
     given (GPT-2), by 100 in the policy head and by 10 in the value head, so that it begins by typing anything.
     """
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    Settings = TokenPolicySettings
+
+    def __init__(self, spec: EnvSpec, config: TokenPolicySettings) -> None:
         super().__init__(spec, config)
         tokenizer = make_tokenizer(spec, config)
         self.size, self.pad = tokenizer.size, tokenizer.pad

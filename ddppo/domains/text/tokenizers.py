@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddppo.config import ModelConfig
+from ddppo.config import ModelSettings
+from ddppo.domains.text.settings import HfSettings, text_settings
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 from ddppo.plugins import imported
@@ -69,10 +70,11 @@ class Dialogue(Protocol):
         ...
 
 
-def make_tokenizer(spec: EnvSpec, config: ModelConfig) -> Tokenizer:
+def make_tokenizer(spec: EnvSpec, model: ModelSettings) -> Tokenizer:
     """Return the tokenizer of model.name=hf, else the one that the task names, else bytes. Raises ConfigError."""
     assert spec.action.kind == "text", spec
-    if config.name == "hf":
+    config = text_settings(model)
+    if isinstance(config, HfSettings):
         assert config.hf_path is not None, "checked before"
         return HuggingFaceTokenizer(config.hf_path, config.turn_tokens, config.obs_tokens)
     limits = {"turn_tokens": config.turn_tokens, "obs_tokens": config.obs_tokens}

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers import vector as of_batches
 
-from ddppo.config import ModelConfig
+from ddppo.config import LayerSettings, ModelSettings
 from ddppo.envs.meaning import Plain
 from ddppo.errors import ConfigError
 
@@ -143,7 +143,7 @@ def _numbers(x: Any) -> np.ndarray | None:
 # -- spaces that a policy cannot use well ----------------------------------------------------------------------------
 
 
-def on_spaces(spaces: Plain | None, model: ModelConfig) -> list[str]:
+def on_spaces(spaces: Plain | None, model: ModelSettings) -> list[str]:
     """Return a sentence for each space that a new policy cannot use well, [] where there is none.
 
     spaces: as `spaces_described` has them. model: a user's own may scale what it is given and what it does, so nothing
@@ -156,6 +156,8 @@ def on_spaces(spaces: Plain | None, model: ModelConfig) -> list[str]:
         for name, leaf in spaces["observations"].items()
         if (sentence := on_observations(leaf, name)) is not None
     ]
+    if not isinstance(model, LayerSettings):
+        return on_obs
     said = on_actions(spaces["actions"], squash=model.squash, std=math.exp(model.log_std_init))
     return on_obs if said is None else [*on_obs, said]
 

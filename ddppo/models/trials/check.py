@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model, model_class
@@ -24,7 +24,7 @@ _COPIES = 4  # a rank holds parameters, gradient and Adam's two moments
 
 def check_model(
     spec: EnvSpec,
-    config: ModelConfig,
+    config: ModelSettings,
     dtype: torch.dtype,
     *,
     num_envs: int,
@@ -68,7 +68,7 @@ def check_model(
     return "; ".join(warnings) or None
 
 
-def _check_state(model: ActorCritic, config: ModelConfig) -> None:
+def _check_state(model: ActorCritic, config: ModelSettings) -> None:
     """Raise ConfigError where memory is meant, and the model has none."""
     if model.state_size:
         return
@@ -77,14 +77,14 @@ def _check_state(model: ActorCritic, config: ModelConfig) -> None:
             f"model.name={config.name}: {type(model).__name__} sets no state_size, so that nothing would be "
             "remembered: set it in __init__ to how many numbers a state has"
         )
-    if config.memory != "none":
+    if (memory := getattr(config, "memory", "none")) != "none":
         raise ConfigError(
-            f"model.memory={config.memory} has no effect on a model of your own, as model.name={config.name}: derive "
+            f"model.memory={memory} has no effect on a model of your own, as model.name={config.name}: derive "
             "it from ddppo.models.Recurrent (docs/guide/memory.md), or leave model.memory out"
         )
 
 
-def _check_memory(spec: EnvSpec, config: ModelConfig, dtype: torch.dtype, ranks_here: int | None) -> None:
+def _check_memory(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype, ranks_here: int | None) -> None:
     """Compare the size of the model, found without allocating it, with the memory of this machine."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
@@ -100,8 +100,10 @@ def _check_memory(spec: EnvSpec, config: ModelConfig, dtype: torch.dtype, ranks_
         purpose = "to build"
         if ranks_here is not None:
             purpose = f"with gradients and Adam's moments in {ranks_here} rank{'s' * (ranks_here > 1)}"
+        layers = getattr(config, "hidden_sizes", None)
+        sizes = "" if layers is None else f" with model.hidden_sizes={list(layers)}"
         raise ConfigError(
-            f"model.name={config.name} with model.hidden_sizes={list(config.hidden_sizes)}: "
+            f"model.name={config.name}{sizes}: "
             f"{type(skeleton).__name__} has {count:,} parameters and buffers, which need {needed / 2**30:,.1f} GiB "
             f"{purpose}, but this machine has {has / 2**30:,.1f} GiB: use smaller layers, or fewer ranks on a machine"
         )

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import ModelSettings
 from ddppo.models.actor_critic import ActorCritic, Obs
 from ddppo.models.trials.trial import Trial, rounding
 from ddppo.spaces import EnvSpec, each, leaves
@@ -15,7 +15,7 @@ _STEPS = 4
 class MemoryTrial(Trial):
     """One model that remembers; what it is tried on are 4 steps, in which some environments start an episode."""
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
         super().__init__(model, spec, config)
         self.learns_by = "unroll"
 

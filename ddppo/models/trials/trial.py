@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ddppo.config import ModelConfig
+from ddppo.config import ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Obs, random_obs
 from ddppo.models.distributions import ActionDistribution
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class Trial:
     """One model under test."""
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
         self.model = model
         self.kind = type(model).__name__
         self.name = config.name

@@ -125,7 +125,8 @@ def _step(
 
 def _precision(policy: LoadedPolicy) -> str:
     config = policy.trained.config
-    return "bfloat16" if config.model.precision == "bfloat16" else config.dtype
+    precision = getattr(config.model, "precision", "float32")  # of models of images
+    return "bfloat16" if precision == "bfloat16" else config.dtype
 
 
 def _refuse_where(is_wrong: np.ndarray, name: str, distance: np.ndarray) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import ModelSettings
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.learning.gradient_check import example
@@ -17,7 +17,7 @@ _ROWS = 8
 
 
 def check_losses(
-    losses: Mapping[str, Any], spec: EnvSpec, config: ModelConfig, dtype: torch.dtype
+    losses: Mapping[str, Any], spec: EnvSpec, config: ModelSettings, dtype: torch.dtype
 ) -> str | None:
     """Try every term of ppo.losses on samples that are drawn; return a warning of those in which samples mix.
 
@@ -37,7 +37,7 @@ def check_losses(
     )
 
 
-def _drawn(spec: EnvSpec, config: ModelConfig, dtype: torch.dtype) -> tuple[Samples, Samples]:
+def _drawn(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) -> tuple[Samples, Samples]:
     """Return some samples, and the first half of them by themselves."""
     model = build_model(spec, config, 0, dtype)
     minibatch = example(spec, model, _ROWS, torch.Generator().manual_seed(0))

@@ -143,11 +143,15 @@ def _check_text(config: Config, spec: EnvSpec) -> None:
                 "env.max_episode_steps, or leave it out"
             )
         return
-    if model.obs_tokens >= ppo.rollout_steps:
+    obs_tokens, turn_tokens = (
+        getattr(model, "obs_tokens", 0),
+        getattr(model, "turn_tokens", 0),
+    )  # of policies of text
+    if obs_tokens >= ppo.rollout_steps:
         raise ConfigError(
-            f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
+            f"model.obs_tokens={obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
             "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
-            f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
+            f"{obs_tokens + turn_tokens}, or a smaller model.obs_tokens"
         )
 
 

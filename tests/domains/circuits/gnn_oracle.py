@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.task.observation import observation_space
 from ddppo.envs.encoding.codec import obs_spec
@@ -32,7 +32,7 @@ def spec_of(max_nodes=MAX_NODES, max_pairs=MAX_PAIRS, num_rules=NUM_RULES):
 def network(dtype=torch.float64, seed=0, spec=None, **settings):
     """Return a small network whose outputs are of order 1, not near 0 as they begin."""
     wanted = {"graph_layers": 3, "graph_width": 8, **settings}
-    model = build_model(spec or spec_of(), ModelConfig(name="gnn", **wanted), seed, dtype)
+    model = build_model(spec or spec_of(), settings_of("model", name="gnn", **wanted), seed, dtype)
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.data = p.data + 0.3 * torch.randn(p.shape, dtype=torch.float64, generator=generator).to(dtype)

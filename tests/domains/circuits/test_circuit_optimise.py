@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddppo import config as configuration
-from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.config import Config, EnvConfig, settings_of
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.__main__ import run
 from ddppo.domains.circuits.optimise import command
@@ -354,7 +354,7 @@ def run_folder(tmp_path_factory):
     """A run folder of tof_3 with the checkpoint of a model that has not learned yet."""
     folder = tmp_path_factory.mktemp("run")
     task = EnvConfig(id="ddppo/Circuit-v0", kwargs={"circuit": "tof_3", "buffer": {"draw": "greedy"}})
-    config = Config(env=task, model=ModelConfig(name="gnn", graph_width=16, graph_layers=2))
+    config = Config(env=task, model=settings_of("model", name="gnn", graph_width=16, graph_layers=2))
     (folder / "config.yaml").write_text(configuration.to_yaml(config))
     model = build_model(probe(task), config.model, seed=0, dtype=torch.float32)
     save_iteration(folder / "checkpoints", 1, {"model": model.state_dict(), "iteration": 1}, keep=1)

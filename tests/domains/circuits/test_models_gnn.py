@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.gnn import graphs, messages
 from ddppo.domains.circuits.gnn.distribution import NOWHERE
@@ -302,19 +302,19 @@ def test_a_rule_that_does_not_match_has_the_weight_of_all_that_do_not():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("conv", CONVOLUTIONS)
 def test_it_passes_the_check_of_models(conv, dtype):
-    config = ModelConfig(name="gnn", graph_conv=conv, graph_width=16)
+    config = settings_of("model", name="gnn", graph_conv=conv, graph_width=16)
     assert check_model(spec_of(), config, dtype, num_envs=3, overlaps_from=1) is None
 
 
 def test_its_parameters_depend_on_no_size_of_observations_and_are_drawn_near_the_benchmarks():
-    large, small = (build_model(spec_of(size, 4 * size, 1968), ModelConfig(name="gnn"), 0, torch.float32)
+    large, small = (build_model(spec_of(size, 4 * size, 1968), settings_of("model", name="gnn"), 0, torch.float32)
                     for size in (240, 56))  # fmt: skip
     for a, b in zip(large.state_dict().values(), small.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     env = CircuitEnv("tof_3")
     obs, mask = batch_of([obs for obs, _, _ in steps(env, 8)], torch.float32)
     model = build_model(
-        spec_of(*env._sizes, env.rewriter.num_rules), ModelConfig(name="gnn"), 0, torch.float32
+        spec_of(*env._sizes, env.rewriter.num_rules), settings_of("model", name="gnn"), 0, torch.float32
     )
     params, values = model(obs)
     logits, scores, nodes = split(params.detach())
@@ -334,4 +334,4 @@ def test_its_parameters_depend_on_no_size_of_observations_and_are_drawn_near_the
 def test_a_task_that_observes_no_circuits_is_refused(obs):
     spec = EnvSpec(obs, ActionSpec("discrete", (3,)))
     with pytest.raises(ConfigError, match="gnn takes circuits as ddppo/Circuit-v0 observes them"):
-        build_model(spec, ModelConfig(name="gnn"), 0, torch.float32)
+        build_model(spec, settings_of("model", name="gnn"), 0, torch.float32)

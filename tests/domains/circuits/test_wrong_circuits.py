@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ddppo import config as configuration
-from ddppo.config import Config, EnvConfig, ModelConfig
+from ddppo.config import Config, EnvConfig, settings_of
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.__main__ import run
 from ddppo.domains.circuits.quantum.rules.file import PACKAGED
@@ -87,7 +87,7 @@ def test_rules_that_are_not_true_are_refused_by_training_and_by_optimising(playg
 
 def a_run(folder, env_id="ddppo/Circuit-v0", model="gnn", **kwargs):
     config = Config(env=EnvConfig(id=env_id, kwargs=kwargs))
-    config = dataclasses.replace(config, model=ModelConfig(name=model))
+    config = dataclasses.replace(config, model=settings_of("model", name=model))
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "config.yaml").write_text(configuration.to_yaml(config))
     return folder

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.config import ModelConfig
+from ddppo.config import settings_of
 from ddppo.domains.cloud.env import CloudEnv
 from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.cloud.tokenizer import MISSING, MOST_ANSWERED, CloudTokens, Form, form_of, names_of
@@ -172,11 +172,11 @@ def test_the_grammar_of_some_tasks_is_theirs_alone():
 
 def test_the_task_names_its_tokenizer_and_a_turn_too_short_for_a_line_is_refused(tokens):
     spec = EnvSpec(ArraySpec((4096,), "text"), ActionSpec("text", (2048,)), tokens=CloudEnv.tokens)
-    made = make_tokenizer(spec, ModelConfig(name="token_policy"))
+    made = make_tokenizer(spec, settings_of("model", name="token_policy"))
     assert isinstance(made, CloudTokens)
     assert made.size == tokens.size
     with pytest.raises(ConfigError, match=r"model.turn_tokens=2: a line in the cloud takes up to \d tokens"):
-        make_tokenizer(spec, ModelConfig(name="token_policy", turn_tokens=2))
+        make_tokenizer(spec, settings_of("model", name="token_policy", turn_tokens=2))
 
 
 def test_asking_what_is_allowed_takes_microseconds(tokens):

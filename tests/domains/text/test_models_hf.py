@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, ModelConfig, PPOConfig
+from ddppo.config import Config, EnvConfig, PPOConfig
+from ddppo.config import settings_of as settings_by_name
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.hf_policy import HuggingFacePolicy
 from ddppo.domains.text.tokenizers import make_tokenizer
@@ -103,7 +104,7 @@ def path(request, tmp_path_factory):
 
 
 def of(path, **more):
-    return ModelConfig(name="hf", hf_path=path, **({"turn_tokens": 6, "obs_tokens": 12} | more))
+    return settings_by_name("model", name="hf", hf_path=path, **({"turn_tokens": 6, "obs_tokens": 12} | more))
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

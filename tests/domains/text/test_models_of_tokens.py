@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.token_policy import Cache, TokenPolicy
 from ddppo.envs import probe
@@ -15,7 +15,9 @@ REPEAT = "tests.domains.text.text_tasks:tests/Repeat-v0"
 
 def check(name):
     name = name if name == "token_policy" else f"tests.domains.text.test_models_of_tokens:{name}"
-    return check_model(probe(EnvConfig(id=REPEAT)), ModelConfig(name=name), torch.float32, num_envs=3)
+    return check_model(
+        probe(EnvConfig(id=REPEAT)), settings_of("model", name=name), torch.float32, num_envs=3
+    )
 
 
 class Narrow(TokenPolicy):

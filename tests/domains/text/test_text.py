@@ -7,7 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
+from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import BytesTokenizer, make_tokenizer
 from ddppo.envs import probe
 from ddppo.errors import ConfigError
@@ -111,10 +112,10 @@ def test_markers_are_never_typed():
 
 
 def test_a_task_brings_its_own_tokenizer_made_with_the_limits():
-    made = make_tokenizer(probe(EnvConfig(id=REPEAT)), ModelConfig(turn_tokens=5, obs_tokens=7))
+    made = make_tokenizer(probe(EnvConfig(id=REPEAT)), TextSettings(turn_tokens=5, obs_tokens=7))
     assert isinstance(made, WordTokenizer)
     assert (made.turn_tokens, made.obs_tokens) == (5, 7)
-    made = make_tokenizer(probe(EnvConfig(id=BYTES)), ModelConfig(turn_tokens=50, obs_tokens=7))
+    made = make_tokenizer(probe(EnvConfig(id=BYTES)), TextSettings(turn_tokens=50, obs_tokens=7))
     assert isinstance(made, BytesTokenizer)
     assert (made.turn_tokens, made.obs_tokens) == (16, 7)  # no more than the characters of an action
 
@@ -132,13 +133,13 @@ def test_a_task_brings_its_own_tokenizer_made_with_the_limits():
 def test_a_tokenizer_that_cannot_be_made_is_a_sentence(tokens, said):
     spec = EnvSpec(ArraySpec((9,), "text"), ActionSpec("text", (9,)), tokens=tokens)
     with pytest.raises(ConfigError, match=said):
-        make_tokenizer(spec, ModelConfig())
+        make_tokenizer(spec, TextSettings())
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_text_needs_a_model_of_sequences(name):
     with pytest.raises(ConfigError, match="use model=token_policy"):
-        build_model(probe(EnvConfig(id=REPEAT)), ModelConfig(name=name), 0, torch.float32)
+        build_model(probe(EnvConfig(id=REPEAT)), settings_of("model", name=name), 0, torch.float32)
 
 
 def test_the_tokenizer_of_the_documentation_works():
@@ -161,6 +162,8 @@ def test_the_tokenizer_of_the_documentation_works():
 def test_a_language_model_without_its_packages_says_how_to_get_them(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)  # as if it were not installed
     with pytest.raises(ConfigError, match="pip install 'transformers"):
-        build_model(probe(EnvConfig(id=REPEAT)), ModelConfig(name="hf", hf_path="x"), 0, torch.float32)
+        build_model(
+            probe(EnvConfig(id=REPEAT)), settings_of("model", name="hf", hf_path="x"), 0, torch.float32
+        )
     with pytest.raises(ConfigError, match="pip install 'transformers"):
-        make_tokenizer(probe(EnvConfig(id=REPEAT)), ModelConfig(name="hf", hf_path="x"))
+        make_tokenizer(probe(EnvConfig(id=REPEAT)), settings_of("model", name="hf", hf_path="x"))

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig
+from ddppo.config import EnvConfig, settings_of
 from ddppo.domains.text.collector import TextCollector
+from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.domains.text.turns import make_turns
 from ddppo.envs import probe
@@ -34,7 +35,7 @@ def made(task=REPEAT, envs=range(6), dtype=torch.float64, max_restarts=0, length
     settings = {
         key: more.pop(key) for key in ("turn_tokens", "obs_tokens", "sampling_temperature") if key in more
     }
-    env, config = EnvConfig(id=task, kwargs=kwargs), ModelConfig(name="token_policy", **settings)
+    env, config = EnvConfig(id=task, kwargs=kwargs), settings_of("model", name="token_policy", **settings)
     spec = probe(env)
     turns = more.pop("turns", None) or make_turns(env, envs, 0, 10.0, max_restarts)
     return TextCollector(
@@ -63,7 +64,7 @@ FIELDS = (
 
 
 def words(tokens):
-    names = make_tokenizer(probe(EnvConfig(id=REPEAT)), ModelConfig()).words
+    names = make_tokenizer(probe(EnvConfig(id=REPEAT)), TextSettings()).words
     return [names[token] for token in tokens]
 
 

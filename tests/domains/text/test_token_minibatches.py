@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, ModelConfig, PPOConfig
+from ddppo.config import EnvConfig, PPOConfig, settings_of
 from ddppo.domains.text.collector import TokenMinibatches
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.envs import probe
@@ -76,7 +76,7 @@ def test_grpo_reads_no_sequence_that_teaches_nothing():
 
 def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_all():
     spec = probe(EnvConfig(id="tests.domains.text.text_tasks:tests/Repeat-v0"))
-    model = build_model(spec, ModelConfig(name="token_policy"), 0, torch.float64)
+    model = build_model(spec, settings_of("model", name="token_policy"), 0, torch.float64)
     tokens = torch.randint(1, 10, (3, 7), generator=torch.Generator().manual_seed(0))
     own = torch.tensor([1, 4, 6, 13, 20])
     params, values = model.at(tokens, tokens)

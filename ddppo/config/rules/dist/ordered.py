@@ -4,7 +4,6 @@ from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 
 _DEFAULT_SHARDS = 8
-_OF_TEXT = ("token_policy", "hf")
 
 
 def num_shards(config: Config) -> int:
@@ -55,12 +54,9 @@ def check_ordered(config: Config) -> None:
     if config.device == "cuda" or dist.collective == "nccl":
         what = "device=cuda" if config.device == "cuda" else "dist.collective=nccl"
         raise ConfigError(f"{what} {said}, which is shown for CPUs alone: use device=cpu")
-    if ppo.algorithm != "ppo" or config.model.name in _OF_TEXT:
-        what = (
-            f"ppo.algorithm={ppo.algorithm}" if ppo.algorithm != "ppo" else f"model.name={config.model.name}"
-        )
+    if ppo.algorithm != "ppo":
         raise ConfigError(
-            f"{what} {said}: whole episodes are not computed in shards: use dist.reduction=fast"
+            f"ppo.algorithm={ppo.algorithm} {said}: whole episodes are not computed in shards: use dist.reduction=fast"
         )
     if ppo.normalize_advantages == "local":
         raise ConfigError(

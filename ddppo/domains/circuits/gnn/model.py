@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ddppo.config import ModelConfig
 from ddppo.domains.circuits.gnn.convolutions import CONVOLUTIONS
 from ddppo.domains.circuits.gnn.distribution import NOWHERE, NodeThenRule
 from ddppo.domains.circuits.gnn.graphs import Graph, graph_around
+from ddppo.domains.circuits.settings import GnnSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Obs, linear
 from ddppo.spaces import EnvSpec
@@ -57,13 +57,14 @@ class GNN(ActorCritic):
     and has their weights' sum.
     """
 
+    Settings = GnnSettings
     values_are_beside = True
     values_are_of_actions = True
     stays_eager = (
         "every minibatch has as many nodes as its circuits have, and what is no product of matrices is C++"
     )
 
-    def __init__(self, spec: EnvSpec, config: ModelConfig) -> None:
+    def __init__(self, spec: EnvSpec, config: GnnSettings) -> None:
         super().__init__(spec, config)
         self.max_nodes, self.max_pairs, self.num_rules = _sizes(spec)
         self.temperature = config.temperature

@@ -20,7 +20,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from ddppo.config import check_fields, config_class
-from ddppo.config.integers import is_integer, setting_types
+from ddppo.config.integers import is_integer, setting_types, type_of
 from ddppo.errors import ConfigError
 from ddppo.files import write_text
 from ddppo.search.settings import GpUcbSweeperConfig
@@ -177,7 +177,7 @@ def _interval(key: str, sweep: IntervalSweep) -> "Dimension":
         high, int
     ):  # of int(interval(1, 4)); else Hydra's grammar makes floats
         return Interval(low, high, log=is_log, step=1)
-    if not (key in _TYPES and is_integer(_TYPES[key])):
+    if not is_integer(type_of(key, _TYPES)):
         return Interval(low, high, log=is_log)
     if int(low) != low or int(high) != high:
         raise ConfigError(f"{key}=interval({low}, {high}): {key} is a whole number, and so must the ends be")

@@ -1,1 +1,0 @@
-"""The rules of model: what each kind reads, and what it needs of the rest."""

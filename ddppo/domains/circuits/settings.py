@@ -1,0 +1,53 @@
+"""Settings of model=gnn. Imports no torch."""
+
+from dataclasses import dataclass
+
+from ddppo.config import Config, ModelSettings, setting
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+
+@dataclass(slots=True)
+class GnnSettings(ModelSettings):
+    """A graph network over circuits."""
+
+    name: str = setting("gnn", "this model's")
+    graph_conv: str = setting(
+        "qgnn",
+        "convolution: qgnn (Quarl's: linear messages over typed edges), gin (graph isomorphism "
+        "network), attention (4 heads)",
+        choices=("qgnn", "gin", "attention"),
+    )
+    graph_layers: int = setting(
+        4, "number of convolutions; a gate is informed by gates up to this far away", low=1, high=64
+    )
+    graph_width: int = setting(
+        128, "units of each convolution and of the critic; the actor has twice as many", low=4
+    )
+    graph_prior: float = setting(
+        3.0,
+        "before learning, a rule that adds n gates is e^(-graph_prior n) times as likely as one that"
+        " adds none; 0 makes all equal",
+        low=0,
+        high=20,
+    )
+    temperature: float | None = setting(
+        None,
+        "gates are drawn by exp(value / temperature). null follows the number of gates N, 1 / ln(9 "
+        "(N - 1)): a gate worth 1 more than all others is then drawn 9 times in 10",
+        above=0,
+    )
+
+    def check(self) -> None:
+        if self.graph_conv == "attention" and self.graph_width % 4:
+            raise ConfigError(
+                f"model.graph_width={self.graph_width} with model.graph_conv=attention: its 4 heads share the units "
+                f"alike: use a multiple of 4, such as {-(-self.graph_width // 4) * 4}"
+            )
+
+    def check_run(self, config: Config, shape: BatchShape) -> None:
+        if config.ppo.normalize_obs:
+            raise ConfigError(
+                "ppo.normalize_obs=true with model.name=gnn: what it observes are numbers of gates and rules, which "
+                "name things: use ppo.normalize_obs=false"
+            )

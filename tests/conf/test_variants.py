@@ -1,0 +1,171 @@
+"""Each model, topology and algorithm has settings of its own; a key of another is unknown, and told of which it is."""
+
+import sys
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from ddppo import config as configuration
+from ddppo.config import Config, EnvConfig, MlpSettings, settings_of
+from ddppo.config.stored import _OF_ALL_VARIANTS
+from ddppo.config.variants import SECTIONS_BY_NAME, known, names_of, settings_class
+from ddppo.domains.circuits.settings import GnnSettings
+from ddppo.errors import ConfigError
+from ddppo.models import build_model  # noqa: F401 (its classes are asked for their Settings)
+from ddppo.plugins import added, imported
+
+OWN = """
+from dataclasses import dataclass, field
+
+from ddppo.config import MlpSettings, ModelSettings, setting
+from ddppo.errors import ConfigError
+from ddppo.models import MLP
+
+
+class Plain(MLP):
+    pass
+
+
+class Wide(MLP):
+    @dataclass
+    class Settings(MlpSettings):
+        width: int = setting(8, "units of the widest layer", low=2)
+        gains: dict[str, float] = field(default_factory=dict)
+
+        def check(self):
+            if self.width % 2:
+                raise ConfigError(f"model.width={self.width}: must be even")
+
+
+class Alone(MLP):
+    @dataclass
+    class Settings(ModelSettings):
+        depth: int = 3
+
+
+class Wrong(MLP):
+    Settings = dict
+
+
+class Odd(MLP):
+    @dataclass
+    class Settings(MlpSettings):
+        sizes: set = field(default_factory=set)
+"""
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_variants.py").write_text(OWN)
+    sys.path.insert(0, str(folder))
+    configuration.register()
+
+    def from_overrides(*overrides):
+        with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
+            return compose("config", list(overrides))
+
+    yield from_overrides
+    sys.path.remove(str(folder))
+    GlobalHydra.instance().clear()
+
+
+def checked(cfg):
+    config = configuration.from_omegaconf(cfg)
+    configuration.validate(config)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model=gnn model.memory_size=3", "with model.name=gnn: it is of model=mlp or cnn or resnet or dict"),
+        ("model=mlp model.graph_layers=3", "with model.name=mlp: it is of model=gnn"),
+        ("model=lstm model.lstm_size=3", r"model.lstm_size \(did you mean model.memory_size"),
+        ("model=gnn model.lstm_size=3", "did you mean model.memory_size of model=mlp or cnn"),
+        ("model=gnn model.nonsense=3", "model.name=gnn has name, graph_conv, graph_layers"),
+        ("model=token_policy model.hf_path=x", "with model.name=token_policy: it is of model=hf"),
+        ("env=circuit model.name=mlp", "model.graph_width with model.name=mlp: it is of model=gnn"),
+        ("model=resnet model.conv_layers=[[1,2,3]]", "with model.name=resnet: it is of model=cnn or dict"),
+        ("model.name=own_variants:Wide model.widht=3", r"did you mean model.width\?"),
+        (
+            "model.name=own_variants:Alone model.hidden_sizes=[3]",
+            "model.name=own_variants:Alone: it is of model=mlp",
+        ),
+        (
+            "model.name=own_variants:Wrong",
+            "its Settings must be a dataclass derived from ddppo.config.ModelSettings",
+        ),
+        ("model.name=own_variants:Odd", "own_variants.Odd.Settings: settings are of types that YAML knows"),
+        ("model.name=own_variants:None_", "model.name=own_variants:None_: cannot be imported"),
+        ("model.name=own_variants:Wide model.width=1", "model.width=1: must be at least 2"),
+        ("model.name=own_variants:Wide model.width=7", "model.width=7: must be even"),
+    ],
+)
+def test_a_key_or_a_value_that_a_variant_lacks_is_refused_with_the_nearest(composed, line, said):
+    with pytest.raises(ConfigError, match=said):
+        checked(composed(*line.split()))
+
+
+def test_the_name_alone_chooses_the_keys_and_keeps_what_a_preset_sets(composed):
+    model = checked(composed("model=lstm", "model.name=resnet", "model.resnet_channels=[4]")).model
+    assert (model.memory, model.hidden_sizes, model.resnet_channels) == ("lstm", [64], [4])
+    assert checked(composed("model.name=gnn", "model.graph_width=8", "ppo=default")).model == GnnSettings(
+        graph_width=8
+    )
+
+
+def test_a_model_of_ones_own_has_the_settings_in_its_class_or_those_of_mlp(composed):
+    own = checked(composed("model.name=own_variants:Wide", "model.width=4", "model.gains.first=2"))
+    assert (own.model.width, own.model.gains, own.model.hidden_sizes) == (4, {"first": 2.0}, [64, 64])
+    assert (
+        type(checked(composed("model.name=own_variants:Plain", "model.hidden_sizes=[3]")).model)
+        is MlpSettings
+    )
+    assert names_of(type(checked(composed("model.name=own_variants:Alone")).model)) == ["name", "depth"]
+
+
+@pytest.mark.parametrize("line", ["model=gnn", "model=dict", "model.name=own_variants:Wide model.width=4"])
+def test_what_is_stored_holds_the_variant_s_keys_alone_and_reads_back(composed, tmp_path, line):
+    config = checked(composed(*line.split()))
+    path = tmp_path / "config.yaml"
+    path.write_text(configuration.to_yaml(config))
+    for section in SECTIONS_BY_NAME:
+        assert list(OmegaConf.load(path)[section]) == names_of(type(getattr(config, section)))
+    assert configuration.load(path) == config
+
+
+def test_a_file_with_the_keys_of_all_variants_loads_unless_one_without_effect_was_set(tmp_path):
+    path = tmp_path / "config.yaml"
+    config = Config(env=EnvConfig(id="x"), model=settings_of("model", name="gnn", graph_width=8))
+    stored = OmegaConf.create(configuration.to_yaml(config))
+    for section, defaults in _OF_ALL_VARIANTS.items():
+        stored[section] = {**defaults, **stored[section]}
+    stored.model.image_layout = "chw"  # a default of still earlier runs
+    OmegaConf.save(stored, path)
+    assert configuration.load(path) == config
+    stored.model.token_width = 8
+    OmegaConf.save(stored, path)
+    with pytest.raises(
+        ConfigError, match=r"config.yaml is not .*no setting model.token_width with model.name=gnn"
+    ):
+        configuration.load(path)
+
+
+def test_every_setting_of_a_variant_has_a_meaning_and_a_default_of_before():
+    for section, variants in SECTIONS_BY_NAME.items():
+        before = {**_OF_ALL_VARIANTS[section], variants.key: None}
+        for kind in known(section).values():
+            for item in kind.__dataclass_fields__.values():
+                assert len(item.metadata["meaning"]) > 5, (kind, item.name)
+                if item.name in names_of(variants.base):
+                    continue
+
+                assert item.name in before, (kind, item.name)
+
+
+@pytest.mark.parametrize("name", list(added("models")))
+def test_a_plugin_names_the_settings_that_its_model_has(name):
+    assert settings_class("model", name) is imported(added("models")[name]).Settings
