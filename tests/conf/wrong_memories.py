@@ -9,7 +9,7 @@ LINES = {
     "model=lstm model.memory_size=0": "model.memory_size=0: must be at least 1",
     "model.memory_size=64": "model.memory_size=64 has no effect with model.memory=none: use model.memory=lstm or gru",
     "model.memory_layers=2": "model.memory_layers=2 has no effect with model.memory=none",
-    "model=gnn model.memory=gru": "model.memory=gru has no effect with model.name=gnn",
+    "model=gnn model.memory=gru": "no setting model.memory with model.name=gnn: it is of model=mlp or cnn",
     "model=gru model.memory=gur": "must be one of none, lstm, gru (did you mean gru",
     "model=lstm distributed=async_actors dist.world_size=3": "carry what a policy remembers: use distributed=ddp",
     "model=lstm distributed=device": "distributed=device with model.memory=lstm",

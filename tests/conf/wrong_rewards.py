@@ -15,5 +15,5 @@ LINES = {
     ),
     "ppo=grpo ppo.normalize_advantages=minibatch": "has no effect with ppo.algorithm=grpo",
     "ppo.normalize_advantages=minibatches": "must be one of global, minibatch, local, none (did you mean minibatch",
-    "model=cnn model.orthogonal=false": "model.orthogonal=False has no effect with model.name=cnn: use model=mlp, or",
+    "model=cnn model.orthogonal=false": "no setting model.orthogonal with model.name=cnn: it is of model=mlp",
 }
