@@ -70,8 +70,8 @@ def fragments(config: Config) -> Layout:
         action_bytes=action,
         parameter_bytes=number * sum(p.numel() for p in model.parameters()),
         float_bytes=number,
-        num_learners=config.dist.num_learners,
-        env_shares=tuple(config.dist.env_shares),
+        num_learners=getattr(config.dist, "num_learners", None),
+        env_shares=tuple(getattr(config.dist, "env_shares", ())),
     )
     return find(config.dist.topology).of(config.dist.world_size, sizes)
 

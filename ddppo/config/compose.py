@@ -122,14 +122,17 @@ def _choose(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
     if f"{section}.{chosen_by}" in given:
         values[chosen_by] = given[f"{section}.{chosen_by}"]
     name = name_in(section, values)
+    foreign: list[str] = []
     if str(given.get("hydra.mode")) == "MULTIRUN":
         # A sweep over variants: each of its runs says which keys it lacks, if they are those of another.
         foreign = [key for key in {*values, *keys} if owners_of(section, key)]
-        cfg[section] = structured(section, values, also=foreign)
-        keys = [key for key in keys if key not in foreign]
-    else:
-        cfg[section] = structured(section, values)
-    check_keys(section, name, keys)
+    cfg[section] = structured(section, values, also=foreign)
+    check_keys(section, name, [key for key in keys if key not in foreign])
+    if foreign:
+        OmegaConf.set_struct(cfg[section], False)
+    for item in cfg[section].values():
+        if isinstance(item, DictConfig):  # of keys that a user makes up
+            OmegaConf.set_struct(item, False)
 
 
 def _shown_options(store: ConfigStore, path: str) -> list[str]:

@@ -114,7 +114,7 @@ def _settings(section: type, prefix: str) -> list[str]:
 
 def _of_variants(section: str) -> list[str]:
     """Return the settings that all variants of a section have, then the others, under the names of those that do."""
-    base, _, group, _ = SECTIONS_BY_NAME[section]
+    base, group = SECTIONS_BY_NAME[section].base, SECTIONS_BY_NAME[section].group
     common = names_of(base)
     by_owners: dict[tuple[str, ...], list[str]] = {}
     for kind in known(section).values():

@@ -29,6 +29,11 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"turn_tokens": 64, "obs_tokens": 256, "hf_path": None, "lora_rank": 8},
         **{"sampling_temperature": 1.0, "top_p": 1.0},
     },
+    "dist": {
+        **{"num_learners": None, "env_shares": [], "observers": None, "max_wait_ms": None, "max_lag": None},
+        **{"correction": "clip", "preempt_rule": "fraction", "sync_frac": 0.6, "min_frac": 0.25},
+        **{"rollout_time_cap_s": None},
+    },
 }
 
 
@@ -88,9 +93,9 @@ def load(path: Path) -> Config:
     section = loaded.get("env")
     if isinstance(section, DictConfig) and section.get("backend") == "async":  # before there were pools
         section["backend"] = "pool"
-    _leave_out_others(loaded)
+    plain: Any = OmegaConf.to_container(loaded)
     try:
-        return from_omegaconf(loaded)
+        return from_omegaconf(OmegaConf.create(without_others(plain)))
     except ConfigError as e:
         raise ConfigError(f"{path} is not the configuration of a run: {e}") from e
 
@@ -98,16 +103,30 @@ def load(path: Path) -> Config:
 _ALSO_A_DEFAULT = {"image_layout": "chw"}  # of still earlier runs
 
 
-def _leave_out_others(loaded: DictConfig) -> None:
-    """Take the keys of other variants out of a file of before, which held those of all at their defaults."""
+def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
+    """Return a configuration of before, which held the keys of all variants, without those that had no effect.
+
+    Keys of other variants stay where they are not at their defaults. imports: whether one's own model or topology is
+    imported, to see what it has; else its section stays as it is.
+    """
+    found = dict(config)
     for section, defaults in _OF_ALL_VARIANTS.items():
-        values = loaded.get(section)
-        if not isinstance(values, DictConfig):
+        values = found.get(section)
+        if not isinstance(values, Mapping) or not (defaults.keys() & values.keys()):
             continue
-        has = names_of(settings_class(section, name_in(section, values)))
-        for key, default in defaults.items():
-            if key not in has and key in values and values[key] in (default, _ALSO_A_DEFAULT.get(key)):
-                del values[key]
+        name = name_in(section, values)
+        if ":" in name and not imports:
+            continue
+        try:
+            has = names_of(settings_class(section, name))
+        except ConfigError:  # told by those who check it
+            continue
+        found[section] = {
+            key: value
+            for key, value in values.items()
+            if key in has or key not in defaults or value not in (defaults[key], _ALSO_A_DEFAULT.get(key))
+        }
+    return found
 
 
 def to_yaml(config: Config) -> str:

@@ -7,7 +7,7 @@ is unknown, whoever else may have it. Imports no torch, unless a class at an imp
 
 import difflib
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,62 +19,89 @@ from ddppo.config.fields import in_words
 from ddppo.config.settings import (
     CnnSettings,
     DictSettings,
+    DistSettings,
     MlpSettings,
     ModelSettings,
     ResnetSettings,
 )
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
+from ddppo.topologies import TOPOLOGIES, find
 from ddppo.tracebacks import in_one_line
 
 
 class Section(NamedTuple):
-    """A section with variants: key names the variant, which option of a group chooses."""
+    """A section with variants: `key` names the variant, which an option of `group` chooses.
+
+    known: the settings of those that have a name, by it. find: of any name or import path; raises ConfigError.
+    """
 
     base: type
     key: str
     group: str
-    ours: Mapping[str, type]
+    known: Callable[[], dict[str, type]]
+    find: Callable[[str], type]
+
+
+_MODELS = {"mlp": MlpSettings, "cnn": CnnSettings, "resnet": ResnetSettings, "dict": DictSettings}
+
+
+def _known_models() -> dict[str, type]:
+    of_plugins = {
+        name.removeprefix("model/"): imported(path)
+        for name, path in added("settings").items()
+        if name.startswith("model/")
+    }
+    return {**_MODELS, **of_plugins}
+
+
+def _of_model(name: str) -> type:
+    if name in _MODELS:
+        return _MODELS[name]
+    if path := added("settings").get(f"model/{name}"):
+        return imported(path)
+    found = getattr(model_at(name), "Settings", MlpSettings)
+    return _derived(
+        found, ModelSettings, f"model.name={name}: its Settings", "MlpSettings, which has hidden_sizes"
+    )
+
+
+def _of_topology(name: str) -> type:
+    found = find(name).settings
+    if found is None:
+        return DistSettings
+    found = imported(found) if isinstance(found, str) else found
+    return _derived(found, DistSettings, f"dist.topology={name}: its settings", "one that does")
+
+
+def _derived(found: Any, base: type, said: str, other: str) -> type:
+    if not (isinstance(found, type) and issubclass(found, base) and is_dataclass(found)):
+        raise ConfigError(
+            f"{said} must be a dataclass derived from ddppo.config.{base.__name__}, or from {other}"
+        )
+    return found
 
 
 SECTIONS_BY_NAME = {
-    "model": Section(
-        ModelSettings,
-        "name",
-        "model",
-        {"mlp": MlpSettings, "cnn": CnnSettings, "resnet": ResnetSettings, "dict": DictSettings},
+    "model": Section(ModelSettings, "name", "model", _known_models, _of_model),
+    "dist": Section(
+        DistSettings,
+        "topology",
+        "distributed",
+        lambda: {name: _of_topology(name) for name in TOPOLOGIES},
+        _of_topology,
     ),
 }
 
 
 def known(section: str) -> dict[str, type]:
     """Return the settings of every variant that is known by a name, by these names."""
-    prefix = f"{section}/"
-    of_plugins = {
-        name.removeprefix(prefix): imported(path)
-        for name, path in added("settings").items()
-        if name.startswith(prefix)
-    }
-    return {**SECTIONS_BY_NAME[section].ours, **of_plugins}
+    return SECTIONS_BY_NAME[section].known()
 
 
 def settings_class(section: str, name: str) -> type:
     """Return the dataclass of the settings of a variant. Raises ConfigError where there is no such variant."""
-    if name in (ours := SECTIONS_BY_NAME[section].ours):
-        return ours[name]
-    if path := added("settings").get(f"{section}/{name}"):
-        return imported(path)
-    return _of_model(name)
-
-
-def _of_model(name: str) -> type:
-    found = getattr(model_at(name), "Settings", MlpSettings)
-    if not (isinstance(found, type) and issubclass(found, ModelSettings) and is_dataclass(found)):
-        raise ConfigError(
-            f"model.name={name}: its Settings must be a dataclass derived from ddppo.config.ModelSettings, or from "
-            "MlpSettings, which brings hidden_sizes and the like"
-        )
-    return found
+    return SECTIONS_BY_NAME[section].find(name)
 
 
 def model_at(name: str) -> Any:
@@ -83,7 +110,7 @@ def model_at(name: str) -> Any:
     path = models.get(name, name)
     module, _, attribute = path.partition(":")
     if not (module and attribute):
-        names = [*SECTIONS_BY_NAME["model"].ours, *models]
+        names = [*_MODELS, *models]
         raise ConfigError(
             f"model.name={name}: neither one of {', '.join(names)} nor an import path like my_pkg.models:MyModel"
         )
@@ -112,6 +139,13 @@ def settings_of(section: str, **values: Any) -> Any:
     return settings_class(section, name)(**values)
 
 
+def changed(section: str, values: Mapping[str, Any], name: str) -> DictConfig:
+    """Return settings of another variant that keep of `values` what both have."""
+    has = names_of(settings_class(section, name))
+    kept = {key: value for key, value in values.items() if key in has}
+    return structured(section, kept | {SECTIONS_BY_NAME[section].key: name})
+
+
 def stored_names(folder: Path) -> dict[str, str]:
     """Return the variants that a run folder's config.yaml names, by section; none where it cannot be read."""
     try:
@@ -133,12 +167,10 @@ def structured(section: str, values: Mapping[str, Any], also: Sequence[str] = ()
     """
     name = name_in(section, values)
     check_keys(section, name, [key for key in values if key not in also])
-    made = empty(settings_class(section, name)).copy()
+    made = empty(settings_class(section, name))
     if also:
+        made = made.copy()
         OmegaConf.set_struct(made, False)
-    for item in made.values():
-        if isinstance(item, DictConfig):  # of keys that a user makes up
-            OmegaConf.set_struct(item, False)
     try:
         merged = OmegaConf.merge(made, dict(values))
     except OmegaConfBaseException as e:
@@ -170,7 +202,7 @@ def check_keys(section: str, name: str, keys: Iterable[str]) -> None:
 
 def unknown_key(section: str, name: str, key: str) -> str:
     """Return that a variant has no such key, and which others have it, or which of its own is meant, perhaps."""
-    _, chosen_by, group, _ = SECTIONS_BY_NAME[section]
+    chosen_by, group = SECTIONS_BY_NAME[section].key, SECTIONS_BY_NAME[section].group
     said = f"there is no setting {section}.{key}"
     chosen = f"{group}={name}" if group != section else f"{section}.{chosen_by}={name}"
     if owners := owners_of(section, key):
@@ -183,10 +215,18 @@ def unknown_key(section: str, name: str, key: str) -> str:
     of_others = [each for kind in known(section).values() for each in names_of(kind)]
     if matches := difflib.get_close_matches(key, of_others, n=1):
         meant = f"{section}.{matches[0]} of {group}={' or '.join(owners_of(section, matches[0]))}"
-        return f"{said} (did you mean {meant}?); {chosen} has {', '.join(own)}"
+        return f"{said} (did you mean {meant}?); --help lists all"
     return f"{said}: {chosen} has {', '.join(own)}"
 
 
+def own_keys(section: str, name: str) -> list[str]:
+    """Return the keys that a variant has and the section's base has not."""
+    common = names_of(SECTIONS_BY_NAME[section].base)
+    return [key for key in names_of(settings_class(section, name)) if key not in common]
+
+
 def owners_of(section: str, key: str) -> list[str]:
-    """Return the names of the variants that have a key."""
+    """Return the names of the variants that have a key, [] where all have."""
+    if key in names_of(SECTIONS_BY_NAME[section].base):
+        return []
     return [name for name, kind in known(section).items() if key in names_of(kind)]

@@ -158,12 +158,12 @@ def follow(arguments: Sequence[str]) -> NoReturn:
     stop_signals_kill(
         signal.SIGINT
     )  # before what takes long: inside an import a handler's exception breaks torch
-    from ddppo.config.settings.dist import DistConfig
+    from ddppo.config.settings.dist import DistSettings
     from ddppo.distributed import formation
     from ddppo.distributed.network import rendezvous_store
     from ddppo.run.worker import run_rank
 
-    timeout_s = _timeout_s(arguments, DistConfig().timeout_s)
+    timeout_s = _timeout_s(arguments, DistSettings().timeout_s)
     try:
         store, run_dir = formation.follow(rendezvous_store(timeout_s), int(os.environ["RANK"]), timeout_s)
     except SystemExit as e:

@@ -34,6 +34,6 @@ ASYNC_ACTORS = Topology(
     _layout,
     "ddppo.distributed.programs.async_actors:program",
     least_ranks=2,
-    settings=("dist.max_lag", "dist.correction", "ppo.rollouts_per_update"),
+    settings="ddppo.topologies.settings:AsyncActorsSettings",
     own_pace=True,
 )

@@ -120,7 +120,8 @@ class Topology:
     program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
     env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
     run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
-    settings: the keys of those that it has a use for and others have not. own_pace: its ranks meet in no
+    settings: the dataclass of its settings, derived from ddppo.config.DistSettings, or its import path; None for no key
+    of its own. own_pace: its ranks meet in no
     collective; those that do not learn do what those that do ask for. subgroups: whether the program asks its kit for
     groups of some ranks, which over several machines is prepared for when ranks meet.
     """
@@ -132,7 +133,7 @@ class Topology:
     least_ranks: int = 1
     env_backend: str | None = None
     check: str | None = None
-    settings: tuple[str, ...] = ()
+    settings: type | str | None = None
     own_pace: bool = False
     subgroups: bool = False
 

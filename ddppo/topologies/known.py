@@ -62,7 +62,7 @@ TOPOLOGIES = {
             "W equal workers as of ddp, whose slow ones end their rollouts early",
             functools.partial(_ddp, does=_OF_PREEMPTED),
             "ddppo.distributed.programs.preempt:PreemptiveWorker",
-            settings=("dist.sync_frac", "dist.min_frac", "dist.rollout_time_cap_s", "dist.preempt_rule"),
+            settings="ddppo.topologies.settings:PreemptSettings",
         ),
         Topology(
             "sync_actors",
@@ -78,7 +78,7 @@ TOPOLOGIES = {
             multi_learner,
             "ddppo.distributed.programs.actors:Actors",
             least_ranks=2,
-            settings=("dist.num_learners",),
+            settings="ddppo.topologies.settings:MultiLearnerSettings",
             subgroups=True,
         ),
         Topology(
@@ -94,7 +94,7 @@ TOPOLOGIES = {
             env_workers_hetero,
             "ddppo.distributed.programs.env_workers:EnvWorkers",
             least_ranks=2,
-            settings=("dist.env_shares",),
+            settings="ddppo.topologies.settings:EnvWorkersSettings",
         ),
         Topology(
             "central_inference",
@@ -102,7 +102,7 @@ TOPOLOGIES = {
             _central_inference,
             "ddppo.distributed.programs.central:Agent",
             env_backend="pool",
-            settings=("dist.max_wait_ms", "dist.observers"),
+            settings="ddppo.topologies.settings:CentralInferenceSettings",
         ),
         Topology(
             "device",

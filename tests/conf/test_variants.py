@@ -19,9 +19,20 @@ from ddppo.plugins import added, imported
 OWN = """
 from dataclasses import dataclass, field
 
-from ddppo.config import MlpSettings, ModelSettings, setting
+from ddppo.config import DistSettings, MlpSettings, ModelSettings, setting
 from ddppo.errors import ConfigError
 from ddppo.models import MLP
+from ddppo.topologies import TOPOLOGIES, Topology
+
+
+@dataclass
+class RingSettings(DistSettings):
+    hops: int = setting(1, "ranks that a gradient passes", low=1)
+
+
+_DDP = TOPOLOGIES["ddp"]
+RING = Topology("ring", "ranks in a ring", _DDP.layout, _DDP.program, settings=RingSettings)
+OLD = Topology("old", "ranks in a ring", _DDP.layout, _DDP.program, settings=("dist.max_lag",))
 
 
 class Plain(MLP):
@@ -89,6 +100,16 @@ def checked(cfg):
         ("model=token_policy model.hf_path=x", "with model.name=token_policy: it is of model=hf"),
         ("env=circuit model.name=mlp", "model.graph_width with model.name=mlp: it is of model=gnn"),
         ("model=resnet model.conv_layers=[[1,2,3]]", "with model.name=resnet: it is of model=cnn or dict"),
+        ("dist.max_lag=2", "no setting dist.max_lag with distributed=ddp: it is of distributed=async_actors"),
+        ("distributed=multi_learner dist.observers=2", "it is of distributed=central_inference"),
+        ("dist.topology=async_actors dist.max_lg=2", r"did you mean dist.max_lag\?"),
+        ("dist.max_lg=2", r"did you mean dist.max_lag of distributed=async_actors\?"),
+        (
+            "dist.topology=own_variants:OLD",
+            "its settings must be a dataclass derived from ddppo.config.DistSettings",
+        ),
+        ("dist.topology=own_variants:RING dist.hop=2", r"did you mean dist.hops\?"),
+        ("dist.topology=own_variants:RING dist.hops=0", "dist.hops=0: must be at least 1"),
         ("model.name=own_variants:Wide model.widht=3", r"did you mean model.width\?"),
         (
             "model.name=own_variants:Alone model.hidden_sizes=[3]",
@@ -127,7 +148,25 @@ def test_a_model_of_ones_own_has_the_settings_in_its_class_or_those_of_mlp(compo
     assert names_of(type(checked(composed("model.name=own_variants:Alone")).model)) == ["name", "depth"]
 
 
-@pytest.mark.parametrize("line", ["model=gnn", "model=dict", "model.name=own_variants:Wide model.width=4"])
+def test_a_topology_by_its_name_alone_has_its_own_keys_and_the_values_of_the_command_line(composed):
+    dist = checked(composed("dist.topology=central_inference", "dist.observers=2", "dist.world_size=2")).dist
+    assert (dist.observers, dist.world_size) == (2, 2)
+    assert checked(composed("dist.topology=own_variants:RING", "dist.hops=3")).dist.hops == 3
+
+
+def test_a_sweep_over_variants_is_composed_and_each_run_says_what_it_lacks(composed):
+    line = ("distributed=ddp", "dist.max_lag=2", "hydra.mode=MULTIRUN")
+    with pytest.raises(ConfigError, match="it is of distributed=async_actors"):
+        checked(composed(*line))
+    assert checked(composed("distributed=async_actors", *line[1:])).dist.max_lag == 2
+    with pytest.raises(ConfigError, match=r"no setting dist.max_lagg"):
+        composed("dist.max_lagg=2", "hydra.mode=MULTIRUN")
+
+
+LINES = ["model=gnn", "model=dict", "model.name=own_variants:Wide model.width=4", "distributed=ddp_preempt"]
+
+
+@pytest.mark.parametrize("line", [*LINES, "dist.topology=own_variants:RING dist.hops=3"])
 def test_what_is_stored_holds_the_variant_s_keys_alone_and_reads_back(composed, tmp_path, line):
     config = checked(composed(*line.split()))
     path = tmp_path / "config.yaml"

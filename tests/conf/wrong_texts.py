@@ -13,7 +13,7 @@ LINES = {
     f"{_RUN} model.top_p=1.1": "model.top_p=1.1: must be at most 1",
     f"{_RUN} model.top_p=0": "model.top_p=0.0: must be greater than 0",
     f"{_RUN} model.sampling_temperature=0": "must be greater than 0",
-    f"{_RUN} model.hidden_sizes=[32]": "no setting model.hidden_sizes with model.name=token_policy: it is of model=mlp or cnn",
+    f"{_RUN} model.hidden_sizes=[32]": "no setting model.hidden_sizes with model.name=token_policy: it is of model=mlp",
     f"{_RUN} ppo.normalize_obs=true": "tokens are names, not numbers",
     f"{_TASK} model.name=ddppo.models:MLP ppo.normalize_obs=true": "observes text, whose tokens are names",
     f"{_RUN} env.backend=pool": "observes and does text, which goes through no array",

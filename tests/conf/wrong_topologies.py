@@ -41,7 +41,7 @@ LINES = {
     "distributed=device env.num_workers=2": "stepped by env.backend=batched: leave the number out",
     "distributed=multi_learner dist.num_learners=5": "use 1 or 2 learners, or 10, 15, ... ranks",
     "distributed=multi_learner dist.num_learners=0": "must be at least 1",
-    "dist.num_learners=2": "has no effect with distributed=ddp",
+    "dist.num_learners=2": "with distributed=ddp: it is of distributed=multi_learner",
     "distributed=env_workers_hetero dist.env_shares=[4,5]": "set env.num_envs=9",
     "distributed=env_workers_hetero dist.env_shares=[4,2,2]": "has 3 numbers: one is needed for each of the 2",
     "distributed=env_workers_hetero dist.env_shares=[8,0]": "every rank steps at least 1",
@@ -72,9 +72,9 @@ LINES = {
     "distributed=ddp_preempt dist.preempt_rule=throughputs": "did you mean throughput?",
     "distributed=ddp_preempt dist.preempt_rule=throughput dist.sync_frac=.5": "chooses for how many ranks to wait",
     "distributed=ddp_preempt ppo=grpo": "only ddp collects groups of whole episodes: use distributed=ddp",
-    "dist.sync_frac=.5": "has no effect with distributed=ddp: use distributed=ddp_preempt, or leave it out",
-    "dist.rollout_time_cap_s=1": "has no effect with distributed=ddp: use distributed=ddp_preempt",
-    "dist.observers=4": "has no effect with distributed=ddp: use distributed=central_inference",
+    "dist.sync_frac=.5": "no setting dist.sync_frac with distributed=ddp: it is of distributed=ddp_preempt",
+    "dist.rollout_time_cap_s=1": "with distributed=ddp: it is of distributed=ddp_preempt",
+    "dist.observers=4": "with distributed=ddp: it is of distributed=central_inference",
     "distributed=async_actors dist.world_size=3 env=gym env.id=tests.distributed.telling:tests/Telling-v0": (
         "its environments tell one another after every iteration what they found"
     ),

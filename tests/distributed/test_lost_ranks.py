@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddppo.config import Config, EnvConfig
-from ddppo.config.settings import DistConfig
+from ddppo.config.settings import DistSettings
 from ddppo.errors import NonFiniteError, RankLost, Stopped
 from ddppo.run import checkpoint
 from ddppo.run.folder import RunFolder
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 def config(**dist):
     return Config(
-        env=EnvConfig(id="CartPole-v1"), dist=DistConfig(**{"world_size": 2, "on_lost": "restart"} | dist)
+        env=EnvConfig(id="CartPole-v1"), dist=DistSettings(**{"world_size": 2, "on_lost": "restart"} | dist)
     )
 
 

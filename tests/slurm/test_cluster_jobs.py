@@ -20,7 +20,7 @@ from ddppo.cluster.resources import (
 )
 from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.submit import launch
-from ddppo.config import Config, DistConfig, EnvConfig
+from ddppo.config import Config, EnvConfig, settings_of
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
 from ddppo.processes.signals import now_here
 from ddppo.run.records.summary import SCHEMA_VERSION
@@ -74,7 +74,7 @@ def test_a_learner_with_resources_of_its_own_is_the_first_of_two_components():
 
 @pytest.mark.parametrize(("topology", "world_size"), [("ddp", 4), ("multi_learner", 4), ("ddp", 1)])
 def test_it_is_refused_where_rank_0_does_what_others_do(topology, world_size):
-    config = Config(dist=DistConfig(topology=topology, world_size=world_size))
+    config = Config(dist=settings_of("dist", topology=topology, world_size=world_size))
     check_learner(config, SlurmLauncherConfig())
     with pytest.raises(ConfigError, match="rank 0 is no learner among ranks of other roles"):
         check_learner(config, SlurmLauncherConfig(learner_cpus=2))

@@ -14,7 +14,7 @@ from ddppo.cluster import driver, slurm
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.cluster.resources import RankLayout
 from ddppo.config import Config, EnvConfig
-from ddppo.config.settings import DistConfig
+from ddppo.config.settings import DistSettings
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
@@ -148,7 +148,7 @@ def test_a_step_that_did_not_start_is_no_ranks_fault():
 def test_a_job_that_lost_a_rank_goes_on_with_its_run_unless_it_is_over(
     tmp_path, monkeypatch, still_runs, starts
 ):
-    config = Config(env=EnvConfig(id="CartPole-v1"), dist=DistConfig(world_size=2, on_lost="restart"))
+    config = Config(env=EnvConfig(id="CartPole-v1"), dist=DistSettings(world_size=2, on_lost="restart"))
     RunFolder(tmp_path).begin(config)
     found = [[driver.Failure("1", "node2", "was ended by a signal (Killed)", None)], None]
     monkeypatch.setattr(driver, "_run_ranks", lambda *arguments: found.pop(0))

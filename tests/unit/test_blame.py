@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ddppo.collectives import leave_word, note_met
 from ddppo.config import Config
-from ddppo.config.settings import DistConfig
+from ddppo.config.settings import DistSettings
 from ddppo.distributed import launcher
 from ddppo.distributed.launcher import _blame, _ended_well, _Replacements, _wait_for_end
 from ddppo.errors import LOST_PEERS
@@ -53,7 +53,7 @@ OWN_PACE = Topology("own_pace", "actors that come and go", _one_learner, "")
 @pytest.fixture
 def own_pace():
     """Return settings of a topology whose rank 1 can be started again twice."""
-    dist = DistConfig(world_size=2, topology=f"{__name__}:OWN_PACE", on_lost="restart", max_restarts=2)
+    dist = DistSettings(world_size=2, topology=f"{__name__}:OWN_PACE", on_lost="restart", max_restarts=2)
     return Config(dist=dist)
 
 

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from ddppo import native
-from ddppo.config import DistConfig
-from ddppo.config.rules.dist.preempting import awaited_ranks
 from ddppo.distributed.programs.preempt import best_awaited
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.learning.minibatches import local_minibatches, of_first
 from ddppo.scaling import BatchShape
+from ddppo.topologies.settings import PreemptSettings
 from tests.unit import test_native_rollout as of_native
 from tests.unit.test_collector import collector as counting_collector
 from tests.unit.test_native_rollout import assert_equal
@@ -46,7 +45,7 @@ def test_a_deadline_ends_it_too_but_not_before_its_least_steps():
     ("frac", "world_size", "awaited"), [(0.6, 4, 3), (0.6, 5, 3), (0.4, 4, 2), (0.8, 4, 4), (0.01, 8, 1)]
 )
 def test_the_share_of_ranks_to_wait_for_is_rounded_up(frac, world_size, awaited):
-    assert awaited_ranks(DistConfig(sync_frac=frac, world_size=world_size)) == awaited
+    assert PreemptSettings(sync_frac=frac, world_size=world_size).awaited_ranks == awaited
 
 
 def rollouts_of(made, noise, cuts):

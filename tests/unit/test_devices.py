@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ddppo.config import Config, DistConfig, EnvConfig, validate
+from ddppo.config import Config, EnvConfig, settings_of, validate
 from ddppo.distributed.launch import device_of_rank
 from ddppo.errors import ConfigError
 
 
 def settings(topology, **dist):
-    dist = DistConfig(topology=topology, world_size=4, **dist)
+    dist = settings_of("dist", topology=topology, world_size=4, **dist)
     return Config(env=EnvConfig(id="CartPole-v1", num_envs=12), dist=dist)
 
 

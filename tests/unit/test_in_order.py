@@ -8,7 +8,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.collectives.group import OrderedSum, sum_in_pairs
-from ddppo.config import Config, DistConfig
+from ddppo.config import Config, DistSettings
 from ddppo.distributed.launch import threads_per_rank
 from ddppo.ppo.learning.minibatches import by_shard, local_minibatches
 from ddppo.scaling import BatchShape
@@ -94,7 +94,7 @@ def test_a_shards_part_of_a_minibatch_is_the_same_samples_in_the_same_order_at_a
 
 
 def test_a_rank_has_one_thread_however_much_work_there_is():
-    ordered = Config(dist=DistConfig(reduction="ordered"))
+    ordered = Config(dist=DistSettings(reduction="ordered"))
     assert threads_per_rank(ordered, 1, 10**12) == 1
-    told = Config(dist=DistConfig(reduction="ordered", threads_per_rank=2))
+    told = Config(dist=DistSettings(reduction="ordered", threads_per_rank=2))
     assert threads_per_rank(told, 1, 10**12) == 2

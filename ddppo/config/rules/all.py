@@ -6,9 +6,8 @@ from ddppo.config.fields import check_fields, own_methods
 from ddppo.config.rules.algorithms import check_algorithm
 from ddppo.config.rules.dist.faults import check_nonfinite
 from ddppo.config.rules.dist.ordered import check_ordered
-from ddppo.config.rules.dist.preempting import check_preempting
 from ddppo.config.rules.dist.restarts import check_lost
-from ddppo.config.rules.dist.topologies import check_observers, check_own_pace, check_topology
+from ddppo.config.rules.dist.topologies import check_own_pace, check_topology
 from ddppo.config.rules.env.stepping import check_backend, check_context, check_slow_ranks, check_workers
 from ddppo.config.rules.own import check_own
 from ddppo.config.rules.shapes import batch_shape, layout
@@ -37,7 +36,6 @@ def validate(config: Config) -> BatchShape:
     check_own_pace(config)
     check_backend(config)
     check_tracking(config)
-    check_preempting(config)
     check_ordered(config)
     check_lost(config)
     check_nonfinite(config, layout(config))
@@ -113,7 +111,6 @@ def _check_sizes(config: Config, shape: BatchShape) -> None:
             f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native, or of envpool/..., "
             "may hold nothing but autoreset pseudo-steps: use at least 2, or env.backend=sync"
         )
-    check_observers(config, shape)
     check_workers(config, shape)
     if shape.batch_size > _LARGEST_BATCH:
         raise ConfigError(

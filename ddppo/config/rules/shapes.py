@@ -76,7 +76,7 @@ def layout(config: Config) -> Layout:
         ppo.rollout_steps,
         ppo.num_epochs * ppo.num_minibatches,
         *(0, 0, 0, 0, 0),
-        num_learners=dist.num_learners,
-        env_shares=tuple(dist.env_shares),
+        num_learners=getattr(dist, "num_learners", None),
+        env_shares=tuple(getattr(dist, "env_shares", ())),
     )
     return find(dist.topology).of(dist.world_size, sizes)

@@ -1,7 +1,7 @@
 """The list of every setting: names, types, defaults, units, meanings, and the rule of each by itself."""
 
 from ddppo.config.settings.all import SECTIONS, Config, Section, config_class, section, sections
-from ddppo.config.settings.dist import DistConfig, ScalingConfig
+from ddppo.config.settings.dist import DistSettings, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import (
     CnnSettings,
@@ -21,7 +21,7 @@ __all__ = [
     "CnnSettings",
     "Config",
     "DictSettings",
-    "DistConfig",
+    "DistSettings",
     "EnvConfig",
     "EvalConfig",
     "ImageSettings",

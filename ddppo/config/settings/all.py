@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, ClassVar
 
 from ddppo.config.fields import setting
-from ddppo.config.settings.dist import DistConfig, ScalingConfig
+from ddppo.config.settings.dist import DistSettings, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import MlpSettings, ModelSettings
 from ddppo.config.settings.ppo import PPOConfig
@@ -21,7 +21,7 @@ class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelSettings = field(default_factory=MlpSettings)
     ppo: PPOConfig = field(default_factory=PPOConfig)
-    dist: DistConfig = field(default_factory=DistConfig)
+    dist: DistSettings = field(default_factory=DistSettings)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -96,7 +96,7 @@ SECTIONS = {
     "env": EnvConfig,
     "model": ModelSettings,
     "ppo": PPOConfig,
-    "distributed": DistConfig,
+    "distributed": DistSettings,
     "scaling": ScalingConfig,
 }
 

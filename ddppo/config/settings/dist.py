@@ -6,77 +6,15 @@ from ddppo.config.fields import setting
 
 
 @dataclass(slots=True)
-class DistConfig:
+class DistSettings:
+    """What every topology has; those that have more derive from it (ddppo.topologies.settings)."""
+
     world_size: int = setting(1, "number of ranks W", low=1, high=1_000_000)
     topology: str = setting(
         "ddp",
         "which ranks step environments, act and learn: ddp, ddp_preempt, sync_actors, async_actors, "
         "multi_learner, env_workers, env_workers_hetero, central_inference, device, or an import path of "
-        "your own, my_pkg.topologies:Ring (docs/topologies.md)",
-    )
-    num_learners: int | None = setting(
-        None,
-        "topology=multi_learner: data-parallel learners L, each with W / L - 1 actors. null: the most "
-        "that W allows, W / 2 if W is even",
-        low=1,
-    )
-    env_shares: list[int] = setting(
-        meaning="topology=env_workers_hetero: environments of rank 1, 2, ..., env.num_envs in all; [] deals them "
-        "as evenly as possible",
-        factory=list,
-    )
-    observers: int | None = setting(
-        None,
-        "topology=central_inference: processes that step an agent's environments, an equal number each; "
-        "null takes env.num_workers",
-        low=1,
-    )
-    max_wait_ms: float | None = setting(
-        None,
-        "topology=central_inference: how long a forward pass waits for further observers after the first "
-        "one; null waits for all",
-        low=0,
-        high=60_000,
-    )
-    max_lag: int | None = setting(
-        None,
-        "topology=async_actors: largest number of updates between the parameters that acted and those "
-        "that learn; older rollouts are refused. 0: in step. null: the least number with which no actor "
-        "waits for an update",
-        low=0,
-    )
-    correction: str = setting(
-        "clip",
-        "topology=async_actors: for rollouts of older parameters: clip (truncated importance ratios in "
-        "the advantages), vtrace (also in the value targets), none (only PPO's own clipping)",
-        choices=("clip", "vtrace", "none"),
-    )
-    preempt_rule: str = setting(
-        "fraction",
-        "topology=ddp_preempt: how many ranks must finish before the others end their rollouts early: "
-        "fraction (sync_frac of them), throughput (the number with the most steps per second of rollout "
-        "and learning, by the last iterations)",
-        choices=("fraction", "throughput"),
-    )
-    sync_frac: float = setting(
-        0.6,
-        "topology=ddp_preempt: share of the ranks that must finish their rollouts before the others end "
-        "theirs",
-        above=0,
-        high=1,
-    )
-    min_frac: float = setting(
-        0.25,
-        "topology=ddp_preempt: least share of its steps that a rank does before it ends a rollout early",
-        low=0,
-        high=1,
-    )
-    rollout_time_cap_s: float | None = setting(
-        None,
-        "topology=ddp_preempt: seconds after which a rank with min_frac of its steps ends its rollout by "
-        "itself; null is no limit",
-        above=0,
-        high=2_000_000,
+        "your own, my_pkg.topologies:Ring (docs/topologies.md); each may have settings of its own",
     )
     max_world_size: int | None = setting(None, "largest world_size that this topology allows", low=1)
     grad_sync: str = setting(

@@ -21,6 +21,7 @@ from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.spaces import each, leaves
+from ddppo.topologies.settings import CentralInferenceSettings
 
 
 class Agent(Ddp):
@@ -32,9 +33,11 @@ class Agent(Ddp):
     def _acting(self) -> "CentralCollector":
         kit, config = self._kit, self._kit.config
         names = EnvNames(kit.env_indices, kit.group.rank)
-        settings = replace(config.env, num_workers=config.dist.observers or config.env.num_workers)
+        dist = config.dist
+        assert isinstance(dist, CentralInferenceSettings), dist
+        settings = replace(config.env, num_workers=dist.observers or config.env.num_workers)
         env = Observers(settings, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
-        wait = config.dist.max_wait_ms
+        wait = dist.max_wait_ms
         return CentralCollector(
             **kit.of_collector(env, kit.env_indices.start),
             group=kit.group,

@@ -162,7 +162,9 @@ class Kit(Replica):
         ppo, shape, model = self.config.ppo, self.shape.over(group.world_size), self.model
         num_shards = shape.local_num_shards
         normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device, num_shards)
-        estimator: Estimator = Gae(ppo, self.config.dist.correction, num_shards=num_shards)
+        estimator: Estimator = Gae(
+            ppo, getattr(self.config.dist, "correction", "clip"), num_shards=num_shards
+        )
         reference = None
         if ppo.algorithm == "grpo":
             estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)

@@ -17,12 +17,12 @@ from collections import deque
 import numpy as np
 import torch
 
-from ddppo.config.rules.dist.preempting import awaited_ranks
 from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import Collected, Kit
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.learning.learner import Update
+from ddppo.topologies.settings import PreemptSettings
 
 _WINDOW = 8  # iterations whose speeds are thought to come again
 
@@ -51,12 +51,14 @@ class PreemptiveWorker(Ddp):
     def __init__(self, kit: Kit) -> None:
         super().__init__(kit)
         dist, self._steps = kit.config.dist, kit.shape.rollout_steps
+        assert isinstance(dist, PreemptSettings), dist
+        self._chooses = dist.preempt_rule == "throughput"
         self._board = kit.group.board()
         self._least_steps = max(1, math.ceil(dist.min_frac * self._steps))
         self._cap_s = dist.rollout_time_cap_s or math.inf
         self._awaited = kit.group.world_size
-        if dist.preempt_rule == "fraction":
-            self._awaited = awaited_ranks(dist)
+        if not self._chooses:
+            self._awaited = dist.awaited_ranks
         # Of ranks, `[W, 2]` an iteration: seconds a step, and of learning.
         self._speeds: deque[np.ndarray] = deque(maxlen=_WINDOW)
         self._number = 0  # of rollouts so far, for iterations may be done again
@@ -78,7 +80,7 @@ class PreemptiveWorker(Ddp):
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         start = time.perf_counter()
-        if self._kit.config.dist.preempt_rule == "throughput":
+        if self._chooses:
             self._choose(is_first=not self._learn_s)
         update = super().learn(collected, iteration, progress)
         self._learn_s = time.perf_counter() - start

@@ -3,7 +3,6 @@
 from ddppo import config as configuration
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.config import Config
-from ddppo.config.rules.dist.preempting import warning_of
 from ddppo.distributed.launch import resolve_device
 from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
@@ -55,7 +54,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         *task.warnings,
         *on_spaces(spec.spaces, config.model),
         *of_networks,
-        warning_of(config),
+        getattr(config.dist, "warning", None),
         of_machine,
     )
     more = (exactness.warning(config, spec), initial.told(config, spec))

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo import config as configuration
 from ddppo.algorithms.task_sampler import make_sampler, state_in
 from ddppo.config import Config
+from ddppo.config.variants import SECTIONS_BY_NAME, changed, name_in
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.run import checkpoint, sweep
 from ddppo.run.checkpoints import exactness
@@ -53,6 +54,10 @@ def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
     before = configuration.load(run_dir / "config.yaml")
     stored = configuration.to_omegaconf(before)
     stored.other_spaces = False  # it was meant for the checkpoint of then
+    for section in SECTIONS_BY_NAME:
+        name = name_in(section, cfg[section])
+        if name != name_in(section, stored[section]):  # refused below, but for another topology
+            stored[section] = changed(section, dict(stored[section]), name)
     for override in overrides:
         key = override.partition("=")[0]
         if key == "resume":

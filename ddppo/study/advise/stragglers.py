@@ -1,12 +1,11 @@
 """Ranks that others wait for at every rollout, and what could be done about it. Imports no torch."""
 
-from dataclasses import replace
 from statistics import median
 
-from ddppo.config.rules.dist.preempting import awaited_ranks
 from ddppo.package import command
 from ddppo.study.advise.candidates import Question
 from ddppo.study.advise.race import Entrant
+from ddppo.topologies.settings import PreemptSettings
 
 _SLOWER = 1.5  # times as long a rollout as the median of all ranks
 _PAYS_FROM = (
@@ -27,7 +26,7 @@ def stragglers(chosen: Entrant, asked: Question) -> str:
     slow = [rank for rank, seconds in enumerate(rollouts) if seconds > _SLOWER * others]
     if not slow:
         return ""
-    alone = awaited_ranks(replace(dist, topology="ddp_preempt")) > len(rollouts) - len(slow)
+    alone = PreemptSettings(world_size=dist.world_size).awaited_ranks > len(rollouts) - len(slow)
     # Where it would wait for a slow one all the same it needs another rule, which ddp refuses.
     topologies = "ddp_preempt dist.preempt_rule=throughput" if alone else "ddp,ddp_preempt"
     settings = [o for o in (*asked.fixed, *chosen.candidate.overrides) if not o.startswith("distributed=")]

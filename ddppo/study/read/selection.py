@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from ddppo.config import near
+from ddppo.config.variants import own_keys
 from ddppo.errors import RunFolderError
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.read.provenance import OF_A_RUN, OF_NO_EFFECT, mixed
@@ -122,7 +123,14 @@ def _variants(runs: list[Run]) -> list[Run]:
 def _of_topology(name: str) -> tuple[str, ...]:
     """Return the settings that a topology of ours has a use for and ddp has not."""
     known = TOPOLOGIES.get(name.partition(" ")[0])
-    return () if known is None else known.settings + (("env.num_workers",) if known.env_backend else ())
+    if known is None:
+        return ()
+    of_others = [
+        key
+        for key, has in (("env.num_workers", known.env_backend), ("ppo.rollouts_per_update", known.own_pace))
+        if has
+    ]
+    return (*(f"dist.{key}" for key in own_keys("dist", known.name)), *of_others)
 
 
 def _is_learnt_by(name: str) -> bool:

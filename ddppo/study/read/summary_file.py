@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from ddppo.config.stored import without_others
 from ddppo.run.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
@@ -102,7 +103,7 @@ def settings(config: Fields) -> dict[str, Any]:
     if config.section("env").values.get("id") == SLEEPING_TASK:
         kwargs.number("step_time_s", low=0, high=fields.LARGEST_SECONDS, default=0.0)
         kwargs.flag("busy", default=False)
-    return found
+    return without_others(found, imports=False)
 
 
 def origin(summary: Fields) -> Origin:

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from ddppo.config.stored import without_others
 from ddppo.study.read.fields import FieldError, Fields, flat, one_line, parsed
 
 STATUSES = ("completed", "stopped", "failed", "running", "unfinished", "damaged")
@@ -140,7 +141,7 @@ def _of_config(config: Fields) -> dict[str, Any]:
         "topology": dist.text("topology", default=""),
         "seed": math.nan if config.values.get("seed") is None else config.whole("seed", high=2**63),
         "total_steps": config.section("ppo", default={}).number("total_steps", default=math.nan),
-        "settings": flat(config.tree()),
+        "settings": flat(without_others(config.tree(), imports=False)),
     }
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddppo.config import Config, DistConfig, EnvConfig, settings_of
+from ddppo.config import Config, DistSettings, EnvConfig, settings_of
 from ddppo.domains.text.evaluation import TextEvaluator, play_tasks, rounded_up
 from ddppo.domains.text.token_policy import TokenPolicy
 from ddppo.envs import probe
@@ -119,7 +119,7 @@ def evaluated(num_episodes=10, num_envs=4, task="Repeat", backend="auto", fails=
         backend=backend,
         kwargs={"fails": list(fails)},
     )
-    config = Config(env=env, dist=DistConfig(**dist), dtype="float64", device="cpu")
+    config = Config(env=env, dist=DistSettings(**dist), dtype="float64", device="cpu")
     config.model = settings_of("model", name="token_policy", turn_tokens=2, obs_tokens=4)
     config.ppo.rollout_steps = 24
     spec = probe(config.env)

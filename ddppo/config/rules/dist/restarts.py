@@ -1,7 +1,7 @@
 """The rules of what is started again."""
 
 from ddppo.config.rules.dist.faults import check_min_workers
-from ddppo.config.settings import Config, DistConfig
+from ddppo.config.settings import Config, DistSettings
 from ddppo.errors import ConfigError
 from ddppo.topologies import find
 
@@ -10,7 +10,7 @@ def check_lost(config: Config) -> None:
     dist, env = config.dist, config.env
     check_min_workers(config)
     if dist.on_lost == "stop":
-        if dist.max_restarts != (default := DistConfig().max_restarts):
+        if dist.max_restarts != (default := DistSettings().max_restarts):
             raise ConfigError(
                 f"dist.max_restarts={dist.max_restarts} has no effect with dist.on_lost=stop: set "
                 f"dist.on_lost=restart, or leave it at {default}"

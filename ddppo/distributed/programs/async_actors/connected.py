@@ -12,7 +12,7 @@ import torch
 
 from ddppo.collectives import Record, in_words, leave_word
 from ddppo.collectives.peers import OwnPace
-from ddppo.config import DistConfig
+from ddppo.config import DistSettings
 from ddppo.distributed.programs.async_actors.line import Door, Wire
 from ddppo.distributed.programs.async_actors.messages import (
     ANSWER,
@@ -46,7 +46,7 @@ class Actors:
     """The actors of these ranks, as the learner, rank 0 of `group`, is connected with them."""
 
     def __init__(
-        self, group: OwnPace, ranks: Iterable[int], config: DistConfig, parameters: Parameters
+        self, group: OwnPace, ranks: Iterable[int], config: DistSettings, parameters: Parameters
     ) -> None:
         self._group = group
         self._timeout_s, self._goes_on = config.timeout_s, config.on_lost == "restart"

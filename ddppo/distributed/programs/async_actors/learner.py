@@ -19,6 +19,7 @@ from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.learning.learner import Update
 from ddppo.terminal import warn
+from ddppo.topologies.settings import AsyncActorsSettings
 
 _LAGS = {"0": 0, "1": 1, "2_3": 3, "4_7": 7}  # the largest of each bin but the last
 _OF_START = 24  # bits of a rollout's number that count from a start of its actor; those above tell which
@@ -41,7 +42,9 @@ class AsyncLearner(Program):
     def __init__(self, kit: Kit) -> None:
         assert isinstance(kit.group, OwnPace)
         self._kit = kit
-        config, shape = kit.config, kit.shape
+        config, shape, dist = kit.config, kit.shape, kit.config.dist
+        assert isinstance(dist, AsyncActorsSettings), dist
+        self._corrects = dist.correction != "none"
         self.learners = Group()  # of one
         self.sync = kit.sync(self.learners)
         self.learner = kit.learner(self.learners, 0, self.sync)
@@ -52,7 +55,7 @@ class AsyncLearner(Program):
         parameters = Parameters(kit.parameters, kit.obs_normalizer)
         self._actors = Actors(kit.group, kit.layout.stepping, config.dist, parameters)
         self._per_update = shape.batch_size // shape.local_batch_size
-        self._max_lag = largest_lag(config.dist.max_lag, len(self._actors), self._per_update)
+        self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
         self._version = 0
         self._rollouts = RolloutMessage(
             kit.spec, shape.rollout_steps, shape.local_num_envs, getattr(torch, config.dtype),
@@ -105,7 +108,7 @@ class AsyncLearner(Program):
     def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
         """Return the K rollouts as the present policy sees them, with ratios; as they are where none is asked for."""
         kit = self._kit
-        if kit.config.dist.correction == "none" or not any(lags):
+        if not self._corrects or not any(lags):
             return rollout
         # [K] -> [K * E]
         is_old = torch.tensor(lags, device=kit.device).repeat_interleave(kit.shape.local_num_envs) > 0
