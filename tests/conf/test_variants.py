@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from ddppo import config as configuration
-from ddppo.config import Config, EnvConfig, MlpSettings, settings_of
+from ddppo.config import MlpSettings
 from ddppo.config.stored import _OF_ALL_VARIANTS
 from ddppo.config.variants import SECTIONS_BY_NAME, known, names_of, settings_class
 from ddppo.domains.circuits.settings import GnnSettings
@@ -176,9 +176,9 @@ def test_what_is_stored_holds_the_variant_s_keys_alone_and_reads_back(composed, 
     assert configuration.load(path) == config
 
 
-def test_a_file_with_the_keys_of_all_variants_loads_unless_one_without_effect_was_set(tmp_path):
+def test_a_file_with_the_keys_of_all_variants_loads_unless_one_without_effect_was_set(composed, tmp_path):
     path = tmp_path / "config.yaml"
-    config = Config(env=EnvConfig(id="x"), model=settings_of("model", name="gnn", graph_width=8))
+    config = checked(composed("model=gnn", "model.graph_width=8", "distributed=async_actors"))
     stored = OmegaConf.create(configuration.to_yaml(config))
     for section, defaults in _OF_ALL_VARIANTS.items():
         stored[section] = {**defaults, **stored[section]}

@@ -10,6 +10,7 @@ from ddppo.config.rules.dist.restarts import check_lost
 from ddppo.config.rules.dist.topologies import check_own_pace, check_topology
 from ddppo.config.rules.env.stepping import check_backend, check_context, check_slow_ranks, check_workers
 from ddppo.config.rules.own import check_own
+from ddppo.config.rules.remembering import check_memory
 from ddppo.config.rules.shapes import batch_shape, layout
 from ddppo.config.rules.tracking import check_tracking
 from ddppo.config.settings import Config, section, sections
@@ -42,12 +43,12 @@ def validate(config: Config) -> BatchShape:
     _check_updates(config)
     shape = batch_shape(config)
     check_algorithm(config, shape)
-    for name in sections():
-        section(config, name).check(config, shape)
-    for name in SECTIONS_BY_NAME:
-        for check_run in own_methods(getattr(config, name), "check_run"):
+    check_memory(config, shape)
+    for each in [getattr(config, name) for name in SECTIONS_BY_NAME] + [
+        section(config, name) for name in sections()
+    ]:
+        for check_run in own_methods(each, "check_run"):
             check_run(config, shape)
-    _check_sequences(config)
     check_slow_ranks(config)
     check_context(config)
     _check_sizes(config, shape)
@@ -93,15 +94,6 @@ def _check_updates(config: Config) -> None:
         raise ConfigError(
             "compile=on with dist.grad_sync=ddp: DistributedDataParallel sums gradients inside backward, which is not "
             "compiled; use dist.grad_sync=flat, or compile=auto"
-        )
-
-
-def _check_sequences(config: Config) -> None:
-    length, model = config.ppo.sequence_length, config.model
-    may_remember = getattr(model, "memory", "none") != "none" or ":" in model.name  # which the door asks
-    if length is not None and not may_remember:
-        raise ConfigError(
-            f"ppo.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or leave it out"
         )
 
 

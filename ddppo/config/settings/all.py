@@ -109,7 +109,7 @@ class Section:
 
     may_change: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, config: Config, shape: BatchShape) -> None:
+    def check_run(self, config: Config, shape: BatchShape) -> None:
         """Raise ConfigError where these settings do not go with the others; before the task is made."""
 
     def check_memory(self, said: str) -> None:

@@ -80,10 +80,6 @@ class LayerSettings(ModelSettings):
                     "leave it out"
                 )
 
-    def check_run(self, config: "Config", shape: BatchShape) -> None:
-        if self.memory != "none":
-            check_remembering(config, shape, f"model.memory={self.memory}")
-
 
 @dataclass(slots=True)
 class MlpSettings(LayerSettings):
@@ -208,44 +204,3 @@ def _check_convolutions(layers: list[list[int]]) -> None:
 def _check_sizes(name: str, sizes: list[int], example: str) -> None:
     if not sizes or min(sizes) < 1:
         raise ConfigError(f"model.{name}={sizes}: needs one or more sizes, each at least 1, e.g. {example}")
-
-
-_THAT_REMEMBER = (
-    *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
-    *("env_workers", "env_workers_hetero", "central_inference"),
-)
-
-
-def check_remembering(config: "Config", shape: BatchShape, said: str) -> None:
-    """Raise ConfigError where a model with memory cannot be trained; `said` is what brings the memory."""
-    from ddppo.config.settings.all import section, sections
-
-    if config.dist.topology not in _THAT_REMEMBER:
-        raise ConfigError(
-            f"distributed={config.dist.topology} with {said}: only {', '.join(_THAT_REMEMBER)} carry what a policy "
-            "remembers: use distributed=ddp"
-        )
-    if config.ppo.algorithm != "ppo":
-        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {said}: use ppo.algorithm=ppo")
-    for name in sections():
-        section(config, name).check_memory(said)
-    length, steps = config.ppo.sequence_length, shape.rollout_steps
-    if length is not None and steps % length:
-        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
-        near = [*[n for n in divisors if n < length][-1:], *[n for n in divisors if n > length][:1]]
-        raise ConfigError(
-            f"ppo.sequence_length={length} does not divide the {steps} steps of a rollout: use "
-            f"{' or '.join(map(str, near))}, or another ppo.rollout_steps"
-        )
-    if length is not None and config.dist.topology == "ddp_preempt":
-        raise ConfigError(
-            f"ppo.sequence_length={length} with distributed=ddp_preempt, whose rollouts end after any number of steps: "
-            "leave it out, so that each is one sequence"
-        )
-    num_sequences = shape.num_envs * (steps // length if length else 1)
-    if shape.num_minibatches > num_sequences:
-        raise ConfigError(
-            f"ppo.num_minibatches={shape.num_minibatches} with {said}: minibatches are of whole sequences, of which "
-            f"there are {num_sequences}: use ppo.num_minibatches={num_sequences} or less, a smaller "
-            "ppo.sequence_length, or more env.num_envs"
-        )

@@ -3,7 +3,7 @@
 import torch
 
 from ddppo.config import Config
-from ddppo.config.settings.model import check_remembering
+from ddppo.config.rules.remembering import check_remembering
 from ddppo.errors import ConfigError
 from ddppo.models import MODELS, build_model
 from ddppo.scaling import BatchShape

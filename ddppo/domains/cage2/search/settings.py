@@ -82,7 +82,7 @@ class SearchSettings(Section):
     def asks(self, config: Config, spec: EnvSpec) -> bool:
         return self.name is not None
 
-    def check(self, config: Config, shape: BatchShape) -> None:
+    def check_run(self, config: Config, shape: BatchShape) -> None:
         if self.name is None:
             self._check_nothing_else()
             return
