@@ -1,4 +1,4 @@
-"""Tasks, a network, a loss term and a metric for the runs of same_parameters.py, which imports this file by its name.
+"""Tasks, a network, a loss term and a metric for the runs of same_parameters.py and of tests/kept.
 
 Both sides of a comparison import this very file, so that a difference is one of ddppo. It imports of ddppo only what
 a project of a user's own does.

@@ -21,8 +21,10 @@ import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -33,6 +35,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve()
 CHECKOUT = HERE.parents[2]
+KEPT = CHECKOUT / "tests" / "kept"
+PARTS = HERE.with_name("golden_parts.py")
 # First in every command, so that a case can set another value. Short runs are saved once, at their end.
 QUIET = (
     "log.progress=none", "log.tensorboard=false", "eval.final_episodes=0", "checkpoint.every_steps=0",
@@ -61,9 +65,13 @@ LIMIT_S = 900.0  # of one command; the longest takes seconds
 
 @dataclass(frozen=True)
 class Case:
-    """A run: its settings, what it goes on with once it is complete (resume=), and modules that it needs."""
+    """A run: its settings, what it goes on with once it is complete (resume=), and modules that it needs.
+
+    kept: a run folder of tests/kept, with which it goes on by `arguments`.
+    """
 
     arguments: tuple[str, ...]
+    kept: str | None = None
     then: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     also_spelled: tuple[
@@ -81,8 +89,14 @@ EVERYTHING = (
     "ppo.normalize_advantages=minibatch",
 )  # fmt: skip
 CNN = ("model=cnn", "model.conv_layers=[[4,4,2],[8,3,1]]", "model.hidden_sizes=[16]", EAGER)
-PICTURE = ("env=gym", "env.id=golden_parts:golden/Picture-v0")
-SEEN = ("env=gym", "env.id=golden_parts:golden/Seen-v0", "model=dict", "model.image_features=8", EAGER)
+PICTURE = ("env=gym", "env.id=tests.golden.golden_parts:golden/Picture-v0")
+SEEN = (
+    "env=gym",
+    "env.id=tests.golden.golden_parts:golden/Seen-v0",
+    "model=dict",
+    "model.image_features=8",
+    EAGER,
+)
 LSTM = ("model=lstm", "model.memory_size=16", "model.hidden_sizes=[16]", EAGER)
 GRU = ("model=gru", "model.memory_size=16", "model.hidden_sizes=[16]", EAGER)
 CIRCUIT = (
@@ -97,7 +111,7 @@ CAGE2 = (
     "ppo.total_steps=4800",
 )
 TEXT = (
-    "env=gym", "env.id=golden_parts:golden/Say-v0", "model=token_policy", "model.token_width=16",
+    "env=gym", "env.id=tests.golden.golden_parts:golden/Say-v0", "model=token_policy", "model.token_width=16",
     "model.token_layers=1", "model.token_heads=2", "model.obs_tokens=8", "model.turn_tokens=3", "ppo.group_size=4",
     "ppo.rollout_steps=24", "ppo.total_steps=600", "ppo.learning_rate=1e-2", EAGER,
 )  # fmt: skip
@@ -176,7 +190,7 @@ CASES = {
     ),
     "lstm, sequences": case("env=pendulum", *LSTM, "env.max_episode_steps=20", "ppo.sequence_length=8"),
     "gru": case("env=pendulum", *GRU, "env.max_episode_steps=20"),
-    "a model of one's own": case("env=cartpole", "model.name=golden_parts:Own", EAGER),
+    "a model of one's own": case("env=cartpole", "model.name=tests.golden.golden_parts:Own", EAGER),
     # PPO's settings.
     "normalisers, target_kl": case("env=cartpole", *EVERYTHING, EAGER),
     "schedules and step sizes": case(
@@ -184,8 +198,8 @@ CASES = {
         "ppo.reward_scale=0.1", "ppo.reward_clip=1", "ppo.normalize_advantages=none", EAGER,
     ),
     "a loss and a metric of one's own": case(
-        "env=pendulum", "ppo.losses={still:{term:golden_parts:still,coef:0.3}}", "log.metrics=[golden_parts:pushes]",
-        EAGER,
+        "env=pendulum", "ppo.losses={still:{term:tests.golden.golden_parts:still,coef:0.3}}",
+        "log.metrics=[tests.golden.golden_parts:pushes]", EAGER,
     ),
     "weak scaling W=2": case("env=cartpole", "scaling=weak", "scaling.learning_rate_rule=linear", "dist.world_size=2"),
     "on_nonfinite=skip_batch": case("env=cartpole", "on_nonfinite=skip_batch", EAGER),
@@ -275,11 +289,21 @@ CASES = {
 }  # fmt: skip
 
 
+# Runs of an earlier ddppo that go on.
+if (KEPT / "expected.json").exists():
+    for name, expected in json.loads((KEPT / "expected.json").read_text()).items():
+        CASES[f"kept, {name}"] = Case(tuple(expected["resumed_with"]), kept=name)
+
+
 # One side ---------------------------------------------------------------------------------------------------
 
 
 def commands(case: Case, arguments: Sequence[str], run_dir: Path) -> list[list[str]]:
     """Return the arguments of `python -m ddppo.train`, one command after the other."""
+    if case.kept is not None:
+        with tarfile.open(KEPT / f"{case.kept}.tar.xz") as archive:
+            archive.extractall(run_dir, filter="data")
+        return [[f"resume={run_dir}", "log.progress=none", *arguments]]
     first = [*QUIET, *arguments, f"hydra.run.dir={run_dir}"]
     return [first, [f"resume={run_dir}", "log.progress=none", *case.then]] if case.then else [first]
 
@@ -353,10 +377,10 @@ class Run:
 def run_here(names: Sequence[str], folder: Path, processes: int) -> None:
     """Run cases with the code of the current folder; print a line of JSON for each as it ends."""
     checkout = Path.cwd()
-    sys.path.insert(0, str(checkout))
+    sys.path[0] = str(checkout)  # instead of this file's folder
     from tests.support import process_of  # of this side: it knows what to import before it forks
 
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(checkout), str(HERE.parent)])}
+    environ = os.environ | {"PYTHONPATH": str(checkout)}
 
     def start(command: list[str], errors: Any) -> Any:
         return process_of(
@@ -390,6 +414,8 @@ def code_of(commit: str | None) -> Iterator[Path]:
         if archive.returncode:
             raise SystemExit(f"{commit} is no commit here: {archive.stderr.decode().strip()}")
         subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        Path(folder, "tests", "golden").mkdir(parents=True, exist_ok=True)
+        shutil.copy(PARTS, Path(folder, "tests", "golden", PARTS.name))  # that the commit may not have
         yield Path(folder)
 
 
