@@ -24,7 +24,7 @@ def composed(*overrides):
         [],
         ["seed=3", "ppo.gamma=0.9"],
         ["env=pendulum", "++env.slow_ranks={0: 0.5}", "scaling=weak"],
-        ["env=cage2", "ppo=default", "model=lstm", "distributed=env_workers", "hydra/launcher=slurm"],
+        ["env=acrobot", "ppo=default", "model=lstm", "distributed=env_workers", "hydra/sweeper=gp_ucb"],
     ],
 )
 def test_what_is_composed_again_is_what_hydra_composes(overrides):

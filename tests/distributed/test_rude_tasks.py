@@ -246,6 +246,8 @@ def test_a_run_ends_though_its_task_leaves_threads_and_processes_running(tmp_pat
     ],
 )
 def test_a_rude_task_trains_and_scores_as_its_polite_twin(polite, tmp_path, backend, num_ranks):
+    if backend == "remote":
+        pytest.importorskip("ddppo.serve", reason="ddppo.serve is not there")
     elsewhere, run_dir = tmp_path / "elsewhere", tmp_path / "run"
     elsewhere.mkdir()
     finished = door(

@@ -98,8 +98,7 @@ def completions(words, monkeypatch, capsys):
 
 def test_completion_offers_the_options_of_a_group_and_no_schema(monkeypatch, capsys):
     assert completions("scaling=", monkeypatch, capsys) == ["scaling=strong", "scaling=weak"]
-    launchers = completions("hydra/launcher=", monkeypatch, capsys)
-    assert {"hydra/launcher=basic", "hydra/launcher=slurm"} <= set(launchers)
+    assert "hydra/launcher=basic" in completions("hydra/launcher=", monkeypatch, capsys)
     for words in ("", "env=", "hydra/launcher=", "ppo=", "model="):
         assert "schema" not in " ".join(completions(words, monkeypatch, capsys))
 

@@ -429,17 +429,6 @@ def test_a_space_that_is_well_used_is_not_spoken_of(kwargs):
     assert advice(**kwargs) == []
 
 
-def test_what_a_server_tells_of_its_task_is_compared_too_and_taken_for_nothing_where_it_is_odd():
-    pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
-    from ddppo.serve.protocol import plain_spec, spec_of
-
-    spec = probe(EnvConfig(id="tests.unit.policy_tasks:policies/ChosenEnv-v0"))
-    told = json.loads(json.dumps(plain_spec(spec), allow_nan=False))
-    assert spec_of(told).spaces == spec.spaces
-    for odd in (None, 7, "spaces", [], {}, {"observations": 3}, {"observations": {}, "actions": {}}):
-        assert spec_of(told | {"spaces": odd}).spaces is None
-
-
 def test_a_batch_that_is_not_what_evaluation_steps_is_refused():
     env = EnvConfig(id="tests.unit.policy_tasks:policies/TwiceEnv-v0", backend="native")
     with pytest.raises(ConfigError, match=r"n of its actions was 3 and is 2: use env.backend=sync"):

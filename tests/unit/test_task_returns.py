@@ -1,7 +1,5 @@
 """What tasks of a user's own return: read without a doubt, or refused in one sentence, whoever steps them."""
 
-import json
-import re
 from collections import UserDict
 from fractions import Fraction
 from types import SimpleNamespace
@@ -12,7 +10,6 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
-from returning_tasks import PAIR, VALUES, GivenEnv
 
 from ddppo import envs as ddppo_envs
 from ddppo.config import EnvConfig, settings_of
@@ -26,6 +23,7 @@ from ddppo.policies.playing import play, task_of
 from ddppo.ppo.acting.collector import Collector
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.terminal import warn
+from tests.unit.returning_tasks import PAIR, VALUES, GivenEnv
 
 TASKS = GivenEnv.__module__
 
@@ -766,26 +764,6 @@ def test_a_batch_of_its_own_hands_masks_over_by_a_method_or_in_its_observations(
 
 
 # -- whoever else steps a task --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("terminated", "list", r"\[False\] of type list as terminated in step 1, it must be True or False"),
-        ("reward", "text number", "'1.5' of type str as the reward in step 1, it must be one number"),
-    ],
-)
-def test_a_served_task_answers_with_the_same_sentence(field, value, said):
-    pytest.importorskip("msgpack", reason="needs the extra serve")
-    from ddppo.serve.protocol import JSON, plain_spec
-    from ddppo.serve.slots.world import World
-
-    env = returning(field, value, at=1)
-    world = World(env, plain_spec(EnvSpec(ArraySpec((2,)), ActionSpec("discrete", (2,)))))
-    assert world.answer(JSON, b'{"id": 1, "op": "reset", "seed": 0}')[0] == JSON
-    kind, content = world.answer(JSON, b'{"id": 2, "op": "step", "action": 0}')
-    assert kind != JSON
-    assert re.search(f"the environment returned {said}", json.loads(content)["error"]["message"])
 
 
 class AnyPolicy:
