@@ -8,7 +8,7 @@ from omegaconf import MISSING
 from rich.console import Console
 
 from ddppo.cluster import slurm
-from ddppo.cluster.jobs import Book, Job, Status, counts, table, tail, watch
+from ddppo.cluster.jobs import Book, SlurmJob, Status, counts, table, tail, watch
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import door, parse
@@ -82,7 +82,7 @@ def _show(statuses: list[Status], sweep_dir: Path) -> bool:
     return bool(failed)
 
 
-def _chosen(book: Book, which: str) -> Job:
+def _chosen(book: Book, which: str) -> SlurmJob:
     found = [job for job in book.jobs.values() if which == job.job_id or which == job.run]
     found = found or [job for job in book.jobs.values() if which in job.run]
     if len(found) != 1:

@@ -12,8 +12,8 @@ from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable
 from ddppo.options import door, parse
 from ddppo.study.runs.comparison import compared, in_words
-from ddppo.study.runs.records import Record, read_records
-from ddppo.study.runs.table import TableOptions, Wanted, as_json, columns, lines
+from ddppo.study.runs.records import RunRow, read_records
+from ddppo.study.runs.table import RunFilter, TableOptions, as_json, columns, lines
 
 _USAGE = """python -m ddppo.runs [folder] [key=value ...]              the runs of a folder, outputs if none is given
 python -m ddppo.runs compare <run> <run> [key=value ...]   how runs differ in settings and in curves
@@ -82,7 +82,7 @@ def compare(options: CompareOptions, width: int | None = None) -> str:
 
 def listed(options: TableOptions, filters: dict[str, str], width: int | None = None) -> str:
     """Return what to print of the runs of a folder. Raises ConfigError."""
-    folder, wanted = Path(options.folder), Wanted(options, filters)
+    folder, wanted = Path(options.folder), RunFilter(options, filters)
     if not folder.is_dir():
         if options.folder == TableOptions().folder:
             return f"no runs yet: there is no folder {options.folder}; name the one that they are in"
@@ -106,12 +106,12 @@ def listed(options: TableOptions, filters: dict[str, str], width: int | None = N
     return "\n".join(said)
 
 
-def _counts(records: Sequence[Record]) -> str:
+def _counts(records: Sequence[RunRow]) -> str:
     statuses = [record.status for record in records]
     return ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
 
 
-def _check_known(records: Sequence[Record], names: Sequence[str]) -> None:
+def _check_known(records: Sequence[RunRow], names: Sequence[str]) -> None:
     """Refuse settings that no run has."""
     known = {name for record in records for name in record.settings or ()}
     for name in names:

@@ -40,7 +40,7 @@ _VISIBLE_S = 60.0  # a file that a node wrote may take so long to be seen on ano
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SlurmJob:
     """One submitted run: SLURM's id, the run's folder below the sweep, its log, and when (`signals.now_here`)."""
 
     job_id: str
@@ -55,7 +55,7 @@ class Job:
 class Status:
     """A job as it is now. `state` is SLURM's word, or GONE; `outcome` is None while it is active."""
 
-    job: Job
+    job: SlurmJob
     state: str
     nodes: str = ""
     outcome: str | None = None  # completed or failed
@@ -73,7 +73,7 @@ class Book:
 
     def __init__(self, sweep_dir: Path) -> None:
         self.sweep_dir = sweep_dir
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, SlurmJob] = {}
         self.slurm_conf: str | None = None
         path = sweep_dir / _BOOK
         if path.exists():
@@ -83,7 +83,7 @@ class Book:
                     entry.pop(
                         "submitted_at", None
                     )  # of an earlier version: by a clock that is set now and then
-                self.jobs = {entry["run"]: Job(**entry) for entry in stored["jobs"]}
+                self.jobs = {entry["run"]: SlurmJob(**entry) for entry in stored["jobs"]}
                 self.slurm_conf = stored["slurm_conf"]
             except (ValueError, TypeError, KeyError) as e:
                 raise RunFolderError(
@@ -105,20 +105,20 @@ class Book:
                 "they have ended"
             )
 
-    def add(self, jobs: Iterable[Job]) -> None:
+    def add(self, jobs: Iterable[SlurmJob]) -> None:
         """Enter newly submitted jobs, each in place of the run's earlier one, and write the book."""
         self.jobs |= {job.run: job for job in jobs}
         self.slurm_conf = os.environ.get("SLURM_CONF")
         stored = {"slurm_conf": self.slurm_conf, "jobs": [asdict(job) for job in self.jobs.values()]}
         write_json(self.sweep_dir / _BOOK, stored)
 
-    def statuses(self, jobs: Sequence[Job] | None = None) -> list[Status]:
+    def statuses(self, jobs: Sequence[SlurmJob] | None = None) -> list[Status]:
         """Return what has become of `jobs`, or of all. Raises ClusterError where SLURM does not answer."""
         chosen = list(self.jobs.values()) if jobs is None else jobs
         infos = slurm.query([job.job_id for job in chosen])
         return [self._status(job, infos.get(job.job_id)) for job in chosen]
 
-    def _status(self, job: Job, info: JobInfo | None) -> Status:
+    def _status(self, job: SlurmJob, info: JobInfo | None) -> Status:
         run_dir = self.sweep_dir / job.run
         nodes, known = info.nodes if info else "", progress(run_dir, job.world_size)
         if info is not None and not info.has_ended:
@@ -134,7 +134,7 @@ class Book:
         state = info.state if info else "GONE"
         return Status(job, state, nodes, "failed", self._why(job, state), known)
 
-    def _why(self, job: Job, state: str) -> str:
+    def _why(self, job: SlurmJob, state: str) -> str:
         said = {
             "GONE": "SLURM no longer knows the job, and its run has no whole summary.json",
             "COMPLETED": "the job ended well, but its run has no whole summary.json",
@@ -218,7 +218,7 @@ def _number(known: Mapping[str, Any], name: str, form: str) -> str:
     return format(known[name], form) if name in known else ""
 
 
-def watch(book: Book, jobs: Sequence[Job], poll_s: float, *, hint: str) -> list[Status]:
+def watch(book: Book, jobs: Sequence[SlurmJob], poll_s: float, *, hint: str) -> list[Status]:
     """Wait until all `jobs` have ended and return what became of each; `hint` says what Ctrl-C does.
 
     Raises ClusterError if SLURM does not answer for 15 minutes; the jobs go on. KeyboardInterrupt passes through.

@@ -16,7 +16,7 @@ from submitit.helpers import clean_env
 from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver
-from ddppo.cluster.jobs import Book, Job, watch
+from ddppo.cluster.jobs import Book, SlurmJob, watch
 from ddppo.cluster.resources import (
     SlurmLauncherConfig,
     check_learner,
@@ -181,7 +181,7 @@ def _cancel(sweep_dir: Path, names: set[str]) -> None:
     with _undisturbed():  # a second Ctrl-C would leave some of them running
         book = Book(sweep_dir)
         book.use_cluster()
-        jobs: list[Job] = [job for name, job in book.jobs.items() if name in names]
+        jobs: list[SlurmJob] = [job for name, job in book.jobs.items() if name in names]
         slurm.cancel([job.job_id for job in jobs])
         print(f"\ncancelled {len(jobs)} jobs", flush=True)
 
@@ -241,8 +241,8 @@ def submit(book: Book, runs: Sequence[Ready], max_array_size: int) -> dict[str, 
     return refused
 
 
-def _entry(book: Book, run: Ready, job: submitit.Job) -> Job:
-    return Job(
+def _entry(book: Book, run: Ready, job: submitit.Job) -> SlurmJob:
+    return SlurmJob(
         job_id=job.job_id,
         run=run.name,
         world_size=run.config.dist.world_size,

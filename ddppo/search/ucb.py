@@ -30,7 +30,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Scored:
     code: list[float]
     value: float | None
     noise_variance: float | None
@@ -56,7 +56,7 @@ class UCB:
         self.repeats = repeats
         self._seed = seed
         self._all = space.all() if space.size <= _ENUMERATED else None
-        self._told: list[_Told] = []
+        self._told: list[_Scored] = []
         self._model: _Model | None = None
 
     @property
@@ -74,7 +74,7 @@ class UCB:
             raise ValueError(f"{point}: noise_variance={noise_variance} is no variance")
         code = self.space.encode(point)
         self._told.append(
-            _Told(
+            _Scored(
                 code.tolist(),
                 None if value is None else float(value),
                 None if noise_variance is None else float(noise_variance),
@@ -141,7 +141,7 @@ class UCB:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._told = [_Told(**told) for told in state["told"]]
+        self._told = [_Scored(**told) for told in state["told"]]
         self._model = None
 
     # -- choosing -------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class _Model:
         self._posterior = Posterior(Data(space.distances(codes, codes), values, noise), hyperparameters)
 
     @classmethod
-    def of(cls, space: Space, told: list[_Told]) -> "_Model":
+    def of(cls, space: Space, told: list[_Scored]) -> "_Model":
         codes = np.array([entry.code for entry in told]).reshape(len(told), len(space.dimensions))
         heard = [entry.value for entry in told if entry.value is not None]
         worst = min(heard, default=0.0)

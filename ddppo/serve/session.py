@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ddppo.serve.limits import Allowance, Limits
 from ddppo.serve.protocol import JSON, MSGPACK
 from ddppo.serve.slots.line import LEFT
-from ddppo.serve.slots.wire import Wire
+from ddppo.serve.slots.wire import SlotWire
 from ddppo.serve.slots.worlds import Slot
 
 GONE = ""  # the client left: nobody to tell
@@ -39,7 +39,7 @@ class Session:
 
     async def run(self) -> str:
         """Pass messages on until the session ends; return why, GONE where the client left."""
-        wire = await Wire.of(self.slot.line, self._limits.max_message_bytes, self._heard, self._lost)
+        wire = await SlotWire.of(self.slot.line, self._limits.max_message_bytes, self._heard, self._lost)
         parts = [asyncio.ensure_future(self._from_client(wire)), asyncio.ensure_future(self._to_client())]
         try:
             await asyncio.wait([*parts, self._stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +93,7 @@ class Session:
         self._counts["lost"] += not self._stopped.done()
         self.stop(INTERNAL, why)
 
-    async def _from_client(self, wire: Wire) -> tuple[int, str]:
+    async def _from_client(self, wire: SlotWire) -> tuple[int, str]:
         allowance = Allowance(self._limits.messages_per_s)
         while True:
             message = await self._socket.receive()

@@ -12,7 +12,7 @@ from typing import Any
 
 from ddppo.serve.limits import Limits
 from ddppo.serve.slots.line import BAD, FAILED_STEP, RESET_ONCE, STEP_ONCE
-from ddppo.serve.slots.wire import Wire
+from ddppo.serve.slots.wire import SlotWire
 from ddppo.serve.slots.worlds import Slot
 from ddppo.spaces import ArraySpec, EnvSpec
 
@@ -33,7 +33,7 @@ async def asked_once(slot: Slot, what: bytes, body: bytes, limits: Limits) -> tu
         if not answered.done():
             answered.set_result((kind, content))
 
-    wire = await Wire.of(slot.line, limits.max_message_bytes, heard, lost)
+    wire = await SlotWire.of(slot.line, limits.max_message_bytes, heard, lost)
     try:
         wire.say(what, body)
         kind, content = await asyncio.wait_for(answered, limits.step_s)

@@ -22,7 +22,7 @@ from ddppo.study.predict.outlook import Outlook
 from ddppo.study.read.foreign import ForeignTable, read_table
 from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.run_folders import Known, read_runs
-from ddppo.study.read.selection import Found, differing, named, studies, with_target
+from ddppo.study.read.selection import FoundStudies, differing, named, studies, with_target
 
 _SHOWN = 20  # of what is left out, where nothing is left
 
@@ -115,7 +115,7 @@ def report_of_plugin(path: Path) -> Callable[[ReportOptions, int | None], str] |
 
 def read(
     options: ReportOptions, progress: Callable[[str], None] = lambda path: None, known: Known | None = None
-) -> Found:
+) -> FoundStudies:
     """Return the studies below the folders, or in the table, that `path` and `others` name."""
     path = Path(options.path)
     if path.is_dir():
@@ -163,7 +163,7 @@ def _read_folders(folders: list[Path], progress: Callable[[str], None], known: K
     return Reading(list(runs.values()), list(left_out.values()))
 
 
-def compute(options: ReportOptions, found: Found) -> Report:
+def compute(options: ReportOptions, found: FoundStudies) -> Report:
     """Return the whole report; pure. Raises ConfigError if no study can be reported; one that cannot is left out."""
     done: list[StudyReport] = []
     left_out, failures = list(found.left_out), []

@@ -9,7 +9,7 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo.cluster import jobs as cluster_jobs
-from ddppo.cluster.jobs import Book, Job, counts, last_error, progress, table, watch
+from ddppo.cluster.jobs import Book, SlurmJob, counts, last_error, progress, table, watch
 from ddppo.cluster.resources import (
     SlurmLauncherConfig,
     check_learner,
@@ -121,7 +121,7 @@ def test_equal_jobs_share_an_array_until_it_is_full():
 
 
 def entry(job_id, run, submitted=""):
-    return Job(job_id, run, world_size=2, total_steps=1000, log=f"{run}.log", submitted=submitted)
+    return SlurmJob(job_id, run, world_size=2, total_steps=1000, log=f"{run}.log", submitted=submitted)
 
 
 @pytest.fixture

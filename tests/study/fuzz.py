@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ddppo.study.read.record import Reading
-from ddppo.study.read.selection import Found
+from ddppo.study.read.selection import FoundStudies
 from ddppo.study.report import ReportOptions, compute
 from tests.study import planted
 from tests.study.planted import Planted
@@ -58,7 +58,9 @@ def judge(studies: list[Planted], progress=lambda study: None) -> Findings:
     findings = Findings()
     for study in studies:
         progress(study)
-        said = compute(ReportOptions(path="planted"), Found([Reading(study.runs(), [])], [])).studies[0]
+        said = compute(ReportOptions(path="planted"), FoundStudies([Reading(study.runs(), [])], [])).studies[
+            0
+        ]
         _causes(study, said, findings)
         _measured(study, said, findings)
         _ahead(study, said, findings)

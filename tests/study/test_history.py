@@ -18,7 +18,7 @@ from ddppo.runs import CompareOptions, compare
 from ddppo.study.runs.comparison import compared
 from ddppo.study.runs.curves import read_curves
 from ddppo.study.runs.records import read_record, read_records
-from ddppo.study.runs.table import TableOptions, Wanted, columns, lines
+from ddppo.study.runs.table import RunFilter, TableOptions, columns, lines
 from tests.support import wait_until
 
 LONG_AGO = 1_700_000_000
@@ -72,7 +72,7 @@ def write_run(
 
 def chosen(folder, **options):
     settings = options.pop("settings", {})
-    return [r.name for r in Wanted(TableOptions(**options), settings).chosen(read_records(folder))]
+    return [r.name for r in RunFilter(TableOptions(**options), settings).chosen(read_records(folder))]
 
 
 def test_a_complete_run_is_told_by_its_summary(tmp_path):

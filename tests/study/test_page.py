@@ -8,7 +8,7 @@ import pytest
 from ddppo.study.page import html
 from ddppo.study.page.html import chapter
 from ddppo.study.read.record import Reading
-from ddppo.study.read.selection import Found
+from ddppo.study.read.selection import FoundStudies
 from ddppo.study.report import ReportOptions, compute
 from tests.study import planted
 from tests.study.scaling_folders import make_run, points
@@ -41,7 +41,7 @@ class Nesting(HTMLParser):
 
 def made(*studies, **options):
     """The report of studies, each a list of runs, and its page."""
-    found = Found([Reading(runs, []) for runs in studies], [])
+    found = FoundStudies([Reading(runs, []) for runs in studies], [])
     report = compute(ReportOptions(path="made up", **options), found)
     return report, html.page(report, [chapter(each) for each in report.studies])
 

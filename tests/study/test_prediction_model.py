@@ -9,12 +9,12 @@ from ddppo.errors import ConfigError
 from ddppo.study.predict.collective_cost import gather
 from ddppo.study.predict.fitting import nnls
 from ddppo.study.predict.model import WhatIf, fit
-from ddppo.study.predict.parameters import Parameters, Work
+from ddppo.study.predict.parameters import CostParameters, Work
 from ddppo.study.predict.points import points
 from ddppo.study.read.record import PARTS, Origin, Run
 from tests.study.simulation import simulate
 
-TRUTH = Parameters(
+TRUTH = CostParameters(
     step=Work(200e-6, 50e-6),
     minibatch=Work(500e-6, 5e-6),
     call_s=20e-6,

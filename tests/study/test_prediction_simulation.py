@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddppo.study.predict.parameters import Parameters, Work
+from ddppo.study.predict.parameters import CostParameters, Work
 from ddppo.study.predict.points import Load
 from ddppo.study.read.record import PARTS
 from tests.study import planted
@@ -21,7 +21,7 @@ LOAD = Load(
     num_hosts=1,
     cores=64,
 )
-QUIET = Parameters(
+QUIET = CostParameters(
     Work(0.008, 0.001), Work(0.02, 0.0), other_s=0.003, call_s=2e-4, latency_s=2e-4, byte_s=1e-6
 )
 

@@ -15,7 +15,7 @@ from ddppo.study.page import html
 from ddppo.study.predict.usl import Usl, fit_usl
 from ddppo.study.read.record import Reading
 from ddppo.study.read.run_folders import read_runs
-from ddppo.study.read.selection import Found, named, studies
+from ddppo.study.read.selection import FoundStudies, named, studies
 from ddppo.study.report import ReportOptions, compute, read
 from tests.study.scaling_folders import change_summary, make_run, points, write_run
 
@@ -92,7 +92,7 @@ def side(*groups):
 
 
 def report(*groups):
-    found = Found([Reading(list(runs), []) for runs in groups], [])
+    found = FoundStudies([Reading(list(runs), []) for runs in groups], [])
     return compute(ReportOptions(path="made up"), found)
 
 

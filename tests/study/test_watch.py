@@ -11,7 +11,7 @@ from ddppo.study.read.run_folders import read_run
 from ddppo.study.report import ReportOptions
 from ddppo.study.watch import live, sweep
 from ddppo.study.watch.live import watch
-from ddppo.study.watch.sweep import Job, Progress, expected, progress
+from ddppo.study.watch.sweep import PlannedRun, SweepProgress, expected, progress
 from tests.study.scaling_folders import change_summary, make_run, write_run
 from tests.support import run
 
@@ -84,7 +84,7 @@ def test_of_a_sweeper_that_draws_its_runs_what_is_complete_is_known(running, mon
     running.complete(NAMES[0])
     running.begin(NAMES[1])
     now = progress(running.folder)
-    assert now == Progress(0, frozenset(NAMES[:1]), (), ended=False)
+    assert now == SweepProgress(0, frozenset(NAMES[:1]), (), ended=False)
     pages = []
     monkeypatch.setattr(time, "sleep", lambda seconds: running.end())
     monkeypatch.setattr(live.os, "nice", lambda by: None)
@@ -114,15 +114,20 @@ def test_a_sweep_has_ended_when_every_run_came_to_something_or_its_command_is_go
 
 
 def test_what_is_missing_is_expected_in_turn_after_what_runs():
-    waiting = Job("b", 1), Job("c", 1)
-    now = Progress(4, frozenset("x"), (*waiting, Job("a", 1, since=100.0, part_done=0.5)), False)
+    waiting = PlannedRun("b", 1), PlannedRun("c", 1)
+    now = SweepProgress(4, frozenset("x"), (*waiting, PlannedRun("a", 1, since=100.0, part_done=0.5)), False)
     runs = [made(1, 40.0), made(1, 42.0), made(1, 60.0)]
     assert expected(now, runs, at=110.0) == {"a": 142.0, "b": 184.0, "c": 226.0}
 
 
 def test_two_that_run_at_once_share_what_waits():
-    jobs = Job("a", 1, since=100.0), Job("b", 1, since=105.0), Job("c", 1), Job("d", 1)
-    assert expected(Progress(4, frozenset(), jobs, False), [made(1, 10.0)], at=106.0) == {
+    jobs = (
+        PlannedRun("a", 1, since=100.0),
+        PlannedRun("b", 1, since=105.0),
+        PlannedRun("c", 1),
+        PlannedRun("d", 1),
+    )
+    assert expected(SweepProgress(4, frozenset(), jobs, False), [made(1, 10.0)], at=106.0) == {
         "a": 110.0,
         "b": 115.0,
         "c": 120.0,
@@ -132,15 +137,15 @@ def test_two_that_run_at_once_share_what_waits():
 
 def test_a_w_that_has_not_run_yet_is_expected_by_the_law_of_those_that_have():
     runs = [made(1, 80.0), made(2, 40.0)]
-    now = Progress(3, frozenset(), (Job("a", 4),), False)
+    now = SweepProgress(3, frozenset(), (PlannedRun("a", 4),), False)
     assert expected(now, runs, at=0.0) == {"a": pytest.approx(20.0)}
     assert expected(now, runs[:1], at=0.0) == {"a": pytest.approx(80.0)}  # one W tells nothing of another
 
 
 def test_before_a_run_has_ended_the_first_is_expected_by_what_it_has_done():
-    jobs = Job("a", 1, since=100.0, part_done=0.25), Job("b", 1)
-    assert expected(Progress(2, frozenset(), jobs, False), [], at=110.0) == {"a": 140.0}
-    assert expected(Progress(2, frozenset(), (Job("b", 1),), False), [], at=110.0) == {}
+    jobs = PlannedRun("a", 1, since=100.0, part_done=0.25), PlannedRun("b", 1)
+    assert expected(SweepProgress(2, frozenset(), jobs, False), [], at=110.0) == {"a": 140.0}
+    assert expected(SweepProgress(2, frozenset(), (PlannedRun("b", 1),), False), [], at=110.0) == {}
 
 
 def made(world_size, seconds):

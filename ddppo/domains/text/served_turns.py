@@ -14,7 +14,7 @@ from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError
 from ddppo.serve.client.backend import Source, patience
 from ddppo.serve.client.connection import EnvServerLost, RemoteError
-from ddppo.serve.client.sessions import Answer, AsyncEnvPool, LoopThread
+from ddppo.serve.client.sessions import AsyncEnvPool, EnvAnswer, LoopThread
 from ddppo.spaces import EnvSpec
 from ddppo.terminal import warn
 
@@ -82,12 +82,12 @@ class RemoteTurns:
         self._loop.close(self._pool.close())
         self._source.close()
 
-    def _tell(self, i: int, work: Coroutine[Any, Any, Answer]) -> None:
+    def _tell(self, i: int, work: Coroutine[Any, Any, EnvAnswer]) -> None:
         assert i not in self._under_way, f"{self.names(i)} has not answered yet"
         self._under_way.add(i)
         self._loop.begun(self._done(i, work))
 
-    async def _done(self, i: int, work: Coroutine[Any, Any, Answer]) -> None:
+    async def _done(self, i: int, work: Coroutine[Any, Any, EnvAnswer]) -> None:
         try:
             self._answers.put(self._turn(i, await work))
         except (EnvServerLost, RemoteError) as e:
@@ -95,7 +95,7 @@ class RemoteTurns:
         except Exception as e:  # to be raised by who waits
             self._answers.put(e)
 
-    def _turn(self, i: int, answer: Answer) -> Turn:
+    def _turn(self, i: int, answer: EnvAnswer) -> Turn:
         info = answer.info if answer.mask is None else {**answer.info, MASK: answer.mask}
         return Turn(i, answer.obs, answer.reward, answer.terminated, answer.truncated, info=info)
 

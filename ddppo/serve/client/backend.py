@@ -21,7 +21,7 @@ from ddppo.errors import EnvError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.serve.client.connection import EnvServerFault, EnvServerLost
 from ddppo.serve.client.served import token_of
-from ddppo.serve.client.sessions import Answer, SyncEnvPool
+from ddppo.serve.client.sessions import EnvAnswer, SyncEnvPool
 from ddppo.serve.protocol import plain_spec
 from ddppo.spaces import EnvSpec, each, leaves
 
@@ -109,7 +109,7 @@ class RemoteEnvs(Unsaved):
         self._pool.close()
         self._source.close()
 
-    def _take(self, answers: Sequence[Answer]) -> None:
+    def _take(self, answers: Sequence[EnvAnswer]) -> None:
         for i, answer in enumerate(answers):
             for array, told in zip(leaves(self._obs), leaves(answer.obs), strict=True):
                 array[i] = told

@@ -45,7 +45,7 @@ _ALIVE_S = 60.0  # a session that is asked nothing for so long is asked for its 
 
 
 @dataclass(slots=True)
-class Answer:
+class EnvAnswer:
     """What one environment answers. final_obs where an episode ended and another began. is_lost: no transition."""
 
     obs: ObsArrays | str
@@ -137,7 +137,7 @@ class Sessions:
             await _all_closed([each for each in ended if isinstance(each, Connection)])
             raise
 
-    async def begin(self, i: int, seed: int, options: Mapping[str, Any] | None = None) -> Answer:
+    async def begin(self, i: int, seed: int, options: Mapping[str, Any] | None = None) -> EnvAnswer:
         """Begin an episode, in a session opened anew if it has to be. Raises RemoteError, EnvServerLost."""
         question = {"op": "reset", "seed": seed} | ({"options": dict(options)} if options else {})
         while True:
@@ -146,7 +146,7 @@ class Sessions:
             except EnvServerLost as lost:  # safe to repeat: nothing was learned from it yet
                 await self._reopen(i, lost)
 
-    async def act(self, i: int, action: Any, *, goes_on: bool = False) -> Answer:
+    async def act(self, i: int, action: Any, *, goes_on: bool = False) -> EnvAnswer:
         """Do one step; with goes_on an episode that ends is followed by another.
 
         Raises RemoteError, and EnvServerLost where nobody knows whether it was done; then the session is over.
@@ -167,7 +167,7 @@ class Sessions:
     async def _open(self, url: str, open_s: float) -> Connection:
         return await Connection.opened(url, self._token, open_s)
 
-    async def _asked(self, i: int, question: Mapping[str, Any]) -> Answer:
+    async def _asked(self, i: int, question: Mapping[str, Any]) -> EnvAnswer:
         session = self._sessions[i]
         told = await session.ask(self.patience.answer_s, **question)
         try:
@@ -227,7 +227,7 @@ async def _all_closed(sessions: list[Connection]) -> None:
             session.abort()
 
 
-def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> Answer:
+def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> EnvAnswer:
     mask = None
     if spec.mask_size is not None:
         mask = array_of(told.get("mask"), np.dtype(bool), (spec.mask_size,))
@@ -246,7 +246,7 @@ def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> Answer:
             "VALIDATION_ERROR", "final_obs must be there where an episode went on, and only there"
         )
     final_obs = None if final is None else obs_of(spec.obs, final)
-    return Answer(
+    return EnvAnswer(
         obs_of(spec.obs, told.get("obs")), mask, reward, terminated, truncated, final_obs, info=info
     )
 
@@ -279,17 +279,17 @@ class AsyncEnvPool(Sessions):
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
-    async def reset(self, seeds: Sequence[int]) -> list[Answer]:
+    async def reset(self, seeds: Sequence[int]) -> list[EnvAnswer]:
         """Start every environment from its seed."""
         assert len(seeds) == self.num_envs, (len(seeds), self.num_envs)
         self._seeds = [int(seed) for seed in seeds]
         return await _all([self.begin(i, seed) for i, seed in enumerate(self._seeds)])
 
-    async def step(self, actions: np.ndarray) -> list[Answer]:
+    async def step(self, actions: np.ndarray) -> list[EnvAnswer]:
         """Step all at once, with actions `[E, *spec.action.shape]`; episodes that end are followed by new ones."""
         return await _all([self._step(i, action) for i, action in enumerate(actions.tolist())])
 
-    async def _step(self, i: int, action: Any) -> Answer:
+    async def _step(self, i: int, action: Any) -> EnvAnswer:
         try:
             return await self.act(i, action, goes_on=True)
         except EnvServerLost as lost:  # not repeated: nobody knows whether it was done
@@ -366,10 +366,10 @@ class SyncEnvPool:
     def num_reconnects(self) -> int:
         return self._pool.num_reconnects
 
-    def reset(self, seeds: Sequence[int]) -> list[Answer]:
+    def reset(self, seeds: Sequence[int]) -> list[EnvAnswer]:
         return self._loop.done(self._pool.reset(seeds))
 
-    def step(self, actions: np.ndarray) -> list[Answer]:
+    def step(self, actions: np.ndarray) -> list[EnvAnswer]:
         return self._loop.done(self._pool.step(actions))
 
     def close(self) -> None:
@@ -377,7 +377,7 @@ class SyncEnvPool:
         self._loop.close(self._pool.close())
 
 
-async def _all(questions: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+async def _all(questions: list[Coroutine[Any, Any, EnvAnswer]]) -> list[EnvAnswer]:
     """Ask all at once. The first error is raised when all have ended: none is left to answer later."""
     answers = await asyncio.gather(*questions, return_exceptions=True)
     for i, answer in enumerate(answers):
@@ -385,4 +385,4 @@ async def _all(questions: list[Coroutine[Any, Any, Answer]]) -> list[Answer]:
             answer.place = i
         if isinstance(answer, BaseException):
             raise answer
-    return [answer for answer in answers if isinstance(answer, Answer)]
+    return [answer for answer in answers if isinstance(answer, EnvAnswer)]

@@ -17,7 +17,7 @@ from ddppo.serve.openenv import answered_once
 from ddppo.serve.protocol import JSON, MSGPACK
 from ddppo.serve.slots.confinement import Confinement, confine
 from ddppo.serve.slots.line import FAILED, READY, framed, hear
-from ddppo.serve.slots.world import World
+from ddppo.serve.slots.world import ServedWorld
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
         task = json.loads(content)
         confine(Confinement(**task["confinement"]), task["slot"])
         try:
-            world = World(EnvConfig(**task["env"]), task["spec"])
+            world = ServedWorld(EnvConfig(**task["env"]), task["spec"])
         except Exception as e:  # a task may raise anything
             line.sendall(framed(FAILED, f"{type(e).__name__}: {e}".encode()))
             return

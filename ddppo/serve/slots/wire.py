@@ -8,7 +8,7 @@ from typing import cast
 from ddppo.serve.slots.line import HEAD, framed
 
 
-class Wire(asyncio.Protocol):
+class SlotWire(asyncio.Protocol):
     """on_frame is called with the kind and content of each frame, on_end once with why the line ended.
 
     A world is not trusted: a frame above most_bytes ends the line, and what to make of one is for on_frame to check.
@@ -27,7 +27,7 @@ class Wire(asyncio.Protocol):
     async def of(
         cls, line: socket.socket, most_bytes: int,
         on_frame: Callable[[bytes, bytes], None], on_end: Callable[[str], None],
-    ) -> "Wire":  # fmt: skip
+    ) -> "SlotWire":  # fmt: skip
         """Take over a slot's line."""
         loop = asyncio.get_running_loop()
         _, wire = await loop.create_connection(lambda: cls(most_bytes, on_frame, on_end), sock=line)

@@ -28,7 +28,7 @@ from ddppo.serve.protocol import (
 from ddppo.serve.slots.line import LEFT
 
 
-class World:
+class ServedWorld:
     """What stands in a slot: all that is parsed of what a client sends is parsed here."""
 
     def __init__(self, env: EnvConfig, spec: dict[str, Any]) -> None:

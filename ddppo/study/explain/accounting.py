@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddppo.study.measure.slow import Slowness
-from ddppo.study.measure.speedup import Row, Study, work
+from ddppo.study.measure.speedup import SpeedupRow, Study, work
 from ddppo.study.predict.collective_cost import own_sum
 from ddppo.study.predict.parameters import normal_expected_max
 from ddppo.study.read.record import PARTS, Run
@@ -131,7 +131,9 @@ def _middle(spent: Sequence[Spent]) -> Spent:
     return Spent(a.world_size, (a.steps + b.steps) / 2, (a.fps + b.fps) / 2, seconds)
 
 
-def _account(study: Study, row: Row, spent: Sequence[Spent], base: Spent, calm: Spent | None) -> Account:
+def _account(
+    study: Study, row: SpeedupRow, spent: Sequence[Spent], base: Spent, calm: Spent | None
+) -> Account:
     here = _middle(spent)
     shares, between = _shares(study, row, here, base, calm)
     each = [_shares(study, row, one, base, calm)[0] for one in spent]
@@ -141,7 +143,7 @@ def _account(study: Study, row: Row, spent: Sequence[Spent], base: Spent, calm: 
 
 
 def _shares(
-    study: Study, row: Row, here: Spent, base: Spent, calm: Spent | None
+    study: Study, row: SpeedupRow, here: Spent, base: Spent, calm: Spent | None
 ) -> tuple[dict[str, float], tuple[float, float] | None]:
     """Return the share of every cause, and the bounds of the cores' where they cannot be told."""
     g = work(here.steps, row.world_size, study.rows[0])

@@ -7,7 +7,7 @@ import numpy as np
 
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import CAUSES, Account, cause_name
-from ddppo.study.measure.speedup import Row, Study
+from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.read.record import Run
 
 NEGLIGIBLE_LOSS = 0.02
@@ -126,7 +126,7 @@ def _others(account: Account, rule: str) -> list[str]:
     return said + ([f"Gained, being less than ideal: {', '.join(gained)}."] if gained else [])
 
 
-def _unknown(account: Account, row: Row) -> list[str]:
+def _unknown(account: Account, row: SpeedupRow) -> list[str]:
     said = []
     if account.cores_between is not None:
         low, high = account.cores_between
@@ -141,7 +141,7 @@ def _unknown(account: Account, row: Row) -> list[str]:
     return said
 
 
-def _described(cause: str, row: Row, study: Study) -> str:
+def _described(cause: str, row: SpeedupRow, study: Study) -> str:
     if cause == "waiting":
         return _waiting(row)
     if cause == "slow":
@@ -152,7 +152,7 @@ def _described(cause: str, row: Row, study: Study) -> str:
     )
 
 
-def _waiting(row: Row) -> str:
+def _waiting(row: SpeedupRow) -> str:
     last = max(row.ranks, key=lambda rank: rank.blame, default=None)
     if last is None:
         return "waiting for the slowest rank"
@@ -162,7 +162,7 @@ def _waiting(row: Row) -> str:
     return f"waiting, for no rank in particular: ranks are late in turn ({most})"
 
 
-def _slow(row: Row, run: Run) -> str:
+def _slow(row: SpeedupRow, run: Run) -> str:
     ranks = row.slow_ranks
     if not ranks:
         return "ranks that are slower than the others, not the same ones in every seed"
@@ -172,7 +172,7 @@ def _slow(row: Row, run: Run) -> str:
     return f"waiting for {_place(row, run)}, whose {what} took {up_to}{most:.2g} times as long as the others'"
 
 
-def _place(row: Row, run: Run) -> str:
+def _place(row: SpeedupRow, run: Run) -> str:
     """Return which ranks are slow, and their node where it is the only one that has slow ranks, of several."""
     ranks = [rank.rank for rank in row.slow_ranks]
     listed = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
@@ -186,7 +186,7 @@ def _place(row: Row, run: Run) -> str:
     return f"node {host} ({named})" if whole else f"{named} on node {host}"
 
 
-def _remedy(cause: str, row: Row, study: Study) -> str:
+def _remedy(cause: str, row: SpeedupRow, study: Study) -> str:
     """Return what would help, to follow a colon."""
     run, first = study.runs_at(row.world_size)[0], study.rows[0]
     if cause == "communication":

@@ -44,7 +44,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SpeedupRow:
     """One W of a study. Estimates are over seeds; times are seconds, over ranks, iterations and seeds.
 
     cores: of all machines that ran W, 0 if unknown. oversubscription is compute threads per core where they exceed
@@ -91,7 +91,7 @@ class Study:
     """The runs of one study and what follows from them at each W; `baseline` is the smallest W."""
 
     runs: tuple[Run, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SpeedupRow, ...]
     env_id: str
     rule: str
     target_return: float
@@ -108,7 +108,7 @@ class Study:
     def world_sizes(self) -> list[int]:
         return [row.world_size for row in self.rows]
 
-    def row(self, world_size: int) -> Row:
+    def row(self, world_size: int) -> SpeedupRow:
         return next(row for row in self.rows if row.world_size == world_size)
 
     def runs_at(self, world_size: int) -> list[Run]:
@@ -126,7 +126,7 @@ def study(runs: list[Run]) -> Study:
     return Study(tuple(ordered), rows, first[0].env_id, first[0].rule, first[0].target_return)
 
 
-def _slowness(runs: list[Run], base: Row | None) -> tuple[Slowness, ...]:
+def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
     """Return who is slow in each run, by what `base` lets expect of ranks that are not."""
     expected, turns = {}, 1.0
     if base is not None:
@@ -138,7 +138,7 @@ def _slowness(runs: list[Run], base: Row | None) -> tuple[Slowness, ...]:
     return tuple(slowness(run, expected=expected, turns=turns) for run in runs)
 
 
-def work(steps_per_iter: float, world_size: int, base: Row) -> float:
+def work(steps_per_iter: float, world_size: int, base: SpeedupRow) -> float:
     """Return g, what a worker has to do in an iteration relative to one at the smallest W.
 
     g = (steps per iteration at W / at W_1) * W_1 / W: W_1 / W under strong scaling, 1 under weak scaling.
@@ -157,7 +157,7 @@ def _oversubscription(run: Run) -> float:
     return max(1.0, run.world_size * run.origin.threads_per_rank / run.cores) if run.cores else 1.0
 
 
-def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Row:
+def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> SpeedupRow:
     run, relative = runs[0], runs[0].world_size / base[0].world_size
     fps = [r.fps for r in runs]
     reach = [time_to_target(r) for r in runs]
@@ -169,7 +169,7 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Row:
         name: _quantiles(np.concatenate([r.stability[name] for r in runs if name in r.stability]))
         for name in sorted({name for r in runs for name in r.stability})
     }
-    return Row(
+    return SpeedupRow(
         world_size=run.world_size,
         seeds=tuple(r.seed for r in runs),
         num_envs=run.num_envs,

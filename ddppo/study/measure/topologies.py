@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.statistics import LEAST_SEEDS, median
-from ddppo.study.measure.speedup import Row, Study
+from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.measure.statistics import SeedMedian, difference
 from ddppo.study.measure.time_to_target import steps_to_target, time_to_target
 from ddppo.study.read.record import PARTS, Run
@@ -28,7 +28,7 @@ class Side:
     """
 
     study: Study
-    row: Row
+    row: SpeedupRow
     ranks: dict[str, int]
     spent: dict[str, dict[str, float]]
     messages: float
@@ -126,7 +126,7 @@ def _paired(times: tuple[float, ...]) -> SeedMedian:
     return SeedMedian(median(known), low, high, len(known), times)
 
 
-def _side(study: Study, row: Row) -> Side:
+def _side(study: Study, row: SpeedupRow) -> Side:
     runs = study.runs_at(row.world_size)
     told = all(len(run.roles) == run.world_size and run.tells_ranks for run in runs)
     roles = runs[0].roles if told and len({run.roles for run in runs}) == 1 else ()

@@ -16,7 +16,7 @@ from ddppo.study.report import Report, StudyReport
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ChapterSection:
     """What is folded until it is asked for."""
 
     title: str
@@ -33,7 +33,7 @@ class Chapter:
     facts: Mapping[str, str]
     overview: Sequence[Chart]
     table: Shown
-    folded: Sequence[Section]
+    folded: Sequence[ChapterSection]
     brief: bool = False  # without what compares several W
 
     @property
@@ -60,20 +60,20 @@ def chapter(each: StudyReport, *, brief: bool = False) -> Chapter:
     return Chapter(each, _facts(each.study), overview, tables.study_table(each.study), _folded(each), brief)
 
 
-def _folded(each: StudyReport) -> list[Section]:
+def _folded(each: StudyReport) -> list[ChapterSection]:
     study, ahead = each.study, each.ahead
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
     curves, same = learning.charts(study)
     sections = [
-        Section("Efficiency and times", figures.times(study, ahead), (), shares),
+        ChapterSection("Efficiency and times", figures.times(study, ahead), (), shares),
         _predictions(ahead),
-        Section("Ranks", figures.ranks(study)),
-        Section("Learning and stability", curves, same),
+        ChapterSection("Ranks", figures.ranks(study)),
+        ChapterSection("Learning and stability", curves, same),
     ]
     return [section for section in sections if section.charts or section.notes or section.tables]
 
 
-def _predictions(ahead: Outlook) -> Section:
+def _predictions(ahead: Outlook) -> ChapterSection:
     recommendation = ahead.recommendation
     found = [tables.predictions_table(ahead.as_measured, recommendation.table if recommendation else ())]
     notes = [ahead.cores_rule, *ahead.quality, *ahead.remarks]
@@ -82,7 +82,9 @@ def _predictions(ahead: Outlook) -> Section:
     if ahead.changed:
         found.append(tables.predictions_table(ahead.changed))
         notes.append(f"The second table is of the same system with {figures.changes(ahead)}.")
-    return Section("Predictions", (), [note for note in notes if note], found if ahead.as_measured else ())
+    return ChapterSection(
+        "Predictions", (), [note for note in notes if note], found if ahead.as_measured else ()
+    )
 
 
 def _facts(study: Study) -> dict[str, str]:

@@ -13,11 +13,11 @@ from rich.table import Table
 
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
-from ddppo.study.measure.speedup import Row, Study
+from ddppo.study.measure.speedup import SpeedupRow, Study
 from ddppo.study.measure.statistics import SeedMedian
 from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.predict.intervals import Prediction
-from ddppo.study.predict.recommend import Choice
+from ddppo.study.predict.recommend import RecommendedW
 from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.selection import named
 
@@ -51,7 +51,7 @@ def run_row(run: Run) -> dict[str, Any]:
     }
 
 
-def study_row(study: Study, row: Row, account: Account | None) -> dict[str, Any]:
+def study_row(study: Study, row: SpeedupRow, account: Account | None) -> dict[str, Any]:
     """Return one line of summary.csv: everything about one W, flat."""
     return {
         "env_id": study.env_id,
@@ -125,7 +125,7 @@ def study_table(study: Study) -> Shown:
     return shown(measured(study.rows, study.target_return))
 
 
-def measured(rows: Sequence[Row], target_return: float) -> dict[str, list[str]]:
+def measured(rows: Sequence[SpeedupRow], target_return: float) -> dict[str, list[str]]:
     """Return what was measured at each W, in the columns that the runs have numbers for."""
     columns: dict[str, list[str]] = {
         "W": [str(row.world_size) for row in rows],
@@ -166,7 +166,7 @@ def loss_table(study: Study, accounts: Sequence[Account]) -> Shown:
     return Shown(["cause", *(f"W={account.world_size}" for account in accounts)], lines)
 
 
-def predictions_table(found: Sequence[Prediction], choices: Sequence[Choice] = ()) -> Shown:
+def predictions_table(found: Sequence[Prediction], choices: Sequence[RecommendedW] = ()) -> Shown:
     """Return what the model says of each W; with the choices compared also how long a run takes and what it costs."""
     of = {choice.world_size: choice for choice in choices}
     columns = {

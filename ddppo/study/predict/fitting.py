@@ -9,14 +9,14 @@ from itertools import combinations
 
 import numpy as np
 
-from ddppo.study.predict.parameters import HEAVIEST, Parameters, Work, normal_expected_max
+from ddppo.study.predict.parameters import HEAVIEST, CostParameters, Work, normal_expected_max
 from ddppo.study.predict.points import Point
 
 _ASSUMED_BANDWIDTH = 1e9  # bytes/s, where runs of one model size cannot tell latency from bandwidth
 _TURN_S = {True: 1e-4, False: 4e-3}  # through shared memory, else; where no crowded W tells
 
 
-def fit_parameters(points: Sequence[Point], notes: list[str]) -> Parameters:
+def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
     """Return the parameters; `notes` gets what cannot be told. points: W ascending."""
     alike = of_one_stepping(points, notes)
     last = alike[-1]
@@ -25,7 +25,7 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> Parameters:
     ranks, writers = _column(points, lambda p: p.world_size), _column(points, lambda p: p.writer_s)
     weights = sigma**-2.0
     writer = float(np.average(writers, weights=weights * (ranks > 1))) if ranks.max() > 1 else 0.0
-    fitted = Parameters(
+    fitted = CostParameters(
         step=_fit_step(alike, notes),
         env_sleep_s=last.sleep_s,
         env_step_s=last.step_s,
@@ -172,7 +172,7 @@ def _slow(points: Sequence[Point]) -> dict[int, tuple[float, float, float]]:
     }
 
 
-def _with_waiting(fitted: Parameters, points: Sequence[Point]) -> Parameters:
+def _with_waiting(fitted: CostParameters, points: Sequence[Point]) -> CostParameters:
     """Return the parameters with the waiting that slow ranks and rank 0's writing do not explain.
 
     It is rollouts that end late by chance, as the largest of W normals (light tails) or as W^0.4 (heavy tails), jitter

@@ -15,7 +15,7 @@ from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 from ddppo.study.predict.fitting import fit_parameters, of_one_stepping
 from ddppo.study.predict.intervals import Errors, Law, Prediction, errors, moved, predicted
-from ddppo.study.predict.parameters import Parameters
+from ddppo.study.predict.parameters import CostParameters
 from ddppo.study.predict.points import Load, Point, done_epochs, points
 from ddppo.study.read.record import PARTS, Run
 
@@ -61,8 +61,8 @@ class FittedModel:
     it was given.
     """
 
-    parameters: Parameters
-    replicates: tuple[Parameters, ...]
+    parameters: CostParameters
+    replicates: tuple[CostParameters, ...]
     points: tuple[Point, ...]
     fps: dict[int, float]
     errors: Errors
@@ -191,7 +191,7 @@ def fit_points(
     loads = {p.world_size: p.load for p in all_points}
     alike = {p.world_size: measured[p.world_size] for p in of_one_stepping(all_points, [])}
 
-    def law(parameters: Parameters) -> Law:
+    def law(parameters: CostParameters) -> Law:
         return lambda world_size: parameters.expected(loads[world_size]).fps
 
     def refit(world_sizes: Sequence[int]) -> Law:
@@ -224,7 +224,7 @@ def _moved(all_points: Sequence[Point], rng: np.random.Generator) -> list[Point]
     return others
 
 
-def _changed(fitted: Parameters, what_if: WhatIf) -> Parameters:
+def _changed(fitted: CostParameters, what_if: WhatIf) -> CostParameters:
     """Return the parameters with the changes that concern what single things cost."""
     changes: dict[str, Any] = {} if what_if.latency_s is None else {"latency_s": what_if.latency_s}
     if what_if.bandwidth is not None:

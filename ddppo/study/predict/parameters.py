@@ -43,7 +43,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class CostParameters:
     """What an iteration's parts cost, in seconds. docs/prediction.md has the formulas.
 
     step: a vectorised step, of E environments. env_sleep_s: which also sleep so long each, env_processes of them at

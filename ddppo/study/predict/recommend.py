@@ -13,7 +13,7 @@ from ddppo.study.read.record import Run, by_world_size
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class RecommendedW:
     """One W. seconds until the target, or for the same environment steps where no target is known.
 
     fps_low to fps_high: over the seeds of a measured W, the interval of a predicted one. efficiency is of throughput,
@@ -41,11 +41,11 @@ class Recommendation:
     chosen: the fastest that keeps the efficiency floor, or of all if none does. basis says what seconds are seconds of.
     """
 
-    chosen: Choice | None
-    fastest: Choice | None
-    cheapest: Choice | None
+    chosen: RecommendedW | None
+    fastest: RecommendedW | None
+    cheapest: RecommendedW | None
     reasons: tuple[str, ...]
-    table: tuple[Choice, ...]
+    table: tuple[RecommendedW, ...]
     basis: str
 
     def text(self) -> str:
@@ -89,7 +89,7 @@ def recommend(
 
 def _table(
     runs: Sequence[Run], times: Mapping[int, float], predictions: Sequence[Prediction], price: float | None
-) -> list[Choice]:
+) -> list[RecommendedW]:
     """Return every W that is compared, ascending."""
     measured = {w: [run.fps for run in same] for w, same in by_world_size(runs).items()}
     fps = {w: (median(x), min(x), max(x)) for w, x in measured.items()}
@@ -106,7 +106,7 @@ def _table(
             seconds = times[nearest] * fps[nearest][0] / middle  # as many steps, at this one's speed
         cost = None if price is None else price / 3600 * w * seconds
         efficiency = middle / w * base / fps[base][0]
-        choices.append(Choice(w, middle, low, high, efficiency, seconds, cost, w in measured))
+        choices.append(RecommendedW(w, middle, low, high, efficiency, seconds, cost, w in measured))
     return choices
 
 
@@ -115,7 +115,7 @@ def _steps(runs: Sequence[Run]) -> int:
     return max(run.env_steps for run in runs) or 1_000_000
 
 
-def _best(candidates: Sequence[Choice], of: Callable[[Choice], float]) -> Choice | None:
+def _best(candidates: Sequence[RecommendedW], of: Callable[[RecommendedW], float]) -> RecommendedW | None:
     """Return the least by `of`: the best measured W, unless a predicted one is better with its whole interval."""
     ranked = sorted(candidates, key=lambda c: (of(c), c.world_size))
     measured = next((c for c in ranked if c.measured), None)
@@ -150,7 +150,7 @@ def _reasons(made: Recommendation, is_what: str, *, trusted: bool, by_throughput
     return said
 
 
-def _said(c: Choice) -> str:
+def _said(c: RecommendedW) -> str:
     cost = f"{duration(c.worker_seconds)} of workers" if c.cost is None else f"cost {c.cost:.3g}"
     how = "measured" if c.measured else "predicted"
     return f"{duration(c.seconds)}, {cost}, efficiency {c.efficiency:.2f}, {how}"

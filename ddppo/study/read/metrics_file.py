@@ -43,7 +43,7 @@ class Metrics:
 
 def read_metrics(path: Path, *, world_size: int, num_iterations: int, num_epochs: int) -> Metrics:
     """Read a whole file. Raises DamagedError for the first line that is not one of the trainer's, or out of order."""
-    reader = _Reader(world_size, num_iterations, num_epochs)
+    reader = _MetricsReader(world_size, num_iterations, num_epochs)
     number = 0
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), start=1):
@@ -54,7 +54,7 @@ def read_metrics(path: Path, *, world_size: int, num_iterations: int, num_epochs
     return reader.whole(number)
 
 
-class _Reader:
+class _MetricsReader:
     """Takes lines in their order; 8 bytes per number, whatever the length of the file."""
 
     def __init__(self, world_size: int, num_iterations: int, num_epochs: int) -> None:

@@ -16,7 +16,7 @@ from ddppo.study.read import summary_file
 from ddppo.study.read.fields import FieldError, Fields, one_line, parsed, quoted
 from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
 from ddppo.study.read.record import LeftOut, Reading, Run
-from ddppo.study.read.summary_file import Counts
+from ddppo.study.read.summary_file import RunCounts
 
 SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.records.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
@@ -123,7 +123,7 @@ def _run(path: Path, summary: Fields) -> Run:
     derived, config, evaluation = (summary.section(name) for name in ("derived", "config", "eval"))
     env_id, settings = config.section("env").text("id"), summary_file.settings(config)
     rule = config.section("scaling").text("rule", choices=("strong", "weak"))
-    sizes, origin, counts = summary_file.sizes(derived), summary_file.origin(summary), Counts.of(summary)
+    sizes, origin, counts = summary_file.sizes(derived), summary_file.origin(summary), RunCounts.of(summary)
     if not counts.with_world_size:
         why = f"was resumed with world_size={counts.world_size} when all its steps were done"
         remedy = f"go on with it (resume={_name(path)} and a larger ppo.total_steps), or remove it"
@@ -183,7 +183,7 @@ def _final_return(evaluation: Fields, metrics: Metrics) -> float:
     return metrics.returns[-1].return_mean if metrics.returns else math.nan
 
 
-def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None:
+def _check_of_one_run(summary: Fields, counts: RunCounts, metrics: Metrics) -> None:
     """Raise DamagedError if metrics.jsonl has not the iterations that summary.json tells of.
 
     Iterations with another number of ranks are those of a run that was resumed with another world_size only if
@@ -207,7 +207,7 @@ def _check_of_one_run(summary: Fields, counts: Counts, metrics: Metrics) -> None
             raise DamagedError(f"{ends}: not of the same run")
 
 
-def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
+def _after_warmup(counts: RunCounts, own: np.ndarray) -> np.ndarray:
     """Return which iterations count `[iterations]`: with world_size ranks, without the warm-up of every start.
 
     An older summary.json does not say which iterations were warm-up. Those at each change to world_size were; those of
@@ -230,7 +230,7 @@ def _after_warmup(counts: Counts, own: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _fps(summary: Fields, counts: Counts, metrics: Metrics, kept: np.ndarray) -> float:
+def _fps(summary: Fields, counts: RunCounts, metrics: Metrics, kept: np.ndarray) -> float:
     """Return environment steps of all ranks / seconds of training, over the iterations that count.
 
     It is the fps of summary.json, unless that is an older one which does not say what several starts left out.

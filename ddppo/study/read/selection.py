@@ -19,7 +19,7 @@ _FREE = (*OF_A_RUN, "dist.", "log.", "checkpoint.", "env.slow_ranks")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundStudies:
     """The studies of a folder, each the runs of one task under one rule, and what belongs to none of them."""
 
     studies: list[Reading]
@@ -27,7 +27,7 @@ class Found:
     remarks: list[str] = field(default_factory=list)
 
 
-def studies(found: Reading, *, env: str | None = None, rule: str | None = None) -> Found:
+def studies(found: Reading, *, env: str | None = None, rule: str | None = None) -> FoundStudies:
     """Sort runs into studies of those that `env` and `rule` ask for; studies of a single W come last.
 
     Runs of a study have the same topology, and the same settings but for world_size, seed and dist.*; of several such
@@ -61,7 +61,7 @@ def studies(found: Reading, *, env: str | None = None, rule: str | None = None) 
             if len(groups) > 1
             else f"The runs are of {len(chosen)} topologies, each a study by itself: {counted}."
         )
-    return Found(chosen, found.left_out + left_out, remarks)
+    return FoundStudies(chosen, found.left_out + left_out, remarks)
 
 
 def one_study(found: Reading, *, env: str | None = None, rule: str | None = None, remedy: str) -> Reading:

@@ -15,7 +15,7 @@ _LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RunCounts:
     """How many iterations a run had, and what became of those with its last world_size, as summary.json says.
 
     ranges: first and last iteration of each stretch of warm-up; None in older summaries, which do not say.
@@ -30,7 +30,7 @@ class Counts:
     ranges: list[tuple[int, int]] | None = None
 
     @classmethod
-    def of(cls, summary: Fields) -> "Counts":
+    def of(cls, summary: Fields) -> "RunCounts":
         warmup = summary.section("warmup")
         ranges = warmup.values.get("ranges")
         return cls(

@@ -11,7 +11,7 @@ import numpy as np
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.study.columns import duration
 from ddppo.study.runs.curves import NOTHING, Curve, read_curves
-from ddppo.study.runs.records import Record, is_run, read_record
+from ddppo.study.runs.records import RunRow, is_run, read_record
 from ddppo.study.runs.table import number, setting_of
 
 _MOST = 8  # runs; colours, and columns that fit
@@ -25,7 +25,7 @@ class Compared(NamedTuple):
     """One of the runs, by its letter."""
 
     letter: str
-    record: Record
+    record: RunRow
     curves: Mapping[str, Curve]
     unread: int
 

@@ -28,7 +28,7 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RunRow:
     """One run. Numbers that are not known are NaN, texts empty; settings are flat ("ppo.gamma").
 
     final_return: of the final evaluation, else of the last one, else of the last training episodes. best_return: of
@@ -54,7 +54,7 @@ class Record:
     why: str = ""
 
 
-def read_records(folder: Path) -> list[Record]:
+def read_records(folder: Path) -> list[RunRow]:
     """Return all runs at or below `folder`, in the order of their paths."""
     locks, found = _locks(), []
     for here, subfolders, _ in os.walk(folder):
@@ -65,7 +65,7 @@ def read_records(folder: Path) -> list[Record]:
     return found
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> RunRow | None:
     """Return the run of one run folder; None where it is none."""
     return _read(folder, folder, _locks())
 
@@ -75,7 +75,7 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.yaml", "summary.json", "metrics.jsonl"))
 
 
-def _read(path: Path, below: Path, locks: frozenset[int]) -> Record | None:
+def _read(path: Path, below: Path, locks: frozenset[int]) -> RunRow | None:
     name = _name(path.relative_to(below) if path != below else Path(path.name or path))
     try:
         if (path / "summary.json").is_file():
@@ -87,10 +87,10 @@ def _read(path: Path, below: Path, locks: frozenset[int]) -> Record | None:
         return None if config is None else _of_metrics(path, name, config, locks)
     except (OSError, ValueError, FieldError) as e:
         said = e.strerror if isinstance(e, OSError) and e.strerror else e
-        return Record(path, name, "damaged", why=one_line(said), when=_written(path))
+        return RunRow(path, name, "damaged", why=one_line(said), when=_written(path))
 
 
-def _of_summary(path: Path, name: str, summary: Fields) -> Record:
+def _of_summary(path: Path, name: str, summary: Fields) -> RunRow:
     config = summary.section("config", default={})
     status = summary.text("status", default="")
     evaluation = summary.section("eval", default={})
@@ -98,7 +98,7 @@ def _of_summary(path: Path, name: str, summary: Fields) -> Record:
     best = evaluation.section("best", default={}).number("return_mean", default=math.nan)
     if math.isnan(final) and summary.values.get("env_steps"):
         final = _last_return(_evaluations(path / "metrics.jsonl"), _tail(path / "metrics.jsonl"))
-    return Record(
+    return RunRow(
         path,
         name,
         status if status in STATUSES else "damaged",
@@ -114,12 +114,12 @@ def _of_summary(path: Path, name: str, summary: Fields) -> Record:
     )
 
 
-def _of_metrics(path: Path, name: str, config: Fields, locks: frozenset[int]) -> Record:
+def _of_metrics(path: Path, name: str, config: Fields, locks: frozenset[int]) -> RunRow:
     """Return the record of a run without summary.json: one that goes on, or was cut off."""
     lines = _tail(path / "metrics.jsonl")
     last = Fields(lines[-1] if lines else {})
     scores = _evaluations(path / "metrics.jsonl")
-    return Record(
+    return RunRow(
         path,
         name,
         "running" if _is_under_way(path, locks) else "unfinished",

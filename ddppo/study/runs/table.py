@@ -13,7 +13,7 @@ from ddppo.config import setting
 from ddppo.errors import ConfigError, near
 from ddppo.options import whole_numbers
 from ddppo.study.columns import duration
-from ddppo.study.runs.records import STATUSES, Record
+from ddppo.study.runs.records import STATUSES, RunRow
 
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "w": "weeks"}
 _SOONEST_LEFT_OUT = (
@@ -28,7 +28,7 @@ _SOONEST_LEFT_OUT = (
 _LEAST_NAME = 12
 _TO_THE_LEFT = ("run", "task", "topology", "status", "when")
 # What a table is sorted by: its value, and whether the largest comes first.
-_ORDERS: dict[str, tuple[Callable[[Record], Any], bool]] = {
+_ORDERS: dict[str, tuple[Callable[[RunRow], Any], bool]] = {
     "when": (lambda r: math.nan if r.when is None else r.when.timestamp(), True),
     "run": (lambda r: r.name, False),
     "task": (lambda r: r.task, False),
@@ -70,7 +70,7 @@ class TableOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RunFilter:
     """What a run must be to stand in the table. settings: flat names and the values asked for, as text."""
 
     options: TableOptions
@@ -101,7 +101,7 @@ class Wanted:
         except (ValueError, OverflowError) as e:
             raise ConfigError(f"since={text}: a day, e.g. since=2026-01-31, or a time, e.g. 12h or 3d") from e
 
-    def chosen(self, records: Iterable[Record]) -> list[Record]:
+    def chosen(self, records: Iterable[RunRow]) -> list[RunRow]:
         """Return those that are wanted, in the order asked for; what is not known comes last."""
         options, sizes, since = (
             self.options,
@@ -131,7 +131,7 @@ def _is_like(task: str, wanted: str) -> bool:
     return fnmatch.fnmatchcase(task, wanted) if any(c in wanted for c in "*?[") else wanted in task
 
 
-def _is_set(record: Record, name: str, value: str) -> bool:
+def _is_set(record: RunRow, name: str, value: str) -> bool:
     """Return whether a run has a setting of this value: 1e-3 is .001, and true is no 1."""
     settings = record.settings or {}
     if name not in settings:
@@ -172,7 +172,7 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def setting_of(record: Record, name: str) -> str:
+def setting_of(record: RunRow, name: str) -> str:
     """Return a run's setting as it is typed; a dash where it has no such setting."""
     settings = record.settings or {}
     return shown(settings[name]) if name in settings else "–"
@@ -182,7 +182,7 @@ def number(value: float, form: str = ",.0f") -> str:
     return "–" if math.isnan(value) else format(value, form)
 
 
-def as_json(record: Record) -> dict[str, Any]:
+def as_json(record: RunRow) -> dict[str, Any]:
     """Return a record in JSON's types, with its settings."""
     return {
         "run": str(record.path),
@@ -203,7 +203,7 @@ def as_json(record: Record) -> dict[str, Any]:
     }
 
 
-def columns(records: Sequence[Record], show: Sequence[str] = ()) -> dict[str, list[str]]:
+def columns(records: Sequence[RunRow], show: Sequence[str] = ()) -> dict[str, list[str]]:
     """Return the cells of the table by column; columns in which all are alike and as usual are left out."""
     cells = {
         "run": [record.name for record in records],
@@ -226,7 +226,7 @@ def columns(records: Sequence[Record], show: Sequence[str] = ()) -> dict[str, li
     return cells
 
 
-def _steps(record: Record) -> str:
+def _steps(record: RunRow) -> str:
     steps = number(record.env_steps)
     if record.env_steps < record.total_steps:
         return f"{steps} ({100 * record.env_steps / record.total_steps:.0f} %)"

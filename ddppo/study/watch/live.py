@@ -13,7 +13,7 @@ from ddppo.study.page.html import Live
 from ddppo.study.page.tables import Shown
 from ddppo.study.read.run_folders import Known
 from ddppo.study.report import Report, ReportOptions, compute, read
-from ddppo.study.watch.sweep import Progress, expected, progress
+from ddppo.study.watch.sweep import SweepProgress, expected, progress
 
 _LOOK_EVERY_S = 1.0
 _REFRESH_S = 10  # of the page in a browser
@@ -54,14 +54,14 @@ def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, P
     return files.make_report(options)
 
 
-def _without(report: Report, now: Progress) -> Report:
+def _without(report: Report, now: SweepProgress) -> Report:
     """Return the report without the runs among what is left out that have only not ended yet."""
     to_come = {job.name for job in now.to_come}
     left_out = [item for item in report.left_out if Path(item.path).name not in to_come]
     return replace(report, left_out=left_out)
 
 
-def _told(now: Progress, ends: dict[str, float], trouble: str) -> Live:
+def _told(now: SweepProgress, ends: dict[str, float], trouble: str) -> Live:
     """Return what the page says of the sweep."""
     missing = [
         [job.name, str(job.world_size), "running" if job.since else "waiting", _clock(ends.get(job.name))]
@@ -75,7 +75,7 @@ def _told(now: Progress, ends: dict[str, float], trouble: str) -> Live:
     return Live([first, trouble] if trouble else [first], table, _REFRESH_S)
 
 
-def _in_short(now: Progress, ends: dict[str, float]) -> str:
+def _in_short(now: SweepProgress, ends: dict[str, float]) -> str:
     planned = f" of {now.num_planned} runs" if now.num_planned else ""
     done = f"Complete: {len(now.done)}{planned}" if now.done else "Nothing is complete yet"
     if len(ends) == len(now.to_come) > 0:

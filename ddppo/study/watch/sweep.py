@@ -27,7 +27,7 @@ from ddppo.study.read.record import Run
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PlannedRun:
     """A run of a sweep that is not complete. since: when it began, 0 if it has not. failed: why, or "".
 
     part_done: of its environment steps; a page is made again when another of its quarters is done.
@@ -42,21 +42,21 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SweepProgress:
     """A sweep at one moment. done: names of complete runs. num_planned: 0 if unknown. ended: nothing more will come."""
 
     num_planned: int
     done: frozenset[str]
-    missing: tuple[Job, ...]
+    missing: tuple[PlannedRun, ...]
     ended: bool
 
     @property
-    def to_come(self) -> list[Job]:
+    def to_come(self) -> list[PlannedRun]:
         """The jobs that will still end, those that run first."""
         return sorted((job for job in self.missing if not job.failed), key=lambda job: not job.since)
 
 
-def progress(sweep: Path) -> Progress:
+def progress(sweep: Path) -> SweepProgress:
     """Return how far the sweep in this folder is."""
     command = sweep / "multirun.yaml"
     began = _written(command)
@@ -70,7 +70,7 @@ def progress(sweep: Path) -> Progress:
     ]
     queued = any(outcomes.get(job.name, {}).get("outcome") == "submitted" for job in missing)
     ended = all(job.failed for job in missing) if jobs else False
-    return Progress(
+    return SweepProgress(
         len(jobs), frozenset(done), tuple(missing), ended or not (queued or _is_held(sweep / ".lock"))
     )
 
@@ -84,17 +84,17 @@ def _is_complete(summary: Path) -> bool:
         return False
 
 
-def _job(folder: Path, name: str, world_size: int, outcome: dict[str, Any], began: float) -> Job:
+def _job(folder: Path, name: str, world_size: int, outcome: dict[str, Any], began: float) -> PlannedRun:
     """Return what became of a run that is not complete, since the command began."""
     if outcome.get("outcome") == "failed":
-        return Job(name, world_size, failed=str(outcome.get("why")))
+        return PlannedRun(name, world_size, failed=str(outcome.get("why")))
     config, metrics = folder / "config.yaml", folder / "metrics.jsonl"
     # A job in a queue has its config.yaml already.
     telling = (metrics,) if outcome.get("outcome") == "submitted" else (config, metrics)
     if max(map(_written, telling)) < began:
-        return Job(name, world_size)
+        return PlannedRun(name, world_size)
     part = _part_done(config, metrics)
-    return Job(name, world_size, max(began, _written(config)), part, math.floor(4 * part))
+    return PlannedRun(name, world_size, max(began, _written(config)), part, math.floor(4 * part))
 
 
 def _written(path: Path) -> float:
@@ -162,7 +162,7 @@ def _is_held(lock: Path) -> bool:
 # -- when the rest will be there -------------------------------------------------------------------------------------
 
 
-def expected(now: Progress, runs: Sequence[Run], at: float) -> dict[str, float]:
+def expected(now: SweepProgress, runs: Sequence[Run], at: float) -> dict[str, float]:
     """Return {run: when it will end}, in seconds since the epoch, of the runs to come, as far as that can be told.
 
     As many run at once as run `at` this moment, the others follow in turn.
