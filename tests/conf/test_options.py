@@ -96,7 +96,7 @@ def test_every_setting_has_a_meaning():
             else:
                 yield prefix + item.name, item.metadata["meaning"]
 
-    assert [name for name, meaning in meanings(Config) if len(meaning) < 6] == []
+    assert [name for name, meaning in meanings(configuration.config_class()) if len(meaning) < 6] == []
 
 
 TUNED = ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"]
@@ -223,7 +223,7 @@ def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
         expected = description(PRESETS[group, option])
         assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
     settings = [
-        *setting_names(Config),
+        *setting_names(configuration.config_class()),
         *(
             name
             for schema, section in configuration.schemas().items()

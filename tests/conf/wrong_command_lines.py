@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ddppo.config import Config, schemas
+from ddppo.config import config_class, schemas
 from ddppo.plugins import imported
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_memories import LINES as OF_MEMORIES
@@ -132,7 +132,9 @@ def _settings(section: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + item.name, item
 
 
-_OF_TRAIN = [(name, item) for name, item in _settings(Config) if name not in ("resume", "sweep", "objective")]
+_OF_TRAIN = [
+    (name, item) for name, item in _settings(config_class()) if name not in ("resume", "sweep", "objective")
+]
 _OF_SLURM = schemas().get("hydra/launcher/slurm_schema")
 _OF_LAUNCHER = list(_settings(_OF_SLURM, "hydra.launcher.")) if _OF_SLURM else []
 

@@ -22,7 +22,7 @@ LINES = {
     f"{_RUN} env.backend=remote": "use env.backend=auto",
     f"{_RUN} search.name=order": "must be one of orders (did you mean orders?), or null",
     f"{_RUN} search.name=no_such_pkg.searches:make": "cannot be made: ModuleNotFoundError",
-    f"{_RUN} search.name=tests.conf.wrong_searches:nothing": "has no ask(): see ddppo.domains.cage2.search.prop",
+    f"{_RUN} search.name=tests.conf.wrong_searches:nothing": "has no ask(): see ddppo.domains.cage2.search.campaign.Pr",
     f"search.name=orders {_BUDGET}": "env.id=CartPole-v1 observes no context of 25 numbers",
     f"search.name=orders {_BUDGET} env.context=25": "publishes nothing, so that nobody knows what came of an order",
 }

@@ -1,13 +1,35 @@
 """What episodes begin with, where nothing is learned of it."""
 
 import math
+import pickle
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 
-from ddppo.algorithms.task_sampler import EpisodeResults, GroupSampler, TaskSampler, make_sampler, state_in
-from ddppo.config import Config, EnvConfig, PPOConfig
-from ddppo.errors import RunFolderError
+from ddppo.algorithms.task_sampler import (
+    EpisodeResults,
+    GroupSampler,
+    TaskSample,
+    TaskSampler,
+    make_sampler,
+    state_in,
+)
+from ddppo.config import (
+    Config,
+    EnvConfig,
+    PPOConfig,
+    Section,
+    config_class,
+    sections,
+    setting,
+    stored,
+    validate,
+)
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.plugins import Plugin
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
@@ -60,3 +82,101 @@ def test_a_checkpoint_of_a_run_that_learned_what_to_play_is_not_gone_on_from_wit
             sampler.load(state_in(checkpoint, sampler))
     for checkpoint in ({"sampler": None}, {"curriculum": None, "program": {"of": "a topology"}}):
         sampler.load(state_in(checkpoint, sampler))
+
+
+@dataclass(slots=True)
+class Asked(Section):
+    """A plugin's section of settings."""
+
+    may_change: ClassVar[tuple[str, ...]] = ("longest",)
+
+    name: str | None = setting(None, "what is asked for", choices=("twice", "thrice"))
+    longest: int = setting(3, "a whole number", low=1)
+
+    def asks(self, config, spec):
+        return self.name is not None
+
+    def check(self, config, shape):
+        if self.longest > shape.rollout_steps:
+            raise ConfigError(f"asked.longest={self.longest} is more than ppo.rollout_steps")
+
+
+class Twice(TaskSampler):
+    def sample(self, iteration):
+        return TaskSample(iteration, lambda i: 2 * i, lambda i: {"times": 2})
+
+
+def make(config, spec, num_envs):
+    return Twice(config.seed)
+
+
+@pytest.fixture
+def brought(monkeypatch):
+    """Have plugins of these sections, each with a sampler."""
+
+    def bring(*names):
+        plugins = tuple(
+            Plugin(
+                package=f"{__name__}{i}",
+                sections={name: f"{__name__}:Asked"},
+                samplers={name: f"{__name__}:make"},
+            )
+            for i, name in enumerate(names)
+        )
+        monkeypatch.setattr("ddppo.plugins.plugins", lambda: plugins)
+        forget()
+
+    def forget():
+        for cached in (sections, config_class, stored._schema):
+            cached.cache_clear()
+
+    yield bring
+    monkeypatch.undo()
+    forget()
+
+
+def loaded(**of_section):
+    given = {"env": {"id": "CartPole-v1"}, "asked": of_section}
+    return stored.from_omegaconf(OmegaConf.create(given))
+
+
+def test_a_plugin_brings_settings_and_the_sampler_that_they_ask_for(brought):
+    brought("asked")
+    config = loaded(name="twice")
+    assert make_sampler(config, SPEC, 8).sample(0).of(range(3, 5)) == ([6, 8], [{"times": 2}] * 2)
+    assert type(make_sampler(loaded(), SPEC, 8)) is TaskSampler
+    assert type(make_sampler(Config(), SPEC, 8)) is TaskSampler  # made without sections
+    assert stored.from_omegaconf(stored.to_omegaconf(config)) == config
+    assert type(pickle.loads(pickle.dumps(config))) is config_class()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "twcie"}, r"asked\.name=twcie: must be one of twice, thrice \(did you mean twice\?\)"),
+        ({"longest": 0}, r"asked\.longest=0: must be at least 1"),
+        ({"longest": 4096}, r"asked\.longest=4096 is more than ppo\.rollout_steps"),
+        ({"longst": 4}, r"there is no setting asked\.longst \(did you mean asked\.longest"),
+    ],
+)
+def test_settings_of_a_plugin_are_checked_as_those_of_ddppo(brought, given, said):
+    brought("asked")
+    with pytest.raises(ConfigError, match=said):
+        validate(loaded(**given))
+
+
+def test_two_plugins_that_both_say_what_episodes_begin_with_are_refused(brought):
+    brought("asked", "more")
+    both = replace(loaded(name="twice"), more=Asked(name="twice"))
+    with pytest.raises(
+        ConfigError, match="asked and more each say what episodes begin with: use one of them"
+    ):
+        make_sampler(both, SPEC, 8)
+
+
+def test_a_plugin_cannot_take_a_section_of_ddppo_s(brought):
+    brought("ppo")
+    with pytest.raises(
+        ConfigError, match="a plugin brings a section of settings ppo, which ddppo has: rename it"
+    ):
+        sections()
