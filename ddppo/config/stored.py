@@ -3,7 +3,7 @@
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ def load(path: Path) -> Config:
     section = loaded.get("env")
     if isinstance(section, DictConfig) and section.get("backend") == "async":  # before there were pools
         section["backend"] = "pool"
+    _leave_out_sections(loaded, path)
     plain: Any = OmegaConf.to_container(loaded)
     try:
         return from_omegaconf(OmegaConf.create(without_others(plain)))
@@ -127,6 +128,20 @@ def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[s
             if key in has or key not in defaults or value not in (defaults[key], _ALSO_A_DEFAULT.get(key))
         }
     return found
+
+
+def _leave_out_sections(loaded: DictConfig, path: Path) -> None:
+    """Take away sections of plugins that are not here. Raises ConfigError for one that the run made use of."""
+    known = {item.name for item in fields(config_class())}
+    for name in [str(name) for name in loaded if name not in known]:
+        settings = loaded[name]
+        if not isinstance(settings, DictConfig) or "name" not in settings:
+            continue
+        if settings["name"] not in (None, "auto"):
+            raise ConfigError(
+                f"{path}: the run has {name}.name={settings['name']}, which no plugin here brings: install its package"
+            )
+        del loaded[name]
 
 
 def to_yaml(config: Config) -> str:

@@ -180,3 +180,20 @@ def test_a_plugin_cannot_take_a_section_of_ddppo_s(brought):
         ConfigError, match="a plugin brings a section of settings ppo, which ddppo has: rename it"
     ):
         sections()
+
+
+def test_a_run_of_a_plugin_that_is_gone_is_read_unless_it_was_sampled_by_it(brought, tmp_path):
+    brought("asked")
+    path = tmp_path / "config.yaml"
+    for name in (None, "twice"):
+        path.write_text(stored.to_yaml(loaded(name=name)))
+        assert stored.load(path).asked.name == name
+    brought()
+    with pytest.raises(
+        ConfigError, match=r"the run has asked\.name=twice, which no plugin here brings: install its"
+    ):
+        stored.load(path)
+    brought("asked")
+    path.write_text(stored.to_yaml(loaded()))
+    brought()
+    assert not hasattr(stored.load(path), "asked")
