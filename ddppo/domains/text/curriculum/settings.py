@@ -123,5 +123,6 @@ METRICS = tuple(
     for name, (unit, meaning) in {
         **OF_TIERS,
         f"{RATE_OF}<tier>": ("fraction", "mean rate of the tasks of a tier, 0 of those never tried"),
+        "<name>": ("yours", "what a curriculum of your own tells"),
     }.items()
 )

@@ -8,7 +8,6 @@ from ddppo.plugins import added, imported
 from ddppo.run.records.metrics.evaluation import OF_EVALUATION
 from ddppo.run.records.metrics.learning import OF_LEARNING
 from ddppo.run.records.metrics.metric import (
-    OF_CURRICULUM,
     OF_LOSSES,
     OF_TASK,
     OF_USER,
@@ -22,7 +21,7 @@ METRICS: tuple[Metric, ...] = (*OF_LEARNING, *OF_TIME, *OF_EVALUATION)
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
-_OF_OTHERS = (OF_TASK, OF_CURRICULUM, OF_LOSSES, OF_USER, SUCCESS_OF)  # who name what follows
+_OF_OTHERS = (OF_TASK, OF_LOSSES, OF_USER, SUCCESS_OF)  # who name what follows
 
 
 @functools.cache
@@ -37,7 +36,7 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
     for name in names:
         if name in listed or (name.startswith(_OF_OTHERS) and not per_rank):
             continue
-        if not per_rank and any(name == row.name for row in of_plugins()):
+        if not per_rank and any(_is_of(row, name) for row in of_plugins()):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:
@@ -45,6 +44,12 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
         near = difflib.get_close_matches(name, sorted(listed), n=3, cutoff=0.6)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         raise KeyError(f"{kind} metric {name} is not listed in ddppo/run/records/metrics: add it there{hint}")
+
+
+def _is_of(row: Metric, name: str) -> bool:
+    """Return whether a row is of this name: loss/<name> is of all that begin with loss/."""
+    start, placeholder, _ = row.name.partition("<")
+    return name.startswith(start) if placeholder else name == start
 
 
 def markdown() -> str:
