@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import fields
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -89,7 +90,7 @@ def test_every_option_has_a_description_of_one_line(group, option):
 
 def test_every_setting_has_a_meaning():
     def meanings(section, prefix=""):
-        for item in section.__dataclass_fields__.values():
+        for item in fields(section):
             inner = item.default_factory
             if hasattr(inner, "__dataclass_fields__"):
                 yield from meanings(inner, f"{prefix}{item.name}.")

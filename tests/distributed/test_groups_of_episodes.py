@@ -91,7 +91,7 @@ def test_a_run_that_is_gone_on_with_is_to_the_bit_the_one_that_was_not_interrupt
     result = door(f"resume={parted}", f"ppo.total_steps={end}", "log.progress=none", run_dir=parted)
     assert result.code == 0, result.stderr
     expected, found = last_state(whole), last_state(parted)
-    for key in ("model", "reference", "iteration", "env_steps", "window", "curriculum"):
+    for key in ("model", "reference", "iteration", "env_steps", "window", "sampler"):
         assert str(found[key]) == str(expected[key]), key
     assert summary(parted)["params_hash"] == summary(whole)["params_hash"]
     assert not torch.equal(found["reference"], torch.cat([x.flatten() for x in found["model"].values()]))
