@@ -226,11 +226,6 @@ def check_whole_episodes(config: Config, shape: BatchShape, spec: EnvSpec) -> No
     check_groups(
         config, shape, "ppo.algorithm=grpo" if config.ppo.algorithm == "grpo" else f"{name}, of text"
     )
-    if spec.is_text and shape.num_minibatches > shape.num_envs:
-        raise ConfigError(
-            f"ppo.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an iteration, of "
-            f"which minibatches are made with {name}, of text: use at most {shape.num_envs}"
-        )
     if spec.journal is not None:
         raise ConfigError(
             f"ppo.algorithm=grpo with {name}: its environments tell one another what they found and go on from there, "

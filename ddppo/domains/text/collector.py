@@ -19,6 +19,7 @@ from ddppo.errors import ConfigError, EnvOutputError, TrainingError
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.advantages.estimators import Estimates
 from ddppo.ppo.learning.minibatches import Minibatch, fields_of
+from ddppo.scaling import BatchShape
 
 _TOKENS = 2**15  # of one forward pass over whole rows; they bound memory, not results
 
@@ -67,6 +68,22 @@ class TextCollector:
         )
         assert isinstance(kit.model, TokenActorCritic)
         return cls.of_config(kit.config, turns, kit.model, first_env=kit.env_indices.start, device=kit.device)
+
+    @staticmethod
+    def check(config: Config, shape: BatchShape) -> None:
+        """Raise ConfigError where episodes leave nothing to type, or are too few for minibatches."""
+        ppo, model = config.ppo, config.model
+        if model.obs_tokens >= ppo.rollout_steps:
+            raise ConfigError(
+                f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
+                "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
+                f"{model.obs_tokens + model.turn_tokens}, or a smaller model.obs_tokens"
+            )
+        if shape.num_minibatches > shape.num_envs:
+            raise ConfigError(
+                f"ppo.num_minibatches={shape.num_minibatches} exceeds the {shape.num_envs} episodes of an iteration, "
+                f"of which minibatches are made with {config.env.id}, of text: use at most {shape.num_envs}"
+            )
 
     @classmethod
     def of_config(

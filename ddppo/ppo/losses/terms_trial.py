@@ -8,6 +8,7 @@ import torch
 from ddppo.config import ModelSettings
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
+from ddppo.models.build import model_class
 from ddppo.ppo.learning.gradient_check import example
 from ddppo.ppo.losses.terms import Samples, Term, samples_of, terms_of
 from ddppo.spaces import EnvSpec, each
@@ -21,11 +22,11 @@ def check_losses(
 ) -> str | None:
     """Try every term of ppo.losses on samples that are drawn; return a warning of those in which samples mix.
 
-    Of text, whose minibatches are whole sequences, only the import is tried. Raises ConfigError for a term that cannot
-    be imported, raises, returns what is no number per sample, or does not depend on what the model puts out.
+    Of a model with minibatches of its own only the import is tried. Raises ConfigError for a term that cannot be
+    imported, raises, returns what is no number per sample, or does not depend on what the model puts out.
     """
     terms = terms_of(losses)
-    if not terms or spec.is_text:
+    if not terms or model_class(config).minibatch_class is not None:
         return None
     whole, part = _drawn(spec, config, dtype)
     mixing = [term.name for term in terms if _mixes(term, whole, part)]

@@ -8,6 +8,7 @@ from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from ddppo.models import check_model
+from ddppo.models.build import model_class
 from ddppo.plugins import added, imported, plugins
 from ddppo.run.checkpoints import exactness, initial
 from ddppo.run.evaluating.evaluation import evaluator_of
@@ -36,7 +37,8 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     _check_stepping(config, spec, shape)
     _check_normalized(config, spec)
     of_networks = _check_networks(config, spec, shape, local_world_size)
-    _check_text(config, spec)
+    if (path := model_class(config.model).collector_class) is not None:
+        imported(path).check(config, shape)
     check_whole_episodes(config, shape, spec)
     _check_topology(config, spec, is_far=local_world_size is None)
     if local_world_size is None and config.dist.min_workers is not None:
@@ -132,31 +134,14 @@ def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
         imported(topology.check)(config, spec, known)
 
 
-def _check_text(config: Config, spec: EnvSpec) -> None:
-    """Check what only a task of text has, and what it cannot have."""
-    env, ppo, model = config.env, config.ppo, config.model
-    if not spec.is_text:
-        if env.max_turns is not None:
-            raise ConfigError(
-                f"env.max_turns={env.max_turns} has no effect with {env.id}, whose actions are no text: use "
-                "env.max_episode_steps, or leave it out"
-            )
-        return
-    obs_tokens, turn_tokens = (
-        getattr(model, "obs_tokens", 0),
-        getattr(model, "turn_tokens", 0),
-    )  # of policies of text
-    if obs_tokens >= ppo.rollout_steps:
-        raise ConfigError(
-            f"model.obs_tokens={obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
-            "episode: a prompt may leave none to type: use a ppo.rollout_steps of at least "
-            f"{obs_tokens + turn_tokens}, or a smaller model.obs_tokens"
-        )
-
-
 def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
     """Check that env.backend can step this task, and this many environments of it."""
     env, topology = config.env, find(config.dist.topology)
+    if env.max_turns is not None and not spec.is_text:
+        raise ConfigError(
+            f"env.max_turns={env.max_turns} has no effect with {env.id}, whose actions are no text: use "
+            "env.max_episode_steps, or leave it out"
+        )
     if env.batch_wait_ms is not None and not spec.is_text:
         raise ConfigError(
             f"env.batch_wait_ms={env.batch_wait_ms:g} has no effect with {env.id}, whose actions are no text: leave it "
