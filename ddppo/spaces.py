@@ -35,7 +35,7 @@ class ActionSpec:
 class ArraySpec:
     """One array of an observation. dtype is uint8 (pixels, 0 to 255), float32 or float64, as environments hand it over.
 
-    Or it is text, a string of shape[0] characters at most, which is in no array (ddppo.domains.text.turns).
+    Or it is text, a string of shape[0] characters at most, which is in no array.
 
     Pixels stay uint8 until the model; all else reaches it in the type that it computes in. high: the largest number in
     an array of whole ones, where its space says so; None for pixels and others.
