@@ -90,6 +90,11 @@ def load(path: Path) -> Config:
     section = loaded.get("dist")
     if isinstance(section, DictConfig) and "backend" in section:  # its name before there was shared memory
         section.setdefault("collective", section.pop("backend"))
+    if isinstance(section, DictConfig):
+        section.pop("max_world_size", None)  # of distributed=single, which is a rule of the command now
+        if section.get("topology") == "env_workers_hetero":  # before it was a preset of env_workers
+            section["topology"] = "env_workers"
+            section["env_shares"] = section.get("env_shares") or [0]
     section = loaded.get("env")
     if isinstance(section, DictConfig) and section.get("backend") == "async":  # before there were pools
         section["backend"] = "pool"

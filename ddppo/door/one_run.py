@@ -77,6 +77,10 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
         )
     else:
         config = configuration.from_omegaconf(cfg)
+    if HydraConfig.get().runtime.choices.get("distributed") == "single" and config.dist.world_size > 1:
+        raise ConfigError(
+            f"dist.world_size={config.dist.world_size} with distributed=single, which is one rank: use distributed=ddp"
+        )
     configuration.validate(config)
     check(config)
     if OmegaConf.select(HydraConfig.get().sweeper, "params"):

@@ -1,20 +1,19 @@
-"""env_workers and env_workers_hetero: rank 0 acts and learns, the others step its environments."""
+"""env_workers: rank 0 acts and learns, the others step its environments."""
 
 from ddppo.errors import ConfigError
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes
 
+UNEVEN = (0,)  # dist.env_shares of distributed=env_workers_hetero, until it is given others
+
 
 def env_workers(world_size: int, sizes: Sizes) -> Layout:
-    """Return the layout where each rank steps as many environments."""
-    return _layout(world_size, sizes, ())
+    """Return the layout where each rank steps as many environments, or as many as dist.env_shares gives it.
 
-
-def env_workers_hetero(world_size: int, sizes: Sizes) -> Layout:
-    """Return the layout where each rank steps as many as dist.env_shares gives it.
-
-    Without shares the first ranks have one more than the others, so that any number of ranks goes with any number of
+    UNEVEN gives the first ranks one more than the others, so that any number of ranks goes with any number of
     environments. What cores ranks have is not known before they start, so nothing follows from it.
     """
+    if not sizes.env_shares:
+        return _layout(world_size, sizes, ())
     num_envs, stepping = sizes.num_envs, world_size - 1
     if num_envs < stepping:
         raise ConfigError(
@@ -22,7 +21,7 @@ def env_workers_hetero(world_size: int, sizes: Sizes) -> Layout:
             f"environments needs one: use at most {num_envs + 1} ranks, or more environments"
         )
     shares = sizes.env_shares
-    if not shares:
+    if shares == UNEVEN:
         fewest, rest = divmod(num_envs, stepping)
         shares = tuple(fewest + (place < rest) for place in range(stepping))
     said = f"dist.env_shares={list(shares)}"

@@ -7,7 +7,7 @@ from ddppo.plugins import imported
 from ddppo.topologies.actors import multi_learner, sync_actors
 from ddppo.topologies.async_actors import ASYNC_ACTORS
 from ddppo.topologies.declaration import Layout, Message, Role, Sizes, Topology
-from ddppo.topologies.env_workers import env_workers, env_workers_hetero
+from ddppo.topologies.env_workers import env_workers
 from ddppo.tracebacks import in_one_line
 
 _OF_WORKERS = ("step environments and act", "learn from the own share, gradients summed over all")
@@ -87,13 +87,6 @@ TOPOLOGIES = {
             env_workers,
             "ddppo.distributed.programs.env_workers:EnvWorkers",
             least_ranks=2,
-        ),
-        Topology(
-            "env_workers_hetero",
-            "rank 0 acts and learns, the others step its environments, each as many as it is given",
-            env_workers_hetero,
-            "ddppo.distributed.programs.env_workers:EnvWorkers",
-            least_ranks=2,
             settings="ddppo.topologies.settings:EnvWorkersSettings",
         ),
         Topology(
@@ -120,6 +113,11 @@ def find(name: str) -> Topology:
     """Return a topology by its name, or by the import path `module:attribute` of another. Raises ConfigError."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
+    if name == "env_workers_hetero":
+        raise ConfigError(
+            f"dist.topology={name} is the preset distributed={name}, of dist.topology=env_workers: use that with "
+            "dist.env_shares=[0], or with shares of your own"
+        )
     if ":" not in name:
         raise ConfigError(
             f"dist.topology={name} is none of {', '.join(TOPOLOGIES)}{near(name, list(TOPOLOGIES))}; one of your own "

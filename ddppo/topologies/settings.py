@@ -21,9 +21,10 @@ class MultiLearnerSettings(DistSettings):
 
 @dataclass(slots=True)
 class EnvWorkersSettings(DistSettings):
-    topology: str = setting("env_workers_hetero", "this topology's")
+    topology: str = setting("env_workers", "this topology's")
     env_shares: list[int] = setting(
-        meaning="environments of rank 1, 2, ..., env.num_envs in all; [] deals them as evenly as possible",
+        meaning="environments of rank 1, 2, ..., env.num_envs in all; [] deals them evenly, [0] gives the first ranks "
+        "one more where that does not come out",
         factory=list,
     )
 

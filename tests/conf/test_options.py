@@ -143,7 +143,7 @@ def test_a_model_may_come_with_the_task_unless_another_is_named(composed):
 def test_distributed_lands_at_dist(composed):
     cfg = composed("distributed=single")
     assert "distributed" not in cfg
-    assert cfg.dist.max_world_size == 1
+    assert cfg.dist.world_size == 1
     assert composed("distributed=ddp", "dist.world_size=4").dist.world_size == 4
 
 

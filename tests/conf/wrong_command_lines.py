@@ -286,7 +286,6 @@ _TOGETHER = (
     "dist.world_size=3",
     "dist.world_size=5 env.num_envs=8",
     "distributed=single dist.world_size=2",
-    "dist.max_world_size=1 dist.world_size=2",
     "dist.bucket_cap_mb=25",
     "dist.bucket_cap_mb=25 dist.grad_sync=flat dist.world_size=2",
     "ppo.adaptive_kl=0.01",

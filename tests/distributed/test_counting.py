@@ -37,7 +37,8 @@ HOW = {
 
 
 def spread(topology):
-    backend = () if TOPOLOGIES[topology].env_backend else ("env.backend=sync",)
+    is_known = topology in TOPOLOGIES  # the others are presets
+    backend = () if is_known and TOPOLOGIES[topology].env_backend else ("env.backend=sync",)
     return (*TINY, *TASK, f"distributed={topology}", *HOW.get(topology, ("dist.world_size=3",)), *backend)
 
 
@@ -106,7 +107,7 @@ def first_seeds(iteration):
 
 
 @pytest.mark.quick_cases("ddp", "env_workers_hetero", "central_inference", "async_actors", "ddp_preempt")
-@pytest.mark.parametrize("topology", sorted(set(TOPOLOGIES) - NO_TASK_OF_ONES_OWN))
+@pytest.mark.parametrize("topology", sorted({*TOPOLOGIES, "env_workers_hetero"} - NO_TASK_OF_ONES_OWN))
 def test_each_transition_is_learned_from_once(trained, topology):
     run_dir = trained(topology).run_dir
     streams = learned(run_dir)

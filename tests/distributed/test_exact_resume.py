@@ -124,7 +124,7 @@ OTHERS = {
     "sync_actors": ["dist.topology=sync_actors", "dist.world_size=3"],
     "multi_learner": ["dist.topology=multi_learner", "dist.world_size=4"],
     "env_workers": ["dist.topology=env_workers", "dist.world_size=3"],
-    "unequal shares": ["dist.topology=env_workers_hetero", "dist.world_size=4", "dist.env_shares=[1,2,1]"],
+    "unequal shares": ["dist.topology=env_workers", "dist.world_size=4", "dist.env_shares=[1,2,1]"],
 }
 
 

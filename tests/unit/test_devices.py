@@ -31,7 +31,7 @@ def test_of_ranks_that_step_environments_for_another_only_that_one_has_a_gpu(two
 
 def test_a_rank_that_only_steps_needs_no_gpu_where_there_is_none(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    config = replace(settings("env_workers_hetero"), device="cuda")
+    config = replace(settings("env_workers"), device="cuda")
     assert str(device_of_rank(config, 1, 0)) == "cpu"
     with pytest.raises(ConfigError, match="torch sees no CUDA device"):
         device_of_rank(config, 0, 0)

@@ -53,7 +53,7 @@ def test_the_docs_show_the_graph_that_the_command_draws(name, settings, graph):
 
 
 def test_the_docs_show_every_topology():
-    assert [name for name, *_ in GRAPHS] == list(TOPOLOGIES)
+    assert [name for name, *_ in GRAPHS if name in TOPOLOGIES] == list(TOPOLOGIES)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

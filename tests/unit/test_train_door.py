@@ -483,3 +483,17 @@ def test_a_run_from_before_there_were_pools_goes_on_with_one(tmp_path):
     text = configuration.to_yaml(config)
     (tmp_path / "config.yaml").write_text(text.replace("  backend: pool\n", "  backend: async\n"))
     assert configuration.load(tmp_path / "config.yaml") == config
+
+
+def test_a_run_of_env_workers_hetero_goes_on_as_the_preset_that_it_is_now(tmp_path):
+    config = configuration.Config()
+    config.env.id, config.dist.topology, config.dist.world_size = "CartPole-v1", "env_workers", 3
+    for shares, now in ("[]", [0]), ("[5, 3]", [5, 3]):
+        old = configuration.to_yaml(config).replace(
+            "  topology: env_workers\n", "  topology: env_workers_hetero\n"
+        )
+        old = old.replace("  env_shares: []\n", f"  env_shares: {shares}\n  max_world_size: null\n")
+        (tmp_path / "config.yaml").write_text(old)
+        config.dist.env_shares = now
+        assert configuration.load(tmp_path / "config.yaml") == config
+        config.dist.env_shares = []

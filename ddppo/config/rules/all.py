@@ -32,7 +32,6 @@ def validate(config: Config) -> BatchShape:
         )
     check_fields(config)
     check_own(config)
-    _check_world_size(config)
     check_topology(config)
     check_own_pace(config)
     check_backend(config)
@@ -54,15 +53,6 @@ def validate(config: Config) -> BatchShape:
     _check_sizes(config, shape)
     _check_target(config)
     return shape
-
-
-def _check_world_size(config: Config) -> None:
-    dist = config.dist
-    if dist.max_world_size is not None and dist.world_size > dist.max_world_size:
-        raise ConfigError(
-            f"dist.world_size={dist.world_size} exceeds {dist.max_world_size}, all that distributed=single allows: "
-            "use distributed=ddp"
-        )
 
 
 def _check_updates(config: Config) -> None:

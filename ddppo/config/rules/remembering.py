@@ -6,7 +6,7 @@ from ddppo.scaling import BatchShape
 
 _THAT_REMEMBER = (
     *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
-    *("env_workers", "env_workers_hetero", "central_inference"),
+    *("env_workers", "central_inference"),
 )
 
 

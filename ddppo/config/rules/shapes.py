@@ -19,7 +19,7 @@ def batch_shape(config: Config) -> BatchShape:
     if shares and config.scaling.rule == "weak":
         raise ConfigError(
             f"scaling=weak with distributed={config.dist.topology}: scaling=weak gives every rank env.num_envs "
-            "environments: use distributed=env_workers, or scaling=strong"
+            "environments: leave dist.env_shares out, or use scaling=strong"
         )
     sizes = {
         "num_envs": config.env.num_envs,

@@ -13,10 +13,9 @@ class DistSettings:
     topology: str = setting(
         "ddp",
         "which ranks step environments, act and learn: ddp, ddp_preempt, sync_actors, async_actors, "
-        "multi_learner, env_workers, env_workers_hetero, central_inference, device, or an import path of "
+        "multi_learner, env_workers, central_inference, device, or an import path of "
         "your own, my_pkg.topologies:Ring (docs/topologies.md); each may have settings of its own",
     )
-    max_world_size: int | None = setting(None, "largest world_size that this topology allows", low=1)
     grad_sync: str = setting(
         "auto",
         "sum of gradients: ddp (DistributedDataParallel: buckets, overlapped with backward), flat (one "

@@ -1,4 +1,4 @@
-"""env_workers and env_workers_hetero: rank 0 acts and learns, the other ranks step its environments.
+"""env_workers: rank 0 acts and learns, the other ranks step its environments.
 
 A step is two messages: all actions to all ranks, and what the environments answered back. Rank 0 sees one batch of
 environments as if it stepped them itself, to the bit.

@@ -150,10 +150,10 @@ def world_sizes(config: Config, cores: int) -> list[int]:
 
     Under scaling=strong they are divisors of num_envs; under weak, where any W would do, powers of 2.
     """
-    num_envs, most = config.env.num_envs, config.dist.max_world_size or 2**31
+    num_envs = config.env.num_envs
     divisors = (w for w in range(1, num_envs + 1) if num_envs % w == 0)
     powers = (2**k for k in range(cores.bit_length() + 1))
-    possible = [w for w in (powers if config.scaling.rule == "weak" else divisors) if w <= most]
+    possible = list(powers if config.scaling.rule == "weak" else divisors)
     within, beyond = [w for w in possible if w <= cores], [w for w in possible if w > cores][:1]
     if len(within) > _MOST_WORLD_SIZES:  # as even as they come, on a scale of ratios
         even = [cores ** (k / (_MOST_WORLD_SIZES - 1)) for k in range(_MOST_WORLD_SIZES)]
