@@ -203,7 +203,7 @@ def train_rank(
     while True:
         worker = _made(config, run_dir, group, device)
         if restored is not None:
-            worker.parts.learner.tolerance.restored = restored
+            worker.parts.program.learner.tolerance.restored = restored
         try:
             stop_signal = worker.run()
         except NonFiniteError as e:
@@ -232,7 +232,7 @@ def go_back(worker: Worker, error: NonFiniteError) -> tuple[Config, int]:
 
     All ranks come here alike. Raises `error` where on_nonfinite does not want that, or not once more.
     """
-    tolerance, folder = worker.parts.learner.tolerance, RunFolder(worker.run_dir)
+    tolerance, folder = worker.parts.program.learner.tolerance, RunFolder(worker.run_dir)
     if tolerance.mode != "restore" or tolerance.restored == tolerance.most:
         raise error
     restored = tolerance.restored + 1

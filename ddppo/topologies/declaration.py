@@ -117,7 +117,7 @@ class Sizes(NamedTuple):
 class Topology:
     """A way to spread PPO over ranks. layout: of W ranks and these sizes; raises ConfigError for a W that cannot be.
 
-    program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a Kit.
+    program: the import path of what a rank runs, a ddppo.distributed.programs.kit.Program, made of a RankContext.
     env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
     run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
     settings: the dataclass of its settings, derived from ddppo.config.DistSettings, or its import path; None for no key

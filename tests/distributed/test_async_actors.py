@@ -14,6 +14,7 @@ from ddppo import native
 from ddppo.collectives.peers import OwnPace
 from ddppo.door.arguments import composed
 from ddppo.ppo.native.acting import NativeActor
+from ddppo.run.loop.backend import choose_backend
 from ddppo.run.worker import Worker
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.fault.test_bad_endings import iterations, running, wait_for_end_of_ranks, wait_for_iteration
@@ -233,6 +234,6 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     store.set("ddppo/machine/0", json.dumps(machine | {"quota": 1}))
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
     worker = Worker(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
-    worker.steps.begin(only_native=True)
+    choose_backend(worker.parts, worker.progress, only_cpp=True)
     assert isinstance(worker.parts.program.collector._actor, NativeActor)
     worker.parts.program.close()

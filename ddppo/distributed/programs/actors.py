@@ -11,7 +11,7 @@ import torch
 
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group, in_words
-from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Program, RankContext
 from ddppo.distributed.programs.messages import ParameterMessage, RolloutMessage
 from ddppo.errors import NonFiniteError
 from ddppo.ppo.acting.collector import Collector
@@ -21,7 +21,7 @@ from ddppo.ppo.learning.learner import Update
 class Actors(Program):
     """A learner, or one of its actors."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RankContext) -> None:
         self._kit = kit
         self._is_learner = kit.role.learns
         self.env = kit.envs() if kit.role.acts else None

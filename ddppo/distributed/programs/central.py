@@ -35,7 +35,7 @@ class Agent(Ddp):
         names = EnvNames(kit.env_indices, kit.group.rank)
         dist = config.dist
         assert isinstance(dist, CentralInferenceSettings), dist
-        settings = replace(config.env, num_workers=dist.observers or config.env.num_workers)
+        settings = replace(kit.env_config, num_workers=dist.observers or config.env.num_workers)
         env = Observers(settings, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
         wait = dist.max_wait_ms
         return CentralCollector(

@@ -2,7 +2,7 @@
 
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.distributed.programs.contract import Closeable
-from ddppo.distributed.programs.kit import Collected, Kit, Program
+from ddppo.distributed.programs.kit import Collected, Program, RankContext
 from ddppo.ppo.acting.rollout import RolloutCollector
 from ddppo.ppo.learning.learner import Update
 
@@ -13,7 +13,7 @@ class Ddp(Program):
     collector: RolloutCollector
     env: Closeable
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RankContext) -> None:
         self._kit = kit
         self.collector = self._acting()
         self.env = self.collector.env

@@ -21,7 +21,7 @@ from ddppo import native
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.config import Config
 from ddppo.distributed.programs.ddp import Ddp
-from ddppo.distributed.programs.kit import Kit
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs import make_vec_env
 from ddppo.envs.backends.classic_cpp import TASKS, NativeEnvs, why_not_batched
 from ddppo.errors import ConfigError, TrainingError
@@ -34,8 +34,8 @@ from ddppo.spaces import EnvSpec
 class Device(Ddp):
     """A worker that takes no slower way."""
 
-    def __init__(self, kit: Kit) -> None:
-        check(kit.config, kit.spec, kit.device)
+    def __init__(self, kit: RankContext) -> None:
+        check(dataclasses.replace(kit.config, env=kit.env_config), kit.spec, kit.device)
         super().__init__(kit)
 
     def reset(self, sample: TaskSample) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group
-from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Program, RankContext
 from ddppo.envs.encoding.rows import RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv, no_options
 from ddppo.ppo.acting.collector import Collector
@@ -23,7 +23,7 @@ from ddppo.spaces import each
 class EnvWorkers(Program):
     """Rank 0, who acts and learns, or one of those that step for it."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RankContext) -> None:
         self._kit = kit
         shape = kit.shape
         dealt = {rank: shape.env_indices(place) for place, rank in enumerate(kit.layout.stepping)}

@@ -1,19 +1,19 @@
-"""What a program is made of: a kit builds environments, collectors and learners for the rank that asks.
+"""What a rank knows and holds of a run, from which it makes its environments, collectors and learners.
 
 For a topology of one's own, the contract's names are here too.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from ddppo.algorithms.task_sampler import TaskSampler
 from ddppo.collectives import Group
-from ddppo.config import Config
+from ddppo.config import Config, EnvConfig
 from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Program
@@ -29,6 +29,7 @@ from ddppo.ppo.acting.sharded import ShardedCollector
 from ddppo.ppo.advantages.estimators import Estimator, Gae, GroupRelative
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.nonfinite import Tolerance
+from ddppo.ppo.learning.step import adam_state
 from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.scaling import BatchShape
@@ -36,30 +37,32 @@ from ddppo.seeding import action_noise
 from ddppo.spaces import EnvSpec
 from ddppo.topologies import Layout, Role
 
-__all__ = ["NO_UPDATE", "Collected", "Kit", "News", "Program"]
+__all__ = ["NO_UPDATE", "Collected", "Kit", "News", "Program", "RankContext"]
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """What one rank holds of a run. shape: of the batch of all ranks. sampler: what episodes begin with."""
+class RankContext:
+    """What one rank knows and holds of a run, in the order in which `ddppo.run.parts.build` makes it.
 
-    config: Config
-    group: Group
-    device: torch.device
-    shape: BatchShape
-    layout: Layout
-    spec: EnvSpec
+    A program is made of it, by the methods that make environments, collectors and learners for this rank.
+    """
+
+    config: Config  # as the run folder has it, the same on all ranks
+    group: Group  # all ranks
+    device: torch.device  # where this rank computes
+    shape: BatchShape  # sizes of an iteration, of all ranks together
+    layout: Layout  # which ranks step environments, act and learn
+    spec: EnvSpec  # what the task observes and takes
+    env_config: EnvConfig  # config.env with the backend that steps this rank's environments
+    cores: int  # that this rank has to itself
     model: ActorCritic
-    parameters: FlatParameters
+    parameters: FlatParameters  # the model's, as one vector; equal on all ranks
     obs_normalizer: ObsNormalizer | None
-    sampler: TaskSampler
-
-
-@dataclass(frozen=True, slots=True)
-class Kit(Replica):
-    """One rank's kit. cores: that the rank has to itself."""
-
-    cores: int
+    sampler: TaskSampler  # what episodes begin with
+    # Made of all above, so not there while a program is made.
+    program: Program = cast("Program", None)
+    players: tuple[int, ...] = ()  # ranks that play evaluations: all that hold the parameters and go in step
+    derived: dict[str, Any] = field(default_factory=dict)  # for summary.json
 
     @property
     def role(self) -> Role:
@@ -87,9 +90,8 @@ class Kit(Replica):
 
     def envs(self) -> VecEnv:
         """Make the environments that this rank steps."""
-        config = self.config
         return make_vec_env(
-            config.env,
+            self.env_config,
             self.env_indices,
             self.group.rank,
             self.cores,
@@ -194,7 +196,7 @@ class Kit(Replica):
 
     def guarded(self) -> AbstractContextManager[None]:
         """Return a block for code of the task, which it may change this process in: where it is stepped here."""
-        env = self.config.env
+        env = self.env_config
         is_elsewhere = env.backend not in ("auto", "sync", "native") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
@@ -214,3 +216,52 @@ class Kit(Replica):
         # An episode whose last row is a pseudo-step was cut: nobody saw its return.
         episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
         return Collected(int(is_valid.sum()), episodes, rollout)
+
+    def policy_snapshot(self) -> list[torch.Tensor]:
+        """Return copies of the parameters, and of Adam's steps and moments: what a task sampler may swap."""
+        return [x.clone() for x in self._policy()]
+
+    def put_policy_(self, snapshot: Sequence[torch.Tensor]) -> None:
+        """Go on with a snapshot's parameters, and Adam's steps and moments."""
+        for x, kept in zip(self._policy(), snapshot, strict=True):
+            x.copy_(kept)
+
+    def _policy(self) -> list[torch.Tensor]:
+        vector = self.parameters.vector
+        return [vector.detach(), *adam_state(self.program.learner.optimizer, vector)]
+
+    def number_of_rank_0(self, number: int) -> int:
+        """Return rank 0's number; all ranks call it."""
+        return int(self.group.gather(torch.tensor([number]))[0].item())
+
+    def state(self) -> dict[str, Any]:
+        """Return what the rank has learned, for a checkpoint."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.program.learner.optimizer.state_dict(),
+            "learning_rate": self.program.learner.learning_rate,
+            "nonfinite": self.program.learner.tolerance.state(),
+        }
+        if self.obs_normalizer is not None:
+            state["obs_moments"] = self.obs_normalizer.state
+        if self.program.learner.reward_normalizer is not None:
+            state["return_moments"] = self.program.learner.reward_normalizer.state
+        if self.program.learner.reference is not None:
+            state["reference"] = self.program.learner.reference.vector
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint's state."""
+        self.model.load_state_dict(state["model"])
+        self.program.learner.optimizer.load_state_dict(state["optimizer"])
+        self.program.learner.learning_rate = state["learning_rate"]
+        self.program.learner.tolerance.load(state.get("nonfinite", [0, 0, 0]))
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.load(state["obs_moments"])
+        if self.program.learner.reward_normalizer is not None:
+            self.program.learner.reward_normalizer.state = state["return_moments"]
+        if self.program.learner.reference is not None:
+            self.program.learner.reference.vector.copy_(state["reference"])
+
+
+Kit = RankContext  # its name in topologies of users

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from ddppo.distributed.programs.ddp import Ddp
-from ddppo.distributed.programs.kit import Collected, Kit
+from ddppo.distributed.programs.kit import Collected, RankContext
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.cut import Cut
 from ddppo.ppo.learning.learner import Update
@@ -48,7 +48,7 @@ class PreemptiveWorker(Ddp):
 
     collector: Collector
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RankContext) -> None:
         super().__init__(kit)
         dist, self._steps = kit.config.dist, kit.shape.rollout_steps
         assert isinstance(dist, PreemptSettings), dist

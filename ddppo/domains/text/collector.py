@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ddppo.config import Config
-from ddppo.distributed.programs.kit import Kit
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
@@ -61,10 +61,10 @@ class TextCollector:
         self._forget()
 
     @classmethod
-    def make(cls, kit: Kit) -> "TextCollector":
+    def make(cls, kit: RankContext) -> "TextCollector":
         """Return the collector of a rank, in environments that it makes. Raises ConfigError as `of_config` does."""
         turns = make_turns(
-            kit.config.env, kit.env_indices, kit.group.rank, kit.env_timeout_s, kit.max_restarts
+            kit.env_config, kit.env_indices, kit.group.rank, kit.env_timeout_s, kit.max_restarts
         )
         assert isinstance(kit.model, TokenActorCritic)
         return cls.of_config(kit.config, turns, kit.model, first_env=kit.env_indices.start, device=kit.device)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from ddppo.collectives import Group
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from ddppo.ppo.acting.collector import Collector
 from ddppo.run.loop.exchange import gather_bytes, joined, parted
-from ddppo.run.parts import Parts
 
 _WORTH = 4096  # bytes from which a state is compressed
 _OF_EPISODES: dict[str, type] = {"starts": np.bool_, "returns": np.float64, "lengths": np.int64}
@@ -30,7 +30,9 @@ class Environments:
     why this rank knows that states are not exact.
     """
 
-    def __init__(self, parts: Parts, group: Group, why_not: str | None, doubt: str | None = None) -> None:
+    def __init__(
+        self, parts: RankContext, group: Group, why_not: str | None, doubt: str | None = None
+    ) -> None:
         self._parts = parts
         self._group = group
         self._why_not = why_not
@@ -72,7 +74,7 @@ class Environments:
     def _learned(self) -> tuple[int, torch.Tensor] | None:
         """Return the discounted returns that this rank scales rewards by, and the index of the first's environment."""
         learning, rank = self._parts.layout.learning, self._group.rank
-        normalizer = self._parts.learner.reward_normalizer
+        normalizer = self._parts.program.learner.reward_normalizer
         if rank not in learning or normalizer is None:
             return None
         return learning.index(rank) * len(normalizer.discounted), normalizer.discounted

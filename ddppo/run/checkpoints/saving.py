@@ -8,6 +8,7 @@ from typing import Any
 
 from ddppo import config as configuration
 from ddppo.algorithms.task_sampler import state_in
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.run import checkpoint
@@ -17,7 +18,6 @@ from ddppo.run.checkpoints.writer import Writer
 from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.loop.progress import Progress
-from ddppo.run.parts import Parts
 from ddppo.run.records.metrics import IterationReport
 from ddppo.terminal import warn
 from ddppo.topologies import find
@@ -35,7 +35,7 @@ class Saving:
     def __init__(
         self,
         run_dir: Path,
-        parts: Parts,
+        parts: RankContext,
         progress: Progress,
         scoring: Scoring,
         window: deque[tuple[float, int]],
@@ -190,7 +190,7 @@ def _plain(metrics: dict[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _environments(parts: Parts) -> Environments:
+def _environments(parts: RankContext) -> Environments:
     if parts.sampler.every_iteration:
         return Environments(parts, parts.group, "")
     why_not, doubt = exactness.why_left_out(parts.config), None

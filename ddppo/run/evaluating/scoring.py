@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, Stopped, TrainingError
 from ddppo.files import move_aside, stored
 from ddppo.processes.signals import StopRequest
@@ -16,7 +17,6 @@ from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS
 from ddppo.run.evaluating.evaluation import Policy, Scores, evaluator_of
 from ddppo.run.loop.exchange import gather_bytes
-from ddppo.run.parts import Parts
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.topologies import find
 from ddppo.tracebacks import in_one_line, own_traceback
@@ -32,7 +32,7 @@ class Scoring:
     are as many of all ranks.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: RankContext) -> None:
         self.config = parts.config
         policy = Policy(parts.model, parts.obs_normalizer, parts.spec)
         self.evaluator = evaluator_of(parts.spec)(policy, parts.config, parts.program.collector)

@@ -1,7 +1,7 @@
 """Which code a rank computes with, chosen before its first iteration and alike on all ranks: C++, torch.compile or
 eager torch.
 
-    choose_backend(parts, progress)     # after it, parts.learner.step is the step, and acting and recurrence follow
+    choose_backend(parts, progress)     # after it, the learner has its step, and acting and recurrence follow
 """
 
 import torch
@@ -9,6 +9,7 @@ import torch
 from ddppo import native
 from ddppo.collectives import Group
 from ddppo.collectives.group import OrderedSum
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.errors import TrainingError
 from ddppo.models import MLP, flat_obs, random_obs
 from ddppo.models.recurrent import Core
@@ -23,7 +24,6 @@ from ddppo.ppo.native.network import (
 )
 from ddppo.ppo.native.step import NativeStep
 from ddppo.run.loop.progress import Progress
-from ddppo.run.parts import Parts
 from ddppo.terminal import warn
 
 # Of compile=auto. A step of a small model takes .4 ms compiled and 1.1 ms eager; compiling takes 5 to 30 s of a core.
@@ -32,7 +32,7 @@ _TRIED_ROWS = 111  # whole tiles and their remainders, in one block of rows and 
 _HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
 
 
-def choose_backend(parts: Parts, progress: Progress, *, only_cpp: bool = False) -> None:
+def choose_backend(parts: RankContext, progress: Progress, *, only_cpp: bool = False) -> None:
     """Have this rank act and learn by the fastest code that `compile` allows and every rank can take.
 
     All ranks that learn together call it; only_cpp: of a rank that only acts, for which torch compiles nothing. Raises
@@ -48,7 +48,7 @@ def choose_backend(parts: Parts, progress: Progress, *, only_cpp: bool = False) 
     parts.derived["step"] = "eager"
     if step is None:  # eager, or a rank that takes no steps
         return
-    parts.learner.step = step
+    parts.program.learner.step = step
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
     parts.derived["step"] = "native" if isinstance(step, NativeStep) else "compiled"
     collector = parts.program.collector
@@ -56,9 +56,9 @@ def choose_backend(parts: Parts, progress: Progress, *, only_cpp: bool = False) 
         collector.act_by(step.network)
 
 
-def _cpp_step(parts: Parts) -> tuple[bool, NativeStep | None]:
+def _cpp_step(parts: RankContext) -> tuple[bool, NativeStep | None]:
     """Return whether every rank can take ddppo's own step, and this rank's, which is None where it takes none."""
-    config, model, learner = parts.config, parts.model, parts.learner
+    config, model, learner = parts.config, parts.model, parts.program.learner
     if config.compile not in ("auto", "on"):
         return False, None
     step, why_not = None, None
@@ -79,7 +79,7 @@ def _cpp_step(parts: Parts) -> tuple[bool, NativeStep | None]:
     return False, None
 
 
-def _fault_of(step: NativeStep, parts: Parts) -> str | None:
+def _fault_of(step: NativeStep, parts: RankContext) -> str | None:
     """Return what ddppo's own step computes wrongly on this machine, or None."""
     spec, model = parts.spec, parts.model
     if not agrees(step, spec, model, parts.config.ppo):
@@ -91,16 +91,16 @@ def _fault_of(step: NativeStep, parts: Parts) -> str | None:
     return None
 
 
-def _is_slower_for_it(parts: Parts) -> bool:
+def _is_slower_for_it(parts: RankContext) -> bool:
     """Whether this run is slower for want of a step in C++: another built-in network never has one."""
-    if parts.learner.parameters.device.type != "cpu" or parts.config.compile != "auto":
+    if parts.program.learner.parameters.device.type != "cpu" or parts.config.compile != "auto":
         return False
     model = parts.model
     is_mlp_or_own = type(model) is MLP or not type(model).__module__.startswith("ddppo.")
     return native.why_not() is not None or (is_mlp_or_own and not is_faster_in_torch(model))
 
 
-def _compiled_step(parts: Parts, progress: Progress) -> tuple[bool, Step | None]:
+def _compiled_step(parts: RankContext, progress: Progress) -> tuple[bool, Step | None]:
     """Return whether every rank can take torch.compile's step, and this rank's, which is None where it takes none."""
     config, model = parts.config, parts.model
     is_asked_for = config.compile in ("on", "torch")
@@ -126,7 +126,7 @@ def _compiled_step(parts: Parts, progress: Progress) -> tuple[bool, Step | None]
     return False, None
 
 
-def _pays(parts: Parts, progress: Progress) -> bool:
+def _pays(parts: RankContext, progress: Progress) -> bool:
     """Whether compile=auto has torch compile the step: the same on all ranks."""
     config, shape = parts.config, parts.shape
     if config.compile == "off" or config.ppo.algorithm == "grpo" or config.ppo.losses:
@@ -138,11 +138,11 @@ def _pays(parts: Parts, progress: Progress) -> bool:
     return progress.compiled_from is not None or num_steps >= _PAYS_FROM_STEPS
 
 
-def _compiled(parts: Parts) -> tuple[Step | None, str | None]:
+def _compiled(parts: RankContext) -> tuple[Step | None, str | None]:
     """Return the step that torch.compile makes, or why there is none."""
     from ddppo.ppo.learning.compiled import CannotCompile, CompiledStep  # loads torch's compiler
 
-    learner, program = parts.learner, parts.program
+    learner, program = parts.program.learner, parts.program
     num_shards = learner.shape.local_num_shards
     summing: Group | OrderedSum = program.learners
     if learner.shape.num_shards:
@@ -160,7 +160,7 @@ def _compiled(parts: Parts) -> tuple[Step | None, str | None]:
     return step, None
 
 
-def _begin_recurrence(parts: Parts) -> None:
+def _begin_recurrence(parts: RankContext) -> None:
     """Have recurrent layers of the model, if it has any, learn in C++ if all ranks can.
 
     C++ knows one thread here too, and is asked for by the same settings as the learner's step.
@@ -172,7 +172,7 @@ def _begin_recurrence(parts: Parts) -> None:
     can = (
         config.compile in ("auto", "on")
         and config.dist.threads_per_rank in (None, 1)
-        and parts.learner.parameters.device.type == "cpu"
+        and parts.program.learner.parameters.device.type == "cpu"
         and native.why_not() is None
     )
     all_can = all(_of_all(parts.group, can))
@@ -181,7 +181,7 @@ def _begin_recurrence(parts: Parts) -> None:
     parts.derived["recurrence"] = "C++" if all_can else "torch"
 
 
-def _is_active(parts: Parts) -> bool:
+def _is_active(parts: RankContext) -> bool:
     """Whether this rank acts or learns: one that only steps environments goes along with any step."""
     role = parts.layout.role(parts.group.rank)
     return role.acts or role.learns

@@ -7,9 +7,9 @@ from typing import cast
 import torch
 
 from ddppo.collectives import Group
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs.vec_env import PublishingEnvs
 from ddppo.errors import TrainingError
-from ddppo.run.parts import Parts
 
 _SIZE = struct.Struct("<q")
 
@@ -69,7 +69,7 @@ class Exchange(NoExchange):
             self._envs.receive(before, envs)
 
 
-def make_exchange(parts: Parts, group: Group, known: Callable[[], list[bytes]]) -> NoExchange:
+def make_exchange(parts: RankContext, group: Group, known: Callable[[], list[bytes]]) -> NoExchange:
     """Return the exchange of a rank of these parts."""
     if parts.spec.journal is None:
         return NoExchange()

@@ -6,6 +6,7 @@ import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults
 from ddppo.distributed.programs.contract import Collected
+from ddppo.distributed.programs.kit import RankContext
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
 from ddppo.run.loop.exchange import NoExchange
@@ -14,7 +15,6 @@ from ddppo.run.loop.replicas import fingerprint
 from ddppo.run.measuring.own_metrics import OwnMetrics
 from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.measuring.timing import IterationClock
-from ddppo.run.parts import Parts
 from ddppo.run.records.metrics import OF_USER, IterationReport
 
 
@@ -23,7 +23,7 @@ class Iterations:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: RankContext,
         progress: Progress,
         *,
         clock: IterationClock,

@@ -2,15 +2,15 @@
 
 import math
 
-from ddppo.run.parts import Parts
+from ddppo.distributed.programs.kit import RankContext
 
 
-def named(parts: Parts) -> str:
+def named(parts: RankContext) -> str:
     """Return what an error is to call the copies."""
     return f"parameters or {parts.sampler.name}" if parts.sampler.name else "parameters"
 
 
-def fingerprint(parts: Parts) -> float:
+def fingerprint(parts: RankContext) -> float:
     """Return 48 bits of the hash of the parameters, and of the task sampler if it learns, exact in float64.
 
     NaN on a rank that does not hold them.

@@ -5,9 +5,9 @@ Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv
 
 from ddppo.distributed.programs.async_actors.actor import AsyncActor
 from ddppo.distributed.programs.async_actors.learner import AsyncLearner
-from ddppo.distributed.programs.kit import Kit, Program
+from ddppo.distributed.programs.kit import Program, RankContext
 
 
-def program(kit: Kit) -> Program:
+def program(kit: RankContext) -> Program:
     """Return what this rank runs."""
     return AsyncLearner(kit) if kit.role.learns else AsyncActor(kit)

@@ -20,7 +20,7 @@ from ddppo.distributed.programs.async_actors.messages import (
     as_bytes,
     episode_rows,
 )
-from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Kit, Program
+from ddppo.distributed.programs.kit import NO_UPDATE, Collected, Program, RankContext
 from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import CollectiveError
@@ -33,7 +33,7 @@ from ddppo.tracebacks import first_sentence
 class AsyncActor(Program):
     """Acts with the parameters it was last given, until the learner has finished."""
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RankContext) -> None:
         assert isinstance(kit.group, OwnPace)
         self._kit, self._group = kit, kit.group
         self.env: VecEnv = kit.envs()

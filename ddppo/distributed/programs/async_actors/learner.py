@@ -14,7 +14,7 @@ from ddppo.distributed.programs.async_actors.connected import Actor, Actors
 from ddppo.distributed.programs.async_actors.messages import Answer, Parameters, Sent
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.distributed.programs.async_actors.rewards import RewardsByActor
-from ddppo.distributed.programs.kit import Collected, Kit, News, Program
+from ddppo.distributed.programs.kit import Collected, News, Program, RankContext
 from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.ppo.acting.rollout import Episode, Rollout
 from ddppo.ppo.learning.learner import Update
@@ -39,7 +39,7 @@ class AsyncLearner(Program):
 
     collector = None
 
-    def __init__(self, kit: Kit) -> None:
+    def __init__(self, kit: RankContext) -> None:
         assert isinstance(kit.group, OwnPace)
         self._kit = kit
         config, shape, dist = kit.config, kit.shape, kit.config.dist
