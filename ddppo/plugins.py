@@ -60,9 +60,10 @@ class Plugin:
         default_factory=dict
     )  # entry point of a task: its batch, env.backend=batched
     backends: Mapping[str, Backend] = field(default_factory=dict)  # env.backend: how environments are stepped
-    # Name of a section of settings: its dataclass (ddppo.config.settings.Section); by the same name, what it sets:
+    # What episodes begin with: a section of settings, ddppo.config.SamplerSettings, and by the same name a function
+    # that makes a ddppo.algorithms.task_sampler.TaskSampler
     sections: Mapping[str, str] = field(default_factory=dict)
-    samplers: Mapping[str, str] = field(default_factory=dict)  # a function that makes a TaskSampler
+    samplers: Mapping[str, str] = field(default_factory=dict)
     # What names of metrics begin with: a tuple of rows of the table, ddppo.run.records.metrics.Metric
     metrics: Mapping[str, str] = field(default_factory=dict)
     evaluators: Mapping[str, str] = field(

@@ -21,7 +21,7 @@ from ddppo.config import (
     Config,
     EnvConfig,
     PPOConfig,
-    Section,
+    SamplerSettings,
     config_class,
     sections,
     setting,
@@ -85,7 +85,7 @@ def test_a_checkpoint_of_a_run_that_learned_what_to_play_is_not_gone_on_from_wit
 
 
 @dataclass(slots=True)
-class Asked(Section):
+class Asked(SamplerSettings):
     """A plugin's section of settings."""
 
     may_change: ClassVar[tuple[str, ...]] = ("longest",)

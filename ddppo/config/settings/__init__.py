@@ -1,6 +1,6 @@
 """The list of every setting: names, types, defaults, units, meanings, and the rule of each by itself."""
 
-from ddppo.config.settings.all import SECTIONS, Config, Section, config_class, section, sections
+from ddppo.config.settings.all import SECTIONS, Config, SamplerSettings, config_class, section, sections
 from ddppo.config.settings.dist import DistSettings, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import (
@@ -32,8 +32,8 @@ __all__ = [
     "PPOConfig",
     "ResnetSettings",
     "RunConfig",
+    "SamplerSettings",
     "ScalingConfig",
-    "Section",
     "config_class",
     "section",
     "sections",

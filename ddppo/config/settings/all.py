@@ -101,7 +101,7 @@ SECTIONS = {
 }
 
 
-class Section:
+class SamplerSettings:
     """Settings of a task sampler that a plugin brings, `<section>.<field>=`. Subclass it as a dataclass.
 
     may_change: the fields that a run which goes on may change.
@@ -121,7 +121,7 @@ class Section:
 
 
 @functools.cache
-def sections() -> dict[str, type[Section]]:
+def sections() -> dict[str, type[SamplerSettings]]:
     """Return the sections that plugins bring, by name. Raises ConfigError for one that ddppo has."""
     found = {name: imported(path) for name, path in added("sections").items()}
     for name in found.keys() & {item.name for item in fields(Config)}:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from ddppo.config import Config, Section, setting
+from ddppo.config import Config, SamplerSettings, setting
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import Metric
 from ddppo.scaling import BatchShape
@@ -31,7 +31,7 @@ METRICS = tuple(
 
 
 @dataclass(slots=True)
-class SearchSettings(Section):
+class SearchSettings(SamplerSettings):
     may_change: ClassVar[tuple[str, ...]] = ("budget_episodes",)
 
     name: str | None = setting(

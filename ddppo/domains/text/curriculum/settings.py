@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ddppo.config import Config, Section, check_fields, setting
+from ddppo.config import Config, SamplerSettings, check_fields, setting
 from ddppo.errors import ConfigError
 from ddppo.run.records.metrics import Metric
 from ddppo.spaces import EnvSpec
@@ -13,7 +13,7 @@ _PREFIX = "curriculum.settings."
 
 
 @dataclass(slots=True)
-class CurriculumSettings(Section):
+class CurriculumSettings(SamplerSettings):
     name: str | None = setting(
         "auto",
         "tasks of text with tiers: which task comes next: tiers (first those that are not mastered, "
