@@ -96,7 +96,7 @@ class Asked(SamplerSettings):
     def asks(self, config, spec):
         return self.name is not None
 
-    def check(self, config, shape):
+    def check_run(self, config, shape):
         if self.longest > shape.rollout_steps:
             raise ConfigError(f"asked.longest={self.longest} is more than ppo.rollout_steps")
 
