@@ -6,13 +6,14 @@ import json
 import numpy as np
 import pytest
 
+from ddppo.algorithms.task_sampler import TaskSampler, state_in
 from ddppo.domains.cage2.search.campaign import Campaign
-from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, kendall, order_id, words
+from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, code, kendall, order_id, words
 from ddppo.domains.cage2.search.outcomes import written
 from ddppo.domains.cage2.search.records import SearchRecords
-from ddppo.domains.cage2.search.sampler import ucb_over_orders
+from ddppo.domains.cage2.search.sampler import OrderSearch, ucb_over_orders
 from ddppo.domains.cage2.search.settings import SearchSettings
-from ddppo.errors import EnvOutputError, TrainingError
+from ddppo.errors import EnvOutputError, RunFolderError, TrainingError
 from ddppo.search.ucb import Estimate
 
 NUM_ENVS = 4
@@ -322,3 +323,81 @@ def test_a_search_that_goes_on_from_a_checkpoint_drops_what_was_written_after_it
     iterate(again, 5)
     records.note()
     assert [row["trial"] for row in rows(tmp_path / "training_log.csv")] == ["0"] * 4 + ["1"] * 4
+
+
+# -- as a task sampler -----------------------------------------------------------------------------------------------
+
+
+class Run:
+    """A run whose policy is a number; it learns by adding 1."""
+
+    def __init__(self):
+        self.policy = 0
+
+    def policy_snapshot(self):
+        return [self.policy]
+
+    def put_policy_(self, snapshot):
+        (self.policy,) = snapshot
+
+    def number_of_rank_0(self, number):
+        return number
+
+
+def searching(ids=(5, 7, 5, 9), **settings):
+    search, run = OrderSearch(campaign(ids, **settings), seed=3), Run()
+    search.attach(run)
+    return search, run
+
+
+def learn(search, run, iteration, compliant=10):
+    """Play an iteration by the order that is asked for, and learn from it; return its id."""
+    _, options = search.sample(iteration).of(range(NUM_ENVS))
+    assert options == [options[0]] * NUM_ENVS
+    order = ORDERS[[code(order).tolist() for order in ORDERS].index(options[0]["context"])]
+    run.policy += 1
+    search.update(None, news(order, compliant))
+    return order_id(order)
+
+
+def test_a_search_says_the_order_of_the_trial_and_swaps_policies_where_it_ends():
+    search, run = searching(inherit="same")
+    assert search.every_iteration
+    assert [learn(search, run, k, compliant) for k, compliant in ((1, 5), (2, 10))] == [5, 5]
+    assert run.policy == 0  # order 7 was never tried, and begins with the first parameters
+    assert learn(search, run, 3) == 7
+    assert run.policy == 2  # of the last trial of order 5
+    assert search.eval_options() == {"context": code(ORDERS[5]).tolist(), "alignment_weight": 0.0}
+    assert search.metrics()["search/trial"] == 1
+
+
+def test_seeds_of_a_search_are_new_in_every_iteration_and_those_of_other_runs():
+    search, _ = searching()
+    seeds = [search.sample(iteration).of(range(NUM_ENVS))[0] for iteration in (1, 2)]
+    assert seeds == [TaskSampler(3).sample(iteration).of(range(NUM_ENVS))[0] for iteration in (1, 2)]
+
+
+def test_a_search_ends_with_the_policy_of_the_best_order():
+    search, run = searching(ids=(5, 7, 9), inherit="shared", budget_episodes=3 * NUM_ENVS)
+    for k in (1, 2, 3):
+        learn(search, run, k, compliant=10 if k == 2 else 5)
+    run.policy = 99
+    search.conclude()
+    assert run.policy == 2
+    assert search.eval_options()["context"] == code(ORDERS[5]).tolist()
+
+
+# "program": as checkpoints of before there were samplers called it
+@pytest.mark.parametrize("name", ["sampler", "program"])
+def test_a_search_goes_on_from_checkpoints_of_now_and_of_before(name):
+    search, run = searching(inherit="same")
+    for k in (1, 2):
+        learn(search, run, k)
+    again, other = searching(inherit="same")
+    again.load(state_in({"curriculum": None, name: search.state()}, again))
+    other.policy = run.policy
+    assert again.digest("x") == search.digest("x")
+    assert learn(again, other, 3) == learn(search, run, 3)
+    assert (other.policy, again.state()) == (run.policy, search.state())
+    with pytest.raises(RunFolderError, match="the checkpoint holds no search"):
+        again.load(state_in({"sampler": None}, again))
