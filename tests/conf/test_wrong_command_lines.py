@@ -14,7 +14,6 @@ from tests.conf.wrong_pixels import LINES as OF_PIXELS
 from tests.conf.wrong_rewards import LINES as OF_REWARDS
 from tests.conf.wrong_searches import LINES as OF_SEARCHES
 from tests.conf.wrong_sweeps import LINES as OF_SWEEPS
-from tests.conf.wrong_texts import LINES as OF_TEXT
 from tests.conf.wrong_topologies import LINES
 
 SAMPLE = cases(40, seed=3)
@@ -50,13 +49,6 @@ def test_memories_that_cannot_be_are_a_sentence_with_its_remedy(playground, line
     faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
     assert not faults, answer
     assert OF_MEMORIES[line] in answer
-
-
-@pytest.mark.parametrize("line", OF_TEXT)
-def test_text_that_cannot_be_is_a_sentence_with_its_remedy(playground, line):
-    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
-    assert not faults, answer
-    assert OF_TEXT[line] in answer
 
 
 @pytest.mark.parametrize("line", OF_SEARCHES)

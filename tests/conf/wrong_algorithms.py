@@ -1,7 +1,5 @@
 """Settings of groups of whole episodes that cannot be: command lines with what is said of them."""
 
-TEXT = "env=gym env.id=tests.domains.text.text_tasks:tests/Repeat-v0 model=token_policy ppo.rollout_steps=999"
-
 LINES = {
     "ppo=grpo ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
     "ppo=grpo ppo.group_size=1": "a rollout alone has nothing to be compared with: use at least 2",
@@ -21,17 +19,4 @@ LINES = {
     "ppo.algorithm=grpo": "ppo.gamma=0.98 has no effect with ppo.algorithm=grpo",
     "ppo.kl_coef=0.1": "use ppo.algorithm=grpo, whose preset is ppo=grpo, or leave it out",
     "ppo.group_size=4": "which is no task of text: use ppo=grpo, or leave it out",
-    f"{TEXT} ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
-    f"{TEXT} ppo.num_minibatches=9": "exceeds the 8 episodes of an iteration, of which minibatches are made",
-    f"{TEXT} ppo.rollout_steps=100": "a prompt may leave none to type",
-    "curriculum=tiers": "set one of curriculum.name, curriculum.settings",
-    "curriculum.name=tires": "must be one of auto, tiers, uniform (did you mean tiers?), or null",
-    "curriculum.name=tiers": "env.id=CartPole-v1 is no task of text",
-    "curriculum.name=no_such_pkg.curricula:Mine": "cannot be made: ModuleNotFoundError",
-    "curriculum.settings={window:3}": "has no effect with curriculum.name=auto and env.id=CartPole-v1",
-    f"{TEXT} curriculum.name=null curriculum.settings={{window:3}}": "has no effect with curriculum.name=null",
-    f"{TEXT} curriculum.settings={{windw:3}}": "there is no setting windw (did you mean window?)",
-    f"{TEXT} curriculum.settings={{window:0}}": "curriculum.settings.window=0: must be at least 1",
-    f"{TEXT} curriculum.settings={{tiers:[{{name:easy}}]}}": "is of tier warm-up: must be one of easy",
-    f"{TEXT} curriculum.name=uniform curriculum.settings={{window:3}}": "unexpected keyword argument 'window'",
 }

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddppo.config import EnvConfig
-from ddppo.domains.text.turns import make_turns
-from ddppo.envs import make_vec_env, probe
+from ddppo.envs import EnvNames, make_vec_env, probe
+from ddppo.envs.single import played
 from ddppo.errors import ConfigError, EnvError, EnvRaised
 from ddppo.spaces import leaves
 
@@ -452,19 +452,16 @@ def play(plan):
 
 
 def play_text(plan, env):
-    turns = make_turns(env, range(1), rank=0, timeout_s=10.0, max_restarts=0)
-    turns.begin(0, seed=1, options={})
-    (turn,) = turns.ready(None)
-    assert turn.obs == plan.observations[0]
+    task = played(env, probe(env), EnvNames(range(1), 0)(0))
+    assert task.reset(seed=1)[0] == plan.observations[0]
     for at in range(1, NUM_STEPS + 1):
-        turns.act(0, "a")
-        (turn,) = turns.ready(None)
+        obs, found, terminated, truncated, _ = task.step("a")
         (_, reward), (_, flag) = plan.rewards[at], plan.flags[at]
-        assert type(turn.obs) is str
-        assert turn.obs == plan.observations[at]
-        assert turn.reward == reward or math.isnan(reward)
-        assert (turn.terminated, turn.truncated) == (flag, False)
-    turns.close()
+        assert type(obs) is str
+        assert obs == plan.observations[at]
+        assert found == reward or math.isnan(reward)
+        assert (terminated, truncated) == (flag, False)
+    task.close()
 
 
 OF_SPACES = "is not supported|two parts of the observations|becomes a vector of|choices, and a policy"

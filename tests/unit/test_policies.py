@@ -106,16 +106,6 @@ def test_a_task_that_servers_make_is_refused_with_who_plays_it():
         spaces(env, probe(EnvConfig(id="CartPole-v1")))
 
 
-def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):
-    text = run_folder(
-        tmp_path, "tests.domains.text.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
-    )
-    with pytest.raises(
-        ConfigError, match=r"is a task of text, whose policy types: only ddppo\.evaluate plays it"
-    ):
-        load_policy(text)
-
-
 def test_it_remembers_each_environment_until_it_is_told_that_an_episode_starts(tmp_path):
     folder = run_folder(tmp_path, "BoundedEnv", memory="lstm", memory_size=8)
     policy, alone = load_policy(folder), load_policy(folder)

@@ -13,10 +13,10 @@ from gymnasium.vector import AutoresetMode
 
 from ddppo import envs as ddppo_envs
 from ddppo.config import EnvConfig, settings_of
-from ddppo.domains.text.turns import make_turns
-from ddppo.envs import make_env, make_eval_env, make_vec_env
+from ddppo.envs import EnvNames, make_env, make_eval_env, make_vec_env
 from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
 from ddppo.envs.encoding.rows import RowEncoder
+from ddppo.envs.single import played
 from ddppo.errors import ConfigError, EnvError, EnvOutputError
 from ddppo.models import build_model
 from ddppo.policies.playing import play, task_of
@@ -204,16 +204,14 @@ def test_pools_evaluation_and_videos_say_the_same(field, value):
     ],
 )
 def test_a_task_of_text_says_the_same(field, value, said):
-    turns = make_turns(returning(field, value, name="Text"), range(1), 0, 10.0, max_restarts=0)
-    turns.begin(0, seed=1, options={})
-    turns.ready(None)
-    turns.act(0, "a")
-    turns.ready(None)
-    turns.act(0, "a")
+    env = returning(field, value, name="Text")
+    task = played(env, probe(env), EnvNames(range(1), 0)(0))
+    task.reset(seed=1)
+    task.step("a")
     with pytest.raises(
         EnvOutputError, match=f"environment 0 of rank 0 returned {said}.*task returns/Text-v0"
     ):
-        turns.ready(None)
+        task.step("a")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Evaluation of tasks of text: every task in turn, by a collector."""
+"""Evaluation of tasks of text: every task in turn, by a collector, and by nothing else."""
 
 import math
 from types import SimpleNamespace
@@ -10,11 +10,13 @@ from ddppo.config import Config, DistSettings, EnvConfig, settings_of
 from ddppo.domains.text.evaluation import TextEvaluator, play_tasks, rounded_up
 from ddppo.domains.text.token_policy import TokenPolicy
 from ddppo.envs import probe
-from ddppo.errors import EnvError, TrainingError
+from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.models import build_model
+from ddppo.policies import load_policy
 from ddppo.ppo.acting.rollout import Episode
 from ddppo.run.evaluating.evaluation import Policy
 from ddppo.seeding import derived_seed
+from tests.unit.test_policies import run_folder
 
 TASKS = {"a": "warm-up", "b": "warm-up", "c": "expert"}
 
@@ -152,3 +154,13 @@ def test_worlds_of_which_a_process_holds_one_are_served_to_who_plays_all_of_them
     pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
     whole = evaluated(num_envs=1, task="AloneRepeat")
     assert evaluated(num_envs=2, task="AloneRepeat", backend="sync") == whole == evaluated(num_envs=1)
+
+
+def test_of_a_policy_that_types_text_is_said_who_plays_it(tmp_path):
+    text = run_folder(
+        tmp_path, "tests.domains.text.text_tasks:tests/Repeat-v0", normalized=False, name="token_policy"
+    )
+    with pytest.raises(
+        ConfigError, match=r"is a task of text, whose policy types: only ddppo\.evaluate plays it"
+    ):
+        load_policy(text)

@@ -1,7 +1,12 @@
 """Settings of tasks of text and of models of tokens that cannot be: command lines with what is said of them."""
 
+import pytest
+
+from tests.conf.wrong_command_lines import Case, Playground
+
 _TASK = "env=gym env.id=tests.domains.text.text_tasks:tests/Repeat-v0"
 _RUN = f"{_TASK} model=token_policy ppo.rollout_steps=64 model.obs_tokens=16 ppo.group_size=4"
+_LONG = f"{_TASK} model=token_policy ppo.rollout_steps=999"
 _ALONE = "tests.domains.text.text_tasks:tests/AloneRepeat-v0"
 
 LINES = {
@@ -25,4 +30,29 @@ LINES = {
     "env.max_turns=3": "env.max_turns=3 has no effect with CartPole-v1, whose actions are no text",
     "model.token_width=32": "no setting model.token_width with model.name=mlp: it is of model=token_policy",
     "model.top_p=0.5": "no setting model.top_p with model.name=mlp: it is of model=token_policy or hf",
+    f"{_LONG} ppo.group_size=3": "ppo.group_size=3 does not divide the 8 environments of all ranks",
+    f"{_LONG} ppo.num_minibatches=9": "exceeds the 8 episodes of an iteration, of which minibatches are made",
+    f"{_LONG} ppo.rollout_steps=100": "a prompt may leave none to type",
+    "curriculum=tiers": "set one of curriculum.name, curriculum.settings",
+    "curriculum.name=tires": "must be one of auto, tiers, uniform (did you mean tiers?), or null",
+    "curriculum.name=tiers": "env.id=CartPole-v1 is no task of text",
+    "curriculum.name=no_such_pkg.curricula:Mine": "cannot be made: ModuleNotFoundError",
+    "curriculum.settings={window:3}": "has no effect with curriculum.name=auto and env.id=CartPole-v1",
+    f"{_LONG} curriculum.name=null curriculum.settings={{window:3}}": "has no effect with curriculum.name=null",
+    f"{_LONG} curriculum.settings={{windw:3}}": "there is no setting windw (did you mean window?)",
+    f"{_LONG} curriculum.settings={{window:0}}": "curriculum.settings.window=0: must be at least 1",
+    f"{_LONG} curriculum.settings={{tiers:[{{name:easy}}]}}": "is of tier warm-up: must be one of easy",
+    f"{_LONG} curriculum.name=uniform curriculum.settings={{window:3}}": "unexpected keyword argument 'window'",
 }
+
+
+@pytest.fixture(scope="module")
+def playground(tmp_path_factory):
+    return Playground(tmp_path_factory.mktemp("playground"))
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_text_that_cannot_be_is_a_sentence_with_its_remedy(playground, line):
+    faults, answer = playground.faults(Case("train", tuple(line.split()), ""))
+    assert not faults, answer
+    assert LINES[line] in answer
