@@ -79,7 +79,7 @@ def form_of(line: str, names: Sequence[str]) -> tuple[Form, tuple[str, ...]]:
 class CloudTokens:
     """Tokens of these tasks (names, tiers, files; by default all that come with ddppo).
 
-    In this order: pad, end (which nobody types), what precedes a turn (asked; done or failed, as the last line was),
+    In this order: pad, end (which is never typed), what precedes a turn (asked; done or failed, as the last line was),
     the names of a prompt by their places, words of prompts, other words by their hash, hint, operations, and the forms
     of operations that have several.
     """

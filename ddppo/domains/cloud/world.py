@@ -58,7 +58,7 @@ class CloudWorld:
     """One simulated account in one region. Close it before another is made in the same process."""
 
     _open: ClassVar["CloudWorld | None"] = None
-    _warm: ClassVar["CloudWorld | None"] = None  # open, and nobody's until it is taken
+    _warm: ClassVar["CloudWorld | None"] = None  # open, and free until it is taken
 
     def __init__(self) -> None:
         if CloudWorld._open is not None:

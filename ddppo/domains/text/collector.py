@@ -1,4 +1,8 @@
-"""Acting in text: whole episodes, generated in one batch for all environments that wait for their turn."""
+"""Acting in text: whole episodes, generated in one batch for all environments that wait for their turn.
+
+Read in this order: `TextCollector` plays the episodes of an iteration, `nucleus` limits what it samples from,
+`EpisodeRecord` keeps what was read and typed and makes the rollout of it, `TokenMinibatches` cuts the rollout up.
+"""
 
 import itertools
 import math
@@ -27,12 +31,12 @@ _TOKENS = 2**15  # of one forward pass over whole rows; they bound memory, not r
 class TextCollector:
     """Plays one episode in each of E environments, of L tokens at most, prompt and answers included.
 
-    Environments that have answered are typed to side by side until the turn of each is over, while others do what they
-    were told. Once one has answered, others are waited for `wait_s` (None: until all have) to come along. What is typed
-    depends on neither: the token at position l of environment i has noise of its own.
+    The model generates the turns of all environments that have answered in one batch, token by token, while the other
+    environments step. After the first answer the collector waits `wait_s` for further ones (None: for all). The tokens
+    depend on neither: the token at position l of environment i has noise of its own.
 
-    An episode is truncated where its tokens are spent, be it within a turn, which then is not played, or after
-    `max_turns`. One that failed has no valid row.
+    An episode is truncated when its L tokens are spent (a turn that this cuts short is not played), or after
+    `max_turns`. An episode that failed has no valid row.
     """
 
     whole_episodes = True
@@ -149,7 +153,7 @@ class TextCollector:
 
     @property
     def achieved(self) -> np.ndarray:
-        """Whether the episodes just played achieved their tasks `[E]`, 1 or 0; NaN where nobody told."""
+        """Whether the episodes just played achieved their tasks `[E]`, 1 or 0; NaN where that is not known."""
         return self._record.achieved
 
     def measured(self) -> dict[str, float]:
@@ -172,7 +176,7 @@ class TextCollector:
         self._num_forwards, self._t_typed, self._t_waited = 0, 0.0, 0.0
 
     def _is_heard(self, turn: Turn) -> bool:
-        """Write down what an environment answered; return whether the policy is to type."""
+        """Record what an environment answered; return whether it is the policy's turn."""
         record, i, dialogue = self._record, turn.env, self._dialogues[turn.env]
         if turn.failed:
             record.failed[i] = True
@@ -217,7 +221,7 @@ class TextCollector:
 
     @torch.inference_mode()
     def _type(self, envs: np.ndarray, noise: torch.Tensor | None) -> None:
-        """Type the turns of these environments, and have each do what was typed as soon as it is."""
+        """Generate the turns of these environments; each environment steps as soon as its turn is over."""
         began, record = time.perf_counter(), self._record
         while len(envs):
             allowed = np.array([self._dialogue(i).allowed() for i in envs])
@@ -265,8 +269,8 @@ class TextCollector:
 def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray:
     """Return which of the allowed choices `[n, V]` bool are the likeliest whose probabilities reach top_p.
 
-    p = softmax of the logits `[n, V]` of what is allowed. A choice is in where those likelier than it hold less than
-    top_p; so the likeliest is, and all that are as likely as the last one are, whatever their order.
+    p = softmax of the logits `[n, V]` of what is allowed. A choice is in if all likelier choices together have a
+    probability below top_p; so the likeliest choice is in, and choices of equal probability are in or out together.
     Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", arXiv:1904.09751.
     """
     masked = np.where(allowed, logits, -np.inf)
@@ -279,11 +283,11 @@ def nucleus(logits: np.ndarray, allowed: np.ndarray, top_p: float) -> np.ndarray
 
 
 class EpisodeRecord:
-    """E episodes of L + 1 tokens at most. Row l is of the token at l + 1, which was typed after those up to l.
+    """The tokens of E episodes, L + 1 at most. Row l describes the token at position l + 1, chosen after tokens 0 to l.
 
-    tokens `[E, L + 1]`, pad behind `lengths` `[E]`. own `[L, E]`: rows of tokens that the policy typed; last `[E]`: the
-    last such, -1 before the first. allowed `[L, E, V]`: what could be typed there, None while all could. achieved: 1 or
-    0, NaN as long as the environment has not said.
+    tokens `[E, L + 1]`, with pad behind `lengths` `[E]`. own `[L, E]`: rows whose token the policy typed. last `[E]`:
+    the last own row, -1 before the first. allowed `[L, E, V]`: the tokens allowed there, None while all were. achieved
+    `[E]`: 1 or 0, NaN until the environment says.
     """
 
     def __init__(self, num_tokens: int, num_envs: int, pad: int) -> None:

@@ -1,6 +1,6 @@
 """Deterministic evaluation of tasks of text: the likeliest tokens, every task in turn, fixed seeds.
 
-Episode j plays task j modulo their number from seed (seed, "eval", j), whoever plays it.
+Episode j plays task j modulo their number from seed (seed, "eval", j), on any rank.
 """
 
 import math

@@ -226,7 +226,7 @@ def _loaded(config: HfSettings) -> Any:
 
 
 def _freeze_(lm: nn.Module) -> None:
-    """Make buffers of all parameters that are not learned: nobody flattens, averages, sends or stores those."""
+    """Make buffers of all parameters that are not learned: buffers are not flattened, averaged, sent or stored."""
     for module in lm.modules():
         for name, p in list(module.named_parameters(recurse=False)):
             if not p.requires_grad:

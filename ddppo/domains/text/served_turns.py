@@ -92,7 +92,7 @@ class RemoteTurns:
             self._answers.put(self._turn(i, await work))
         except (EnvServerLost, RemoteError) as e:
             self._answers.put(self._failed(i, e))
-        except Exception as e:  # to be raised by who waits
+        except Exception as e:  # which `ready` raises
             self._answers.put(e)
 
     def _turn(self, i: int, answer: EnvAnswer) -> Turn:

@@ -53,7 +53,7 @@ class Dialogue(Protocol):
     def allowed(self) -> np.ndarray:
         """Return which tokens may be typed next, bool `[size]`: one at least while the turn is not over.
 
-        The array may be kept and returned again; nobody writes into it.
+        The array may be kept and returned again; the caller does not write into it.
         """
         ...
 

@@ -101,7 +101,7 @@ def make_turns(env: EnvConfig, env_indices: range, rank: int, timeout_s: float, 
 
 
 class LocalTurns:
-    """Environments of this process. Nothing is under way while nobody waits: `ready` steps all, in the order told."""
+    """Environments of this process. `begin` and `act` only note what is to be done; `ready` does it, in their order."""
 
     num_restarts = 0
 
