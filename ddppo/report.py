@@ -23,7 +23,7 @@ def main() -> None:
         print(of_plugin(options, width))
         return
     if options.watch:
-        from ddppo.study.watch.live import watch  # imports Hydra
+        from ddppo.study.watch import watch  # imports Hydra
 
         report, folder = watch(options, lambda text: print(text, flush=True))
     else:

@@ -15,10 +15,8 @@ from statistics import median
 
 from ddppo.files import write_json
 from ddppo.run.records.summary import machine, versions
-from ddppo.study.bench.code import this_code
-from ddppo.study.bench.one_run import Clock
+from ddppo.study.bench.measured import Clock, run_rounds, this_code
 from ddppo.study.bench.results import Measurement
-from ddppo.study.bench.rounds import run_rounds
 from ddppo.study.bench.workloads import Configuration, fixed
 from ddppo.study.page.chart import Axis, Chart
 

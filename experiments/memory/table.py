@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ddppo.policies.scores import by_task
 from ddppo.study.page.chart import Axis, Chart
-from ddppo.study.runs.curves import Curve, read_curves
+from ddppo.study.runs.records import Curve, read_curves
 
 HERE = Path(__file__).resolve().parent
 ASKED = {"ddppo/TMaze-v0": 0.95, "ddppo/MaskedCartPole-v0": 450.0}

@@ -21,7 +21,7 @@ from ddppo.policies.scores import by_task
 from ddppo.statistics import LEAST_SEEDS, median
 from ddppo.study.measure.statistics import difference
 from ddppo.study.page.chart import Axis, Chart
-from ddppo.study.runs.curves import read_curves
+from ddppo.study.runs.records import read_curves
 
 HERE = Path(__file__).resolve().parent
 NUM_POINTS = 40  # of a run's curve

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from ddppo.door.arguments import composed
 from ddppo.run.records.summary import machine, versions
-from ddppo.study.bench.code import this_code
-from ddppo.study.bench.one_run import Clock, measure
+from ddppo.study.bench.measured import Clock, measure, this_code
 from ddppo.study.bench.workloads import Configuration, fixed
 
 HERE = Path(__file__).resolve().parent

@@ -1055,9 +1055,7 @@ def _called(door: str, arguments: list[str]) -> Iterator[None]:
 def _no_ranks() -> Iterator[None]:
     starts = ["ddppo.run.worker.train_rank", "ddppo.distributed.launcher.start_ranks"]
     starts += (
-        ["ddppo.study.advise.command.Probes", "ddppo.study.advise.cluster._runs"]
-        if "advise" in _PATHS
-        else []
+        ["ddppo.study.advise.command.Probes", "ddppo.study.advise.race._runs"] if "advise" in _PATHS else []
     )
     starts += ["ddppo.cluster.submit.submitit.SlurmExecutor"] if "jobs" in _PATHS else []
     with contextlib.ExitStack() as patches:

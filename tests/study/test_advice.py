@@ -18,8 +18,7 @@ from ddppo.run.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.advise.candidates import candidates, changes_learning, question, variants, world_sizes
 from ddppo.study.advise.probe import OutOfTimeError, Slice, busy_s, used_s
 from ddppo.study.advise.race import SLOWER, Entrant, Race, choose, ratio
-from ddppo.study.advise.stragglers import stragglers
-from ddppo.study.advise.text import Bill, company, predicted, sureness, table
+from ddppo.study.advise.text import Bill, company, predicted, stragglers, sureness, table
 from tests.support import CHECKOUT, PATIENCE_S, door, processes, run, started
 
 PARTS = dict.fromkeys(EXCLUSIVE_PARTS, 0.2)

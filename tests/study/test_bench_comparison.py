@@ -6,7 +6,7 @@ import math
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.study.bench.comparison import Ratio, check_rounds, middle, paired_ratio, unpaired_ratio
+from ddppo.study.bench.results import Ratio, check_rounds, middle, paired_ratio, unpaired_ratio
 
 
 def test_the_median_of_an_even_number_is_the_mean_of_the_two_in_the_middle():

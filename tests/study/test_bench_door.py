@@ -12,10 +12,9 @@ from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import parted
 from ddppo.processes.machine import descendants, memory_of
-from ddppo.study.bench.code import Code, other_code, this_code
 from ddppo.study.bench.command import BenchConfig
 from ddppo.study.bench.command import bench as run_bench
-from ddppo.study.bench.one_run import Clock, measure
+from ddppo.study.bench.measured import Clock, Code, measure, other_code, this_code
 from ddppo.study.bench.workloads import configurations, fixed, fixed_names
 from tests.support import CHECKOUT, process_of
 

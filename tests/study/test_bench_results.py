@@ -5,8 +5,8 @@ import json
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.study.bench import text
-from ddppo.study.bench.one_run import summed_up
+from ddppo.study.bench import results
+from ddppo.study.bench.measured import summed_up
 from ddppo.study.bench.results import (
     Measurement,
     Result,
@@ -68,7 +68,7 @@ def test_speedup_is_pair_by_pair_over_one_rank_and_over_the_w_before():
     assert rows["W1 W=4"]["over"] == 2
     assert rows["W1 W=4"]["ratio"]["estimate"] == pytest.approx(0.8)
     assert rows["W1 W=2 weak"]["S"]["estimate"] == pytest.approx(1.9)
-    assert "1.50" in text.table(rounds, "this")
+    assert "1.50" in results.table(rounds, "this")
 
 
 def test_without_one_rank_there_is_no_speedup():
@@ -85,7 +85,7 @@ def test_two_codes_are_compared_round_by_round():
     ]
     (ratio,) = differences(rounds, "this", "old").values()
     assert ratio.verdict(0.05) == "slower"
-    assert "slower" in text.verdicts({"W1 W=1": ratio}, 0.05, against="old")
+    assert "slower" in results.verdicts({"W1 W=1": ratio}, 0.05, against="old")
 
 
 def test_a_slower_machine_is_not_slower_code():

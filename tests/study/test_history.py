@@ -16,8 +16,7 @@ from ddppo import config as configuration
 from ddppo.config import Config
 from ddppo.runs import CompareOptions, compare
 from ddppo.study.runs.comparison import compared
-from ddppo.study.runs.curves import read_curves
-from ddppo.study.runs.records import read_record, read_records
+from ddppo.study.runs.records import read_curves, read_record, read_records
 from ddppo.study.runs.table import RunFilter, TableOptions, columns, lines
 from tests.support import wait_until
 

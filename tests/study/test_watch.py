@@ -7,11 +7,10 @@ import time
 import pytest
 
 from ddppo.errors import ConfigError
+from ddppo.study import watch as watching
 from ddppo.study.read.run_folders import read_run
 from ddppo.study.report import ReportOptions
-from ddppo.study.watch import live, sweep
-from ddppo.study.watch.live import watch
-from ddppo.study.watch.sweep import PlannedRun, SweepProgress, expected, progress
+from ddppo.study.watch import PlannedRun, SweepProgress, expected, progress, watch
 from tests.study.scaling_folders import change_summary, make_run, write_run
 from tests.support import run
 
@@ -87,7 +86,7 @@ def test_of_a_sweeper_that_draws_its_runs_what_is_complete_is_known(running, mon
     assert now == SweepProgress(0, frozenset(NAMES[:1]), (), ended=False)
     pages = []
     monkeypatch.setattr(time, "sleep", lambda seconds: running.end())
-    monkeypatch.setattr(live.os, "nice", lambda by: None)
+    monkeypatch.setattr(watching.os, "nice", lambda by: None)
     watch(ReportOptions(path=str(running.folder), watch=True), pages.append)
     assert pages[0].startswith("Complete: 1: ")
 
@@ -169,8 +168,8 @@ def test_the_page_keeps_up_with_a_sweep_and_ends_with_it(running, monkeypatch):
         return read_run(path)
 
     monkeypatch.setattr(time, "sleep", look)
-    monkeypatch.setattr(live.os, "nice", lambda by: None)
-    monkeypatch.setattr(live, "_BUSY", 1e9)
+    monkeypatch.setattr(watching.os, "nice", lambda by: None)
+    monkeypatch.setattr(watching, "_BUSY", 1e9)
     monkeypatch.setattr("ddppo.study.read.run_folders.read_run", reading)
     report, _ = watch(ReportOptions(path=str(running.folder), watch=True), lambda text: None)
     assert "Nothing is complete yet." in pages[0]
@@ -193,7 +192,7 @@ def test_ctrl_c_leaves_a_page_that_no_longer_reloads(running, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(time, "sleep", interrupted)
-    monkeypatch.setattr(live.os, "nice", lambda by: None)
+    monkeypatch.setattr(watching.os, "nice", lambda by: None)
     _, folder = watch(ReportOptions(path=str(running.folder), watch=True), lambda text: None)
     page = (folder / "report.html").read_text()
     assert "Watched until" in page
@@ -201,7 +200,7 @@ def test_ctrl_c_leaves_a_page_that_no_longer_reloads(running, monkeypatch):
 
 
 def test_only_the_folder_of_a_sweep_is_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(live.os, "nice", lambda by: None)
+    monkeypatch.setattr(watching.os, "nice", lambda by: None)
     (tmp_path / "a.csv").write_text("world_size,fps\n1,10\n")
     with pytest.raises(ConfigError, match="watch=true needs the folder of a sweep"):
         watch(ReportOptions(path=str(tmp_path / "a.csv")), print)
@@ -220,7 +219,7 @@ def test_the_planned_runs_of_a_real_sweep_are_those_that_it_makes(tmp_path):
     ]
     done = run([*command, *small, "env.num_envs=4", "env.kwargs.step_time_s=0"], tmp_path)
     assert done.code == 0, done.stderr
-    sweep._planned.cache_clear()
+    watching._planned.cache_clear()
     now = progress(tmp_path)
     assert now.num_planned == 4
     assert now.done == {path.parent.name for path in tmp_path.glob("*/summary.json")}

@@ -24,10 +24,9 @@ from ddppo.study.advise.candidates import (
     question,
     variants,
 )
-from ddppo.study.advise.cluster import through_slurm
 from ddppo.study.advise.probe import Probes
-from ddppo.study.advise.race import Entrant, Race, choose
-from ddppo.study.advise.stragglers import stragglers
+from ddppo.study.advise.race import Entrant, Race, choose, through_slurm
+from ddppo.study.advise.text import stragglers
 from ddppo.study.measure.time_to_target import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target

@@ -1,15 +1,26 @@
-"""What was found, for a terminal: tables of probes, how sure the choice is, what it will cost. Pure arithmetic."""
+"""What was found, for a terminal: tables of probes, how sure the choice is, what it will cost, and stragglers.
+
+Those are ranks that others wait for at every rollout, and what could be done about it. Pure arithmetic.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from ddppo.errors import ConfigError
+from ddppo.package import command
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.study.advise.candidates import Question
 from ddppo.study.advise.race import BUSY, ROUNDS_TO_TELL, Entrant, is_slower, ratio
 from ddppo.study.columns import aligned, duration
 from ddppo.study.predict.usl import fit_usl
+from ddppo.topologies.settings import PreemptSettings
 
 _HEAD = ("", "steps/s", "low to high", "rounds", "times as fast", "low to high", "E")
+_SLOWER = 1.5  # times as long a rollout as the median of all ranks
+_PAYS_FROM = (
+    0.2  # of an iteration, waited: experiments/stragglers gains where it is .4 and more, little below
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +131,29 @@ def predicted(
     fitted_to = ", ".join(map(str, sorted(fps)))
     said = f"{law}; it is fitted to W={fitted_to}, as if the others had cores like these."
     return {w: law.fps(w) for w in wanted}, said
+
+
+def stragglers(chosen: Entrant, asked: Question) -> str:
+    """Return which ranks are slow at every rollout, and how to try ending these early; "" where none is.
+
+    It is told from medians over rounds: a rank that is slow by itself, not one that is late now and then, against which
+    experiments/stragglers found little to gain.
+    """
+    rollouts, dist = chosen.rollouts(), chosen.candidate.config.dist
+    if dist.topology != "ddp" or len(rollouts) < 2 or chosen.parts()["t_sync"] < _PAYS_FROM:
+        return ""
+    others = median(sorted(rollouts)[:-1])
+    slow = [rank for rank, seconds in enumerate(rollouts) if seconds > _SLOWER * others]
+    if not slow:
+        return ""
+    alone = PreemptSettings(world_size=dist.world_size).awaited_ranks > len(rollouts) - len(slow)
+    # Where it would wait for a slow one all the same it needs another rule, which ddp refuses.
+    topologies = "ddp_preempt dist.preempt_rule=throughput" if alone else "ddp,ddp_preempt"
+    settings = [o for o in (*asked.fixed, *chosen.candidate.overrides) if not o.startswith("distributed=")]
+    return (
+        f"Others wait {100 * chosen.parts()['t_sync']:.0f} % of an iteration for rank{'s' * (len(slow) > 1)} "
+        f"{', '.join(map(str, slow))}, whose rollouts take up to {max(rollouts) / others:,.1f} times as long. "
+        "distributed=ddp_preempt ends these early: iterations are shorter, with fewer samples of what is slow, and no "
+        "run can be repeated to the bit (docs/topologies.md). To try it: "
+        f"{command('ddppo.advise', *settings)} distributed={topologies}"
+    )

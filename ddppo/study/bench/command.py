@@ -11,12 +11,9 @@ from ddppo.config import setting
 from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError
 from ddppo.options import whole_numbers
-from ddppo.study.bench import text
-from ddppo.study.bench.code import Code, other_code, this_code
-from ddppo.study.bench.comparison import Ratio, check_rounds
-from ddppo.study.bench.one_run import Clock
-from ddppo.study.bench.results import Result, differences, differences_of_files, read
-from ddppo.study.bench.rounds import run_rounds
+from ddppo.study.bench import results
+from ddppo.study.bench.measured import Clock, Code, other_code, run_rounds, this_code
+from ddppo.study.bench.results import Ratio, Result, check_rounds, differences, differences_of_files, read
 from ddppo.study.bench.workloads import (
     CUSTOM,
     Configuration,
@@ -68,7 +65,7 @@ def bench(options: BenchConfig, overrides: list[str]) -> bool:
         return _compare_files(options, files[0], files[1])
     todo = _todo(options, overrides)
     if options.profile:
-        from ddppo.study.bench.profile import write_profiles
+        from ddppo.study.bench.measured import write_profiles
 
         for page in write_profiles(todo, Path(options.out or "outputs/profile"), _say):
             print(page)
@@ -94,8 +91,8 @@ def _measure(options: BenchConfig, todo: list[Configuration], files: list[str]) 
         replace(result, path=path).write()
     for code in codes:
         print(f"\n{code.name}, commit {code.commit or 'unknown'}{' with changes' if code.dirty else ''}")
-        print(text.table(measurements, code.name))
-    print(f"\nThis machine, lowest to highest of {num_rounds} rounds:\n{text.limits(measurements)}")
+        print(results.table(measurements, code.name))
+    print(f"\nThis machine, lowest to highest of {num_rounds} rounds:\n{results.limits(measurements)}")
     ratios: dict[str, Ratio] = {}
     remarks: list[str] = []
     other = ""
@@ -115,7 +112,7 @@ def _compare_files(options: BenchConfig, old: str, new: str) -> bool:
 def _judged(options: BenchConfig, ratios: dict[str, Ratio], remarks: list[str], other: str) -> bool:
 
     if ratios:
-        print(f"\n{text.verdicts(ratios, options.tolerance, against=other)}")
+        print(f"\n{results.verdicts(ratios, options.tolerance, against=other)}")
     for remark in remarks:
         print(f"note: {remark}")
     return any(ratio.verdict(options.tolerance) == "slower" for ratio in ratios.values())

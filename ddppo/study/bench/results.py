@@ -1,4 +1,8 @@
-"""What the rounds say: medians, fractions of the machine's limits, speedups; as one JSON object. Pure arithmetic."""
+"""What the rounds say: medians, fractions of the machine's limits, speedups; as one JSON object and as tables.
+
+Is one speed another? Ratios have exact intervals that assume no distribution, for rounds on a shared machine are few
+and have outliers, so that means and deviations say little. Pure arithmetic.
+"""
 
 import json
 import math
@@ -10,19 +14,109 @@ from typing import Any
 from ddppo.errors import ConfigError
 from ddppo.files import stored, write_json
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
-from ddppo.study.bench.comparison import Ratio, check_rounds, middle, paired_ratio, unpaired_ratio
+from ddppo.study.columns import aligned
 
+ERROR = 0.05  # chance that the truth lies below the interval, and that it lies above
 SCHEMA_VERSION = 1
 KIND = "ddppo.bench"
 # Of a measurement, what a history keeps: its medians over rounds.
 _KEPT = ("fps", "t_iter", "start_up_s", "memory_per_rank_mb", "peak_rss_mb", "wait_us", "learn_gflops")
+_HEAD = ("", "steps/s", "low to high", "S(W)", "start s", "t_iter ms")
+_LIMITS = ("MB/rank", "of env", "of matrix", "wait us")
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times as fast, and between which bounds the truth is with 90 % confidence."""
+
+    estimate: float
+    low: float
+    high: float
+    count: int
+
+    def verdict(self, tolerance: float) -> str:
+        """Return slower, faster, same or unclear.
+
+        slower: by more than `tolerance`, and not by chance; faster: likewise. same: within it even at the interval's
+        ends. Anything else is unclear, and more rounds would tell.
+        """
+        if self.estimate < 1 - tolerance and self.high < 1:
+            return "slower"
+        if self.estimate > 1 + tolerance and self.low > 1:
+            return "faster"
+        return "same" if self.low >= 1 - tolerance and self.high <= 1 + tolerance else "unclear"
+
+
+def middle(values: Sequence[float]) -> float:
+    """Return the median."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Return the median of the ratios of pairs measured side by side, with the interval of the sign test.
+
+    The interval is [r_(k), r_(n+1-k)] for the largest k with P(Binomial(n, 1/2) < k) <= ERROR; with less than 5 pairs
+    there is none, and it is all of the line.
+
+    Source: Conover 1999, Practical Nonparametric Statistics, ch. 3.2.
+    """
+    ratios = sorted(a / b for a, b in zip(numerators, denominators, strict=True))
+    n = len(ratios)
+    tails = [sum(math.comb(n, i) for i in range(k)) / 2**n for k in range(n + 1)]
+    k = max(k for k, tail in enumerate(tails) if tail <= ERROR)
+    low, high = (ratios[k - 1], ratios[n - k]) if k else (0.0, math.inf)
+    return Ratio(middle(ratios), low, high, n)
+
+
+def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Return the median of the ratios of all pairs (Hodges and Lehmann), with the interval of the Mann-Whitney test.
+
+    The interval is [r_(k), r_(mn+1-k)] for the largest k with P(U < k) <= ERROR, where U counts the pairs of one order
+    when both samples have one distribution; 3 against 3 values are the fewest that have one.
+
+    Source: Conover 1999, Practical Nonparametric Statistics, ch. 5.4.
+    """
+    m, n = len(numerators), len(denominators)
+    ratios = sorted(a / b for a in numerators for b in denominators)
+    counts = _orders(m, n)
+    k, tail = 0, counts[0]
+    while tail <= ERROR * math.comb(m + n, m):
+        k += 1
+        tail += counts[k]
+    low, high = (ratios[k - 1], ratios[m * n - k]) if k else (0.0, math.inf)
+    return Ratio(middle(ratios), low, high, min(m, n))
+
+
+def _orders(m: int, n: int) -> list[int]:
+    """Return for u = 0 to m n how many orders of m and n values have u pairs of the first before the second.
+
+    The coefficients of the Gaussian binomial (m + n over m), by its product formula.
+    """
+    counts = [1] + [0] * (m * n)
+    for i in range(1, m + 1):
+        for u in range(m * n, n + i - 1, -1):  # times 1 - q^(n + i)
+            counts[u] -= counts[u - n - i]
+        for u in range(i, m * n + 1):  # over 1 - q^i
+            counts[u] += counts[u - i]
+    return counts
+
+
+def check_rounds(num_rounds: int, *, paired: bool) -> None:
+    """Raise ConfigError where no outcome of so few rounds could be told from chance."""
+    fewest = 5 if paired else 3
+    if num_rounds < fewest:
+        raise ConfigError(
+            f"rounds={num_rounds} can tell no slowdown from chance: a comparison needs rounds={fewest} or more"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """One configuration in one round: what was run, what it reached, and what the machine allowed just before.
 
-    `run` and `limits` are as ddppo.study.bench.one_run and ddppo.study.bench.limits describe them.
+    `run` and `limits` are as ddppo.study.bench.measured and ddppo.study.bench.limits describe them.
     """
 
     round: int
@@ -232,3 +326,64 @@ def read(path: str) -> Result:
         raise ConfigError(f"{path} is damaged ({type(e).__name__}: {e}): measure anew") from e
     about = {k: v for k, v in whole.items() if k not in ("medians", "speedups", "measurements")}
     return Result(path, about, measurements, code)
+
+
+def table(measurements: Sequence[Measurement], code: str) -> str:
+    """Return a line per configuration: medians over rounds, the split of an iteration in %, fractions of the limits."""
+    gained = {row["configuration"]: row["S"] for row in speedups(measurements, code)}
+    rows: list[Sequence[str]] = [
+        (*_HEAD, *(f"{part.removeprefix('t_')} %" for part in EXCLUSIVE_PARTS), *_LIMITS)
+    ]
+    for name, rounds in by_configuration(measurements, code).items():
+        of = medians(rounds)
+        gain = gained.get(name)
+        memory = of["memory_per_rank_mb"]
+        rows.append(
+            (
+                name,
+                f"{of['fps']:,.0f}",
+                f"{of['fps_low']:,.0f} to {of['fps_high']:,.0f}",
+                f"{gain['estimate']:.2f}" if gain else "",
+                f"{of['start_up_s']:.1f}",
+                f"{1e3 * of['t_iter']:.1f}",
+                *(f"{100 * of['fractions'][part]:.0f}" for part in EXCLUSIVE_PARTS),
+                "?" if memory is None else f"{memory:.0f}",
+                f"{100 * of['of_env']:.1f} %",
+                f"{100 * of['of_matrix']:.1f} %",
+                f"{of['wait_us']:.0f}",
+            )
+        )
+    return "\n".join(aligned(rows, [0] * len(rows[0])))
+
+
+def limits(measurements: Sequence[Measurement]) -> str:
+    """Return the machine's limits that were measured beside the runs: lowest to highest over rounds."""
+    lines = []
+    for name, rounds in by_configuration(measurements, measurements[0].code).items():
+        found = [each.limits for each in rounds]
+        lines.append(
+            f"{name}: {_range([each['env_fps'] for each in found])} steps/s of the environments alone, "
+            f"{_range([each['matrix_gflops'] for each in found])} GFLOP/s, in {found[0]['num_processes']:.0f} processes"
+        )
+    latencies = [each.limits["collective_us"] for each in measurements]
+    lines.append(f"a sum of 37 kB over 2 ranks: {_range(latencies)} us")
+    return "\n".join(lines)
+
+
+def verdicts(ratios: Mapping[str, Ratio], tolerance: float, *, against: str) -> str:
+    """Return a line per configuration: how many times as fast, between which bounds, and what that means."""
+    rows: list[Sequence[str]] = [("", "times as fast", "90 % interval", "rounds", "verdict")]
+    rows += [
+        (name, f"{r.estimate:.3f}", f"{r.low:.3f} to {r.high:.3f}", str(r.count), r.verdict(tolerance))
+        for name, r in ratios.items()
+    ]
+    lines = [f"Against {against}, with a tolerance of {100 * tolerance:g} %:"]
+    lines += aligned(rows, [0] * len(rows[0]))
+    if any(r.verdict(tolerance) == "unclear" for r in ratios.values()):
+        lines.append("unclear: the noise hides a difference of that size; more rounds= would tell")
+    return "\n".join(lines)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = (f"{value:,.0f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"

@@ -10,8 +10,7 @@ import numpy as np
 
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.study.columns import duration
-from ddppo.study.runs.curves import NOTHING, Curve, read_curves
-from ddppo.study.runs.records import RunRow, is_run, read_record
+from ddppo.study.runs.records import NOTHING, Curve, RunRow, is_run, read_curves, read_record
 from ddppo.study.runs.table import number, setting_of
 
 _MOST = 8  # runs; colours, and columns that fit

@@ -9,7 +9,7 @@ from ddppo.study.page.chart import Axis, Chart, stylesheet
 from ddppo.study.page.html import TEMPLATES
 from ddppo.study.page.tables import Shown
 from ddppo.study.runs.comparison import Comparison
-from ddppo.study.runs.curves import NOTHING
+from ddppo.study.runs.records import NOTHING
 
 _COLOURS = ("blue", "orange", "green", "red", "purple", "sky", "grey", "ink")  # of runs in turn
 _FURTHER = {

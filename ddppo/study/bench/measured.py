@@ -1,32 +1,114 @@
-"""One measured run: started through the train door, watched from outside, stopped by the clock. Imports no torch.
+"""Measured runs: whose code, one run by the clock, the rounds in which all take turns, and their profiles.
 
-The watching costs the run next to nothing: a look at the size of one file every few milliseconds, while it sleeps.
+Each is started through the train door in a process of its own, watched from outside and stopped by the clock. Watching
+costs a run next to nothing: a look at the size of one file every few milliseconds, while it sleeps. In each round every
+configuration of every code has its turn, so that a pair meets the same machine. Imports no torch.
 """
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ddppo
+from ddppo import config as configuration
+from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.files import stored
 from ddppo.processes.machine import memory_of
 from ddppo.processes.signals import die_with_parent
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS
-from ddppo.study.bench.code import Code
+from ddppo.study.bench.results import Measurement
+from ddppo.study.bench.workloads import Configuration
 
+HERE = "this"
 _POLL_S = 0.005
 _STARTED_WITHIN_S = 300.0
 _STOPPED_WITHIN_S = 60.0
 _FEWEST_ITERATIONS = 3  # measured, however long they take
 _SHOWN = 12  # lines of what a failed run said
+Say = Callable[[str], None]
+PAGE = "where_the_time_goes.md"  # as ddppo.run.measuring.profiling calls it
+_ITERATIONS = 3
+_WITHIN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A folder that holds the package `ddppo`, what it is called in results, and its commit if there is one."""
+
+    name: str
+    root: Path
+    commit: str | None = None
+    dirty: bool | None = None
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment in which `python -m ddppo.train` is this code's, wherever it is called."""
+        paths = [
+            str(self.root),
+            os.getcwd(),
+            os.environ.get("PYTHONPATH", ""),
+        ]  # tasks may be where the user is
+        return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def this_code() -> Code:
+    """Return the code that this process runs."""
+    return _code(HERE, Path(ddppo.__file__).resolve().parents[1])
+
+
+@contextmanager
+def other_code(against: str) -> Iterator[Code]:
+    """Give the code of a folder or of a commit of this checkout, which is in a temporary worktree for the block.
+
+    Raises ConfigError where there is no such code.
+    """
+    folder = Path(against)
+    if folder.is_dir():
+        if not (folder / "ddppo" / "train.py").is_file():
+            raise ConfigError(
+                f"against={against} is a folder without ddppo/train.py: give a checkout or a commit"
+            )
+        yield _code(against, folder.resolve())
+        return
+    root = this_code().root
+    commit = _git(root, "rev-parse", "--verify", "--quiet", f"{against}^{{commit}}")
+    if commit is None:
+        raise ConfigError(f"against={against} is neither a folder nor a commit of {root}")
+    with tempfile.TemporaryDirectory(prefix="ddppo-against-") as parent:
+        worktree = Path(parent) / "worktree"
+        if _git(root, "worktree", "add", "--detach", "--quiet", str(worktree), commit) is None:
+            raise ConfigError(f"against={against}: git cannot check it out into {worktree}")
+        try:
+            yield _code(against, worktree)
+        finally:
+            _git(root, "worktree", "remove", "--force", str(worktree))
+
+
+def _code(name: str, root: Path) -> Code:
+    commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None
+    dirty = bool(_git(root, "status", "--porcelain")) if commit else None
+    return Code(name, root, commit, dirty)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return what git says, or None where it refuses or is not there."""
+    try:
+        found = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +264,92 @@ def started(code: Code, overrides: Sequence[str], folder: str) -> Iterator[Start
         if process.poll() is None:
             process.kill()  # its ranks end with it
             process.wait()
+
+
+def run_rounds(
+    todo: Sequence[Configuration], codes: Sequence[Code], num_rounds: int, clock: Clock, say: Say
+) -> list[Measurement]:
+    """Measure each configuration with each code, num_rounds times, A B A B. Raises ConfigError, TrainingError.
+
+    Before the first round each is run once for a moment, so that nobody pays for cold caches.
+    """
+    for configured in todo:
+        for code in codes:
+            say(f"warming up {configured.name}{_of(code, codes)}")
+            measure(code, configured.overrides, Clock(0.0, 0.0))
+    measurements = []
+    for number in range(1, num_rounds + 1):
+        limits = _limits(todo)
+        for configured in todo:
+            for code in codes:
+                run = measure(code, configured.overrides, clock)
+                say(
+                    f"round {number} of {num_rounds}  {configured.name}{_of(code, codes)}: {run['fps']:,.0f} steps/s"
+                )
+                measurements.append(
+                    Measurement(
+                        round=number,
+                        code=code.name,
+                        workload=configured.workload.name,
+                        world_size=configured.world_size,
+                        rule=configured.rule,
+                        overrides=configured.overrides,
+                        run=run,
+                        limits=limits[configured.name],
+                    )
+                )
+    return measurements
+
+
+def _of(code: Code, codes: Sequence[Code]) -> str:
+    return f" ({code.name})" if len(codes) > 1 else ""
+
+
+def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
+    """Return what the machine allows now, by configuration, as ddppo.study.bench.limits measures it."""
+    with tempfile.TemporaryDirectory(prefix="ddppo-bench-") as folder:
+        paths = []
+        for number, configured in enumerate(todo):
+            path = Path(folder) / f"{number}.yaml"
+            path.write_text(configuration.to_yaml(composed(configured.overrides)), encoding="utf-8")
+            paths.append(str(path))
+        found = subprocess.run(
+            [sys.executable, "-m", "ddppo.study.bench.limits", *paths],
+            cwd=folder,
+            env=this_code().environ(),
+            capture_output=True,
+            text=True,
+        )
+        if found.returncode:
+            last = found.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            kind, _, said = last[0].partition(": ")
+            if kind == "ddppo.errors.ConfigError":
+                raise ConfigError(said)
+            raise TrainingError(f"the machine's limits could not be measured: {last[0]}")
+    whole = json.loads(found.stdout.splitlines()[-1])
+    latency = {"collective_us": whole["collective_us"]}
+    return {configured.name: rates | latency for configured, rates in zip(todo, whole["limits"], strict=True)}
+
+
+def write_profiles(todo: Sequence[Configuration], out: Path, say: Callable[[str], None]) -> list[Path]:
+    """Run each configuration with log.profile_iterations and return the pages, in a folder of `out` each.
+
+    Raises ConfigError, before anything is run, where such a folder is there already.
+    """
+    folders = {each: out / each.name.replace(" ", "_") for each in todo}
+    for folder in folders.values():
+        if folder.exists():
+            raise ConfigError(f"{folder} is there already: give another folder by out=, or remove it")
+    pages = []
+    for configured, folder in folders.items():
+        say(f"profiling {configured.name}")
+        with tempfile.TemporaryDirectory(prefix="ddppo-bench-") as temporary:
+            overrides = (*configured.overrides, f"log.profile_iterations={_ITERATIONS}")
+            with started(this_code(), overrides, temporary) as run:
+                written = run.run_dir / "profile"
+                run.wait_until((written / PAGE).exists, _WITHIN_S)
+                run.stop()
+            with stored(folder):
+                shutil.copytree(written, folder)
+        pages.append(folder / PAGE)
+    return pages
