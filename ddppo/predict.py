@@ -15,11 +15,10 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import door, parse_all, whole_numbers
 from ddppo.study.columns import aligned, whole
 from ddppo.study.measure.speedup import study as compute_study
-from ddppo.study.predict import published
-from ddppo.study.predict.held_out import fps_of, held_out, judged
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.model import FittedModel, WhatIf, fit
-from ddppo.study.predict.outlook import outlook
+from ddppo.study.predict.outlook import fps_of, held_out, judged, outlook
+from ddppo.study.predict.usl import of_published_point
 from ddppo.study.read.fields import FieldError, as_number, as_whole
 from ddppo.study.read.record import PARTS, Run
 from ddppo.study.read.run_folders import read_runs
@@ -60,7 +59,7 @@ def main() -> None:
 def predict(options: PredictConfig, what_if: WhatIf) -> str:
     """Return what to print. Raises ConfigError for a folder without usable runs or W that cannot be."""
     if options.published is not None:
-        return published.text(*_published_point(options.published))
+        return of_published_point(*_published_point(options.published))
     assert options.folder is not None
     if not Path(options.folder).is_dir():
         raise RunFolderError(f"{options.folder}: not a folder")

@@ -12,8 +12,7 @@ from ddppo.errors import ConfigError
 from ddppo.options import door, parse, parted
 from ddppo.package import install_command
 from ddppo.serve.client.served import can_serve, token_in
-from ddppo.serve.limits import Limits
-from ddppo.serve.slots.confinement import Confinement
+from ddppo.serve.limits import Confinement, Limits
 
 T = TypeVar("T")
 

@@ -15,10 +15,9 @@ from ddppo.config import EnvConfig
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.serve.app import Server, make_app
-from ddppo.serve.limits import Limits
-from ddppo.serve.slots.confinement import Confinement
+from ddppo.serve.limits import Confinement, Limits
+from ddppo.serve.session import protocols
 from ddppo.serve.slots.pool import SlotPool
-from ddppo.serve.sockets import protocols
 from ddppo.spaces import EnvSpec
 
 log = logging.getLogger(__name__)

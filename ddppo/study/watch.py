@@ -29,7 +29,7 @@ from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.page import files
 from ddppo.study.page.html import Live
 from ddppo.study.page.tables import Shown
-from ddppo.study.predict.held_out import fps_of
+from ddppo.study.predict.outlook import fps_of
 from ddppo.study.predict.usl import fit_usl
 from ddppo.study.read.record import Run
 from ddppo.study.read.run_folders import Known

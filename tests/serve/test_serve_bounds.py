@@ -23,9 +23,9 @@ from websockets.sync.client import connect  # noqa: E402
 from ddppo.config import EnvConfig  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
 from ddppo.serve.client.connection import Connection, EnvServerLost  # noqa: E402
+from ddppo.serve.limits import Confinement  # noqa: E402
 from ddppo.serve.protocol import MSGPACK, encoded  # noqa: E402
 from ddppo.serve.server import ServeSettings, check  # noqa: E402
-from ddppo.serve.slots.confinement import Confinement  # noqa: E402
 from ddppo.serve.slots.line import HEAD, framed  # noqa: E402
 from tests.serve.served_tasks import BABBLE, HANG, MARK  # noqa: E402
 from tests.serve.test_serve import acted, get, health, metric, opened, world  # noqa: E402

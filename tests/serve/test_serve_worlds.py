@@ -18,8 +18,8 @@ if sys.platform != "linux":
 
 from ddppo.config import EnvConfig
 from ddppo.errors import ConfigError
+from ddppo.serve.limits import Confinement
 from ddppo.serve.protocol import MSGPACK, decoded, encoded
-from ddppo.serve.slots.confinement import Confinement
 from ddppo.serve.slots.line import framed, hear
 from ddppo.serve.slots.pool import SlotPool
 from ddppo.spaces import ArraySpec

@@ -8,9 +8,8 @@ import pytest
 
 from ddppo.errors import ConfigError
 from ddppo.study.measure.speedup import study
-from ddppo.study.predict.held_out import held_out, judged
 from ddppo.study.predict.model import fit
-from ddppo.study.predict.outlook import outlook
+from ddppo.study.predict.outlook import held_out, judged, outlook
 from ddppo.study.predict.usl import Usl, fit_usl, fit_usl_with_errors
 from tests.study import planted
 

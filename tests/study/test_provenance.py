@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddppo.study.read.provenance import mixed, provenance, varying
 from ddppo.study.read.record import Machine, Origin
 from ddppo.study.read.run_folders import read_run
+from ddppo.study.read.selection import mixed, provenance, varying
 from tests.study.scaling_folders import change_summary, make_run, write_run
 
 HERE = Origin(

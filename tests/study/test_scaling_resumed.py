@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddppo.predict import PredictConfig, predict
-from ddppo.study.measure.speedup import study
-from ddppo.study.measure.time_to_target import time_to_target
+from ddppo.study.measure.speedup import study, time_to_target
 from ddppo.study.page.files import make_report
 from ddppo.study.page.tables import run_row
 from ddppo.study.predict.model import WhatIf

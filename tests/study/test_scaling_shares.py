@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from ddppo.statistics import median
 from ddppo.study.explain.accounting import accounts
-from ddppo.study.measure.speedup import study
-from ddppo.study.measure.time_to_target import first_reaching
+from ddppo.study.measure.speedup import first_reaching, study
 from ddppo.study.read.record import PARTS, Evaluation, Run
 
 SECONDS = st.floats(1e-4, 100.0)

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from ddppo.statistics import iqm, median
-from ddppo.study.measure.speedup import study
+from ddppo.study.measure.speedup import study, time_to_target
 from ddppo.study.measure.statistics import difference, estimate, ratio, t_quantile, time_estimate
-from ddppo.study.measure.time_to_target import time_to_target
 from tests.study.scaling_folders import make_run, points
 
 INF = math.inf

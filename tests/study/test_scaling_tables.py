@@ -6,7 +6,7 @@ import math
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.study.measure.time_to_target import time_to_target
+from ddppo.study.measure.speedup import time_to_target
 from ddppo.study.page.files import make_report
 from ddppo.study.report import ReportOptions, compute, read
 from tests.study.scaling_folders import write_run

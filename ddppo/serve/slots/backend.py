@@ -13,9 +13,9 @@ from contextlib import suppress
 from ddppo.config import EnvConfig
 from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.envs.guard import leave_alone
+from ddppo.serve.limits import Confinement, confine
 from ddppo.serve.openenv import answered_once
 from ddppo.serve.protocol import JSON, MSGPACK
-from ddppo.serve.slots.confinement import Confinement, confine
 from ddppo.serve.slots.line import FAILED, READY, framed, hear
 from ddppo.serve.slots.world import ServedWorld
 

@@ -21,7 +21,7 @@ from typing import Any
 from ddppo.config import EnvConfig
 from ddppo.errors import TrainingError
 from ddppo.processes.forking import ForkServerLost
-from ddppo.serve.slots.confinement import Confinement
+from ddppo.serve.limits import Confinement
 from ddppo.serve.slots.worlds import Slot, Worlds
 from ddppo.spaces import EnvSpec
 

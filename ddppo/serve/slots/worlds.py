@@ -17,8 +17,8 @@ from pathlib import Path
 from ddppo.config import EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
+from ddppo.serve.limits import Confinement, variables
 from ddppo.serve.protocol import plain_spec
-from ddppo.serve.slots.confinement import Confinement, variables
 from ddppo.serve.slots.line import READY, TASK, framed, hear
 from ddppo.spaces import EnvSpec
 
@@ -66,7 +66,7 @@ class Worlds:
         self._task = {"env": asdict(env), "spec": plain_spec(spec), "confinement": asdict(confinement)}
         self._first_uid = confinement.first_uid
         needed = (
-            "ddppo.serve.slots.confinement",
+            "ddppo.serve.limits",
             "ddppo.serve.slots.world",
             "ddppo.envs.backends.pool_memory",
         )

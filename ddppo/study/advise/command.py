@@ -27,7 +27,7 @@ from ddppo.study.advise.candidates import (
 from ddppo.study.advise.probe import Probes
 from ddppo.study.advise.race import Entrant, Race, choose, through_slurm
 from ddppo.study.advise.text import stragglers
-from ddppo.study.measure.time_to_target import steps_to_target
+from ddppo.study.measure.speedup import steps_to_target
 from ddppo.study.read.run_folders import read_runs
 from ddppo.study.read.selection import with_target
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddppo.statistics import LEAST_SEEDS, median
-from ddppo.study.measure.speedup import SpeedupRow, Study
+from ddppo.study.measure.speedup import SpeedupRow, Study, steps_to_target, time_to_target
 from ddppo.study.measure.statistics import SeedMedian, difference
-from ddppo.study.measure.time_to_target import steps_to_target, time_to_target
 from ddppo.study.read.record import PARTS, Run
 
 

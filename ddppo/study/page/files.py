@@ -12,8 +12,8 @@ from ddppo.errors import RunFolderError
 from ddppo.files import stored, write_json
 from ddppo.study.page import html, tables, topologies
 from ddppo.study.page.chart import Chart
-from ddppo.study.read.provenance import provenance
 from ddppo.study.read.run_folders import REPORT_FILE, REPORT_KIND, is_report
+from ddppo.study.read.selection import provenance
 from ddppo.study.report import Report, ReportOptions, StudyReport, compute, read
 
 SCHEMA_VERSION = 3

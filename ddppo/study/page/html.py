@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from ddppo.study.measure.speedup import Study
-from ddppo.study.page import figures, learning, tables, topologies
+from ddppo.study.page import figures, tables, topologies
 from ddppo.study.page.chart import Chart, stylesheet
 from ddppo.study.page.tables import Shown
 from ddppo.study.predict.outlook import Outlook
-from ddppo.study.read.provenance import provenance
 from ddppo.study.read.record import LeftOut, Machine
+from ddppo.study.read.selection import provenance
 from ddppo.study.report import Report, StudyReport
 
 
@@ -63,7 +63,7 @@ def chapter(each: StudyReport, *, brief: bool = False) -> Chapter:
 def _folded(each: StudyReport) -> list[ChapterSection]:
     study, ahead = each.study, each.ahead
     shares = [tables.loss_table(study, each.accounts)] if each.accounts else []
-    curves, same = learning.charts(study)
+    curves, same = figures.learning(study)
     sections = [
         ChapterSection("Efficiency and times", figures.times(study, ahead), (), shares),
         _predictions(ahead),

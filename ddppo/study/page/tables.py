@@ -13,9 +13,8 @@ from rich.table import Table
 
 from ddppo.study.columns import duration, percent
 from ddppo.study.explain.accounting import Account, cause_name
-from ddppo.study.measure.speedup import SpeedupRow, Study
+from ddppo.study.measure.speedup import SpeedupRow, Study, time_to_target
 from ddppo.study.measure.statistics import SeedMedian
-from ddppo.study.measure.time_to_target import time_to_target
 from ddppo.study.predict.intervals import Prediction
 from ddppo.study.predict.recommend import RecommendedW
 from ddppo.study.read.record import PARTS, Run

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from ddppo.study.columns import duration, percent, whole
-from ddppo.study.measure.time_to_target import time_to_target
+from ddppo.study.measure.speedup import time_to_target
 from ddppo.study.measure.topologies import Side, SideBySide
 from ddppo.study.page.chart import Axis, Chart, named
 from ddppo.study.page.tables import Shown, measured, number, shown, study_row
