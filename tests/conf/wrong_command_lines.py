@@ -851,8 +851,8 @@ def _options(door: str) -> list[Any]:
         "enjoy": ("ddppo.enjoy:EnjoyConfig",),
         "export": ("ddppo.policies.export.command:ExportConfig",),
         "report": ("ddppo.study.report:ReportOptions",),
-        "predict": ("ddppo.predict:PredictConfig", "ddppo.study.predict.model:WhatIf"),
-        "jobs": ("ddppo.jobs:JobsConfig",),
+        "predict": ("ddppo.study.predict.command:PredictConfig", "ddppo.study.predict.model:WhatIf"),
+        "jobs": ("ddppo.cluster.command:JobsConfig",),
         "advise": ("ddppo.study.advise.command:AdviseConfig",),
         "fragments": ("ddppo.fragments:FragmentsConfig",),
     }[door]

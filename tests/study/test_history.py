@@ -14,7 +14,7 @@ import pytest
 
 from ddppo import config as configuration
 from ddppo.config import Config
-from ddppo.runs import CompareOptions, compare
+from ddppo.study.runs.command import CompareOptions, compare
 from ddppo.study.runs.comparison import compared
 from ddppo.study.runs.records import read_curves, read_record, read_records
 from ddppo.study.runs.table import RunFilter, TableOptions, columns, lines

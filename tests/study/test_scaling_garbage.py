@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.predict import PredictConfig, predict
 from ddppo.study.page.files import make_report, on_terminal
 from ddppo.study.page.tables import run_row
+from ddppo.study.predict.command import PredictConfig, predict
 from ddppo.study.predict.model import WhatIf
 from ddppo.study.report import ReportOptions, compute, read
 from tests.study.scaling_folders import trained

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddppo.predict import PredictConfig, predict
 from ddppo.study.measure.speedup import study, time_to_target
 from ddppo.study.page.files import make_report
 from ddppo.study.page.tables import run_row
+from ddppo.study.predict.command import PredictConfig, predict
 from ddppo.study.predict.model import WhatIf
 from ddppo.study.read.run_folders import read_run, read_runs
 from ddppo.study.report import ReportOptions, compute, read

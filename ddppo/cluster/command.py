@@ -1,0 +1,78 @@
+"""What `python -m ddppo.jobs` does: show the jobs of a sweep, wait for them, show a log, cancel them."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import MISSING
+from rich.console import Console
+
+from ddppo.cluster import slurm
+from ddppo.cluster.jobs import Book, SlurmJob, Status, counts, table, tail, watch
+from ddppo.config import setting
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.package import command
+
+
+@dataclass(slots=True)
+class JobsConfig:
+    folder: str = setting(MISSING, "the sweep folder; also as the first word")
+    wait: bool = setting(False, "stay until all jobs have ended; Ctrl-C leaves, and the jobs go on")
+    tail: str | None = setting(None, "print the end of one job's log: a job id, or part of a run's name")
+    lines: int = setting(30, "how many lines of the log", low=1)
+    cancel: bool = setting(False, "cancel all jobs that have not ended")
+    poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
+
+
+def look(options: JobsConfig) -> bool:
+    """Do what the options say and return whether a job failed. Raises ConfigError, ClusterError."""
+    asked = [name for name in ("wait", "cancel", "tail") if getattr(options, name)]
+    if len(asked) > 1:
+        raise ConfigError(
+            f"{' and '.join(f'{name}=' for name in asked)} exclude one another: give one at a time"
+        )
+    sweep_dir = Path(options.folder)
+    book = Book(sweep_dir)
+    if not book.jobs:
+        raise RunFolderError(f"{options.folder}: no sweep of hydra/launcher=slurm, it has no jobs.json")
+    book.use_cluster()
+    if options.tail is not None:
+        job = _chosen(book, options.tail)
+        print(f"{job.job_id} {job.run}: {sweep_dir / job.log}")
+        print("\n".join(tail(sweep_dir / job.log, options.lines)))
+        return False
+    statuses = book.statuses()
+    if options.cancel:
+        active = [status.job for status in statuses if status.outcome is None]
+        slurm.cancel([job.job_id for job in active])
+        print(f"cancelled {len(active)} jobs")
+        return False
+    if options.wait:
+        statuses = watch(book, list(book.jobs.values()), options.poll_s, hint="Ctrl-C leaves, the jobs go on")
+    return _show(statuses, sweep_dir)
+
+
+def _show(statuses: list[Status], sweep_dir: Path) -> bool:
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table(statuses))
+    failed = [status for status in statuses if status.outcome == "failed"]
+    print(counts(statuses))
+    for status in failed:
+        print(f"  {status.job.run}: {status.why}")
+    for status in statuses:
+        if status.outcome == "completed" and status.why:
+            print(f"  {status.job.run}: complete, but {status.why}")
+    if failed:
+        print(f"the same sweep command with sweep={sweep_dir} goes on with the failed and skips the complete")
+    elif all(status.outcome == "completed" for status in statuses):
+        print(f"all complete: {command('ddppo.report', str(sweep_dir))}")
+    return bool(failed)
+
+
+def _chosen(book: Book, which: str) -> SlurmJob:
+    found = [job for job in book.jobs.values() if which == job.job_id or which == job.run]
+    found = found or [job for job in book.jobs.values() if which in job.run]
+    if len(found) != 1:
+        there = ", ".join(f"{job.job_id} {job.run}" for job in (found or book.jobs.values()))
+        raise ConfigError(f"tail={which}: {len(found)} jobs are called so; there are {there}")
+    return found[0]

@@ -1,0 +1,95 @@
+"""What `python -m ddppo.runs` says: runs as a table, by settings that they have, and how some of them differ."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ddppo.config import SECTIONS, Config, setting
+from ddppo.errors import ConfigError, RunFolderError, near
+from ddppo.files import jsonable
+from ddppo.study.runs.comparison import compared, in_words
+from ddppo.study.runs.records import RunRow, read_records
+from ddppo.study.runs.table import RunFilter, TableOptions, as_json, columns, lines
+
+_PLOTS = (".svg", ".html")
+
+
+@dataclass(slots=True)
+class CompareOptions:
+    run: str = setting("", "a run folder; also as the first word")
+    others: list[str] = setting(meaning="those that it is compared with", factory=list)
+    metric: str | None = setting(
+        None, "the curve, e.g. train/entropy; evaluations if all have several, else rollout/return_mean"
+    )
+    plot: str | None = setting(
+        None, "a file for the curves: .svg, or .html with the tables and further curves"
+    )
+
+
+def parted(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the settings that runs are to have, and what is left, which are options of the door."""
+    settings = {item.name for item in fields(Config)} - {item.name for item in fields(TableOptions)}
+    filters, others = {}, []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        section, dot, _ = key.partition(".")
+        is_setting = section in (SECTIONS if dot else settings.difference(SECTIONS))
+        if equals and is_setting and not Path(argument).exists():
+            filters[key] = value
+        else:
+            others.append(argument)
+    return filters, others
+
+
+def compare(options: CompareOptions, width: int | None = None) -> str:
+    """Return what to print of how runs differ, having written the plot. Raises ConfigError, StorageError."""
+    if options.plot is not None and Path(options.plot).suffix not in _PLOTS:
+        raise ConfigError(f"plot={options.plot}: a file that ends in {' or '.join(_PLOTS)}")
+    found = compared([options.run, *options.others] if options.run else options.others, options.metric)
+    said = in_words(found, width)
+    if options.plot is not None:
+        from ddppo.study.runs.plot import write  # Jinja, and all that a page is made of
+
+        write(found, Path(options.plot))
+        said += f"\n\nplot: {options.plot}"
+    return said
+
+
+def listed(options: TableOptions, filters: dict[str, str], width: int | None = None) -> str:
+    """Return what to print of the runs of a folder. Raises ConfigError."""
+    folder, wanted = Path(options.folder), RunFilter(options, filters)
+    if not folder.is_dir():
+        if options.folder == TableOptions().folder:
+            return f"no runs yet: there is no folder {options.folder}; name the one that they are in"
+        raise RunFolderError(f"folder={options.folder}: is not a folder")
+    found = read_records(folder)
+    _check_known(found, [*filters, *options.show])
+    chosen = wanted.chosen(found)
+    if options.json:
+        return "\n".join(json.dumps(jsonable(as_json(record))) for record in chosen)
+    if not chosen:
+        tasks = ", ".join(sorted({record.task for record in found if record.task}))
+        return (
+            f"none of the {len(found)} runs in {folder} is so; their tasks: {tasks}"
+            if found
+            else (f"no runs in {folder}")
+        )
+    said = [*lines(columns(chosen, options.show), width)]
+    if len(chosen) > 1:
+        said += ["", f"{len(chosen)} of {len(found)} runs in {folder}: {_counts(chosen)}"]
+    said += [f"{record.name} is damaged: {record.why}" for record in chosen if record.why]
+    return "\n".join(said)
+
+
+def _counts(records: Sequence[RunRow]) -> str:
+    statuses = [record.status for record in records]
+    return ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+
+
+def _check_known(records: Sequence[RunRow], names: Sequence[str]) -> None:
+    """Refuse settings that no run has."""
+    known = {name for record in records for name in record.settings or ()}
+    for name in names:
+        if records and name not in known:
+            raise ConfigError(f"{name}: no run in the folder has such a setting{near(name, sorted(known))}")
