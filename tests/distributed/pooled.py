@@ -12,8 +12,7 @@ import torch
 from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import Collected
 from ddppo.envs import make_vec_env
-from ddppo.ppo.acting.cut import Cut
-from ddppo.ppo.acting.rollout import Rollout
+from ddppo.ppo.acting.rollout import Cut, Rollout
 from ddppo.topologies import Layout, Role, Topology
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddppo import native
 from ddppo.collectives.peers import OwnPace
 from ddppo.door.arguments import composed
-from ddppo.ppo.native.acting import NativeActor
+from ddppo.ppo.native.network import NativeActor
 from ddppo.run.loop.backend import choose_backend
 from ddppo.run.worker import Worker
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state

@@ -6,8 +6,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.models import At
-from ddppo.ppo.advantages.estimators import Gae, GroupRelative
-from ddppo.ppo.advantages.returns import gae
+from ddppo.ppo.advantages.estimators import Gae, GroupRelative, gae
 from ddppo.ppo.losses.reference import Reference
 from tests.unit.test_learner import LN2, Constant, learner, means, rollout
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddppo import native
 from ddppo.distributed.programs.preempt import best_awaited
-from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.acting.rollout import Cut
 from ddppo.ppo.learning.minibatches import local_minibatches, of_first
 from ddppo.scaling import BatchShape
 from ddppo.topologies.settings import PreemptSettings

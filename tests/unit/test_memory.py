@@ -8,10 +8,9 @@ from ddppo.config import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
 from ddppo.models.recurrent import GRU, LSTM
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.sharded import ShardedCollector
+from ddppo.ppo.acting.collector import Collector, ShardedCollector
 from ddppo.ppo.advantages.estimators import Estimates
-from ddppo.ppo.learning.histories import Histories
+from ddppo.ppo.learning.minibatches import Histories
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_collector import CountingEnvs
 

@@ -9,12 +9,10 @@ from ddppo.config import PPOConfig, settings_of
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
 from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.advantages.estimators import Estimates
-from ddppo.ppo.advantages.returns import gae
+from ddppo.ppo.advantages.estimators import Estimates, gae
 from ddppo.ppo.learning.gradient_check import example, worst_error
 from ddppo.ppo.learning.minibatches import Batch
-from ddppo.ppo.native.network import NativeNetwork, why_not_native
-from ddppo.ppo.native.returns import returns_and_moments
+from ddppo.ppo.native.network import NativeNetwork, returns_and_moments, why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import moments
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

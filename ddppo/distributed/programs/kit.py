@@ -22,10 +22,9 @@ from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.vec_env import VecEnv
 from ddppo.models import ActorCritic, At
 from ddppo.plugins import imported
-from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.acting.collector import Collector, ShardedCollector
 from ddppo.ppo.acting.episodes import EpisodeCollector
 from ddppo.ppo.acting.rollout import RolloutCollector
-from ddppo.ppo.acting.sharded import ShardedCollector
 from ddppo.ppo.advantages.estimators import Estimator, Gae, GroupRelative
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.nonfinite import Tolerance

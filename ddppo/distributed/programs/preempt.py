@@ -20,7 +20,7 @@ import torch
 from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import Collected, RankContext
 from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.cut import Cut
+from ddppo.ppo.acting.rollout import Cut
 from ddppo.ppo.learning.learner import Update
 from ddppo.topologies.settings import PreemptSettings
 

@@ -14,7 +14,7 @@ struct RolloutBuffers : ActingBuffers {
   TaskBatch* tasks;
   int64_t num_steps, num_ends, is_finite;  // is_finite: observations and rewards
   int64_t num_taken;                       // steps of this rollout
-  // Cut of ddppo/ppo/acting/cut.py: others write cells meanwhile. deadline: of std::chrono::steady_clock, in seconds.
+  // Cut of ddppo/ppo/acting/rollout.py: others write cells meanwhile. deadline: of std::chrono::steady_clock, in seconds.
   int64_t least_steps, number, awaited, num_cells;
   double deadline;
   const int64_t* cells;

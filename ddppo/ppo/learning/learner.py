@@ -12,12 +12,20 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Estimates, Estimator, Gae
-from ddppo.ppo.learning.agreement import Agreement, Plan
-from ddppo.ppo.learning.by_minibatch import AdvantagesByMinibatch
-from ddppo.ppo.learning.histories import Histories
-from ddppo.ppo.learning.minibatches import Batch, Minibatches, by_shard, local_minibatches, of_first
+from ddppo.ppo.learning.minibatches import (
+    AdvantagesByMinibatch,
+    Agreement,
+    Batch,
+    Histories,
+    Minibatches,
+    OfRollout,
+    Plan,
+    by_shard,
+    local_minibatches,
+    of_first,
+)
 from ddppo.ppo.learning.nonfinite import Tolerance, all_finite, remembered, where_not_finite
-from ddppo.ppo.learning.step import BETAS, STATISTICS, At, EagerStep, NotFinite, OfRollout, Step
+from ddppo.ppo.learning.step import BETAS, STATISTICS, At, EagerStep, NotFinite, Step
 from ddppo.ppo.losses.reference import Reference
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer

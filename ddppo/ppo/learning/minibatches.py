@@ -3,15 +3,19 @@
 import ctypes
 import functools
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from ddppo.config import PPOConfig
 from ddppo.native import loaded
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.normalization import Gather, ObsNormalizer, merge_moments, variance
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
 from ddppo.spaces import each, zipped
@@ -143,3 +147,210 @@ class Batch:
 
 def _by_field(function: Callable[..., Any], fields: Minibatch, *others: Minibatch) -> dict[str, Any]:
     return {name: each(function, x, *(other[name] for other in others)) for name, x in fields.items()}
+
+
+# -- Minibatches of a model with memory: what some environments went through, step after step.
+
+
+class Histories:
+    """A rollout in sequences of L steps in a row: `fields` `[C * E, L, ...]`, sequence c of environment i at c * E + i.
+
+    C = T / L sequences of an environment, each of which begins with the state that the rollout holds for its first row.
+    A minibatch is L * m samples, and under "unrolled" what `ActorCritic.unroll` reads: obs `[L, m, ...]`, the state
+    `[m, S]` before row 0, and where episodes start `[L, m]`.
+    """
+
+    def __init__(self, rollout: Rollout, estimates: Estimates) -> None:
+        assert rollout.state is not None, "the collector of a model with memory"
+        num_sequences = len(rollout.state)
+
+        def in_sequences(x: torch.Tensor) -> torch.Tensor:
+            # [T, E, ...] -> [C, L, E, ...] -> [C, E, L, ...] -> [C * E, L, ...]
+            return x.unflatten(0, (num_sequences, -1)).transpose(1, 2).flatten(0, 1)
+
+        self.fields: Minibatch = {
+            name: each(in_sequences, x) for name, x in fields_of(rollout, estimates).items()
+        }
+        self._state, self._starts = rollout.state.flatten(0, 1), in_sequences(rollout.episode_start)
+
+    def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterator[Minibatch]:
+        """Yield the sequences in `order` `[n]`, cut at `bounds`."""
+        for start, end in itertools.pairwise(bounds):
+            # A model is asked for something even where no sequence is here, for other ranks wait for its gradient.
+            is_empty = start == end
+            yield self._minibatch(order.new_zeros(1) if is_empty else order[start:end], is_empty=is_empty)
+
+    def _minibatch(self, sequences: torch.Tensor, *, is_empty: bool) -> Minibatch:
+        def chosen(x: torch.Tensor) -> torch.Tensor:
+            return x.index_select(0, sequences).transpose(0, 1)  # [m, L, ...] -> [L, m, ...]
+
+        fields: dict[str, Any] = {name: each(chosen, x) for name, x in self.fields.items()}
+        unrolled = (fields.pop("obs"), self._state.index_select(0, sequences), chosen(self._starts))
+        samples = {name: x.flatten(0, 1) for name, x in fields.items()}
+        if is_empty:
+            samples["weights"] = torch.zeros_like(samples["weights"])
+        return {**samples, "unrolled": unrolled}
+
+
+OfRollout = Batch | Histories | Minibatches
+
+
+# -- What all ranks agree on before they learn from a rollout: counts, moments, and what minibatches leave out.
+
+
+Plan = tuple[np.ndarray, list[int]]  # of an epoch: samples in their order, and where minibatches begin
+
+
+class Agreed(NamedTuple):
+    """What all ranks divide by: what each minibatch counts, by epochs, and the weight of all samples of one."""
+
+    counts: list[list[float]]
+    weight: float
+    explained_variance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Agrees with all ranks, in one collective, on what learning divides by.
+
+    num_shards: of this rank. num_sequences: into how many the rows of an environment are cut, of which minibatches are
+    made; 0: of samples. gather: values `[...]` of every rank as `[W, ...]`. obs_normalizer: learns from the moments
+    that are agreed on here.
+    """
+
+    config: PPOConfig
+    num_shards: int
+    num_sequences: int
+    gather: Gather
+    obs_normalizer: ObsNormalizer | None
+
+    def __call__(
+        self, rollout: Rollout, estimates: Estimates, plan: list[Plan]
+    ) -> tuple[Estimates, Agreed, list[Plan]]:
+        """Return estimates with normalised advantages, what was agreed, and the plan without what weighs nothing."""
+        local_counts = self._local_counts(rollout, estimates, plan)
+        # In NumPy and Python's own numbers: after an epoch in C++ every small operation of torch costs some 10 us.
+        local_moments, num_shards = estimates.moments, self.num_shards
+        counts_of_shards = np.zeros((num_shards, len(local_counts)))
+        counts_of_shards[0] = local_counts
+        mine = [
+            counts_of_shards,
+            np.zeros((1, 9)) if local_moments is None else local_moments.numpy().reshape(-1, 9),
+        ]
+        if estimates.counts is not None:
+            mine.append(np.array([[estimates.weights.sum(dtype=torch.float64).item()]]))
+        if self.obs_normalizer is not None:
+            obs, valid = rollout.raw_obs, rollout.valid.cpu()
+            mine.append(self.obs_normalizer.moments_of_shards(obs, valid, num_shards).flatten(1).numpy())
+        # [W, S, ...] -> [W * S, ...], a row of each shard
+        gathered = self.gather(torch.from_numpy(np.concatenate(mine, axis=1))).flatten(0, 1)
+        at = np.cumsum([part.shape[1] for part in mine]).tolist()
+        counts_of_all = gathered[:, : at[0]].numpy().sum(axis=0)
+        merged = merge_moments(gathered[:, at[0] : at[1]].reshape(-1, 3, 3))
+        if self.obs_normalizer is not None:
+            self.obs_normalizer.update_(merge_moments(gathered[:, at[-2] :].reshape(len(gathered), 3, -1)))
+        counts = counts_of_all.reshape(self.config.num_epochs, -1).tolist()
+        weight = sum(counts[0])
+        if estimates.counts is not None:
+            weight = gathered[:, at[1]].sum().item()
+            is_used = self._of_units(estimates.weights > 0)
+            plan = [only(is_used > 0, order, bounds) for order, bounds in plan]
+        if local_moments is None:
+            return estimates, Agreed(counts, weight, None), plan
+        agreed = Agreed(counts, weight, _explained_variance(merged))
+        return self._normalized(estimates, local_moments, merged), agreed, plan
+
+    def _local_counts(self, rollout: Rollout, estimates: Estimates, plan: list[Plan]) -> list[float]:
+        """Return what each minibatch of this rank counts, epoch after epoch."""
+        of_units = self._of_units(rollout.valid if estimates.counts is None else estimates.counts)
+        all_count = of_units.dtype == bool and of_units.all()
+        return [
+            float(end - start if all_count else of_units[order[start:end]].sum())
+            for order, bounds in plan
+            for start, end in itertools.pairwise(bounds)
+        ]
+
+    def _normalized(
+        self, estimates: Estimates, local_moments: torch.Tensor, merged: torch.Tensor
+    ) -> Estimates:
+        """Return estimates whose advantages are (A - mean) / std, where the moments of whole rollouts say so."""
+        if self.config.normalize_advantages not in ("global", "local"):
+            return estimates
+        used = local_moments if self.config.normalize_advantages == "local" else merged
+        (count, *_), (mean, *_), (squares, *_) = used.tolist()
+        if (
+            count == 1
+        ):  # all else was a pseudo-step, or came too late: minus its mean nothing would be left of it
+            return estimates
+        std = math.sqrt(squares / max(count, 1.0))
+        return replace(estimates, advantages=estimates.advantages.sub(mean).div_(std + 1e-8))
+
+    def _of_units(self, x: torch.Tensor) -> np.ndarray:
+        """Return x `[T, E]` of what minibatches are made of: samples `[T * E]`, or C sequences, summed, `[C * E]`."""
+        if self.num_sequences:
+            x = x.unflatten(0, (self.num_sequences, -1)).sum(dim=1)
+        return x.flatten().cpu().numpy()
+
+
+def _explained_variance(merged: torch.Tensor) -> float:
+    """Return 1 - Var[returns - values] / Var[returns] from moments `[3, 3]`; NaN where all returns are alike."""
+    _, _, (_, of_returns, of_errors) = merged.tolist()  # sums of squares: their ratio is that of variances
+    return 1.0 - of_errors / of_returns if of_returns > 0 else math.nan
+
+
+# -- Advantages normalised within each minibatch, by moments over all ranks.
+
+
+_EPS = 1e-8
+
+
+class AdvantagesByMinibatch:
+    """(A - mean) / std over the samples of each minibatch, as in OpenAI baselines' ppo2 and Stable-Baselines3.
+
+    plan: of each epoch, this rank's units, samples or sequences, in order `[n]`, and M * S + 1 offsets of the parts of
+    its M minibatches, one of each of the rank's S shards. Sums are taken part by part, in the order of the plan; one
+    collective for all epochs. A minibatch whose advantages are all alike teaches the policy nothing; one of a single
+    sample, which has no deviation, is left as it is.
+    """
+
+    def __init__(
+        self,
+        batch: OfRollout,
+        plan: Sequence[tuple[np.ndarray, list[int]]],
+        num_shards: int,
+        gather: Gather,
+    ) -> None:
+        self._fields, self._plan, self._num_shards = batch.fields, plan, num_shards
+        advantages = batch.fields["advantages"]
+        rows = advantages.reshape(len(advantages), -1)
+        self._rows = rows.cpu().numpy().astype(np.float64)  # [n, rows of a unit], a copy
+        valid = batch.fields["weights"].reshape(self._rows.shape).cpu().numpy() > 0
+        own = torch.stack([self._moments(valid, *of_epoch) for of_epoch in plan], dim=2)  # [S, 3, K, M]
+        merged = merge_moments(gather(own).flatten(0, 1))
+        is_alone = merged[0] == 1
+        self._means = merged[1].masked_fill(is_alone, 0.0).numpy()
+        self._scales = (1.0 / (variance(merged).sqrt() + _EPS)).masked_fill(is_alone, 1.0).numpy()
+
+    def epoch(self, k: int) -> None:
+        """Leave the advantages of epoch `k` in the batch."""
+        order, bounds = self._plan[k]
+        minibatches = self._parts(bounds) // self._num_shards
+        means, scales = (x[k][minibatches, None] for x in (self._means, self._scales))
+        field = self._fields["advantages"]
+        normalized = torch.from_numpy((self._rows[order] - means) * scales).to(field.device, field.dtype)
+        field[torch.from_numpy(order).to(field.device)] = normalized.reshape(len(order), *field.shape[1:])
+
+    def _moments(self, valid: np.ndarray, order: np.ndarray, bounds: list[int]) -> torch.Tensor:
+        """Return (count, mean, M2) of every part of one epoch's minibatches, `[S, 3, M]`."""
+        num_parts, counted = len(bounds) - 1, valid[order].ravel()
+        parts = np.repeat(self._parts(bounds), self._rows.shape[1])[counted]
+        x = self._rows[order].ravel()[counted]
+        counts = np.bincount(parts, minlength=num_parts).astype(np.float64)
+        means = np.bincount(parts, x, num_parts) / np.maximum(counts, 1)
+        squares = np.bincount(parts, np.square(x - means[parts]), num_parts)
+        by_part = np.stack([counts, means, squares]).reshape(3, -1, self._num_shards)
+        return torch.from_numpy(np.ascontiguousarray(by_part.transpose(2, 0, 1)))
+
+    def _parts(self, bounds: list[int]) -> np.ndarray:
+        """Return for every unit in order which part of a minibatch it is in, `[n]`."""
+        return np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))

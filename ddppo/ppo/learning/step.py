@@ -14,13 +14,11 @@ import torch
 
 from ddppo.config import PPOConfig
 from ddppo.models import ActionDistribution
-from ddppo.ppo.learning.histories import Histories
-from ddppo.ppo.learning.minibatches import Batch, Minibatch, Minibatches
+from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
 from ddppo.ppo.losses import per_sample as losses
 from ddppo.ppo.losses.terms import own_losses, samples_of, terms_of
 
 At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
-OfRollout = Batch | Histories | Minibatches
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 
 from ddppo.models import ActionDistribution
-from ddppo.ppo.learning.step import At, OfRollout, outputs
+from ddppo.ppo.learning.minibatches import OfRollout
+from ddppo.ppo.learning.step import At, outputs
 
 _ROWS = 8192  # of one forward; they bound memory, not results
 

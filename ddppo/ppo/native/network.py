@@ -1,14 +1,18 @@
 """The MLP in C++ (ddppo/native/src/mlp.hpp): its policy and values for acting, its gradient for learning."""
 
 import ctypes
+import functools
 import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ddppo import native
 from ddppo.config import Config
-from ddppo.models import MLP, ActorCritic
+from ddppo.models import MLP, ActorCritic, num_noise
+from ddppo.ppo.acting.rollout import Rollout
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
@@ -152,3 +156,119 @@ def _description(model: MLP, spec: EnvSpec) -> list[int]:
         *(len(places), *places),
         offset,
     ]
+
+
+# -- Acting in C++ (ddppo/native/src/acting.hpp): policy, draw and log-probability of a row in one call.
+
+
+if TYPE_CHECKING:
+    from ddppo.ppo.acting.collector import Collector
+
+
+class ActingBuffers(ctypes.Structure):
+    """`ActingBuffers` of acting.hpp."""
+
+    _fields_ = [
+        ("network", ctypes.c_void_p),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("is_double", "kind", "num_envs", "obs_size", "num_params", "num_noise")
+        ),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("sizes", "noise", "obs", "mask", "actions", "params", "logprobs")
+        ),
+    ]
+
+
+class NativeActor:
+    """Writes actions, their parameters and log-probabilities into the rows of a collector's buffers."""
+
+    def __init__(self, collector: "Collector", network: NativeNetwork) -> None:
+        action, obs = collector.env.spec.action, collector.flat_obs
+        assert obs is not None, collector.env.spec
+        self.network = network
+        self.buffers = self._empty()
+        self.buffers.network = network.handle
+        self.buffers.is_double = collector.logprobs.dtype == torch.float64
+        self.buffers.kind = KINDS.index(action.kind)
+        self.buffers.num_envs = collector.env.num_envs
+        self.buffers.obs_size = collector.env.spec.obs_size
+        self.buffers.num_params = collector.params.shape[-1]
+        self.buffers.num_noise = num_noise(action)
+        self._kept: dict[str, object] = {}  # what C++ is told the addresses of
+        self.point(
+            sizes=np.array(action.sizes, np.int64),
+            obs=obs,
+            actions=collector.actions,
+            params=collector.params,
+            logprobs=collector.logprobs,
+        )
+        if collector.masks is not None:
+            self.point(mask=collector.masks)
+
+    def _empty(self) -> Any:
+        return ActingBuffers()
+
+    def begin(self, noise: np.ndarray) -> None:
+        """Take over the parameters as they are now, and the noise `[T, E, num_noise]` of a rollout."""
+        self.network.refresh()
+        self.point(noise=np.ascontiguousarray(noise, np.float64))
+
+    def act(self, t: int) -> None:
+        """Act on row t."""
+        _act()(ctypes.byref(self.buffers), t)
+
+    def point(self, **arrays: np.ndarray | torch.Tensor) -> None:
+        """Tell C++ where contiguous arrays are, and keep them."""
+        for name, array in arrays.items():
+            if isinstance(array, torch.Tensor):
+                assert array.is_contiguous(), name
+                address = array.data_ptr()
+            else:
+                assert array.flags.c_contiguous, name
+                address = array.ctypes.data
+            setattr(self.buffers, name, address)
+            self._kept[name] = array
+
+
+@functools.cache
+def _act() -> Callable[..., None]:
+    act = library().rollout_act
+    act.argtypes, act.restype = (ctypes.c_void_p, ctypes.c_int64), None
+    return act
+
+
+# -- Advantages, returns and their moments in one call (ddppo/native/src/returns.cpp).
+
+
+_TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)
+
+
+def returns_and_moments(
+    rollout: Rollout, rewards: torch.Tensor, *, gamma: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return advantages and returns `[T, E]` as `returns.gae` estimates them, and moments `[3, 3]` in float64.
+
+    The moments are those of normalization.moments, of the valid advantages, returns and returns - values. CPU only.
+    """
+    compute = library().returns_float if rewards.dtype == torch.float32 else library().returns_double
+    compute.argtypes = _TYPES
+    inputs = [
+        x.contiguous()
+        for x in (
+            rewards,
+            rollout.values,
+            rollout.next_values,
+            rollout.terminated,
+            rollout.truncated,
+            rollout.valid,
+        )
+    ]
+    advantages, returns = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
+    moments = torch.empty(3, 3, dtype=torch.float64)
+    compute(
+        *rewards.shape, *(x.data_ptr() for x in inputs), gamma, gamma * gae_lambda,
+        advantages.data_ptr(), returns.data_ptr(), moments.data_ptr(),
+    )  # fmt: skip
+    return advantages, returns, moments

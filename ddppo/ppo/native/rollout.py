@@ -12,10 +12,8 @@ import torch
 
 from ddppo.envs.backends.classic_cpp import NativeEnvs, TaskBatch
 from ddppo.envs.vec_env import check_finite
-from ddppo.ppo.acting.cut import Cut
-from ddppo.ppo.acting.rollout import Episode, Rollout
-from ddppo.ppo.native.acting import ActingBuffers, NativeActor
-from ddppo.ppo.native.network import NativeNetwork, library
+from ddppo.ppo.acting.rollout import Cut, Episode, Rollout
+from ddppo.ppo.native.network import ActingBuffers, NativeActor, NativeNetwork, library
 
 if TYPE_CHECKING:
     from ddppo.ppo.acting.collector import Collector

@@ -10,8 +10,8 @@ from ddppo.collectives import Group, Record
 from ddppo.collectives.group import OrderedSum
 from ddppo.config import PPOConfig
 from ddppo.models import flat_obs
-from ddppo.ppo.learning.minibatches import Minibatch
-from ddppo.ppo.learning.step import CLIP, STATISTICS, NotFinite, OfRollout, adam_state, constants
+from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
+from ddppo.ppo.learning.step import CLIP, STATISTICS, NotFinite, adam_state, constants
 from ddppo.ppo.native.network import NativeNetwork, library
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
