@@ -25,8 +25,7 @@ from ddppo.cluster.resources import RankLayout
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, RankLost, TrainingError
 from ddppo.processes.signals import note_beginning
-from ddppo.run.folder import RunFolder
-from ddppo.run.lock import held
+from ddppo.run.folder import RunFolder, held
 from ddppo.run.restarts import with_restarts
 from ddppo.terminal import warn
 

@@ -14,7 +14,7 @@ from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, Stopped
 from ddppo.package import command
 from ddppo.processes.signals import asks_for_requeue
-from ddppo.run.lock import held
+from ddppo.run.folder import held
 
 
 def train_alone(cfg: DictConfig, run_dir: Path) -> None:

@@ -26,11 +26,11 @@ _FILES = 16  # that a process which starts ranks has open, besides one for each 
 def check(config: Config) -> None:
     """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
     from ddppo.distributed import launcher, network
-    from ddppo.run.starting import checks, machine
+    from ddppo.run.starting import checks
 
     if config.dist.world_size > 1 and (low := limits.too_low(_FILES + config.dist.world_size)):
         raise ConfigError(low)
-    if little := limits.little_memory(machine.local_world_size(config)):
+    if little := limits.little_memory(checks.local_world_size(config)):
         warn(little)
     # The checks compute, and so does a job of a sweep before one with several ranks.
     in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
@@ -38,7 +38,7 @@ def check(config: Config) -> None:
         launcher.prepare(config.dist.world_size)
         if config.dist.world_size > 1:
             network.loopback_address()
-    if warning := checks.check(config, local_world_size=machine.local_world_size(config)):
+    if warning := checks.check(config, local_world_size=checks.local_world_size(config)):
         print(f"warning: {warning}", file=sys.stderr)
     if under_torchrun() and config.dist.on_lost == "restart":
         print(

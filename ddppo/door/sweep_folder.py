@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.door.complaints import composition_message
 from ddppo.errors import ConfigError, RunFolderError, StorageError
-from ddppo.run.lock import held
+from ddppo.run.folder import held
 
 _OF_NO_RUN = ("multirun.yaml", ".lock", "sweep.jsonl")  # what a sweep leaves of which no run could begin
 

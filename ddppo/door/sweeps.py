@@ -16,7 +16,7 @@ from ddppo.door.ranks import check, remove_if_empty, run
 from ddppo.door.sweep_folder import SweepFolder
 from ddppo.errors import AfterTrainingError, ConfigError, EnvRaised, Stopped, TrainingError
 from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
-from ddppo.run.lock import held
+from ddppo.run.folder import held
 
 
 def train_in_sweep(cfg: DictConfig, run_dir: Path) -> float | None:

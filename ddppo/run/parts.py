@@ -1,8 +1,10 @@
 """What a rank is made of: environments, model, collector, learner. Built once, before the first iteration."""
 
+import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +17,15 @@ from ddppo.distributed.launch import cores_per_rank, threads_per_rank
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.kit import Program, RankContext
 from ddppo.envs import probe, settled
-from ddppo.errors import ConfigError
+from ddppo.envs.meaning import differences
+from ddppo.errors import ConfigError, RunFolderError
 from ddppo.models import build_model, images_in
 from ddppo.plugins import imported
 from ddppo.ppo.native.network import why_not_cpp
-from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.run.checkpoints import initial
-from ddppo.run.measuring.machines import gather_machines
+from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+from ddppo.run import checkpoint
+from ddppo.run.measuring.own_metrics import gather_machines
+from ddppo.spaces import EnvSpec, leaves
 from ddppo.topologies import Layout, Topology, find
 from ddppo.tracebacks import in_one_line
 
@@ -60,8 +64,8 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     obs_normalizer = ObsNormalizer(spec.obs, device, dtype) if config.ppo.normalize_obs else None
     begun_with = None
     if config.init_from is not None and config.resume is None:
-        begun_with = initial.load(config.init_from)
-        initial.take_(begun_with, model, obs_normalizer)
+        begun_with = load_initial(config.init_from)
+        take_initial_(begun_with, model, obs_normalizer)
     parameters = FlatParameters(model)
     group.broadcast_(parameters.vector.data)  # machines may differ in how they round the initialisation
     sampler = make_sampler(config, spec, shape.num_envs)
@@ -81,7 +85,7 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     )
     program = program_of(topology)(context)
     if begun_with is not None:
-        initial.take_rewards_(begun_with, program.learner.reward_normalizer)
+        take_initial_rewards_(begun_with, program.learner.reward_normalizer)
     work = model.num_products() * shape.minibatch_size // len(roles.learning)
     if why_not_cpp(config, model, device, program.sync.name) is None:
         work = 0  # one thread in C++ is faster than several in torch
@@ -114,3 +118,133 @@ def _derived(context: RankContext, program: Program, local_world_size: int) -> d
     if program.collector is not None and program.collector.whole_episodes:
         derived["whole_episodes"] = True
     return derived
+
+
+# -- How far a run is.
+
+
+@dataclass(slots=True)
+class Progress:
+    """Iterations and env_steps done, the same on all ranks, and wall_s, this rank's seconds in them; a resumed run
+    counts on.
+
+    compiled_from: the first iteration whose steps were in machine code, None where they are eager.
+    """
+
+    iteration: int = 0
+    env_steps: int = 0
+    wall_s: float = 0.0
+    compiled_from: int | None = None
+
+
+# -- What every rank holds a copy of: all copies are to be the same, and ranks compare them by a number.
+
+
+def named(parts: RankContext) -> str:
+    """Return what an error is to call the copies."""
+    return f"parameters or {parts.sampler.name}" if parts.sampler.name else "parameters"
+
+
+def fingerprint(parts: RankContext) -> float:
+    """Return 48 bits of the hash of the parameters, and of the task sampler if it learns, exact in float64.
+
+    NaN on a rank that does not hold them.
+    """
+    if parts.group.rank not in parts.players:
+        return math.nan
+    digest = parts.parameters.digest()
+    if parts.sampler.name:
+        digest = parts.sampler.digest(digest)
+    return int(digest[:12], 16)
+
+
+# -- What a new run begins with of another's: parameters and normalisers, as far as they fit (init_from).
+
+
+_NAMED = 6  # parameters that a message names
+
+
+def warning_of_initial(config: Config, spec: EnvSpec) -> str | None:
+    """Return what does not fit of what a run is to begin with; None where all does, or it begins with nothing.
+
+    Raises ConfigError where there is no such checkpoint, or nothing of it fits.
+    """
+    if config.init_from is None or config.resume is not None:
+        return None
+    state = load_initial(config.init_from)
+    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
+    own, theirs = model.state_dict(), state["model"]
+    fits = _fitting(model, state)
+    said = [
+        f"{name} {_sizes(theirs[name])}, here {_sizes(own[name])}"
+        for name in own.keys() & theirs.keys() - fits.keys()
+    ]
+    said += [f"{name}, which it lacks" for name in own.keys() - theirs.keys()]
+    said += [f"{name}, which has no place here" for name in theirs.keys() - own.keys()]
+    if not fits:
+        raise ConfigError(
+            f"init_from={config.init_from}: no parameter fits the model of this run: {_listed(said)}: give the "
+            "settings of env and model that it was trained with, or leave init_from out"
+        )
+    said = [*([_listed(said)] if said else []), *_of_normalizers(config, spec, state)]
+    said += differences(state.get("spaces"), spec.spaces)
+    if not said:
+        return None
+    taken = f"{len(fits)} of {len(own)} parameters are taken"
+    return f"init_from={config.init_from}: {taken}; what does not fit: {'; '.join(said)}"
+
+
+def load_initial(init_from: str) -> dict[str, Any]:
+    """Return the state of a checkpoint, or of the last whole one of a run folder. Raises RunFolderError."""
+    path = Path(init_from)
+    if path.is_dir() and not (path / "checkpoints").is_dir():
+        raise RunFolderError(f"init_from={init_from}: not a run folder, it has no checkpoints")
+    if not path.exists():
+        raise RunFolderError(f"init_from={init_from}: there is no such run folder or checkpoint")
+    return checkpoint.load(checkpoint.chosen("last", path) if path.is_dir() else path)
+
+
+def take_initial_(state: dict[str, Any], model: torch.nn.Module, normalizer: ObsNormalizer | None) -> None:
+    """Give a model and its normaliser of observations what fits of a checkpoint's state."""
+    model.load_state_dict(_fitting(model, state), strict=False)
+    moments = state.get("obs_moments")
+    if normalizer is not None and moments is not None and moments.shape == normalizer.state.shape:
+        normalizer.load(moments)
+
+
+def take_initial_rewards_(state: dict[str, Any], normalizer: RewardNormalizer | None) -> None:
+    """Give a normaliser of rewards the checkpoint's moments, if it has any."""
+    moments = state.get("return_moments")
+    if normalizer is not None and moments is not None:
+        normalizer.state = moments
+
+
+def _fitting(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    own = model.state_dict()
+    return {name: x for name, x in state["model"].items() if name in own and own[name].shape == x.shape}
+
+
+def _of_normalizers(config: Config, spec: EnvSpec, state: dict[str, Any]) -> list[str]:
+    num_floats = sum(leaf.size for leaf in leaves(spec.obs) if leaf.is_float)
+    said = []
+    for key, setting, num in (
+        ("obs_moments", "normalize_obs", num_floats),
+        ("return_moments", "normalize_rewards", None),
+    ):
+        moments, is_wanted = state.get(key), getattr(config.ppo, setting)
+        if moments is not None and not is_wanted:
+            said.append(f"{key}, which ppo.{setting}=false has no use for")
+        elif moments is None and is_wanted:
+            said.append(f"{key}, which it lacks for ppo.{setting}=true")
+        elif moments is not None and num is not None and moments.shape[1] != num:
+            said.append(f"{key} of {moments.shape[1]} numbers, here {num}")
+    return said
+
+
+def _sizes(x: torch.Tensor) -> str:
+    return f"[{', '.join(map(str, x.shape))}]"
+
+
+def _listed(said: list[str]) -> str:
+    more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
+    return "; ".join(sorted(said)[:_NAMED]) + more

@@ -42,14 +42,11 @@ from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.folder import RunFolder
 from ddppo.run.loop.backend import choose_backend
 from ddppo.run.loop.exchange import make_exchange
-from ddppo.run.loop.iteration import Iterations
-from ddppo.run.loop.loop import Loop
-from ddppo.run.loop.progress import Progress
-from ddppo.run.loop.replicas import named
+from ddppo.run.loop.iteration import Iterations, Loop
 from ddppo.run.measuring.profiling import make_profiler
 from ddppo.run.measuring.reporting import Reporter
 from ddppo.run.measuring.timing import IterationClock
-from ddppo.run.parts import build
+from ddppo.run.parts import Progress, build, named
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find

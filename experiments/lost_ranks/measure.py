@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ddppo.run import checkpoint
-from ddppo.run.checkpoints.writer import copied
+from ddppo.run.checkpoint import copied
 
 STEPS = 256  # of an iteration of env=cartpole: 8 environments, 32 steps
 LIMIT_S = 120.0

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from ddppo import train
-from ddppo.run.lock import held
-from ddppo.run.starting import checks, machine
+from ddppo.run.folder import held
+from ddppo.run.starting import checks
 from tests.fault import saboteurs
 from tests.support import CHECKOUT, PATIENCE_S, TINY, descendants, lines, run, started, summary, wait_until
 
@@ -195,7 +195,7 @@ def test_a_run_that_another_process_trains_is_left_alone(sweep, tmp_path):
 
 
 def test_what_is_complete_is_skipped_also_where_it_would_be_refused(sweep, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(checks, "available_cores", lambda: 2)
     code, _, stderr = sweep(*SMALL, "seed=0", "dist.world_size=1,4", "dist.oversubscribe=refuse")
     assert code == 1
     assert "dist.world_size=4 exceeds this machine's 2 cores, and dist.oversubscribe=refuse" in stderr

@@ -16,8 +16,7 @@ from ddppo.cluster.resources import RankLayout
 from ddppo.config import Config, EnvConfig
 from ddppo.config.settings import DistSettings
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
-from ddppo.run.folder import RunFolder
-from ddppo.run.lock import held
+from ddppo.run.folder import RunFolder, held
 from ddppo.run.restarts import with_restarts
 from tests.slurm.local_cluster import LocalCluster, _user
 from tests.support import run

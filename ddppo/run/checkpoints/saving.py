@@ -12,12 +12,12 @@ from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.run import checkpoint
-from ddppo.run.checkpoints import exactness
+from ddppo.run.checkpoint import Writer
+from ddppo.run.checkpoints import environments
 from ddppo.run.checkpoints.environments import Environments, size_of, what_is_large
-from ddppo.run.checkpoints.writer import Writer
 from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
-from ddppo.run.loop.progress import Progress
+from ddppo.run.parts import Progress
 from ddppo.run.records.metrics import IterationReport
 from ddppo.terminal import warn
 from ddppo.topologies import find
@@ -146,7 +146,7 @@ class Saving:
         if not is_of_sampler and (of_program := state.get("program")) is not None:
             parts.program.restore(of_program)
         self._of_environments = state["environments"]
-        if why := exactness.missing(parts.config, parts.spec, state):
+        if why := environments.missing(parts.config, parts.spec, state):
             self._of_environments = {"missing": why}
         progress.iteration, progress.env_steps = state["iteration"], state["env_steps"]
         progress.wall_s, progress.compiled_from = state["wall_s"], state.get("compiled_from")
@@ -193,7 +193,7 @@ def _plain(metrics: dict[str, float]) -> dict[str, float]:
 def _environments(parts: RankContext) -> Environments:
     if parts.sampler.every_iteration:
         return Environments(parts, parts.group, "")
-    why_not, doubt = exactness.why_left_out(parts.config), None
+    why_not, doubt = environments.why_left_out(parts.config), None
     if why_not is None and parts.group.rank == 0:
-        doubt = exactness.why_inexact(parts.config.env)
+        doubt = environments.why_inexact(parts.config.env)
     return Environments(parts, parts.group, why_not, doubt)

@@ -23,7 +23,7 @@ from ddppo.ppo.native.network import (
     why_not_cpp,
 )
 from ddppo.ppo.native.step import NativeStep
-from ddppo.run.loop.progress import Progress
+from ddppo.run.parts import Progress
 from ddppo.terminal import warn
 
 # Of compile=auto. A step of a small model takes .4 ms compiled and 1.1 ms eager; compiling takes 5 to 30 s of a core.

@@ -1,21 +1,28 @@
-"""One iteration of a rank, from the rollout to the report: what `ddppo.run.loop.loop` repeats."""
+"""One iteration of a rank, from the rollout to the report: what `ddppo.run.loop.iteration` repeats."""
 
 import dataclasses
+import math
+import sys
 
 import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults
 from ddppo.distributed.programs.contract import Collected
 from ddppo.distributed.programs.kit import RankContext
+from ddppo.errors import CollectiveError, EvaluationFailed
+from ddppo.package import command
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
+from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
-from ddppo.run.loop.progress import Progress
-from ddppo.run.loop.replicas import fingerprint
 from ddppo.run.measuring.own_metrics import OwnMetrics
+from ddppo.run.measuring.profiling import NullProfiler
 from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
 from ddppo.run.measuring.timing import IterationClock
+from ddppo.run.parts import Progress, fingerprint
 from ddppo.run.records.metrics import OF_USER, IterationReport
+from ddppo.run.records.recorder import NullRecorder, Recorder
+from ddppo.terminal import warn
 
 
 class Iterations:
@@ -102,3 +109,167 @@ class Iterations:
             self.parts.group.gather(of_mine).transpose(0, 1).flatten(1)
         )  # [W, 2, E] -> [2, N]
         return EpisodeResults(achieved, was_played)
+
+
+# -- The loop of a rank: iterations until total_steps are done or a rank asks to stop, and what is due between them.
+
+
+class Loop:
+    """Repeats iterations, evaluates, records and saves, on all ranks at the same iterations.
+
+    failed: steps after training that failed, as summary.json tells of them. lost: what this rank met where another was
+    lost in the final evaluation.
+    """
+
+    def __init__(
+        self,
+        iterations: Iterations,
+        scoring: Scoring,
+        saving: Saving,
+        recorder: Recorder | NullRecorder,
+        profiler: NullProfiler,
+    ) -> None:
+        self._iterations = iterations
+        self._parts = iterations.parts
+        self._config = iterations.parts.config
+        self._progress = iterations.progress
+        self._clock = iterations.clock
+        self._scoring = scoring
+        self._saving = saving
+        self._recorder = recorder
+        self._profiler = profiler
+        self.failed: list[dict[str, str]] = []
+        self.lost: CollectiveError | None = None
+
+    def run(self, stop: StopRequest) -> str:
+        """Return how it ended: completed or stopped."""
+        config, progress = self._config, self._progress
+        if progress.env_steps >= config.ppo.total_steps:  # it lacks its final evaluation, or its summary only
+            return self._ended(self._saving.unrecorded, stop)
+        next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
+        next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
+        while True:
+            with self._profiler.iteration():
+                report, news, agreed = self._iterations.next(stop)
+            if progress.env_steps >= config.ppo.total_steps:
+                self._parts.sampler.conclude()
+                report = self._recorder.noted(report, news)
+                if config.eval.final_episodes:
+                    with self._clock.checkpoint():
+                        self._saving.save_before_evaluation(report)
+                    return self._ended(report, stop)
+                self._recorder.record(report, None, is_last=True)
+                self._save()
+                self._saving.writer.wait()
+                return "completed"
+            if progress.env_steps >= next_eval and not agreed.stopping:
+                report = self._with_evaluation(report)
+                next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
+            self._recorder.record(report, news, is_last=False)
+            self._saving.writer.check()
+            if agreed.stopping or agreed.save_due or progress.env_steps >= next_save:
+                self._save()
+                next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
+            if agreed.stopping:
+                self._saving.writer.wait()
+                return "stopped"
+
+    def _ended(self, report: IterationReport | None, stop: StopRequest) -> str:
+        """Evaluate a run that has nothing left to learn and is on the disk; record and save what that says.
+
+        report: of the last iteration, None where it was recorded together with an evaluation that is done again.
+        """
+        progress, num_episodes = self._progress, self._config.eval.final_episodes
+        of_no_rank: tuple[dict[str, float], ...] = ({},) * self._parts.shape.world_size
+        scores = IterationReport(progress.iteration, progress.env_steps, progress.wall_s, of_no_rank, {})
+        try:
+            if num_episodes:
+                scores = self._scored(scores, num_episodes, stop)
+        except EvaluationFailed as e:
+            self._note_failure(str(e), e.trace)
+            is_cut_short = e.signal is not None
+        except CollectiveError as e:
+            # A rank was lost in its episodes, or hangs. With dist.on_lost=restart new ranks evaluate again.
+            self._note_failure(str(e))
+            self.lost, is_cut_short = e, False
+        else:
+            is_cut_short = False
+        if report is None:
+            self._recorder.conclude(scores)
+        else:
+            metrics = {**report.global_metrics, **scores.global_metrics}
+            self._recorder.record(dataclasses.replace(report, global_metrics=metrics), None, is_last=True)
+            self._saving.writer.check()
+            if not self.failed:
+                self._saving.save_after_evaluation()
+        self._saving.writer.wait()
+        return "stopped" if is_cut_short else "completed"
+
+    def _note_failure(self, why: str, trace: str = "") -> None:
+        if trace:
+            print(trace, file=sys.stderr, flush=True)
+        again = command(
+            "ddppo.evaluate", f"run={self._saving.run_dir}", f"episodes={self._config.eval.final_episodes}"
+        )
+        self.failed.append({"step": "the final evaluation", "why": why, "command": again})
+
+    def _with_evaluation(self, report: IterationReport) -> IterationReport:
+        """Return the report with an evaluation's metrics; without, and a warning, where that failed."""
+        try:
+            return self._scored(report, self._config.eval.episodes)
+        except EvaluationFailed as e:
+            if e.signal is not None:
+                raise KeyboardInterrupt from e
+            if self._config.eval.on_error == "stop":
+                raise (e.__cause__ if isinstance(e.__cause__, Exception) else e) from None
+            if e.trace:
+                print(e.trace, file=sys.stderr, flush=True)
+            if self._parts.group.rank == 0:
+                warn(
+                    f"the evaluation after {report.env_steps:,} steps failed, and training goes on without its scores "
+                    f"(eval.on_error=stop would end it): {e}"
+                )
+            return report
+
+    def _scored(
+        self, report: IterationReport, num_episodes: int, stop: StopRequest | None = None
+    ) -> IterationReport:
+        """Return the report with eval/* added; the time it takes is on evaluation's own clock.
+
+        stop: of the final evaluation, which its signal cuts short. Raises EvaluationFailed on all ranks alike.
+        """
+        program, is_last = self._parts.program, stop is not None
+        program.rest()
+        failure: EvaluationFailed | None = None
+        metrics: dict[str, float] = {}
+        with self._clock.excluded():
+            is_in_them = self._scoring.evaluator.in_training_envs
+            if is_last and self._config.env.urls and program.env is not None and not is_in_them:
+                program.env.close()  # evaluation takes their slots
+            try:
+                metrics, is_best = self._scoring.score(
+                    num_episodes,
+                    self._progress.env_steps,
+                    report.wall_s,
+                    is_last=is_last,
+                    options=self._parts.sampler.eval_options(),
+                    stop=stop,
+                )
+            except EvaluationFailed as e:  # raised behind the clock's block, which knows of none
+                failure, is_best = e, False
+            if is_best:
+                self._saving.save_best()
+            # Else the others' next iteration would book rank 0's copying as waiting.
+            self._parts.group.barrier()
+        if failure is not None:
+            raise failure
+        return dataclasses.replace(report, global_metrics={**report.global_metrics, **metrics})
+
+    def _save(self) -> None:
+        with self._clock.checkpoint():
+            self._saving.save()
+
+
+def _next_multiple(steps: int, every: int) -> float:
+    """Return the first multiple of `every` above `steps`; infinity for every = 0."""
+    return (steps // every + 1) * every if every else math.inf

@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ddppo.collectives import Group
+from ddppo.collectives.meeting import machine_number
+from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.programs.kit import Collected
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.plugins import imported
 from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.processes.machine import allowed_cores, at_most, cpu_quota
 from ddppo.run.loop.exchange import gather_bytes
+from ddppo.run.records.summary import machine
 from ddppo.tracebacks import in_one_line
 
 _NAME = re.compile(r"[\w.\-]+(/[\w.\-]+)*")
@@ -130,4 +136,49 @@ def merged(of_ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             raise TrainingError(f"log.metrics: {name} is (sum, count) on some ranks, a number on others")
         elif count := sum(n for _, n in pairs):
             found[name] = sum(x for x, _ in pairs) / count
+    return found
+
+
+# -- The machines that a run's ranks are on, as rank 0 writes them down.
+
+
+_LONGEST = 1 << 12  # bytes of what a rank says, which may have thousands of cores
+
+
+def gather_machines(group: Group, *, with_gpu: bool) -> list[dict[str, Any]]:
+    """Return hostname, cpu, gpu, cores and ranks of every machine of the run, in the order of their first ranks.
+
+    Every rank calls it. cores: those that all ranks there together may keep busy, which a scheduler may have bound to
+    different ones. Two machines may have one name, and two nodes of a cluster be one machine.
+    """
+    about = machine(with_gpu=with_gpu)
+    quota = cpu_quota()
+    word = {
+        "number": machine_number(),
+        **{key: about[key] for key in ("hostname", "cpu", "gpu")},
+        "cores": hex(sum(1 << core for core in allowed_cores())),
+        "quota": None if math.isinf(quota) else quota,
+    }
+    text = json.dumps(word)
+    if isinstance(group, OwnPace):
+        return merged_machines([json.loads(said) for said in group.words("machine", text)])
+    row = text.encode().ljust(_LONGEST)
+    assert len(row) == _LONGEST, text
+    rows = group.gather(torch.frombuffer(bytearray(row), dtype=torch.uint8))
+    return merged_machines([json.loads(bytes(row.tolist())) for row in rows])
+
+
+def merged_machines(words: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the machines of what ranks say of theirs, one word for each rank."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, word in enumerate(words):
+        ranks_of.setdefault(word["number"], []).append(rank)
+    found = []
+    for ranks in ranks_of.values():
+        cores, quota, first = 0, 0.0, words[ranks[0]]
+        for word in (words[rank] for rank in ranks):
+            cores |= int(word["cores"], 16)
+            quota = max(quota, word["quota"] or math.inf)
+        about = {key: first[key] for key in ("hostname", "cpu", "gpu")}
+        found.append({**about, "cores": at_most(cores.bit_count(), quota), "ranks": ranks})
     return found

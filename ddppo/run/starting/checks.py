@@ -1,22 +1,28 @@
 """What is checked of a run before any of its processes starts."""
 
+import os
+
+import torch
+
 from ddppo import config as configuration
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.config import Config
-from ddppo.distributed.launch import resolve_device
+from ddppo.config.rules.remembering import check_remembering
+from ddppo.distributed.gradient_sync import FLAT_BELOW
+from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.envs.probing.advice import on_spaces
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
-from ddppo.models import check_model
+from ddppo.models import MODELS, build_model, check_model
 from ddppo.models.build import model_class
+from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.plugins import added, imported, plugins
-from ddppo.run.checkpoints import exactness, initial
+from ddppo.processes.machine import available_cores
+from ddppo.run.checkpoints import environments
 from ddppo.run.evaluating.evaluation import evaluator_of
 from ddppo.run.measuring.own_metrics import functions_of
-from ddppo.run.parts import players_of, program_of
+from ddppo.run.parts import players_of, program_of, warning_of_initial
 from ddppo.run.records.trackers import check_installed
-from ddppo.run.starting.machine import check_machine, overlaps_from
-from ddppo.run.starting.own_memory import check_own_memory
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec, leaves
 from ddppo.topologies import find
@@ -59,7 +65,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
         getattr(config.dist, "warning", None),
         of_machine,
     )
-    more = (exactness.warning(config, spec), initial.told(config, spec))
+    more = (environments.warning(config, spec), warning_of_initial(config, spec))
     return "\nwarning: ".join(filter(None, (*warnings, *more))) or None
 
 
@@ -163,3 +169,64 @@ def _check_stepping(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
         )
         num_players = len(players_of(configuration.layout(config), topology))
         imported(backend.check_run)(env, spec, shape.num_envs, num_players if evaluates_meanwhile else 0)
+
+
+# -- The machine that is to hold a run's ranks: how many, on which cores and GPUs.
+
+
+def local_world_size(config: Config) -> int:
+    """Return how many ranks this machine is to hold: torchrun's share of them, or all."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", config.dist.world_size))
+
+
+def overlaps_from(config: Config, local_world_size: int | None) -> int | None:
+    """Return the number of parameters from which gradients are reduced while others are computed; None for never."""
+    if config.dist.world_size == 1 or config.dist.grad_sync == "flat":
+        return None
+    if config.dist.grad_sync == "ddp":
+        return 0
+    runs_on_cpu = local_world_size is not None and resolve_device(config.device).type == "cpu"
+    speaks_gloo = config.dist.collective == "gloo" or SHARED_MEMORY.why_not() is not None
+    return FLAT_BELOW if runs_on_cpu and speaks_gloo else None
+
+
+def check_machine(config: Config, local_world_size: int) -> str | None:
+    import torch
+
+    device = resolve_device(config.device if config.dist.reduction == "fast" else "cpu")
+    check_collective(config, device, local_world_size)
+    has, noun = available_cores(), "cores"
+    if device.type == "cuda":
+        has, noun = torch.cuda.device_count(), "GPUs"
+        roles = configuration.layout(config).roles
+        num_players = sum(len(role.ranks) for role in roles if role.acts or role.learns)
+        local_world_size = min(local_world_size, num_players)  # who only steps needs no GPU
+    if local_world_size == 1 or local_world_size <= has:
+        return None
+    named = (
+        "dist.world_size" if local_world_size == config.dist.world_size else "nproc-per-node"
+    )  # torchrun's
+    shared = f"{named}={local_world_size} exceeds this machine's {has} {noun}"
+    if config.dist.oversubscribe == "refuse":
+        raise ConfigError(
+            f"{shared}, and dist.oversubscribe=refuse: use at most {has} ranks, or dist.oversubscribe=warn"
+        )
+    return f"{shared}: ranks take turns, so results stay the same and times are not those of {local_world_size} {noun}"
+
+
+# -- What a model of one's own needs if it remembers: only building it tells.
+
+
+def check_own_memory(config: Config, spec: EnvSpec, shape: BatchShape) -> None:
+    """Check what a model of one's own needs if it remembers, and what has no effect if it does not."""
+    if config.model.name in MODELS:
+        return
+    model = build_model(spec, config.model, config.seed, getattr(torch, config.dtype))
+    said = f"model.name={config.model.name}"
+    if model.state_size:
+        check_remembering(config, shape, f"{said}, which remembers")
+    elif config.ppo.sequence_length is not None:
+        raise ConfigError(
+            f"ppo.sequence_length={config.ppo.sequence_length} has no effect with {said}, which remembers nothing: "
+            "leave it out"
+        )

@@ -12,7 +12,7 @@ from ddppo.config import Config
 from ddppo.config.variants import SECTIONS_BY_NAME, changed, name_in
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.run import checkpoint, sweep
-from ddppo.run.checkpoints import exactness
+from ddppo.run.checkpoints import environments
 from ddppo.run.evaluating.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.terminal import warn
@@ -127,7 +127,7 @@ def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
         policy = load_policy(dataclasses.replace(config, device="cpu"), state)
         sampler = make_sampler(config, policy.spec, new.num_envs)
         sampler.load(state_in(state, sampler))
-        why = exactness.missing(config, policy.spec, state)
+        why = environments.missing(config, policy.spec, state)
         is_over = state["env_steps"] >= config.ppo.total_steps  # and lacks its summary only
         if why is not None and config.resume_state == "exact" and not is_over:
             raise ConfigError(

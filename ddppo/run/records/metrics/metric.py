@@ -34,4 +34,4 @@ GREEDY = "deterministic evaluation"
 SUCCESS_OF = "eval/success_rate_"  # and the name of a tier
 OF_LOSSES = "loss/"  # and the name of one of ppo.losses
 OF_USER = "user/"  # and what one of log.metrics calls its own
-OF_TASK = "task/"  # listed by a task's journal (ddppo/run/records/journal.py)
+OF_TASK = "task/"  # listed by a task's journal (ddppo/run/records/recorder.py)
