@@ -21,7 +21,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from ddppo.config.help import help_text
 from ddppo.config.settings import SECTIONS, config_class
-from ddppo.config.variants import SECTIONS_BY_NAME, check_keys, name_in, owners_of, stored_names, structured
+from ddppo.config.variants import (
+    SECTIONS_BY_NAME,
+    check_keys,
+    name_in,
+    names_of,
+    owners_of,
+    settings_class,
+    stored_names,
+    structured,
+)
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported, plugins
 
@@ -54,7 +63,7 @@ def register() -> None:
         root[section] = _open(variants.base)
     store.store(name="schema", node=root)
     for group, kind in SECTIONS.items():
-        has_variants = any(group == variants.group for variants in SECTIONS_BY_NAME.values())
+        has_variants = any(kind is variants.base for variants in SECTIONS_BY_NAME.values())
         store.store(group=group, name="schema", node=_open(kind) if has_variants else kind)
     if ConfigLoaderImpl._apply_overrides_to_config is _apply:
         setattr(ConfigLoaderImpl, "_apply_overrides_to_config", staticmethod(_applied))  # noqa: B010
@@ -119,8 +128,11 @@ def _choose(section: str, cfg: DictConfig, given: dict[str, Any]) -> None:
     ):  # the run goes on with its own variant, and what the presets say is left aside
         stored_name = stored_names(Path(str(resumed))).get(section)
         values = {chosen_by: stored_name} if stored_name else values
-    if f"{section}.{chosen_by}" in given:
-        values[chosen_by] = given[f"{section}.{chosen_by}"]
+    if (wanted := given.get(f"{section}.{chosen_by}")) is not None and wanted != name_in(section, values):
+        # Another variant than the presets': what they set of theirs alone goes with it.
+        has = names_of(settings_class(section, str(wanted)))
+        values = {key: value for key, value in values.items() if key in has or not owners_of(section, key)}
+        values[chosen_by] = wanted
     name = name_in(section, values)
     foreign: list[str] = []
     if str(given.get("hydra.mode")) == "MULTIRUN":

@@ -114,7 +114,7 @@ def _settings(section: type, prefix: str) -> list[str]:
 
 def _of_variants(section: str) -> list[str]:
     """Return the settings that all variants of a section have, then the others, under the names of those that do."""
-    base, group = SECTIONS_BY_NAME[section].base, SECTIONS_BY_NAME[section].group
+    base, chosen_by = SECTIONS_BY_NAME[section].base, SECTIONS_BY_NAME[section].chosen_by
     common = names_of(base)
     by_owners: dict[tuple[str, ...], list[str]] = {}
     for kind in known(section).values():
@@ -126,7 +126,7 @@ def _of_variants(section: str) -> list[str]:
                     by_owners[owners].append(line)
     lines = _settings(base, f"{section}.")
     for owners, of_owners in by_owners.items():
-        lines += ["", f"  with {group}={' or '.join(owners)}:", *of_owners]
+        lines += ["", f"  with {chosen_by}={' or '.join(owners)}:", *of_owners]
     return lines
 
 

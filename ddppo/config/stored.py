@@ -34,6 +34,11 @@ _OF_ALL_VARIANTS: dict[str, dict[str, Any]] = {
         **{"correction": "clip", "preempt_rule": "fraction", "sync_frac": 0.6, "min_frac": 0.25},
         **{"rollout_time_cap_s": None},
     },
+    "ppo": {
+        **{"gamma": 0.99, "gae_lambda": 0.95, "value_coef": 0.5, "clip_value_coef": None},
+        **{"normalize_advantages": "global", "normalize_rewards": False},
+        **{"divide_by_std": True, "token_mean": "tokens", "kl_coef": 0.0},
+    },
 }
 
 

@@ -17,28 +17,31 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config.fields import in_words
 from ddppo.config.settings import (
+    AlgorithmSettings,
     CnnSettings,
     DictSettings,
     DistSettings,
+    GrpoSettings,
     MlpSettings,
     ModelSettings,
+    PPOSettings,
     ResnetSettings,
 )
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, near
 from ddppo.plugins import added, imported
 from ddppo.topologies import TOPOLOGIES, find
 from ddppo.tracebacks import in_one_line
 
 
-class Section(NamedTuple):
-    """A section with variants: `key` names the variant, which an option of `group` chooses.
+class Variants(NamedTuple):
+    """A section whose variants have keys of their own: `key` names the variant, which `chosen_by=<name>` chooses.
 
     known: the settings of those that have a name, by it. find: of any name or import path; raises ConfigError.
     """
 
     base: type
     key: str
-    group: str
+    chosen_by: str
     known: Callable[[], dict[str, type]]
     find: Callable[[str], type]
 
@@ -74,6 +77,16 @@ def _of_topology(name: str) -> type:
     return _derived(found, DistSettings, f"dist.topology={name}: its settings", "one that does")
 
 
+_ALGORITHMS: dict[str, type] = {"ppo": PPOSettings, "grpo": GrpoSettings}
+
+
+def _of_algorithm(name: str) -> type:
+    if name not in _ALGORITHMS:
+        names = list(_ALGORITHMS)
+        raise ConfigError(f"ppo.algorithm={name}: must be one of {', '.join(names)}{near(name, names)}")
+    return _ALGORITHMS[name]
+
+
 def _derived(found: Any, base: type, said: str, other: str) -> type:
     if not (isinstance(found, type) and issubclass(found, base) and is_dataclass(found)):
         raise ConfigError(
@@ -83,14 +96,15 @@ def _derived(found: Any, base: type, said: str, other: str) -> type:
 
 
 SECTIONS_BY_NAME = {
-    "model": Section(ModelSettings, "name", "model", _known_models, _of_model),
-    "dist": Section(
+    "model": Variants(ModelSettings, "name", "model", _known_models, _of_model),
+    "dist": Variants(
         DistSettings,
         "topology",
         "distributed",
         lambda: {name: _of_topology(name) for name in TOPOLOGIES},
         _of_topology,
     ),
+    "ppo": Variants(AlgorithmSettings, "algorithm", "ppo.algorithm", lambda: _ALGORITHMS, _of_algorithm),
 }
 
 
@@ -202,11 +216,12 @@ def check_keys(section: str, name: str, keys: Iterable[str]) -> None:
 
 def unknown_key(section: str, name: str, key: str) -> str:
     """Return that a variant has no such key, and which others have it, or which of its own is meant, perhaps."""
-    chosen_by, group = SECTIONS_BY_NAME[section].key, SECTIONS_BY_NAME[section].group
+    variants = SECTIONS_BY_NAME[section]
+    chosen_by = variants.chosen_by
     said = f"there is no setting {section}.{key}"
-    chosen = f"{group}={name}" if group != section else f"{section}.{chosen_by}={name}"
+    chosen = f"{chosen_by}={name}" if chosen_by == "distributed" else f"{section}.{variants.key}={name}"
     if owners := owners_of(section, key):
-        return f"{said} with {chosen}: it is of {group}={' or '.join(owners)}"
+        return f"{said} with {chosen}: it is of {chosen_by}={' or '.join(owners)}"
     own = names_of(settings_class(section, name))
     if matches := difflib.get_close_matches(key, own):
         return (
@@ -214,7 +229,7 @@ def unknown_key(section: str, name: str, key: str) -> str:
         )
     of_others = [each for kind in known(section).values() for each in names_of(kind)]
     if matches := difflib.get_close_matches(key, of_others, n=1):
-        meant = f"{section}.{matches[0]} of {group}={' or '.join(owners_of(section, matches[0]))}"
+        meant = f"{section}.{matches[0]} of {chosen_by}={' or '.join(owners_of(section, matches[0]))}"
         return f"{said} (did you mean {meant}?); --help lists all"
     return f"{said}: {chosen} has {', '.join(own)}"
 

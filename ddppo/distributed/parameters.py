@@ -5,7 +5,7 @@ import hashlib
 import torch
 from torch import nn
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.models import part_of
 
 
@@ -38,7 +38,7 @@ class FlatParameters:
         return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def step_scale(model: nn.Module, config: PPOConfig) -> torch.Tensor | None:
+def step_scale(model: nn.Module, config: AlgorithmSettings) -> torch.Tensor | None:
     """Return how many times config.learning_rate the step size of each parameter is, `[num_parameters]`; None: once."""
     if not config.learning_rates:
         return None

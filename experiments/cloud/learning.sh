@@ -6,5 +6,5 @@ cd "$(dirname "$0")/../.."
 train=(python -m ddppo.train -m env=cloud "env.tasks=[warm-up,beginner]" env.chaos=false "seed=${SEEDS:-0,1,2}"
   eval.every_steps=25000 eval.episodes=38 eval.final_episodes=114 sweep=outputs/sweeps/cloud_learning log.tensorboard=false "$@")
 "${train[@]}" ppo.algorithm=grpo curriculum.name=tiers,uniform
-"${train[@]}" ppo.algorithm=ppo ppo.divide_by_std=true curriculum.name=tiers
+"${train[@]}" ppo.algorithm=ppo curriculum.name=tiers
 PYTHONPATH=. python experiments/cloud/learning.py outputs/sweeps/cloud_learning

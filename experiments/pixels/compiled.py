@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import PPOConfig, settings_of
+from ddppo.config import PPOSettings, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
@@ -25,7 +25,7 @@ def measure(size: int, settings: dict, precision: str) -> tuple[float, float, fl
     """Return milliseconds of processor time, eager and compiled, and the error of the compiled gradient."""
     spec = EnvSpec(ArraySpec((4, size, size), "uint8"), ActionSpec("discrete", (6,)))
     model_config = settings_of("model", activation="relu", shared_trunk=True, precision=precision, **settings)
-    config, group = PPOConfig(), Group()
+    config, group = PPOSettings(), Group()
     model = build_model(spec, model_config, 0, torch.float32)
     parameters = FlatParameters(model)
     sync = FlatSync(model, parameters, group)

@@ -98,7 +98,12 @@ def checked(cfg):
         ("model=gnn model.lstm_size=3", "did you mean model.memory_size of model=mlp or cnn"),
         ("model=gnn model.nonsense=3", "model.name=gnn has name, graph_conv, graph_layers"),
         ("model=token_policy model.hf_path=x", "with model.name=token_policy: it is of model=hf"),
-        ("env=circuit model.name=mlp", "model.graph_width with model.name=mlp: it is of model=gnn"),
+        (
+            "env=circuit model.name=mlp model.graph_width=3",
+            "model.graph_width with model.name=mlp: it is of model=gnn",
+        ),
+        ("ppo=grpo ppo.gae_lambda=0.9", "ppo.gae_lambda with ppo.algorithm=grpo: it is of ppo.algorithm=ppo"),
+        ("ppo.kl_coef=0.1", "ppo.kl_coef with ppo.algorithm=ppo: it is of ppo.algorithm=grpo"),
         ("model=resnet model.conv_layers=[[1,2,3]]", "with model.name=resnet: it is of model=cnn or dict"),
         ("dist.max_lag=2", "no setting dist.max_lag with distributed=ddp: it is of distributed=async_actors"),
         ("distributed=multi_learner dist.observers=2", "it is of distributed=central_inference"),
@@ -130,7 +135,11 @@ def test_a_key_or_a_value_that_a_variant_lacks_is_refused_with_the_nearest(compo
         checked(composed(*line.split()))
 
 
-def test_the_name_alone_chooses_the_keys_and_keeps_what_a_preset_sets(composed):
+def test_the_name_alone_chooses_the_keys_and_keeps_what_a_preset_sets_of_them(composed):
+    assert checked(
+        composed("env=circuit", "model.name=mlp", "model.hidden_sizes=[4]")
+    ).model.hidden_sizes == [4]
+    assert checked(composed("env=cloud", "ppo.algorithm=ppo")).ppo.learning_rate == 1.5e-3
     model = checked(composed("model=lstm", "model.name=resnet", "model.resnet_channels=[4]")).model
     assert (model.memory, model.hidden_sizes, model.resnet_channels) == ("lstm", [64], [4])
     assert checked(composed("model.name=gnn", "model.graph_width=8", "ppo=default")).model == GnnSettings(

@@ -13,7 +13,7 @@ LINES = {
     "env.num_envs=2 dist.world_size=2 ppo.rollout_steps=1 ppo.num_minibatches=1 ppo.normalize_advantages=local": (
         "use more environments or steps, or ppo.normalize_advantages=none"
     ),
-    "ppo=grpo ppo.normalize_advantages=minibatch": "has no effect with ppo.algorithm=grpo",
+    "ppo=grpo ppo.normalize_advantages=minibatch": "with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",
     "ppo.normalize_advantages=minibatches": "must be one of global, minibatch, local, none (did you mean minibatch",
     "model=cnn model.orthogonal=false": "no setting model.orthogonal with model.name=cnn: it is of model=mlp",
 }

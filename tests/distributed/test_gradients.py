@@ -10,7 +10,7 @@ import torch.distributed as dist
 from gloo_ranks import run_ranks
 
 from ddppo.collectives import Group, torch_distributed
-from ddppo.config import PPOConfig, settings_of
+from ddppo.config import settings_of
 from ddppo.distributed.gradient_sync import make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.errors import NonFiniteError
@@ -180,7 +180,7 @@ SCENARIOS = {
 
 
 def learner_of(group, scenario):
-    config = PPOConfig(**{"lr_schedule": "none", **scenario.settings})
+    config = settings_of("ppo", **{"lr_schedule": "none", **scenario.settings})
     model, parameters = built()
     sync = make_gradient_sync(
         scenario.kind,

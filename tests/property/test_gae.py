@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, PPOConfig, settings_of
+from ddppo.config import EnvConfig, PPOSettings, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import make_vec_env
@@ -375,7 +375,7 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
         x[~garbled.valid] += 5.0
     outcomes = []
     for samples in (rollout, garbled):
-        config = PPOConfig(num_epochs=2, num_minibatches=4, gamma=GAMMA, gae_lambda=LAMBDA)
+        config = PPOSettings(num_epochs=2, num_minibatches=4, gamma=GAMMA, gae_lambda=LAMBDA)
         model = build_model(game.spec, settings_of("model", hidden_sizes=[16]), 3, torch.float64)
         parameters, group = FlatParameters(model), Group()
         sync = FlatSync(model, parameters, group)

@@ -21,7 +21,7 @@ from ddppo.config import (
     EnvConfig,
     EvalConfig,
     LogConfig,
-    PPOConfig,
+    PPOSettings,
 )
 from tests.slurm.local_cluster import LocalCluster
 from tests.support import CHECKOUT, lines, summary, wait_until
@@ -37,7 +37,7 @@ def config(
     kwargs = {"step_time_s": step_time_s, "episode_steps": 20}
     base = Config(
         env=EnvConfig(id="ddppo/Synthetic-v0", num_envs=4, backend="sync", kwargs=kwargs),
-        ppo=PPOConfig(total_steps=iterations * STEPS, rollout_steps=16, num_epochs=1, num_minibatches=2),
+        ppo=PPOSettings(total_steps=iterations * STEPS, rollout_steps=16, num_epochs=1, num_minibatches=2),
         eval=EvalConfig(final_episodes=0),
         checkpoint=CheckpointConfig(every_steps=checkpoint_every * STEPS),
         log=QUIET,

@@ -11,7 +11,7 @@ from torch import nn
 
 from ddppo import native
 from ddppo.collectives import Group
-from ddppo.config import PPOConfig, settings_of
+from ddppo.config import PPOSettings, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
@@ -108,7 +108,7 @@ def rollout(spec, model, dtype=torch.float64):
 
 def both(spec, kind, monkeypatch, model_config=None, iterations=2, **settings):
     """The updates of an eager learner and of one of another kind on the same rollouts, and where each has come to."""
-    config = PPOConfig(**{"num_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-2, **settings})
+    config = settings_of("ppo", **{"num_epochs": 2, "num_minibatches": 4, "learning_rate": 1e-2, **settings})
     found = []
     for which in ("eager", kind):
         learner, model = made(spec, config, kind=which, monkeypatch=monkeypatch, model_config=model_config)
@@ -222,7 +222,7 @@ def test_it_does_so_for_pixels_beside_other_arrays(name, monkeypatch):
 
 def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
-    learner, model = made(spec, PPOConfig(), kind="torch", monkeypatch=monkeypatch)
+    learner, model = made(spec, PPOSettings(), kind="torch", monkeypatch=monkeypatch)
     learner.step.begin(1e-3, 0.2)
     learner.step.take([example(spec, model, 0, torch.Generator())], count=3)
     assert not learner.parameters.grad.any()
@@ -232,7 +232,7 @@ def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, kind, monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
-    config = PPOConfig(num_epochs=3, num_minibatches=2)
+    config = PPOSettings(num_epochs=3, num_minibatches=2)
     learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
     samples = rollout(spec, model)
     learner.update(samples, 1, 0.0)
@@ -246,11 +246,11 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_moves(bad, kind, m
 
 
 def test_its_gradient_is_tried_against_autograds_and_nothing_moves(kind, monkeypatch):
-    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[3]), PPOConfig(clip_value_coef=0.2)
+    spec, config = EnvSpec(ArraySpec((4,)), ACTIONS[3]), PPOSettings(clip_value_coef=0.2)
     learner, model = made(spec, config, kind=kind, monkeypatch=monkeypatch)
     before = learner.parameters.detach().clone()
     assert agrees(learner.step, spec, model, config)
-    assert not agrees(learner.step, spec, model, PPOConfig(clip_value_coef=0.2, value_coef=0.6))
+    assert not agrees(learner.step, spec, model, PPOSettings(clip_value_coef=0.2, value_coef=0.6))
     assert torch.equal(learner.parameters, before)
     assert not learner.optimizer.state
 
@@ -272,7 +272,7 @@ class Branching(Own):
 
 def compiled(spec, model_config, dtype=torch.float32, **settings):
     """The step of a model as torch.compile makes it, and the model."""
-    config, model = PPOConfig(**settings), build_model(spec, model_config, 0, dtype)
+    config, model = settings_of("ppo", **settings), build_model(spec, model_config, 0, dtype)
     parameters, group = FlatParameters(model), Group()
     optimizer = torch.optim.Adam([parameters.vector])
     return CompiledStep(config, model, parameters.vector, optimizer, group.sum_), model, config

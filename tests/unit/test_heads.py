@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ddppo.config import Config, PPOConfig, settings_of, validate
+from ddppo.config import Config, PPOSettings, settings_of, validate
 from ddppo.errors import ConfigError
 from ddppo.models import MLP, build_model
 from ddppo.models.distributions import action_distribution
@@ -101,7 +101,7 @@ def test_what_makes_no_sense_is_said(action, settings, said):
 
 
 def test_a_deviation_begins_where_it_can_be():
-    config = Config(model=settings_of("model", log_std="state", log_std_init=3.0), ppo=PPOConfig())
+    config = Config(model=settings_of("model", log_std="state", log_std_init=3.0), ppo=PPOSettings())
     config.env.id = "Pendulum-v1"
     with pytest.raises(
         ConfigError, match=r"model.log_std_init=3.0 with model.log_std=state, which is cut to \[-20, 2\]"

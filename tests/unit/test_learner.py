@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from ddppo.collectives import Group
-from ddppo.config import PPOConfig, settings_of
+from ddppo.config import GrpoSettings, settings_of
+from ddppo.config.variants import names_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.errors import NonFiniteError
@@ -55,7 +56,10 @@ class Constant(ActorCritic):
 
 def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normalizer=None, **settings):
     """A learner of T x E samples whose settings are SIMPLE but for `settings`."""
-    config = PPOConfig(**{**SIMPLE, **settings})
+    wanted = {**SIMPLE, **settings}
+    if wanted.get("algorithm") == "grpo":  # which has no value function to learn, and its own advantages
+        wanted = {key: value for key, value in wanted.items() if key in names_of(GrpoSettings)}
+    config = settings_of("ppo", **wanted)
     steps, envs = shape
     model = model or Constant()
     parameters, group = FlatParameters(model), Group()

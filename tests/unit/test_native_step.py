@@ -5,7 +5,7 @@ import torch
 
 from ddppo import native
 from ddppo.collectives import Group
-from ddppo.config import PPOConfig, settings_of
+from ddppo.config import PPOSettings, settings_of
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.models import build_model
 from ddppo.ppo.acting.rollout import Rollout
@@ -57,8 +57,8 @@ def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
 def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
     spec, config = EnvSpec(ArraySpec((17,)), action), settings_of("model", hidden_sizes=[64, 64])
     model, network, parameters = network_of(spec, config)
-    step = NativeStep(network, PPOConfig(), torch.optim.Adam([parameters.vector]), Group())
-    assert worst_error(step, spec, model, PPOConfig()) < 2e-6
+    step = NativeStep(network, PPOSettings(), torch.optim.Adam([parameters.vector]), Group())
+    assert worst_error(step, spec, model, PPOSettings()) < 2e-6
 
 
 def test_policy_and_values_are_the_models():
@@ -90,7 +90,7 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
     model, network, parameters = network_of(spec, settings_of("model", hidden_sizes=[8]))
     with torch.no_grad():
         parameters.vector.mul_(300)
-    step = NativeStep(network, PPOConfig(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), Group())
+    step = NativeStep(network, PPOSettings(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), Group())
     minibatch = example(spec, model, 50, torch.Generator().manual_seed(0))
     minibatch["obs"] *= 1e4
     assert step.gradient(minibatch).isfinite().all()
@@ -98,7 +98,7 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
 
 def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
-    learner, model = made(spec, PPOConfig(num_minibatches=3), kind="eager", monkeypatch=monkeypatch)
+    learner, model = made(spec, PPOSettings(num_minibatches=3), kind="eager", monkeypatch=monkeypatch)
     calls = []
 
     class Two(Group):
@@ -120,7 +120,7 @@ def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch)
 
 def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_should(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
-    learner, model = made(spec, PPOConfig(), kind="native", monkeypatch=monkeypatch)
+    learner, model = made(spec, PPOSettings(), kind="native", monkeypatch=monkeypatch)
     samples = rollout(spec, model)
     batch = Batch(samples, Estimates(samples.values, samples.valid.to(samples.values), samples.values))
     order = torch.arange(STEPS * ENVS)

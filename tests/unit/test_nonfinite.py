@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.config import PPOConfig
+from ddppo.config import PPOSettings
 from ddppo.errors import NonFiniteError
 from ddppo.ppo.learning.nonfinite import Tolerance
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
@@ -21,7 +21,7 @@ SPEC = EnvSpec(ArraySpec((4,)), ActionSpec("discrete", (3,)))
 def learner_and_model(request, monkeypatch):
     if request.param == "native" and (why := native.why_not()):
         pytest.skip(why)
-    config = PPOConfig(num_epochs=2, num_minibatches=2, learning_rate=1e-2, lr_schedule="none")
+    config = PPOSettings(num_epochs=2, num_minibatches=2, learning_rate=1e-2, lr_schedule="none")
     learner, model = made(SPEC, config, kind=request.param, monkeypatch=monkeypatch)
     learner.tolerance = Tolerance("skip_batch", most=2)
     return learner, model

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, PPOConfig, settings_of
+from ddppo.config import EnvConfig, PPOSettings, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.envs import EnvNames, make_eval_env, make_vec_env, probe
@@ -118,7 +118,7 @@ def learner(made):
     parameters, group = FlatParameters(made.model), Group()
     sync = FlatSync(made.model, parameters, group)
     return Learner(
-        PPOConfig(num_epochs=2, num_minibatches=4, learning_rate=1e-2),
+        PPOSettings(num_epochs=2, num_minibatches=4, learning_rate=1e-2),
         BatchShape(4, 10, 1, 4, 2),
         made.model.distribution,
         parameters.vector,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddppo.config import PPOConfig, settings_of
+from ddppo.config import PPOSettings, settings_of
 from ddppo.errors import ConfigError, NonFiniteError
 from ddppo.ppo.learning.step import STATISTICS, statistics
 from ddppo.ppo.losses.terms_trial import check_losses
@@ -52,7 +52,7 @@ def losses(*names, coef=0.5):
 
 
 def learned(monkeypatch, **settings):
-    learner, model = made(SPEC, PPOConfig(num_epochs=2, **settings), kind="eager", monkeypatch=monkeypatch)
+    learner, model = made(SPEC, PPOSettings(num_epochs=2, **settings), kind="eager", monkeypatch=monkeypatch)
     update = learner.update(rollout(SPEC, model), 1, 0.0)
     return learner.parameters.detach(), update.local_sums / update.num_samples
 
@@ -63,11 +63,11 @@ def test_a_term_that_is_ours_too_does_what_ours_does(monkeypatch):
     torch.testing.assert_close(theirs, ours, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(their_sums[: len(our_sums)], our_sums)
     assert their_sums[-1] == pytest.approx(-our_sums[STATISTICS.index("entropy")].item())
-    assert statistics(PPOConfig(losses=losses("entropy")))[-1] == "loss/entropy"
+    assert statistics(PPOSettings(losses=losses("entropy")))[-1] == "loss/entropy"
 
 
 def test_one_that_is_not_finite_is_named_and_nothing_moves(monkeypatch):
-    config = PPOConfig(num_epochs=8, learning_rate=0.1, losses=losses("entropy", "late"))
+    config = PPOSettings(num_epochs=8, learning_rate=0.1, losses=losses("entropy", "late"))
     learner, model = made(SPEC, config, kind="eager", monkeypatch=monkeypatch)
     with pytest.raises(
         NonFiniteError,

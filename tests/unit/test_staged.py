@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddppo.collectives import Group
-from ddppo.config import EnvConfig, PPOConfig, settings_of
+from ddppo.config import EnvConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatSync
 from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
@@ -50,7 +50,7 @@ def collected(spec, kind="Staged", rollouts=2):
 
 
 def learner(model, **settings):
-    config = PPOConfig(**{"num_epochs": 1, "num_minibatches": 1, **settings})
+    config = settings_of("ppo", **{"num_epochs": 1, "num_minibatches": 1, **settings})
     parameters, group = FlatParameters(model), Group()
     sync = FlatSync(model, parameters, group)
     shape = BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs)

@@ -20,11 +20,11 @@ from ddppo.algorithms.task_sampler import (
 from ddppo.config import (
     Config,
     EnvConfig,
-    PPOConfig,
     SamplerSettings,
     config_class,
     sections,
     setting,
+    settings_of,
     stored,
     validate,
 )
@@ -69,7 +69,7 @@ def test_rates_are_by_group_of_what_is_known():
 def test_grpo_and_text_are_of_groups_and_other_runs_of_environments_that_go_on():
     env = EnvConfig(id="Task-v0")
     assert type(make_sampler(Config(env=env), SPEC, 8)) is TaskSampler
-    grpo = make_sampler(Config(env=env, ppo=PPOConfig(algorithm="grpo", group_size=4)), SPEC, 8)
+    grpo = make_sampler(Config(env=env, ppo=settings_of("ppo", algorithm="grpo", group_size=4)), SPEC, 8)
     assert (type(grpo), grpo.num_groups, grpo.every_iteration) == (GroupSampler, 2, True)
 
 

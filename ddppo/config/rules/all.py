@@ -3,7 +3,6 @@
 import math
 
 from ddppo.config.fields import check_fields, own_methods
-from ddppo.config.rules.algorithms import check_algorithm
 from ddppo.config.rules.dist.faults import check_nonfinite
 from ddppo.config.rules.dist.ordered import check_ordered
 from ddppo.config.rules.dist.restarts import check_lost
@@ -41,7 +40,6 @@ def validate(config: Config) -> BatchShape:
     check_nonfinite(config, layout(config))
     _check_updates(config)
     shape = batch_shape(config)
-    check_algorithm(config, shape)
     check_memory(config, shape)
     for each in [getattr(config, name) for name in SECTIONS_BY_NAME] + [
         section(config, name) for name in sections()

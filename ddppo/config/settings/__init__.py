@@ -12,11 +12,12 @@ from ddppo.config.settings.model import (
     ModelSettings,
     ResnetSettings,
 )
-from ddppo.config.settings.ppo import PPOConfig
+from ddppo.config.settings.ppo import AlgorithmSettings, GrpoSettings, PPOSettings
 from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
 
 __all__ = [
     "SECTIONS",
+    "AlgorithmSettings",
     "CheckpointConfig",
     "CnnSettings",
     "Config",
@@ -24,12 +25,13 @@ __all__ = [
     "DistSettings",
     "EnvConfig",
     "EvalConfig",
+    "GrpoSettings",
     "ImageSettings",
     "LayerSettings",
     "LogConfig",
     "MlpSettings",
     "ModelSettings",
-    "PPOConfig",
+    "PPOSettings",
     "ResnetSettings",
     "RunConfig",
     "SamplerSettings",

@@ -8,7 +8,7 @@ from ddppo.config.fields import setting
 from ddppo.config.settings.dist import DistSettings, ScalingConfig
 from ddppo.config.settings.env import EnvConfig
 from ddppo.config.settings.model import MlpSettings, ModelSettings
-from ddppo.config.settings.ppo import PPOConfig
+from ddppo.config.settings.ppo import AlgorithmSettings, PPOSettings
 from ddppo.config.settings.run import CheckpointConfig, EvalConfig, LogConfig, RunConfig
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
@@ -20,7 +20,7 @@ from ddppo.spaces import EnvSpec
 class Config:
     env: EnvConfig = field(default_factory=EnvConfig)
     model: ModelSettings = field(default_factory=MlpSettings)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    ppo: AlgorithmSettings = field(default_factory=PPOSettings)
     dist: DistSettings = field(default_factory=DistSettings)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -95,7 +95,7 @@ class Config:
 SECTIONS = {
     "env": EnvConfig,
     "model": ModelSettings,
-    "ppo": PPOConfig,
+    "ppo": AlgorithmSettings,
     "distributed": DistSettings,
     "scaling": ScalingConfig,
 }

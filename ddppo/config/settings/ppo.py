@@ -1,38 +1,29 @@
-"""The algorithm."""
+"""Algorithms: what all have for settings, and what each has of its own."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddppo.config.fields import setting
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape
+
+if TYPE_CHECKING:
+    from ddppo.config.settings.all import Config
 
 
 @dataclass(slots=True)
-class PPOConfig:
+class AlgorithmSettings:
+    """What every algorithm has."""
+
     algorithm: str = setting(
         "ppo",
         "ppo (advantages from a value function) or grpo (advantages from the returns of a group of "
         "rollouts with one seed; an iteration is one whole episode of every environment; docs/grpo.md)",
-        choices=("ppo", "grpo"),
     )
     group_size: int = setting(
         8,
         "grpo and tasks of text: rollouts G of a group, which share a seed; divides env.num_envs",
         low=1,
-    )
-    divide_by_std: bool = setting(
-        True, "grpo: divide advantages by the group's standard deviation; false is Dr. GRPO's way"
-    )
-    token_mean: str = setting(
-        "tokens",
-        "grpo: the loss is the mean over all tokens or steps (tokens), over episodes of the mean of each "
-        "(episodes, GRPO's way), or over episodes of the sum of each / rollout_steps (constant, Dr. "
-        "GRPO's way)",
-        choices=("tokens", "episodes", "constant"),
-    )
-    kl_coef: float = setting(
-        0.0,
-        "grpo: weight beta of the divergence from the policy at the start of the run; 0 is none",
-        low=0,
     )
     total_steps: int = setting(100_000, "environment steps of all ranks until the run ends", low=1)
     rollout_steps: int = setting(
@@ -54,14 +45,10 @@ class PPOConfig:
     )
     num_epochs: int = setting(4, "passes K over the batch per iteration", low=1, high=1_000_000)
     num_minibatches: int = setting(4, "minibatches M per epoch, over all ranks", low=1)
-    gamma: float = setting(0.99, "discount per step", low=0, high=1)
-    gae_lambda: float = setting(0.95, "lambda of GAE", low=0, high=1)
     clip_coef: float = setting(0.2, "epsilon of the clipped surrogate at the start", above=0)
     clip_schedule: str = setting(
         "none", "schedule of clip_coef: none, or linear (to 0 at total_steps)", choices=("none", "linear")
     )
-    clip_value_coef: float | None = setting(None, "clip range of the value loss; null does not clip", above=0)
-    value_coef: float = setting(0.5, "weight of the value loss", low=0)
     entropy_coef: float = setting(0.0, "weight of the entropy bonus", low=0)
     losses: dict[str, Any] = setting(
         meaning="loss terms of your own, by the names in the records: {still: {term: my_pkg.losses:still, coef: "
@@ -93,16 +80,9 @@ class PPOConfig:
     target_kl: float | None = setting(
         None, "end the epochs of an iteration when approx_kl exceeds this; null never does", above=0
     )
-    normalize_advantages: str = setting(
-        "global",
-        "by moments over all ranks' samples (global), over each minibatch of all ranks (minibatch), over "
-        "one rank's samples (local: results depend on W), or not (none)",
-        choices=("global", "minibatch", "local", "none"),
-    )
     normalize_obs: bool = setting(
         False, "scale observations, except pixels, by running moments over all ranks"
     )
-    normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
     reward_scale: float = setting(
         1.0,
         "learning sees rewards times this, before reward_clip; returns are reported as the task gives them",
@@ -114,3 +94,139 @@ class PPOConfig:
         "not cut",
         above=0,
     )
+
+    # Read in learning by any algorithm; one that has no such setting learns with these.
+
+    @property
+    def gamma(self) -> float:
+        return 0.99
+
+    @property
+    def gae_lambda(self) -> float:
+        return 0.95
+
+    @property
+    def clip_value_coef(self) -> float | None:
+        return None
+
+    @property
+    def value_coef(self) -> float:
+        return 0.5
+
+    @property
+    def normalize_advantages(self) -> str:
+        return "global"
+
+    @property
+    def normalize_rewards(self) -> bool:
+        return False
+
+    @property
+    def kl_coef(self) -> float:
+        return 0.0
+
+
+@dataclass(slots=True)
+class PPOSettings(AlgorithmSettings):
+    """Advantages from a value function."""
+
+    gamma: float = setting(0.99, "discount per step", low=0, high=1)
+    gae_lambda: float = setting(0.95, "lambda of GAE", low=0, high=1)
+    clip_value_coef: float | None = setting(None, "clip range of the value loss; null does not clip", above=0)
+    value_coef: float = setting(0.5, "weight of the value loss", low=0)
+    normalize_advantages: str = setting(
+        "global",
+        "by moments over all ranks' samples (global), over each minibatch of all ranks (minibatch), over "
+        "one rank's samples (local: results depend on W), or not (none)",
+        choices=("global", "minibatch", "local", "none"),
+    )
+    normalize_rewards: bool = setting(False, "scale rewards by the running deviation of discounted returns")
+
+    def check_run(self, config: "Config", shape: BatchShape) -> None:
+        _check_scale(self, "normalize_rewards", divides=self.normalize_rewards)
+        # Over one sample all advantages would be 0.
+        samples = shape.local_batch_size if self.normalize_advantages == "local" else shape.batch_size
+        if samples == 1 and self.normalize_advantages != "none":
+            raise ConfigError(
+                f"ppo.normalize_advantages={self.normalize_advantages} over 1 sample, of env.num_envs={shape.num_envs} "
+                f"and ppo.rollout_steps={shape.rollout_steps}: one sample has no deviation, and its advantage would be "
+                "0: use more environments or steps, or ppo.normalize_advantages=none"
+            )
+        if self.normalize_advantages == "minibatch" and 2 * shape.num_minibatches > shape.batch_size:
+            raise ConfigError(
+                f"ppo.normalize_advantages=minibatch with ppo.num_minibatches={shape.num_minibatches} of "
+                f"{shape.batch_size} samples: one sample has no deviation: use at most {shape.batch_size // 2} "
+                "minibatches, or ppo.normalize_advantages=global"
+            )
+
+
+@dataclass(slots=True)
+class GrpoSettings(AlgorithmSettings):
+    """Advantages from the returns of a group of rollouts with one seed, and no value function."""
+
+    algorithm: str = setting("grpo", "this algorithm's")
+    divide_by_std: bool = setting(
+        True, "divide advantages by the group's standard deviation; false is Dr. GRPO's way"
+    )
+    token_mean: str = setting(
+        "tokens",
+        "the loss is the mean over all tokens or steps (tokens), over episodes of the mean of each "
+        "(episodes, GRPO's way), or over episodes of the sum of each / rollout_steps (constant, Dr. "
+        "GRPO's way)",
+        choices=("tokens", "episodes", "constant"),
+    )
+    kl_coef: float = setting(
+        0.0,
+        "weight beta of the divergence from the policy at the start of the run; 0 is none",
+        low=0,
+    )
+
+    def check(self) -> None:
+        if self.group_size < 2:
+            raise ConfigError(
+                f"ppo.group_size={self.group_size} with ppo.algorithm=grpo: a rollout alone has nothing to be compared "
+                "with: use at least 2"
+            )
+        _check_scale(self, "divide_by_std", divides=self.divide_by_std)
+
+    def check_run(self, config: "Config", shape: BatchShape) -> None:
+        if config.compile in ("on", "torch"):
+            raise ConfigError(
+                f"compile={config.compile} with ppo.algorithm=grpo: the loss of groups is not compiled: use "
+                "compile=auto"
+            )
+        if config.env.backend == "native":
+            raise ConfigError(
+                "env.backend=native with ppo.algorithm=grpo: a natively vectorised task has one random stream for its "
+                "whole batch, so that no group can begin alike: use env.backend=sync"
+            )
+        check_groups(config, shape, "ppo.algorithm=grpo")
+
+
+def _check_scale(ppo: AlgorithmSettings, name: str, *, divides: bool) -> None:
+    if ppo.reward_scale != 1.0 and divides and ppo.reward_clip is None:
+        raise ConfigError(
+            f"ppo.reward_scale={ppo.reward_scale} has no effect with ppo.{name}=true, which divides by a deviation "
+            f"that grows alike: set ppo.{name}=false, or leave the scale out"
+        )
+
+
+def check_groups(config: "Config", shape: BatchShape, why: str) -> None:
+    """Raise ConfigError where iterations are not K groups of G whole episodes; `why` is what asks for that."""
+    ppo, dist = config.ppo, config.dist
+    if dist.topology != "ddp":
+        raise ConfigError(
+            f"distributed={dist.topology} with {why}: only ddp collects groups of whole episodes: use distributed=ddp"
+        )
+    if shape.rollout_steps != ppo.rollout_steps:
+        raise ConfigError(
+            f"dist.world_size={dist.world_size} exceeds env.num_envs={config.env.num_envs} with {why}: scaling=strong "
+            f"would cut episodes after {shape.rollout_steps} steps: use at most {config.env.num_envs} ranks, or more "
+            "environments"
+        )
+    if shape.num_envs % ppo.group_size:
+        above = -(-shape.num_envs // ppo.group_size) * ppo.group_size
+        raise ConfigError(
+            f"ppo.group_size={ppo.group_size} does not divide the {shape.num_envs} environments of all ranks with "
+            f"{why}: use a divisor, or {above} environments"
+        )

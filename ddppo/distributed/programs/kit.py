@@ -13,7 +13,7 @@ import torch
 
 from ddppo.algorithms.task_sampler import TaskSampler
 from ddppo.collectives import Group
-from ddppo.config import Config, EnvConfig
+from ddppo.config import Config, EnvConfig, GrpoSettings
 from ddppo.distributed.gradient_sync import GradientSync, OrderedSync, make_gradient_sync
 from ddppo.distributed.parameters import FlatParameters, step_scale
 from ddppo.distributed.programs.contract import NO_UPDATE, Collected, News, Program
@@ -167,7 +167,7 @@ class RankContext:
             ppo, getattr(self.config.dist, "correction", "clip"), num_shards=num_shards
         )
         reference = None
-        if ppo.algorithm == "grpo":
+        if isinstance(ppo, GrpoSettings):
             estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)
             if ppo.kl_coef:
                 reference = Reference(self.parameters.vector, model.distribution, At(model))

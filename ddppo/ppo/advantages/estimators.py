@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings, GrpoSettings
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.groups import (
     group_advantages,
@@ -57,7 +57,7 @@ class Gae:
     estimated by itself. In a rollout that has gaps the trace passes over them.
     """
 
-    def __init__(self, config: PPOConfig, correction: str = "vtrace", *, num_shards: int = 1) -> None:
+    def __init__(self, config: AlgorithmSettings, correction: str = "vtrace", *, num_shards: int = 1) -> None:
         self.config = config
         self.correction = correction
         self.num_shards = num_shards
@@ -115,7 +115,7 @@ class GroupRelative:
     known: float32 does not tell 30,000,000 from 30,000,001.
     """
 
-    def __init__(self, config: PPOConfig, num_envs: int, first_env: int, gather: Gather) -> None:
+    def __init__(self, config: GrpoSettings, num_envs: int, first_env: int, gather: Gather) -> None:
         self.config = config
         self.num_envs = num_envs
         self.first_env = first_env

@@ -18,7 +18,7 @@ import torch
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.models import ActorCritic, At
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
 from ddppo.ppo.learning.gradient_check import example
@@ -61,7 +61,7 @@ class CompiledStep(ByMinibatch):
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: AlgorithmSettings,
         model: ActorCritic,
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,

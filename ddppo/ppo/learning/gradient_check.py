@@ -4,7 +4,7 @@ from typing import Protocol
 
 import torch
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.models import ActorCritic, random_obs
 from ddppo.ppo.learning.minibatches import Minibatch
 from ddppo.ppo.learning.step import Coefficients, losses_and_statistics, poison
@@ -22,13 +22,17 @@ class HasGradient(Protocol):
         ...
 
 
-def agrees(step: HasGradient, spec: EnvSpec, model: ActorCritic, config: PPOConfig) -> bool:
+def agrees(step: HasGradient, spec: EnvSpec, model: ActorCritic, config: AlgorithmSettings) -> bool:
     """Return whether the gradient of `step` is autograd's, up to rounding."""
     return worst_error(step, spec, model, config) <= _TOLERANCE[next(model.parameters()).dtype]
 
 
 def worst_error(
-    step: HasGradient, spec: EnvSpec, model: ActorCritic, config: PPOConfig, num_rows: int = _TRIED_ROWS
+    step: HasGradient,
+    spec: EnvSpec,
+    model: ActorCritic,
+    config: AlgorithmSettings,
+    num_rows: int = _TRIED_ROWS,
 ) -> float:
     """Return how far a gradient of `step` is from autograd's, relative to the longest component; nothing moves."""
     minibatch = example(spec, model, num_rows, torch.Generator().manual_seed(0))

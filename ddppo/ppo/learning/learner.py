@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.acting.rollout import Rollout
@@ -65,7 +65,7 @@ class Learner:
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: AlgorithmSettings,
         shape: BatchShape,
         distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
         parameters: torch.nn.Parameter,

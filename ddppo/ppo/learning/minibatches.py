@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.native import loaded
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Estimates
@@ -218,7 +218,7 @@ class Agreement:
     that are agreed on here.
     """
 
-    config: PPOConfig
+    config: AlgorithmSettings
     num_shards: int
     num_sequences: int
     gather: Gather

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.models import ActionDistribution
 from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
 from ddppo.ppo.losses import per_sample as losses
@@ -44,7 +44,7 @@ class NotFinite(Exception):
         self.moves_nothing = what is None
 
 
-def statistics(config: PPOConfig) -> tuple[str, ...]:
+def statistics(config: AlgorithmSettings) -> tuple[str, ...]:
     """Return the metrics that the sums of a learner are of, in their order."""
     of_ppo = (*STATISTICS, OF_REFERENCE) if config.kl_coef else STATISTICS
     return (*(f"train/{name}" for name in of_ppo), *(OF_OWN + name for name in config.losses))
@@ -60,7 +60,7 @@ class Coefficients(NamedTuple):
     kl: float = 0.0
 
     @classmethod
-    def of(cls, config: PPOConfig) -> "Coefficients":
+    def of(cls, config: AlgorithmSettings) -> "Coefficients":
         return cls(
             config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef, config.kl_coef
         )
@@ -93,7 +93,7 @@ class Step(Protocol):
         ...
 
 
-def constants(config: PPOConfig, device: torch.device) -> torch.Tensor:
+def constants(config: AlgorithmSettings, device: torch.device) -> torch.Tensor:
     """Return what a step in machine code reads of the configuration, `[6]` in float64."""
     values = [
         config.clip_coef,
@@ -211,7 +211,7 @@ class EagerStep(ByMinibatch):
 
     def __init__(
         self,
-        config: PPOConfig,
+        config: AlgorithmSettings,
         distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
         parameters: torch.nn.Parameter,
         optimizer: torch.optim.Adam,

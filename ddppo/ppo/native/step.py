@@ -8,7 +8,7 @@ import torch
 
 from ddppo.collectives import Group, Record
 from ddppo.collectives.group import OrderedSum
-from ddppo.config import PPOConfig
+from ddppo.config import AlgorithmSettings
 from ddppo.models import flat_obs
 from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
 from ddppo.ppo.learning.step import CLIP, STATISTICS, NotFinite, adam_state, constants
@@ -42,7 +42,7 @@ class NativeStep:
     def __init__(
         self,
         network: NativeNetwork,
-        config: PPOConfig,
+        config: AlgorithmSettings,
         optimizer: torch.optim.Adam,
         group: Group,
         num_shards: int = 0,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, PPOConfig
+from ddppo.config import Config, EnvConfig, PPOSettings
 from ddppo.config import settings_of as settings_by_name
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.hf_policy import HuggingFacePolicy
@@ -278,7 +278,7 @@ def test_tokens_are_drawn_from_the_distribution_that_is_learned(net, tmp_path, m
 
 def test_episodes_longer_than_the_model_has_positions_are_refused(path):
     """GPT-2 has a table of them, and Llama would be asked for distances that it was never taught."""
-    ppo = PPOConfig(rollout_steps=128)
+    ppo = PPOSettings(rollout_steps=128)
     config = Config(
         env=EnvConfig(id="tests.domains.text.text_tasks:tests/BytesRepeat-v0"), model=of(path), ppo=ppo
     )
