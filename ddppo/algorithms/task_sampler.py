@@ -118,16 +118,17 @@ class TaskSampler:
         self._seed = seed
 
     def attach(self, run: RunAccess) -> None:
-        """Know the run, which has the parameters that it begins with, be it that a checkpoint replaces them."""
+        """Keep the run. It still has the parameters that it begins with: a checkpoint is loaded after this."""
 
     def sample(self, iteration: int) -> TaskSample:
         """Return what episodes begin with; see TaskSample.iteration. The same for the same iteration."""
         return TaskSample(iteration, lambda i: derived_seed(self._seed, "env", i, iteration))
 
     def update(self, results: EpisodeResults | None, messages: Sequence[bytes]) -> None:
-        """Hear how an iteration went. results: where environments tell whether they achieved their tasks.
+        """Learn from an iteration.
 
-        messages: what each of the N environments published in it, none where the task publishes nothing.
+        results: of its episodes, where environments tell whether they achieved their tasks. messages: of each of the N
+        environments, what it published in the iteration; [] where the task publishes nothing.
         """
 
     def conclude(self) -> None:
@@ -201,7 +202,7 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> TaskSampler:
 
 
 def state_in(checkpoint: Mapping[str, Any], sampler: TaskSampler) -> dict[str, Any] | None:
-    """Return what a checkpoint holds of a sampler, be it under the name that it had before."""
+    """Return what a checkpoint holds of a sampler. Checkpoints of before there were samplers have it elsewhere."""
     state: dict[str, Any] | None = checkpoint.get(
         "sampler" if "sampler" in checkpoint else sampler.called_before
     )

@@ -1,8 +1,8 @@
 """A search over orders while a run trains, as a task sampler: iterations are whole episodes of the order that is tried.
 
 One policy learns. When a trial ends, its parameters and Adam's moments are kept, and the next begins with those of the
-trial that it inherits from. Ranks swap alike, and rank 0 says which order comes next. When trials end, and what follows
-from that, is the campaign's to say.
+trial that it inherits from. All ranks swap policies alike, and rank 0 chooses the next order. The campaign decides
+when a trial ends and what follows from that.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ def make_sampler(config: Config, spec: EnvSpec, num_envs: int) -> "OrderSearch":
 
 
 def make_proposer(name: str, beta: float, seed: int) -> Proposer:
-    """Return who proposes orders, a key of PROPOSERS or `my_pkg.searches:make`. Raises ConfigError."""
+    """Return what proposes orders, a key of PROPOSERS or `my_pkg.searches:make`. Raises ConfigError."""
     if name not in PROPOSERS and ":" not in name:
         raise ConfigError(
             f"search.name={name}: must be one of {', '.join(PROPOSERS)}{near(name, list(PROPOSERS))}, or null; one of "
