@@ -76,8 +76,7 @@ class TextCollector:
     @staticmethod
     def check(config: Config, shape: BatchShape) -> None:
         """Raise ConfigError where episodes leave nothing to type, or are too few for minibatches."""
-        ppo = config.ppo
-        model: Any = config.model  # of settings with the tokens of an observation and of a turn
+        ppo, model = config.ppo, text_settings(config.model)
         if model.obs_tokens >= ppo.rollout_steps:
             raise ConfigError(
                 f"model.obs_tokens={model.obs_tokens} with ppo.rollout_steps={ppo.rollout_steps}, the tokens of an "
