@@ -23,7 +23,7 @@ def build_model(spec: EnvSpec, config: ModelSettings, seed: int, dtype: torch.dt
     Raises ConfigError for an unknown name, an import path that leads nowhere, or a model that cannot be built.
     """
     kind = model_class(config)
-    if getattr(kind, "takes_sequences", False):
+    if getattr(kind, "takes_sequences", False) and not kind.takes_text:
         raise ConfigError(
             f"model.name={config.name}: takes_sequences is no more: derive {kind.__name__} from "
             "ddppo.domains.text.policy.TokenActorCritic, and leave it out"

@@ -8,7 +8,7 @@ from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.token_policy import Cache, TokenPolicy
 from ddppo.envs import probe
 from ddppo.errors import ConfigError
-from ddppo.models import check_model
+from ddppo.models import MLP, check_model
 
 REPEAT = "tests.domains.text.text_tasks:tests/Repeat-v0"
 
@@ -102,6 +102,17 @@ def test_ours_passes_without_a_warning():
 def test_what_is_wrong_with_another_is_a_sentence(name, said):
     with pytest.raises(ConfigError, match=said):
         check(name)
+
+
+class OfOldName(MLP):
+    takes_sequences = True
+
+
+def test_a_model_that_says_in_the_old_way_that_it_takes_tokens_is_told_the_new_one():
+    with pytest.raises(
+        ConfigError, match=r"derive OfOldName from ddppo\.domains\.text\.policy\.TokenActorCritic"
+    ):
+        check("OfOldName")
 
 
 def test_rows_that_mix_are_warned_of():
