@@ -14,7 +14,7 @@ from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.policies import load_policy
 from ddppo.ppo.acting.rollout import Episode
-from ddppo.run.evaluating.evaluation import Policy
+from ddppo.run.evaluating.evaluation import Evaluator, Policy, evaluator_of
 from ddppo.seeding import derived_seed
 from tests.unit.test_policies import run_folder
 
@@ -129,6 +129,11 @@ def evaluated(num_episodes=10, num_envs=4, task="Repeat", backend="auto", fails=
     alone = TextEvaluator(policy, config)
     (rows,) = alone.play([range(alone.num_episodes(num_episodes))], 64, seed=0)
     return alone.scores(rows.T.tolist())
+
+
+def test_tasks_of_text_have_an_evaluator_of_their_own_and_others_that_of_batches():
+    assert evaluator_of(probe(EnvConfig(id="tests.domains.text.text_tasks:tests/Repeat-v0"))) is TextEvaluator
+    assert evaluator_of(probe(EnvConfig(id="CartPole-v1"))) is Evaluator
 
 
 def test_the_likeliest_tokens_score_the_same_however_many_play_side_by_side():
