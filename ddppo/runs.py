@@ -4,7 +4,7 @@ import shutil
 import sys
 
 from ddppo.options import door, parse
-from ddppo.study.runs.command import CompareOptions, compare, listed, parted
+from ddppo.study.runs.command import CompareOptions, compare, filters_of, listed
 from ddppo.study.runs.table import TableOptions
 
 _USAGE = """python -m ddppo.runs [folder] [key=value ...]              the runs of a folder, outputs if none is given
@@ -22,7 +22,7 @@ def main() -> None:
         options = parse(CompareOptions, sys.argv[2:], path="run", more="others", usage=_USAGE_OF_COMPARE)
         print(compare(options, _width()))
     else:
-        filters, arguments = parted(sys.argv[1:])
+        filters, arguments = filters_of(sys.argv[1:])
         print(listed(parse(TableOptions, arguments, path="folder", usage=_USAGE), filters, _width()))
 
 

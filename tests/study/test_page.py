@@ -89,7 +89,7 @@ def learnt(world_size, seed, returns):
 
 def test_curves_that_are_the_same_at_every_w_are_drawn_once_and_said():
     runs = [learnt(w, seed, [10 + seed, 20, 30]) for w in (1, 2, 4) for seed in range(2)]
-    drawn, said = html.learning.charts(made(runs)[0].studies[0].study)
+    drawn, said = html.figures.learning(made(runs)[0].studies[0].study)
     assert "Every W learned the same" in said[0]
     steps, wall = (
         next(c for c in drawn if c.name == name).svg() for name in ("learning_steps", "learning_wall")
@@ -99,7 +99,7 @@ def test_curves_that_are_the_same_at_every_w_are_drawn_once_and_said():
 
 def test_curves_that_differ_at_one_w_are_all_drawn():
     runs = [learnt(w, seed, [10 + seed, 20, 30 + (w == 4)]) for w in (1, 2, 4) for seed in range(2)]
-    drawn, said = html.learning.charts(made(runs)[0].studies[0].study)
+    drawn, said = html.figures.learning(made(runs)[0].studies[0].study)
     assert said == []
     assert "W=4" in next(c for c in drawn if c.name == "learning_steps").svg()
 

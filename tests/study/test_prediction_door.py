@@ -185,7 +185,7 @@ def test_of_strong_and_weak_scaling_the_larger_study_is_fitted_unless_one_is_ask
 
 
 def test_an_empty_folder_is_no_sweep(tmp_path):
-    options, what_if = command.parsed([str(tmp_path)])
+    options, what_if = predict._parsed([str(tmp_path)])
     with pytest.raises(ConfigError, match="no usable run"):
         command.predict(options, what_if)
 

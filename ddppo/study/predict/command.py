@@ -8,7 +8,7 @@ import numpy as np
 
 from ddppo.config import setting
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.options import parse_all, whole_numbers
+from ddppo.options import whole_numbers
 from ddppo.study.columns import aligned, whole
 from ddppo.study.measure.speedup import study as compute_study
 from ddppo.study.predict.intervals import Prediction
@@ -23,7 +23,6 @@ from ddppo.study.read.selection import one_study, with_target
 _LARGEST = 1024
 _MOST_WORKERS = 10**9
 _SHOWN = 6  # of what is left out, where nothing is left
-_USAGE = "python -m ddppo.predict <sweep folder> [world_sizes=1,2,...] [change=value] ..."
 
 
 @dataclass(slots=True)
@@ -162,20 +161,3 @@ def _published_point(given: Any) -> tuple[int, float]:
     except FieldError as e:
         raise ConfigError(f"published: {e}; both are numbers, {usage}") from e
     return world_size, speedup
-
-
-def parsed(arguments: list[str]) -> tuple[PredictConfig, WhatIf]:
-    options, what_if = parse_all((PredictConfig, WhatIf), arguments, path="folder", usage=_USAGE)
-    if (options.folder is None) == (options.published is None):
-        raise ConfigError(
-            "give a sweep folder or a published point, one of them: python -m ddppo.predict <sweep folder>, or "
-            '"published={world_size: 128, speedup: 107}"'
-        )
-    if options.fit_on is not None and what_if.changes:
-        changed = ", ".join(what_if.changes)
-        raise ConfigError(f"fit_on={options.fit_on} compares with what was measured: leave {changed} out")
-    if options.published is not None and len(arguments) > 1:
-        raise ConfigError(
-            "published= goes alone: a point has no parts that other settings could change; give a sweep folder"
-        )
-    return options, what_if

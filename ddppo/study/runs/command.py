@@ -27,7 +27,7 @@ class CompareOptions:
     )
 
 
-def parted(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def filters_of(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the settings that runs are to have, and what is left, which are options of the door."""
     settings = {item.name for item in fields(Config)} - {item.name for item in fields(TableOptions)}
     filters, others = {}, []
