@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2.search import orders
 from ddppo.search.gp import JITTER, Data, Hyperparameters, Posterior, fit, log_likelihood
 from ddppo.search.spaces import Finite, Interval, Space
+from tests.unit.orders_of_five import KENDALL
 
 
 def covariance(distances, given):
@@ -84,7 +84,7 @@ def drawn(theta, noise, seed, n=80):
     """Return observations drawn from the process itself over the 120 orders, under the Mallows kernel."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(120, size=n)
-    distances = (orders.KENDALL / 10)[np.ix_(ids, ids)][None]
+    distances = (KENDALL / 10)[np.ix_(ids, ids)][None]
     matrix = covariance(distances, Hyperparameters((theta,))) + noise * np.eye(n)
     return Data(distances, np.linalg.cholesky(matrix) @ rng.standard_normal(n), np.full(n, math.nan))
 

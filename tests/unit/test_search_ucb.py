@@ -6,18 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2.search import orders
-from ddppo.domains.cage2.search.orders import KENDALL, ORDERS
 from ddppo.search.spaces import Finite, Interval, Space
 from ddppo.search.ucb import UCB
+from tests.unit.orders_of_five import KENDALL, ORDERS, order_id, space
 
 
 def of_orders(told=0, *, scale=1.0, shift=0.0, noise=None, **settings):
     """Return a search over orders that was told of `told` points it asked for: how near they are to order 77."""
-    search = UCB(orders.space(), **settings)
+    search = UCB(space(), **settings)
     for i in range(told):
         point = search.ask()[0]
-        value = -float(KENDALL[77, orders.order_id(point)]) + 0.1 * math.sin(i)
+        value = -float(KENDALL[77, order_id(point)]) + 0.1 * math.sin(i)
         search.tell(point, shift + scale * value, None if noise is None else noise * scale**2)
     return search
 
@@ -78,7 +77,7 @@ def test_the_best_are_those_of_the_highest_bounds_and_the_first_is_asked_for():
 def test_without_a_bonus_for_what_is_unknown_the_highest_mean_is_asked_for():
     search = of_orders(10, beta=0.0)
     mean, _ = search.posterior()
-    assert orders.order_id(search.ask()[0]) == int(mean.argmax())
+    assert order_id(search.ask()[0]) == int(mean.argmax())
 
 
 def test_a_batch_holds_different_points_where_no_noise_is_known_of():
