@@ -218,6 +218,9 @@ def _number(known: Mapping[str, Any], name: str, form: str) -> str:
     return format(known[name], form) if name in known else ""
 
 
+# -- waiting: a live table on a terminal, a line per change elsewhere ------------------------------------------------
+
+
 def watch(book: Book, jobs: Sequence[SlurmJob], poll_s: float, *, hint: str) -> list[Status]:
     """Wait until all `jobs` have ended and return what became of each; `hint` says what Ctrl-C does.
 

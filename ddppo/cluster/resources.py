@@ -82,6 +82,9 @@ class SlurmLauncherConfig:
     poll_s: float = setting(3.0, "seconds between two looks at the queue", above=0)
 
 
+# -- where ranks go, as sbatch and srun are told ---------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class RankLayout:
     """Where the ranks of a run go: ranks_per_node on each of num_nodes; the last node may have fewer.
@@ -145,6 +148,9 @@ class RankLayout:
                 options["het-group"] = number
             parts += [":", *(f"--{name}={value}" for name, value in options.items()), *program]
         return ["srun", *parts[1:]]
+
+
+# -- what a job asks for ---------------------------------------------------------------------------------------------
 
 
 def rank_layout(world_size: int, launcher: SlurmLauncherConfig) -> RankLayout:

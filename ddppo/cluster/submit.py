@@ -199,6 +199,9 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+# -- from runs that are ready to jobs in the queue -------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A run whose config.yaml is written and that waits for its job; `name` is its folder's below the sweep's."""

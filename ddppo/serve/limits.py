@@ -53,6 +53,9 @@ class Allowance:
         return max(0.0, -self._left / self._per_s)
 
 
+# -- what the process of a world may use -----------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Confinement:
     """max_files: open at once. max_file_mb: of one file. max_memory_mb: of addresses, which libraries take generously.

@@ -40,6 +40,9 @@ _REFRESH_S = 10  # of the page in a browser
 _BUSY = 0.05  # of a core that reports may take from the runs that they measure
 
 
+# -- how far a sweep is ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """A run of a sweep that is not complete. since: when it began, 0 if it has not. failed: why, or "".
@@ -213,6 +216,9 @@ def _elapsed(run: Run) -> float:
     except ValueError:
         return run.wall_s
     return max(run.wall_s, (end - start).total_seconds())
+
+
+# -- the page that keeps up with it ----------------------------------------------------------------------------------
 
 
 def watch(options: ReportOptions, say: Callable[[str], None]) -> tuple[Report, Path]:

@@ -149,6 +149,9 @@ def by_place(mean: np.ndarray) -> np.ndarray:
     )
 
 
+# -- in words --------------------------------------------------------------------------------------------------------
+
+
 def named(order: int) -> str:
     """Return an order as it is read, by its id."""
     return " > ".join(KINDS[kind] for kind in ORDERS[order])

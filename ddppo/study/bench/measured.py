@@ -42,6 +42,9 @@ _ITERATIONS = 3
 _WITHIN_S = 600.0
 
 
+# -- whose code ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Code:
     """A folder that holds the package `ddppo`, what it is called in results, and its commit if there is one."""
@@ -109,6 +112,9 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return found.stdout.strip()
+
+
+# -- one run, by the clock -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +272,9 @@ def started(code: Code, overrides: Sequence[str], folder: str) -> Iterator[Start
             process.wait()
 
 
+# -- rounds: every configuration of every code in turn ---------------------------------------------------------------
+
+
 def run_rounds(
     todo: Sequence[Configuration], codes: Sequence[Code], num_rounds: int, clock: Clock, say: Say
 ) -> list[Measurement]:
@@ -329,6 +338,9 @@ def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
     whole = json.loads(found.stdout.splitlines()[-1])
     latency = {"collective_us": whole["collective_us"]}
     return {configured.name: rates | latency for configured, rates in zip(todo, whole["limits"], strict=True)}
+
+
+# -- profiles --------------------------------------------------------------------------------------------------------
 
 
 def write_profiles(todo: Sequence[Configuration], out: Path, say: Callable[[str], None]) -> list[Path]:

@@ -25,6 +25,9 @@ _HEAD = ("", "steps/s", "low to high", "S(W)", "start s", "t_iter ms")
 _LIMITS = ("MB/rank", "of env", "of matrix", "wait us")
 
 
+# -- is one speed another? -------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Ratio:
     """How many times as fast, and between which bounds the truth is with 90 % confidence."""
@@ -110,6 +113,9 @@ def check_rounds(num_rounds: int, *, paired: bool) -> None:
         raise ConfigError(
             f"rounds={num_rounds} can tell no slowdown from chance: a comparison needs rounds={fewest} or more"
         )
+
+
+# -- results of rounds -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +332,9 @@ def read(path: str) -> Result:
         raise ConfigError(f"{path} is damaged ({type(e).__name__}: {e}): measure anew") from e
     about = {k: v for k, v in whole.items() if k not in ("medians", "speedups", "measurements")}
     return Result(path, about, measurements, code)
+
+
+# -- tables for a terminal -------------------------------------------------------------------------------------------
 
 
 def table(measurements: Sequence[Measurement], code: str) -> str:

@@ -78,6 +78,9 @@ class Rank:
     slow: dict[str, float]
 
 
+# -- by W ------------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class SpeedupRow:
     """One W of a study. Estimates are over seeds; times are seconds, over ranks, iterations and seeds.

@@ -225,6 +225,9 @@ def changes(ahead: Outlook) -> str:
     return ", ".join(f"{name}={value}" for name, value in ahead.changes.items())
 
 
+# -- learning: returns against steps and time, stability by W --------------------------------------------------------
+
+
 def learning(study: Study) -> tuple[list[Chart], list[str]]:
     """Return the charts that have something to show, and sentences on what is the same at every W."""
     drawn, said = [], []

@@ -94,6 +94,9 @@ def judged(misfit: Mapping[int, float]) -> str:
     return f"Predicted against measured, where the law was fitted: {off}; within is {100 * TOLERANCE:.0f} %"
 
 
+# -- what is ahead ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """Predictions of the system as measured and with `changes`; remarks say what is missing and why.

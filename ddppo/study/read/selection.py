@@ -110,6 +110,9 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({text for text in texts if text}))
 
 
+# -- studies and what they leave out ---------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class FoundStudies:
     """The studies of a folder, each the runs of one task under one rule, and what belongs to none of them."""

@@ -102,6 +102,9 @@ def read_curves(path: Path) -> tuple[dict[str, Curve], int]:
     return curves, unread
 
 
+# -- a line for each run ---------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class RunRow:
     """One run. Numbers that are not known are NaN, texts empty; settings are flat ("ppo.gamma").
