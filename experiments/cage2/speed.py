@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.domains.cage2 import native
+from ddppo.domains.cage2 import games as module
 from ddppo.domains.cage2.games import Games
 from ddppo.domains.cage2.rules import NUM_ACTIONS
 from ddppo.envs import make_vec_env
@@ -26,10 +26,10 @@ def games(num_envs: int, in_cpp: bool) -> Way:
     """Return the step of games alone; they go on for ever."""
     made = Games(num_envs, "meander")
     made.reset(np.arange(num_envs), np.arange(num_envs, dtype=np.uint64))
-    chosen = native.function
-    native.function = chosen if in_cpp else lambda: None  # which the first step asks
+    chosen = module.step_in_cpp
+    module.step_in_cpp = chosen if in_cpp else lambda: None  # which the first step asks
     made.step(np.zeros(num_envs, np.int64))
-    native.function = chosen
+    module.step_in_cpp = chosen
     return made.step
 
 

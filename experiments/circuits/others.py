@@ -18,12 +18,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ddppo.domains.circuits.quantum import Circuit, Gate, H
-from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS
-from ddppo.domains.circuits.quantum.costs import cx_count
+from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, program
+from ddppo.domains.circuits.quantum.circuit import cx_count
 from ddppo.domains.circuits.quantum.equivalence import verify
-from ddppo.domains.circuits.quantum.merging import merged
-from ddppo.domains.circuits.quantum.qasm import as_qasm, read
-from ddppo.domains.circuits.quantum.sources import program
+from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, read
+from ddppo.domains.circuits.quantum.rewriting import merged
 
 Optimiser = Callable[[str], tuple[str, float]]  # OpenQASM 2 to OpenQASM 2, and the CPU seconds that it took
 

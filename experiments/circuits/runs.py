@@ -19,12 +19,11 @@ from pathlib import Path
 
 from ddppo.domains.circuits.optimise import rewrites as files
 from ddppo.domains.circuits.quantum import Circuit
+from ddppo.domains.circuits.quantum.benchmarks import program
 from ddppo.domains.circuits.quantum.equivalence import verify
-from ddppo.domains.circuits.quantum.merging import merged
-from ddppo.domains.circuits.quantum.qasm import write
-from ddppo.domains.circuits.quantum.rewriting import Rewriter
+from ddppo.domains.circuits.quantum.qasm_reader import write
+from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
 from ddppo.domains.circuits.quantum.rules import packaged
-from ddppo.domains.circuits.quantum.sources import program
 from ddppo.files import write_json
 
 HERE = Path(__file__).resolve().parent

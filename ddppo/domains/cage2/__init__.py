@@ -12,7 +12,7 @@ PLUGIN = Plugin(
         }
         for name, path in (("CAGE2", "env:CageEnv"), ("CybORG", "cyborg:CyborgEnv"))
     },
-    dynamics={f"{__name__}.env:CageEnv": f"{__name__}.batch:Cage2"},
+    dynamics={f"{__name__}.env:CageEnv": f"{__name__}.env:Cage2"},
     sections={"search": f"{__name__}.search.settings:SearchSettings"},
     samplers={"search": f"{__name__}.search.sampler:make_sampler"},
     metrics={"search/": f"{__name__}.search.settings:METRICS"},

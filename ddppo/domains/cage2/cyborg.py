@@ -15,10 +15,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.domains.cage2.compliance import KIND_REPAIRED
 from ddppo.domains.cage2.env import check_episode_steps
 from ddppo.domains.cage2.games import OBS_SIZE
-from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, orders_of
+from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, KIND_REPAIRED, orders_of
 from ddppo.domains.cage2.rules import ACTIONS, HOST, NUM_HOSTS
 from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError

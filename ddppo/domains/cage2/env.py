@@ -1,15 +1,19 @@
 """`ddppo/CAGE2-v0`: one game, as a batch of one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
+from ddppo.config import EnvConfig
 from ddppo.domains.cage2.games import OBS_SIZE, Games
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, ordered_step, orders_of
 from ddppo.domains.cage2.rules import NUM_ACTIONS
+from ddppo.domains.cage2.search.outcomes import read
+from ddppo.envs.backends.batched import Dynamics
 from ddppo.envs.single import CONTEXT
 from ddppo.errors import ConfigError
 
@@ -98,3 +102,123 @@ def check_episode_steps(episode_steps: int) -> None:
         raise ConfigError(
             f"episode_steps={episode_steps} must be a whole number of at least 1: the challenge's are 30, 50 and 100"
         )
+
+
+# -- `ddppo/CAGE2-v0` as a batch (env.backend=batched): all games in one step ----------------------------------------
+
+
+class Cage2(Dynamics):
+    """The games of E environments; its state is their records, as bytes. Codes of orders stand before what is seen."""
+
+    env_axis = 0
+
+    def __init__(
+        self,
+        num_envs: int,
+        red: str = "b_line",
+        green: str = "sleep",
+        episode_steps: int = 100,
+        faithful_ot_quirk: bool = False,
+        order: str | Sequence[int] | None = None,
+        compliance: str = "state",
+        alignment_weight: float = 30.0,
+    ) -> None:
+        self.games = Games(num_envs, red, green, faithful_ot_quirk)
+        self.state = self.games.state_of.records.view(np.uint8).reshape(num_envs, -1)
+        self.generators = []
+        self.max_episode_steps: int = episode_steps
+        self.orders = orders_of(num_envs, order, compliance, alignment_weight)
+        self._never = np.zeros(num_envs, bool)
+
+    def reset(self, i: int) -> np.ndarray:
+        which = np.array([i])
+        self.games.reset(which, episode_key(self.generators[i]))
+        if self.orders is None:
+            return self.games.obs[i]
+        self.orders.begin(which)
+        return np.concatenate([self.orders.codes[i], self.games.obs[i]])
+
+    def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rewards = ordered_step(self.games, self.orders, actions, self.max_episode_steps)
+        obs[:, -OBS_SIZE:] = self.games.obs
+        return rewards, self._never
+
+    def take_options(self, i: int, options: Mapping[str, Any]) -> None:
+        if self.orders is None:
+            super().take_options(i, options)
+        else:
+            self.orders.take_options(i, options)
+
+    def publish(self) -> list[bytes]:
+        return super().publish() if self.orders is None else self.orders.publish()
+
+    def remembered(self) -> list[dict[str, Any]]:
+        if self.orders is None:
+            return super().remembered()
+        state = self.orders.state()
+        return [_of_one(state, i) for i in range(len(self.generators))]
+
+    def remember(self, states: list[dict[str, Any]]) -> None:
+        if self.orders is not None:
+            self.orders.restore(_of_all(states))
+
+
+def _of_one(state: dict[str, Any], i: int) -> dict[str, Any]:
+    """Return, of lists with an entry for each game, the entry of game i, as the lists of a batch of one."""
+    return {key: _of_one(each, i) if isinstance(each, dict) else [each[i]] for key, each in state.items()}
+
+
+def _of_all(states: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the lists of a batch of what `_of_one` returned of each."""
+    return {
+        key: _of_all([state[key] for state in states])
+        if isinstance(first, dict)
+        else [state[key][0] for state in states]
+        for key, first in states[0].items()
+    }
+
+
+# -- What rank 0 tells of games that are given orders: how their episodes kept to them -------------------------------
+
+
+METRICS = {
+    "compliance": (
+        "fraction",
+        "of repairs that kept to the order, mean over episodes; 1/2 of one without a repair",
+    ),
+    "repairs": ("repairs", "of an episode, mean"),
+    "without_repairs": ("fraction", "of the episodes: those without a repair"),
+    "return": ("reward", "of an episode by the game alone, mean"),
+    "alignment": ("reward", "of an episode for keeping to the order, mean"),
+}
+
+
+class OrdersJournal:
+    """Means over the episodes that ended in an iteration; it keeps no file."""
+
+    metrics = METRICS
+
+    def __init__(self, env: EnvConfig, folder: Path) -> None:
+        pass
+
+    def note(self, news: list[bytes], env_steps: int, wall_s: float) -> dict[str, float]:
+        outcomes = read(news)
+        if not outcomes:
+            return {}
+        columns: dict[str, list[float]] = {
+            "compliance": [outcome.compliance for outcome in outcomes],
+            "repairs": [outcome.repairs for outcome in outcomes],
+            "without_repairs": [outcome.repairs == 0 for outcome in outcomes],
+            "return": [outcome.reward for outcome in outcomes],
+            "alignment": [outcome.alignment for outcome in outcomes],
+        }
+        return {name: float(np.mean(column)) for name, column in columns.items()}
+
+    def pictures(self) -> dict[str, np.ndarray]:
+        return {}
+
+    def before(self) -> list[bytes]:
+        return []
+
+    def summary(self) -> dict[str, Any]:
+        return {}

@@ -3,53 +3,155 @@
 What is here is stepped in C++ where there is a compiler (src/cage2.cpp), to the same bits.
 """
 
+import ctypes
 import functools
+import logging
 from typing import Any
 
 import numpy as np
 
-from ddppo.domains.cage2 import agents, draws, native
-from ddppo.domains.cage2.native import NativeStep
+from ddppo.domains.cage2 import PLUGIN
 from ddppo.domains.cage2.rules import (
     ACTION,
-    DETECTED,
-    DOWN_TENTHS,
-    FAILS,
-    LASTS,
-    NOBODY,
-    NUM_ACTIONS,
-    NUM_HOSTS,
-    OP_SERVER,
-    PREFERRED,
-    RESTORE_TENTHS,
-    ROOT,
-    SSH,
-    TRACED,
-)
-from ddppo.domains.cage2.state import State
-from ddppo.domains.cage2.tables import (
+    AFTER_FAILURE,
+    AGENTS,
     ANALYSED,
     BIT,
     BITS,
     CHECKED,
+    DETECTED,
+    DETECTION_SLOT,
+    DOWN_TENTHS,
+    ESCALATE,
+    EXPLOIT,
     EXPLOIT_PORT,
+    EXPLOIT_SLOT,
+    FAILS,
     FIRST,
     FREED,
+    GAME,
     GREEN_HOST,
+    GREEN_SLOT,
     HOST_OF,
+    IMPACT,
+    LASTS,
+    NOBODY,
     NTH_EXPLOIT,
+    NUM_ACTIONS,
     NUM_EXPLOITS,
+    NUM_HOSTS,
     NUM_PORTS,
+    OP_SERVER,
     OPEN,
     OPENED,
+    OPERATIONS,
     OUTCOME,
+    PREFERRED,
     REMOVED,
+    RESTORE_TENTHS,
     RESTORED,
     REVEALS,
+    ROOT,
+    SCAN,
+    SSH,
     SUBNET,
+    SWEEP,
+    TARGETS,
     TENTHS,
+    TRACED,
+    State,
+    draws,
 )
 from ddppo.errors import ConfigError, near
+from ddppo.native import NotCompiled
+
+# -- Games stepped in C++ (src/cage2.cpp), which is told where the arrays and tables of NumPy are --------------------
+
+
+_logger = logging.getLogger(__name__)
+
+_REDS = ("sleep", "b_line", "meander")  # by their numbers there
+TABLES = {  # by their names in cage2.hpp; int64, then uint16, then uint8
+    "tenths": TENTHS,
+    "host_of": HOST_OF,
+    "num_exploits": NUM_EXPLOITS,
+    "green": GREEN_HOST,
+    "subnet": SUBNET,
+    "first": FIRST,
+    "reveals": REVEALS,
+    "open": OPEN,
+    "analysed": ANALYSED,
+    "removed": REMOVED,
+    "restored": RESTORED,
+    "freed": FREED,
+    "opened": OPENED,
+    "checked": CHECKED,
+    "exploit_port": EXPLOIT_PORT,
+    "outcome": OUTCOME,
+    "nth_exploit": NTH_EXPLOIT,
+    "operations": OPERATIONS,
+    "after_failure": AFTER_FAILURE,
+    "targets": TARGETS,
+}
+_TYPES = [np.int64] * 4 + [np.uint16] * 11 + [np.uint8] * 5
+assert [table.dtype for table in TABLES.values()] == _TYPES, {name: t.dtype for name, t in TABLES.items()}
+assert all(table.flags.c_contiguous for table in TABLES.values())
+
+
+class _Batch(ctypes.Structure):
+    """`Cage2Batch` of cage2.hpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("num_games", "red", "has_green", "has_quirk")),
+        *((name, ctypes.c_double) for name in ("preferred", "detected")),
+        *((name, ctypes.c_void_p) for name in ("games", "obs", "rewards", "actions")),
+        *((name, ctypes.c_void_p) for name in TABLES),
+    ]
+
+
+class NativeStep:
+    """Steps the games whose records and observations it was given, `function` being that of the library."""
+
+    def __init__(
+        self, function: Any, records: np.ndarray, obs: np.ndarray, red: str, has_green: bool, has_quirk: bool
+    ) -> None:
+        self._function = function
+        self._rewards = np.zeros(len(records))
+        self._actions = np.zeros(len(records), np.int64)
+        self._batch = _Batch(
+            num_games=len(records),
+            red=_REDS.index(red),
+            has_green=has_green,
+            has_quirk=has_quirk,
+            preferred=PREFERRED,
+            detected=DETECTED,
+            games=records.ctypes.data,
+            obs=obs.ctypes.data,
+            rewards=self._rewards.ctypes.data,
+            actions=self._actions.ctypes.data,
+            **{name: table.ctypes.data for name, table in TABLES.items()},
+        )
+        self._address = ctypes.addressof(self._batch)
+
+    def __call__(self, actions: np.ndarray) -> np.ndarray:
+        """Do actions `[n]`, each one of the game's; return rewards `[n]`."""
+        self._actions[:] = actions
+        self._function(self._address)
+        return self._rewards.copy()
+
+
+@functools.cache
+def step_in_cpp() -> Any | None:
+    """Return cage2_step, or None where it cannot be compiled."""
+    try:
+        compiled = PLUGIN.cpp.load()
+    except NotCompiled as e:
+        _logger.debug("CAGE 2 is stepped by NumPy: %s", e)
+        return None
+    compiled.cage2_step.argtypes, compiled.cage2_step.restype = [ctypes.c_void_p], None
+    assert compiled.cage2_game_bytes() == GAME.itemsize, (compiled.cage2_game_bytes(), GAME.itemsize)
+    return compiled.cage2_step
+
 
 OBS_SIZE = 4 * NUM_HOSTS
 NO, UNKNOWN, USER, PRIVILEGED = range(4)  # what Blue takes a host for
@@ -66,14 +168,14 @@ _GREEN_AGENTS = ("sleep", "active")
 class Games:
     """n games, each stepped by Blue's action; in a step Blue acts, then Green, then Red, then the monitor looks.
 
-    obs: `[n, 52]` float32 after each step and reset, always the same array. red: a key of `agents.AGENTS`. green:
+    obs: `[n, 52]` float32 after each step and reset, always the same array. red: a key of `AGENTS`. green:
     sleep, or active, which scans. faithful_ot_quirk: once Op_Server0 was restored, Impact costs nothing, as in CybORG.
     """
 
     def __init__(
         self, num_games: int, red: str = "b_line", green: str = "sleep", faithful_ot_quirk: bool = False
     ) -> None:
-        for key, value, known in (("red", red, agents.AGENTS), ("green", green, _GREEN_AGENTS)):
+        for key, value, known in (("red", red, AGENTS), ("green", green, _GREEN_AGENTS)):
             if value not in known:
                 raise ConfigError(
                     f"{key}={value} is none of {', '.join(known)}{near(str(value), list(known))}"
@@ -92,7 +194,7 @@ class Games:
 
     @functools.cached_property  # at the first step, which a task that is probed does not do
     def _native(self) -> NativeStep | None:
-        function = native.function()
+        function = step_in_cpp()
         if function is None:
             return None
         return NativeStep(
@@ -123,9 +225,9 @@ class Games:
     def _step(self, actions: np.ndarray) -> np.ndarray:
         state = self.state_of
         found = self._blue(actions)
-        numbers = draws.draws(state.key, state.time)
-        noisy = GREEN_HOST[(numbers[draws.GREEN] * 16).astype(np.int64)] if self._has_green else None
-        agents.AGENTS[self._red](state, numbers)
+        numbers = draws(state.key, state.time)
+        noisy = GREEN_HOST[(numbers[GREEN_SLOT] * 16).astype(np.int64)] if self._has_green else None
+        AGENTS[self._red](state, numbers)
         trace = self._operate(numbers)
         self._monitor(actions, found, noisy, trace)
         state.time += np.uint64(1)
@@ -173,15 +275,15 @@ class Games:
         trace = np.zeros(self.num_games, np.uint8)
         held = self._held()
         routed = ((SUBNET[target] & _OPERATIONAL) == 0) | ((held & _ENTERPRISE) != 0)
-        sweeps = (operation == agents.SWEEP) & routed
+        sweeps = (operation == SWEEP) & routed
         state.known |= np.where(sweeps, SUBNET[target], _NONE)
-        scans = operation == agents.SCAN  # one that is not routed succeeds, and sees nothing
+        scans = operation == SCAN  # one that is not routed succeeds, and sees nothing
         (games,) = (scans & routed).nonzero()
         state.seen[games, target[games]] = state.open_ports(games, target[games])
         trace[games] = SCANNED
         state.success[:] = sweeps | scans
         self._escalate(held)
-        (games,) = ((operation == agents.EXPLOIT) & routed).nonzero()
+        (games,) = ((operation == EXPLOIT) & routed).nonzero()
         if games.size:
             self._exploit(games, target[games], numbers[:, games], trace)
         return trace
@@ -191,14 +293,14 @@ class Games:
         state = self.state_of
         bit = BIT[state.target]
         present = (held & bit) != 0
-        escalates = (state.operation == agents.ESCALATE) & present
+        escalates = (state.operation == ESCALATE) & present
         gained = np.where(escalates, bit, _NONE)
         state.files |= gained & ~state.root
         state.root |= gained
         state.known |= np.where(escalates, REVEALS[state.target], _NONE)
         state.subnets |= np.where(escalates, FIRST[state.target], _NONE)
         state.found |= (gained & _SERVER) != 0
-        harms = (state.operation == agents.IMPACT) & present & state.found
+        harms = (state.operation == IMPACT) & present & state.found
         state.down |= harms & ~state.immune
         state.success |= escalates | harms
 
@@ -206,12 +308,12 @@ class Games:
         """Exploit `hosts` of `games`, whose random numbers are `numbers` `[SLOTS, len(games)]`."""
         state = self.state_of
         seen = state.seen[games, hosts]
-        chosen = NTH_EXPLOIT[seen, _nth(NUM_EXPLOITS[seen], numbers[draws.EXPLOIT])]
+        chosen = NTH_EXPLOIT[seen, _nth(NUM_EXPLOITS[seen], numbers[EXPLOIT_SLOT])]
         port = np.where(NUM_EXPLOITS[seen] > 0, EXPLOIT_PORT[chosen], _NONE)
         is_real = (OPEN[hosts] & port) != 0  # a decoy on the port of a service (Vsftpd) catches nothing
         outcome = np.where(is_real, OUTCOME[hosts, chosen], FAILS)
         succeeds = outcome != FAILS
-        detected = numbers[draws.DETECTION] < DETECTED
+        detected = numbers[DETECTION_SLOT] < DETECTED
         is_traced = (outcome == TRACED) & detected
         bit = BIT[hosts]
         state.traced[games] |= np.where(is_traced, bit, _NONE)

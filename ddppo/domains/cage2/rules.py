@@ -3,7 +3,11 @@
 Sets of hosts and of ports are bits of an integer: bit h is host h, bit p is PORTS[p].
 """
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 LINUX, WINDOWS = "Linux", "Windows"
 ENTERPRISE, OPERATIONAL, USER = "Enterprise", "Operational", "User"
@@ -116,3 +120,275 @@ ACTION_KINDS = ("Analyse", "Remove", *(decoy.name for decoy in DECOYS), "Restore
 ACTIONS = ("Sleep", "Monitor", *(f"{kind} {host.name}" for kind in ACTION_KINDS for host in HOSTS))
 ACTION = {name: a for a, name in enumerate(ACTIONS)}
 NUM_ACTIONS = len(ACTIONS)
+
+
+# -- What a step looks up, made once of the rules: arrays by action, by host, by set of hosts and by set of ports
+
+
+_SETS = np.arange(1 << NUM_HOSTS)
+BITS = (_SETS[:, None] >> np.arange(NUM_HOSTS) & 1).astype(np.uint8)  # [8192, 13] by set of hosts
+COUNT = BITS.sum(1)  # [8192] how many are in the set
+# [8192, 13] the k-th host of a set, by k.
+NTH = np.argsort(1 - BITS, axis=1, kind="stable").astype(np.uint8)
+TENTHS = BITS @ np.array([host.tenths for host in HOSTS])  # [8192] what root on a set of hosts costs
+
+BIT = np.array([1 << h for h in range(NUM_HOSTS)] + [0], np.uint16)  # [14] by host; of nobody no bit
+_SUBNETS = {
+    subnet: hosts_as_bits(*(host.name for host in HOSTS if host.subnet == subnet))
+    for subnet in dict.fromkeys(host.subnet for host in HOSTS)
+}
+SUBNET = np.array(
+    [_SUBNETS[host.subnet] for host in HOSTS] + [0], np.uint16
+)  # [14] the hosts of a host's subnet,
+FIRST = np.array(
+    [_SUBNETS[host.subnet] & -_SUBNETS[host.subnet] for host in HOSTS] + [0], np.uint16
+)  # and the first
+REVEALS = np.array(
+    [hosts_as_bits(*filter(None, [REVEALED.get(host.name)])) for host in HOSTS] + [0], np.uint16
+)
+OPEN = np.array(
+    [ports_as_bits(*host.ports) for host in HOSTS] + [0], np.uint16
+)  # [14] ports of real services
+
+# [145] by action: its host, and that host's bit where the action is of that kind.
+HOST_OF = np.array([NOBODY] * 2 + list(range(NUM_HOSTS)) * len(ACTION_KINDS))
+
+
+def _bits_of(kind: str) -> np.ndarray:
+    return np.array(
+        [1 << HOST[name.split()[1]] if name.startswith(f"{kind} ") else 0 for name in ACTIONS], np.uint16
+    )
+
+
+ANALYSED, REMOVED, RESTORED = _bits_of("Analyse"), _bits_of("Remove"), _bits_of("Restore")
+FREED = RESTORED & ~np.uint16(
+    1 << USER0
+)  # [145] whom a Restore rids of root: of User0 Red keeps its first session
+# [145] by action: the port that a decoy opens, and those of which none may be in use; all where the system is wrong.
+OPENED = np.zeros(NUM_ACTIONS, np.uint16)
+CHECKED = np.zeros(NUM_ACTIONS, np.uint16)
+for _decoy, (_h, _host) in itertools.product(DECOYS, enumerate(HOSTS)):
+    _a = ACTIONS.index(f"{_decoy.name} {_host.name}")
+    OPENED[_a] = ports_as_bits(_decoy.opens)
+    CHECKED[_a] = ports_as_bits(_decoy.checks) if _host.system in _decoy.systems else np.uint16(0xFFFF)
+
+EXPLOIT_PORT = np.array([ports_as_bits(exploit.port) for exploit in EXPLOITS], np.uint16)  # [8]
+OUTCOME = np.array([[e.outcomes.get(host.name, 0) for e in EXPLOITS] for host in HOSTS], np.uint8)  # [13, 8]
+
+
+_NEEDED = [(ports_as_bits(e.port), ports_as_bits(*e.also) or (1 << len(PORTS)) - 1) for e in EXPLOITS]
+# The exploits that a set of ports seen allows, the preferred first.
+_ALLOWED = [
+    [e for e, (port, also) in enumerate(_NEEDED) if seen & port and seen & also]
+    for seen in range(1 << len(PORTS))
+]
+NUM_EXPLOITS = np.array([len(allowed) for allowed in _ALLOWED])  # [4096] by ports seen
+NTH_EXPLOIT = np.array([allowed + [0] * (len(EXPLOITS) - len(allowed)) for allowed in _ALLOWED], np.uint8)
+NUM_PORTS = np.array([ports.bit_count() for ports in range(1 << len(PORTS))], np.uint8)  # [4096]
+# [16] whom Green scans, by sixteenths of a random number: half of the time nobody.
+GREEN_HOST = np.array([*GREEN_HOSTS, *[NOBODY] * len(GREEN_HOSTS)])
+
+
+# -- What a batch of games remembers, one record each, so that it can be reset, kept and handed to C++ as a whole
+
+
+# Fields are in the order of `Game` in src/cage2.hpp; sets of hosts are bits.
+GAME = np.dtype(
+    [
+        ("key", np.uint64),  # of the episode's random numbers
+        ("time", np.uint64),  # steps done
+        ("decoys", np.uint16, NUM_HOSTS),  # ports that decoys opened, by host
+        ("seen", np.uint16, NUM_HOSTS),  # ports that Red saw when it last scanned a host
+        ("traced", np.uint16),  # hosts with a session of a user that Remove ends,
+        ("lasting", np.uint16),  # with one that it does not end,
+        ("root", np.uint16),  # with root or SYSTEM
+        ("files", np.uint16),  # with files that Analyse finds
+        ("known", np.uint16),  # hosts whose addresses Red knows; what follows is Meander's memory
+        ("subnets", np.uint16),  # subnets that it knows, as the bit of their first host
+        ("swept", np.uint16),
+        ("scanned", np.uint16),
+        ("exploited", np.uint16),  # hosts that it believes to have exploited,
+        ("escalated", np.uint16),
+        ("entered", np.uint16),  # that it ever exploited with success
+        ("belief", np.uint8, NUM_HOSTS),  # what Blue takes the host for
+        ("operation", np.uint8),  # what Red did last, to which host, and whether it succeeded
+        ("target", np.uint8),
+        ("success", np.bool_),
+        ("phase", np.uint8),  # B_line's, and the host it begins with
+        ("first", np.uint8),
+        ("down", np.bool_),  # OTService,
+        ("found", np.bool_),  # known to Red,
+        ("immune", np.bool_),  # or no more to be harmed (faithful_ot_quirk)
+    ],
+    align=True,
+)
+
+
+_FRESH = np.zeros((), GAME)  # Red has SYSTEM on User0, and knows it and its subnet
+for _name in ("root", "known", "subnets"):
+    _FRESH[_name] = hosts_as_bits("User0")
+
+
+class State:
+    """The records of n games; every field is also an attribute, a view `[n, ...]`."""
+
+    key: np.ndarray
+    time: np.ndarray
+    decoys: np.ndarray
+    seen: np.ndarray
+    traced: np.ndarray
+    lasting: np.ndarray
+    root: np.ndarray
+    files: np.ndarray
+    known: np.ndarray
+    subnets: np.ndarray
+    swept: np.ndarray
+    scanned: np.ndarray
+    exploited: np.ndarray
+    escalated: np.ndarray
+    entered: np.ndarray
+    belief: np.ndarray
+    operation: np.ndarray
+    target: np.ndarray
+    success: np.ndarray
+    phase: np.ndarray
+    first: np.ndarray
+    down: np.ndarray
+    found: np.ndarray
+    immune: np.ndarray
+
+    def __init__(self, num_games: int) -> None:
+        self.records = np.zeros(num_games, GAME)
+        for name in GAME.names or ():
+            setattr(self, name, self.records[name])
+
+    def begin(self, which: np.ndarray, keys: np.ndarray) -> None:
+        """Put the games `which` at the beginning of the episodes `keys`."""
+        self.records[which] = _FRESH
+        self.key[which] = keys
+
+    def open_ports(self, games: np.ndarray, hosts: np.ndarray) -> np.ndarray:
+        return OPEN[hosts] | self.decoys[games, hosts]
+
+    def as_lists(self) -> dict[str, Any]:
+        return {name: self.records[name].tolist() for name in GAME.names or ()}
+
+    def take(self, lists: dict[str, Any]) -> None:
+        for name in GAME.names or ():
+            self.records[name] = lists[name]
+
+
+# -- Random numbers by their place: no generator, and the same numbers in NumPy and C++ for a game in any batch ------
+# Number `slot` of step t of an episode is output t * SLOTS + slot of SplitMix64 started at the episode's key (Steele,
+# Lea and Flood 2014, "Fast splittable pseudorandom number generators"), its upper 53 bits in [0, 1).
+
+
+SLOTS = 4
+GREEN_SLOT, TARGET_SLOT, EXPLOIT_SLOT, DETECTION_SLOT = range(SLOTS)
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_PLACES = _GAMMA * np.arange(1, SLOTS + 1, dtype=np.uint64)[:, None]
+_STRIDE = _GAMMA * np.array([SLOTS], np.uint64)
+
+
+def draws(keys: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Return all numbers `[SLOTS, n]` of step `times` `[n]` of the episodes `keys` `[n]`; both uint64."""
+    z = keys + times * _STRIDE + _PLACES
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+
+
+# -- Red's agents: what they do next, for all games at once, from what Red knows. docs/cage2.md has their rules ------
+
+
+SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(6)  # of a subnet SWEEP names the first host
+
+# B_line: the operation of each phase, its target by the host it begins with, and where it goes on after a failure.
+LAST_PHASE = 14
+OPERATIONS = np.array(
+    [SWEEP, *[SCAN, EXPLOIT, ESCALATE] * 2, SWEEP, *[SCAN, EXPLOIT, ESCALATE] * 2, IMPACT], np.uint8
+)
+AFTER_FAILURE = np.array([0, 1, 2, 2, 2, 2, 5, 5, 5, 5, 9, 9, 9, 12, 13], np.uint8)
+FIRST_HOSTS = tuple(HOST[f"User{i}"] for i in range(1, 5))
+TARGETS = np.array(  # [15, 4]
+    [
+        [
+            USER0,
+            *[HOST[first]] * 3,
+            *[HOST[REVEALED[first]]] * 3,
+            0,
+            *[HOST["Enterprise2"]] * 3,
+            *[OP_SERVER] * 4,
+        ]
+        for first in ("User1", "User2", "User3", "User4")
+    ],
+    np.uint8,
+).T.copy()
+
+_SERVER = BIT[OP_SERVER]
+_OPERATIONAL = np.uint16(hosts_as_bits("Op_Host0", "Op_Host1", "Op_Host2", "Op_Server0"))
+_ENTERPRISE = np.uint16(hosts_as_bits("Enterprise0", "Enterprise1", "Enterprise2"))
+_NONE = np.uint16(0)
+
+
+def sleep(state: State, numbers: np.ndarray) -> None:
+    """Do nothing, ever."""
+
+
+def b_line(state: State, numbers: np.ndarray) -> None:
+    """Go by the shortest way to Op_Server0, and after a failure back to where the way was sure."""
+    begins = state.time == 0
+    if begins.any():
+        state.first[begins] = (numbers[TARGET_SLOT, begins] * len(FIRST_HOSTS)).astype(np.uint8)
+    next_phase = np.minimum(state.phase + np.uint8(1), np.uint8(LAST_PHASE))
+    state.phase[:] = np.where(state.success, next_phase, AFTER_FAILURE[state.phase])
+    state.operation[:] = OPERATIONS[state.phase]
+    state.target[:] = TARGETS[state.phase, state.first]
+
+
+def meander(state: State, numbers: np.ndarray) -> None:
+    """Take the network subnet by subnet: sweep, scan, escalate, exploit what is known, in any order of hosts."""
+    _learn(state)
+    choices = (  # the first that is not empty
+        (IMPACT, state.escalated & _SERVER),
+        (SWEEP, state.subnets & ~state.swept),
+        (SCAN, state.known & ~state.scanned),
+        (ESCALATE, (state.entered | BIT[USER0]) & ~state.escalated & (state.exploited | ~state.entered)),
+        (EXPLOIT, state.known & ~state.exploited),
+    )
+    hosts, operation = np.zeros_like(state.known), np.zeros_like(state.operation)
+    for kind, candidates in choices:
+        free = operation == SLEEP
+        hosts = np.where(free, candidates, hosts)
+        operation = np.where(free & (candidates != 0), np.uint8(kind), operation)
+    state.operation[:] = operation
+    state.target[:] = np.where(
+        operation == SLEEP, NOBODY, NTH[hosts, (numbers[TARGET_SLOT] * COUNT[hosts]).astype(np.int64)]
+    )
+    bit = BIT[state.target]
+    for kind, tried in (
+        (SWEEP, state.swept),
+        (SCAN, state.scanned),
+        (ESCALATE, state.escalated),
+        (EXPLOIT, state.exploited),
+    ):
+        tried |= np.where(operation == kind, bit, _NONE)
+
+
+def _learn(state: State) -> None:
+    """Forget what a failure belies: of an exploit all of Op_*, or else of Enterprise*, else the host itself."""
+    bit, exploit = BIT[state.target], state.operation == EXPLOIT
+    state.entered |= np.where(exploit & state.success, bit, _NONE)
+    lost = np.where(~state.success & (state.operation >= ESCALATE), bit, _NONE)
+    held = state.escalated & _OPERATIONAL
+    held = np.where(held, held, state.escalated & _ENTERPRISE)
+    failed = exploit & ~state.success
+    state.escalated &= ~(lost | np.where(failed, held, _NONE))
+    state.exploited &= ~(lost | np.where(failed, held | bit, _NONE))
+
+
+AGENTS: dict[str, Callable[[State, np.ndarray], None]] = {
+    "b_line": b_line,
+    "meander": meander,
+    "sleep": sleep,
+}

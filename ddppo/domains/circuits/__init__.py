@@ -4,7 +4,7 @@ from ddppo.plugins import Plugin
 
 PLUGIN = Plugin(
     package=__name__,
-    models={"gnn": f"{__name__}.gnn.model:GNN"},
+    models={"gnn": f"{__name__}.model:GNN"},
     settings={"model/gnn": f"{__name__}.settings:GnnSettings"},
     tasks={
         "ddppo/Circuit-v0": {

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ddppo.domains.cage2 import agents
+from ddppo.domains.cage2 import rules
 from ddppo.domains.cage2.games import Games
 from ddppo.domains.cage2.rules import ACTION, EXPLOITS, HOST, ports_as_bits
 
@@ -24,21 +24,21 @@ def act(games, name="Sleep"):
 def tell(games, operation, host):
     """Have Red, who forgets what it did last, do `operation` on `host` next."""
     state, bit = games.state_of, 1 << HOST[host]
-    state.operation[:] = agents.SLEEP
+    state.operation[:] = rules.SLEEP
     state.known[:] = state.subnets[:] = state.swept[:] = 0
     state.exploited[:] = state.scanned[:] = ALL
     state.entered[:] = state.escalated[:] = ALL ^ 1 << HOST["Op_Server0"]
     match operation:
-        case agents.SWEEP:
+        case rules.SWEEP:
             state.subnets[:] = bit
-        case agents.SCAN:
+        case rules.SCAN:
             state.known[:], state.scanned[:] = bit, ALL ^ bit
-        case agents.EXPLOIT:
+        case rules.EXPLOIT:
             state.known[:], state.exploited[:] = bit, ALL ^ bit
-        case agents.ESCALATE:
+        case rules.ESCALATE:
             state.entered[:] |= bit
             state.escalated[:] &= ALL ^ bit
-        case agents.IMPACT:
+        case rules.IMPACT:
             state.escalated[:] |= bit
 
 
@@ -49,13 +49,13 @@ def hold(games, host, kind="root"):
 def exploit(games, host, name, blue="Sleep"):
     """Have Red, who has a way to every host, exploit `host` by `name` alone; return the rewards."""
     wanted = next(exploit for exploit in EXPLOITS if exploit.name == name)
-    tell(games, agents.EXPLOIT, host)
+    tell(games, rules.EXPLOIT, host)
     games.state_of.seen[:, HOST[host]] = ports_as_bits(wanted.port, *wanted.also[:1])
     return act(games, blue)
 
 
 def scan(games, host, blue="Sleep"):
-    tell(games, agents.SCAN, host)
+    tell(games, rules.SCAN, host)
     return act(games, blue)
 
 

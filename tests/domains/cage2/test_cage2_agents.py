@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2 import PLUGIN, agents, native
+from ddppo.domains.cage2 import PLUGIN, rules
 from ddppo.domains.cage2.rules import HOST, NUM_ACTIONS
 from tests.domains.cage2.cage2_play import act, exploit, hold, play, tell
 
@@ -78,7 +78,7 @@ def test_meander_forgets_all_of_the_operational_hosts_after_a_failed_exploit_or_
 
 
 def test_meander_drops_a_host_where_an_escalation_or_an_impact_failed():
-    for operation in (agents.ESCALATE, agents.IMPACT):
+    for operation in (rules.ESCALATE, rules.IMPACT):
         games = play()
         tell(games, operation, "Op_Server0")
         act(games)
@@ -90,10 +90,10 @@ def test_meander_drops_a_host_where_an_escalation_or_an_impact_failed():
 def test_meander_sweeps_a_subnet_when_it_has_escalated_there():
     games = play()
     hold(games, "Enterprise1", "lasting")
-    tell(games, agents.ESCALATE, "Enterprise1")
+    tell(games, rules.ESCALATE, "Enterprise1")
     act(games)
     act(games)
-    assert games.state_of.operation[0] == agents.SWEEP
+    assert games.state_of.operation[0] == rules.SWEEP
     assert games.state_of.known[0] == bits("Defender", "Enterprise0", "Enterprise1", "Enterprise2")
 
 
@@ -141,14 +141,14 @@ def test_a_batch_of_games_is_as_many_games_by_themselves():
                 np.testing.assert_array_equal(game.compromised[0], batch.compromised[i])
 
 
-@pytest.mark.parametrize("red", agents.AGENTS)
+@pytest.mark.parametrize("red", rules.AGENTS)
 @pytest.mark.parametrize("green", ["sleep", "active"])
 def test_games_in_cpp_are_those_in_numpy_to_the_bit(red, green, monkeypatch):
     if reason := PLUGIN.cpp.why_not():
         pytest.skip(reason)
     games, other = (play(64, red, green=green, faithful_ot_quirk=green == "active") for _ in range(2))
     act(games)
-    monkeypatch.setattr(native, "function", lambda: None)
+    monkeypatch.setattr("ddppo.domains.cage2.games.step_in_cpp", lambda: None)
     act(other)
     assert games._native is not None
     assert other._native is None

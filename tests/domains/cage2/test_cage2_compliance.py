@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2.compliance import KIND_REPAIRED, Compliance
+from ddppo.domains.cage2.orders import KIND_REPAIRED, Compliance
 from ddppo.errors import ConfigError
 
 DEFENDER, ENTERPRISE, OP_SERVER, OP_HOST, USER = range(5)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2 import PLUGIN, native
+from ddppo.domains.cage2 import PLUGIN
 from ddppo.domains.cage2.games import Games
 from tests.domains.cage2.cage2_oracle import Game
 
@@ -21,7 +21,7 @@ BLUES = {  # how often it does nothing, and what it does else
 @pytest.fixture(params=["C++", "NumPy"], autouse=True)
 def _stepped_by(request, monkeypatch):
     if request.param == "NumPy":
-        monkeypatch.setattr(native, "function", lambda: None)
+        monkeypatch.setattr("ddppo.domains.cage2.games.step_in_cpp", lambda: None)
     elif reason := PLUGIN.cpp.why_not():
         pytest.skip(reason)
 

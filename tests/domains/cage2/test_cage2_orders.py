@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from ddppo.config import EnvConfig
+from ddppo.domains.cage2.env import OrdersJournal
 from ddppo.domains.cage2.games import Games
-from ddppo.domains.cage2.journal import OrdersJournal
 from ddppo.domains.cage2.orders import Orders, ordered_step
 from ddppo.domains.cage2.rules import ACTION, HOST, NUM_ACTIONS
 from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, code

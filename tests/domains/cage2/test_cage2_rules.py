@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddppo.domains.cage2 import PLUGIN, agents, native
+from ddppo.domains.cage2 import PLUGIN, rules
 from ddppo.domains.cage2.rules import ACTIONS, HOST, HOSTS, OP_SERVER, ports_as_bits
 from tests.domains.cage2.cage2_play import (
     EXPLOIT,
@@ -59,7 +59,7 @@ DECOYS = {  # decoy -> the exploit that it catches, and the hosts that it works 
 @pytest.fixture(params=["C++", "NumPy"], autouse=True)
 def _stepped_by(request, monkeypatch):
     if request.param == "NumPy":
-        monkeypatch.setattr(native, "function", lambda: None)
+        monkeypatch.setattr("ddppo.domains.cage2.games.step_in_cpp", lambda: None)
     elif reason := PLUGIN.cpp.why_not():
         pytest.skip(reason)
 
@@ -143,9 +143,9 @@ def test_red_sees_a_decoy_when_it_scans_again_and_tries_it_in_vain_when_it_is_go
 
 def test_red_takes_the_preferred_exploit_three_times_in_four_and_else_any_other():
     games = game(40_000)
-    tell(games, agents.EXPLOIT, "User4")
+    tell(games, rules.EXPLOIT, "User4")
     scan(games, "User4")
-    tell(games, agents.EXPLOIT, "User4")
+    tell(games, rules.EXPLOIT, "User4")
     act(games)
     root = (compromised(games, "User4") == SYSTEM).mean()  # Haraka, or SQL, one of four others
     by_ssh = (
@@ -186,7 +186,7 @@ def test_remove_ends_sessions_of_users_but_those_of_ssh(host, name, ends):
 def test_an_escalated_session_is_ended_by_restore_alone():
     games = game()
     exploit(games, "Enterprise1", "HTTPRFI")
-    tell(games, agents.ESCALATE, "Enterprise1")
+    tell(games, rules.ESCALATE, "Enterprise1")
     act(games)
     assert compromised(games, "Enterprise1")[0] == SYSTEM
     act(games, "Remove Enterprise1")
@@ -221,7 +221,7 @@ def test_analyse_finds_the_files_of_every_exploit_but_ssh(name, has_files):
 def test_analyse_finds_the_files_of_an_escalation_until_a_restore():
     games = game()
     exploit(games, "Op_Host1", "SSHBruteForce")
-    tell(games, agents.ESCALATE, "Op_Host1")
+    tell(games, rules.ESCALATE, "Op_Host1")
     act(games, "Analyse Op_Host1")  # which comes before Red
     assert seen(games, "Op_Host1")[1] == USER
     act(games, "Analyse Op_Host1")
@@ -272,9 +272,9 @@ def impacted(**settings):
     """Return a game in which Red has root on Op_Server0 and has harmed OTService, and the reward of that step."""
     games = game(**settings)
     exploit(games, "Op_Server0", "SSHBruteForce")
-    tell(games, agents.ESCALATE, "Op_Server0")
+    tell(games, rules.ESCALATE, "Op_Server0")
     act(games)
-    tell(games, agents.IMPACT, "Op_Server0")
+    tell(games, rules.IMPACT, "Op_Server0")
     return games, act(games)[0]
 
 
@@ -291,9 +291,9 @@ def test_after_a_restore_impact_costs_nothing_where_that_quirk_is_wanted(quirk, 
     games, _ = impacted(faithful_ot_quirk=quirk)
     act(games, "Restore Op_Server0")
     exploit(games, "Op_Server0", "SSHBruteForce")
-    tell(games, agents.ESCALATE, "Op_Server0")
+    tell(games, rules.ESCALATE, "Op_Server0")
     act(games)
-    tell(games, agents.IMPACT, "Op_Server0")
+    tell(games, rules.IMPACT, "Op_Server0")
     assert act(games)[0] == reward
     assert games.state_of.success[0]
 
@@ -301,19 +301,19 @@ def test_after_a_restore_impact_costs_nothing_where_that_quirk_is_wanted(quirk, 
 def test_impact_needs_a_session_and_knowledge_of_the_service():
     games = game()
     hold(games, "Op_Server0")  # but no escalation there told of the service
-    tell(games, agents.IMPACT, "Op_Server0")
+    tell(games, rules.IMPACT, "Op_Server0")
     assert act(games)[0] == -1.0
     games, _ = impacted()
     games.state_of.down[:] = False
     games.state_of.root[:] ^= 1 << OP_SERVER
     games.state_of.lasting[:] ^= 1 << OP_SERVER
-    tell(games, agents.IMPACT, "Op_Server0")
+    tell(games, rules.IMPACT, "Op_Server0")
     assert act(games)[0] == 0.0
 
 
 @pytest.mark.parametrize(
     ("operation", "succeeds", "shows"),
-    [(agents.SWEEP, False, QUIET), (agents.SCAN, True, SCAN), (agents.EXPLOIT, False, EXPLOIT)],
+    [(rules.SWEEP, False, QUIET), (rules.SCAN, True, SCAN), (rules.EXPLOIT, False, EXPLOIT)],
 )
 def test_red_reaches_the_operational_subnet_from_an_enterprise_host_alone(operation, succeeds, shows):
     for host, has_way in (("User1", False), ("Op_Server0", False), ("Enterprise2", True)):
@@ -331,7 +331,7 @@ def test_an_escalation_reveals_the_next_host():
     for host, known in revealed.items():
         games = play()
         hold(games, host, "lasting")
-        tell(games, agents.ESCALATE, host)
+        tell(games, rules.ESCALATE, host)
         games.state_of.known[:] = 0
         act(games)
         assert games.state_of.known[0] == 1 << known

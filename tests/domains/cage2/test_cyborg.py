@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ddppo.config import EnvConfig
-from ddppo.domains.cage2.compliance import KIND_REPAIRED
+from ddppo.domains.cage2.orders import KIND_REPAIRED
 from ddppo.domains.cage2.rules import ACTION, ACTIONS, HOST
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, code
 from ddppo.domains.cage2.search.outcomes import read
@@ -19,7 +19,7 @@ from ddppo.envs.make import settled
 from ddppo.errors import ConfigError
 from tests.support import CHECKOUT, TINY, Program, run
 
-STAND_IN = str(CHECKOUT / "tests" / "fake_cyborg")
+STAND_IN = str(CHECKOUT / "tests" / "domains" / "cage2" / "fake_cyborg")
 ORDER = "critical_first"
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H
-from ddppo.domains.circuits.quantum.angles import TURN
+from ddppo.domains.circuits.quantum.circuit import TURN
 
 ONE = np.eye(2)
 HADAMARD = np.array([[1, 1], [1, -1]]) / math.sqrt(2)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ddppo.domains.circuits.task import CircuitEnv
-from ddppo.domains.circuits.task.pairs import growth_of
+from ddppo.domains.circuits.task.board import growth_of
 
 HEADER = 'OPENQASM 2.0;\ninclude "qelib1.inc";\nqreg q[3];\n'
 

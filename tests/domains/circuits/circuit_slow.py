@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from ddppo.domains.circuits.quantum import RZ
-from ddppo.domains.circuits.quantum.angles import TURN
-from ddppo.domains.circuits.task.pairs import NO_NODE, at_every_node, growth_of
+from ddppo.domains.circuits.quantum.circuit import TURN
+from ddppo.domains.circuits.task.board import NO_NODE, at_every_node, growth_of
 
 
 def listed(rewriter, circuit, max_nodes, max_pairs, episode):

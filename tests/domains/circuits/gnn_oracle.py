@@ -9,7 +9,7 @@ import torch
 
 from ddppo.config import settings_of
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.task.observation import observation_space
+from ddppo.domains.circuits.task.settings import observation_space
 from ddppo.envs.encoding.codec import obs_spec
 from ddppo.models import build_model
 from ddppo.spaces import ActionSpec, EnvSpec

@@ -10,11 +10,10 @@ import pytest
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import RZ, Circuit, Gate, H
 from ddppo.domains.circuits.task import CircuitEnv, confirmed
-from ddppo.domains.circuits.task.buffers.buffer import GraphBuffer, chances
-from ddppo.domains.circuits.task.buffers.lineage import ORIGINAL, Lineage
-from ddppo.domains.circuits.task.lengths import ROUND, LengthCap
+from ddppo.domains.circuits.task.board import ROUND, LengthCap, Start
+from ddppo.domains.circuits.task.buffer import GraphBuffer, chances
+from ddppo.domains.circuits.task.lineage import ORIGINAL, Lineage
 from ddppo.domains.circuits.task.settings import Buffer, Episode
-from ddppo.domains.circuits.task.starts import Start
 from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import at_random, downhill, qasm, steps
 

@@ -3,11 +3,11 @@ import sys
 
 import pytest
 
-from ddppo.domains.circuits import __main__ as door_module
-from ddppo.domains.circuits.__main__ import run
+from ddppo.domains.circuits import commands
+from ddppo.domains.circuits.commands import run
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
-from ddppo.domains.circuits.quantum.merging import merged
-from ddppo.domains.circuits.quantum.qasm import as_qasm, read
+from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, read
+from ddppo.domains.circuits.quantum.rewriting import merged
 from ddppo.errors import ConfigError, StorageError
 from tests.support import CHECKOUT, PATIENCE_S
 
@@ -63,7 +63,7 @@ def test_a_merged_circuit_too_large_to_verify_is_written_and_said_so(tmp_path, c
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "nothing to do: python -m ddppo.domains.circuits is followed by one of verify, show, merge"),
+        ("", "nothing to do: ddppo-circuit is followed by one of verify, show, merge"),
         ("vrify a b", r"vrify \(did you mean verify.* is no verb"),
         ("verify tof_3", "verify compares two circuits, and 1 are given"),
         ("verify tof_3 tof_3 tof_3", "verify compares two circuits, and 3 are given"),
@@ -90,7 +90,7 @@ def test_a_file_that_cannot_be_written_is_a_fault(tmp_path):
 
 def test_bad_input_ends_the_door_with_exit_code_2_and_no_torch_is_imported(tmp_path):
     (tmp_path / "bad.qasm").write_text("OPENQASM 2.0;\nqreg q[2];\nfrob q[0];\n")
-    code = "import sys; from ddppo.domains.circuits.__main__ import main; main()"
+    code = "import sys; from ddppo.domains.circuits.commands import main; main()"
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", code, "show", str(tmp_path / "bad.qasm")],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
@@ -104,9 +104,9 @@ def test_bad_input_ends_the_door_with_exit_code_2_and_no_torch_is_imported(tmp_p
 def test_every_verb_has_help(capsys):
     assert run(["--help"]) == 0
     usage = capsys.readouterr().out
-    assert all(f"python -m ddppo.domains.circuits {verb}" in usage for verb in door_module.VERBS)
-    for verb in door_module.VERBS:
+    assert all(f"ddppo-circuit {verb}" in usage for verb in commands.VERBS)
+    for verb in commands.VERBS:
         with pytest.raises(SystemExit) as ended:
             run([verb, "--help"])
         assert ended.value.code == 0
-        assert capsys.readouterr().out.startswith(f"python -m ddppo.domains.circuits {verb}")
+        assert capsys.readouterr().out.startswith(f"ddppo-circuit {verb}")

@@ -5,10 +5,9 @@ from xml.etree import ElementTree
 import numpy as np
 
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X
-from ddppo.domains.circuits.quantum.angles import TURN
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
-from ddppo.domains.circuits.quantum.drawing import WIRE_GAP, as_svg, as_text, columns, picture
-from ddppo.domains.circuits.quantum.pixels import as_pixels
+from ddppo.domains.circuits.quantum.circuit import TURN
+from ddppo.domains.circuits.quantum.drawing import WIRE_GAP, as_pixels, as_svg, as_text, columns, picture
 from tests.domains.circuits.circuit_oracle import random_circuit
 
 SVG = "{http://www.w3.org/2000/svg}"

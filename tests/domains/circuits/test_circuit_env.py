@@ -9,10 +9,10 @@ from gymnasium.utils.env_checker import check_env
 from ddppo.config import EnvConfig
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import RZ
-from ddppo.domains.circuits.quantum.angles import TURN
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
+from ddppo.domains.circuits.quantum.circuit import TURN
 from ddppo.domains.circuits.task import CircuitEnv, confirmed, replayed
-from ddppo.domains.circuits.task.pairs import NO_NODE, growth_of
+from ddppo.domains.circuits.task.board import NO_NODE, growth_of
 from ddppo.envs import make_vec_env, probe
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import distance, matrix_of

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X, equivalence
-from ddppo.domains.circuits.quantum.angles import TURN
 from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, benchmark, tof_n
-from ddppo.domains.circuits.quantum.costs import COSTS, cost
-from ddppo.domains.circuits.quantum.equivalence import chance_to_miss, verify
-from ddppo.domains.circuits.quantum.merging import merged
-from ddppo.domains.circuits.quantum.remainder import differing_parts
-from ddppo.domains.circuits.quantum.states import applied, product_state, stabiliser_state, unitary
+from ddppo.domains.circuits.quantum.circuit import COSTS, TURN, cost
+from ddppo.domains.circuits.quantum.equivalence import (
+    applied,
+    chance_to_miss,
+    product_state,
+    stabiliser_state,
+    unitary,
+    verify,
+)
+from ddppo.domains.circuits.quantum.rewriting import differing_parts, merged
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import distance, matrix_of, random_circuit
 

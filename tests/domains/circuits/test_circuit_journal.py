@@ -7,16 +7,15 @@ import pytest
 from ddppo.config import EnvConfig
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.benchmarks import benchmark
+from ddppo.domains.circuits.quantum.benchmarks import benchmark, program
+from ddppo.domains.circuits.quantum.drawing import as_pixels
 from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
-from ddppo.domains.circuits.quantum.pixels import as_pixels
-from ddppo.domains.circuits.quantum.qasm import parse, read
-from ddppo.domains.circuits.quantum.sources import program
+from ddppo.domains.circuits.quantum.qasm_reader import parse, read
 from ddppo.domains.circuits.task import CircuitEnv, replayed
-from ddppo.domains.circuits.task.journal import CircuitJournal, best
-from ddppo.domains.circuits.task.journal.journal import labels
-from ddppo.domains.circuits.task.news import News, OfStart, read_all, written
-from ddppo.domains.circuits.task.packing import packed, unpacked
+from ddppo.domains.circuits.task import journal as journal_module
+from ddppo.domains.circuits.task.journal import CircuitJournal, labels
+from ddppo.domains.circuits.task.lineage import News, OfStart, read_all, written
+from ddppo.domains.circuits.task.settings import packed, unpacked
 from ddppo.errors import RunFolderError, TrainingError
 from tests.domains.circuits.circuit_play import Together, qasm
 
@@ -148,8 +147,8 @@ def test_comparisons_that_take_long_take_a_tenth_of_a_run_and_are_made_up_for(tm
         clock[0] += 20.0
         return verify(a, b)
 
-    monkeypatch.setattr(best, "verify", slow)
-    monkeypatch.setattr(best, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(journal_module, "verify", slow)
+    monkeypatch.setattr(journal_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     only = {"circuit": "tof_3", "episode": {"min_steps": 60}}
     journal, run = journal_of(tmp_path, **only), Together(4, **only)
     path = tmp_path / "best" / "tof_3.json"
@@ -160,7 +159,7 @@ def test_comparisons_that_take_long_take_a_tenth_of_a_run_and_are_made_up_for(tm
         said.append(json.loads(path.read_text())["verified"])
     assert times == [0.0]
     assert "equal up to a phase" in said[0]
-    assert said[-1] == best.LATER
+    assert said[-1] == journal_module.LATER
     again = journal_of(tmp_path, **only)  # of a process that was killed: it is not forgotten
     clock[0] = 200.0
     journal.note([], 2, 2.0)
@@ -176,7 +175,7 @@ def test_a_comparison_that_was_left_for_later_and_fails_ends_the_run_and_is_in_t
     journal._files[0]._not_before = float("inf")
     run.play(400)
     journal.note(run.exchange(), 1, 1.0)
-    monkeypatch.setattr(best, "verify", lambda a, b: Verdict(False, "made up", 1.0))
+    monkeypatch.setattr(journal_module, "verify", lambda a, b: Verdict(False, "made up", 1.0))
     with pytest.raises(TrainingError, match="made up"):
         journal.summary()
     said = json.loads((tmp_path / "best" / "tof_3.json").read_text())["verified"]

@@ -6,11 +6,10 @@ import pytest
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum.rewriting import digest
 from ddppo.domains.circuits.task import CircuitEnv, confirmed, replayed
-from ddppo.domains.circuits.task.buffers.buffer import GraphBuffer
-from ddppo.domains.circuits.task.lengths import ROUND, LengthCap
-from ddppo.domains.circuits.task.news import read_all
-from ddppo.domains.circuits.task.packing import unpacked_rewrites
-from ddppo.domains.circuits.task.settings import Buffer, Episode
+from ddppo.domains.circuits.task.board import ROUND, LengthCap
+from ddppo.domains.circuits.task.buffer import GraphBuffer
+from ddppo.domains.circuits.task.lineage import read_all
+from ddppo.domains.circuits.task.settings import Buffer, Episode, unpacked_rewrites
 from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import Together, at_random, choices_of
 from tests.domains.circuits.test_circuit_buffers import buffer_of, circuit_of, filled

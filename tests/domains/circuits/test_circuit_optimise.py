@@ -13,22 +13,28 @@ import torch
 
 from ddppo import config as configuration
 from ddppo.config import Config, EnvConfig, settings_of
-from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.__main__ import run
-from ddppo.domains.circuits.optimise import command
-from ddppo.domains.circuits.optimise.of_run import of_run
-from ddppo.domains.circuits.optimise.policy import policy_walk
-from ddppo.domains.circuits.optimise.search import Best, Budget, search
-from ddppo.domains.circuits.optimise.walk import AtRandom, Progress, Walk, random_walk
-from ddppo.domains.circuits.optimise.workers import Workers
+from ddppo.domains.circuits import PLUGIN, commands
+from ddppo.domains.circuits.commands import run
+from ddppo.domains.circuits.optimise import (
+    AtRandom,
+    Best,
+    Budget,
+    Progress,
+    Walk,
+    Workers,
+    of_run,
+    policy_walk,
+    random_walk,
+    search,
+)
 from ddppo.domains.circuits.quantum import Circuit, Gate, X
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
-from ddppo.domains.circuits.quantum.qasm import as_qasm, read
+from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, read
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
-from ddppo.domains.circuits.quantum.rules.rule import parse
+from ddppo.domains.circuits.quantum.rules import parse
 from ddppo.domains.circuits.task.env import CircuitEnv
-from ddppo.domains.circuits.task.journal.best import BestFile
+from ddppo.domains.circuits.task.journal import BestFile
 from ddppo.envs import probe
 from ddppo.errors import ConfigError, StorageError, TrainingError
 from ddppo.models import build_model
@@ -258,10 +264,10 @@ def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypa
     def gone(circuit, out):
         raise StorageError(f"{out} cannot be written: made up")
 
-    job = command._job(parse_options(["mod5_4", f"out={tmp_path / 'o'}", "steps=1"]))
-    monkeypatch.setattr(command, "write", gone)
+    job = commands._job(parse_options(["mod5_4", f"out={tmp_path / 'o'}", "steps=1"]))
+    monkeypatch.setattr(commands, "write", gone)
     with pytest.raises(StorageError, match="made up"):
-        command._finish(
+        commands._finish(
             job, parse_options(["mod5_4", f"out={tmp_path / 'o'}"]), Best(job.start, job.start, 51.0)
         )
     assert capsys.readouterr().out.endswith(as_qasm(job.start))
@@ -271,16 +277,16 @@ def test_ctrl_c_while_it_is_verified_leaves_that_out_and_says_so(tmp_path, capsy
     def interrupted(a, b):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.equivalence, "verify", interrupted)
+    monkeypatch.setattr(commands.equivalence, "verify", interrupted)
     options = parse_options(["mod5_4", f"out={tmp_path / 'o'}"])
-    job = command._job(options)
-    assert command._finish(job, options, Best(job.start, job.start, 51.0)) == 0
+    job = commands._job(options)
+    assert commands._finish(job, options, Best(job.start, job.start, 51.0)) == 0
     assert capsys.readouterr().out.endswith("not compared as a whole: interrupted\n")
     assert read(tmp_path / "o").circuit == job.start
 
 
 def parse_options(arguments):
-    return parse_door(command.OptimiseOptions, arguments, usage="", path="circuit")
+    return parse_door(commands.OptimiseOptions, arguments, usage="", path="circuit")
 
 
 def test_walks_tell_each_other_what_they_found():

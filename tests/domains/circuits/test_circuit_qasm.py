@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X
-from ddppo.domains.circuits.quantum.angles import TURN, of_fraction, of_radians
-from ddppo.domains.circuits.quantum.qasm import as_qasm, parse, read, write
+from ddppo.domains.circuits.quantum.circuit import TURN, of_fraction, of_radians
+from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, parse, read, write
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import (
     HADAMARD,
@@ -78,8 +78,7 @@ def test_a_gate_of_the_library_is_its_matrix_up_to_a_phase(call):
 
 
 def test_every_gate_of_the_library_is_compared_with_a_matrix():
-    from ddppo.domains.circuits.quantum.qasm.definitions import known_after_reading
-    from ddppo.domains.circuits.quantum.qasm.library import TEXT
+    from ddppo.domains.circuits.quantum.qasm_gates import TEXT, known_after_reading
 
     assert set(known_after_reading(TEXT)) - {call.partition("(")[0] for call in MEANINGS} == {"rccx"}
     diagonal = np.abs(matrix_of(parse(HEAD + "rccx q[0],q[1],q[2];").circuit))
@@ -258,7 +257,7 @@ def test_a_file_without_its_frame_is_refused(text, said):
 
 
 def test_definitions_that_double_without_end_are_refused_before_memory_is(monkeypatch):
-    monkeypatch.setattr("ddppo.domains.circuits.quantum.qasm.definitions.MOST_CALLS", 10_000)
+    monkeypatch.setattr("ddppo.domains.circuits.quantum.qasm_gates.MOST_CALLS", 10_000)
     lines = ["gate g0 a { }"] + [f"gate g{k} a {{ g{k - 1} a; g{k - 1} a; }}" for k in range(1, 60)]
     with pytest.raises(ConfigError, match="line 64: g59: the circuit has more than 10,000 gates"):
         parse(HEAD + "\n".join([*lines, "g59 q[0];"]))

@@ -8,7 +8,7 @@ import pytest
 
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import CX, RZ, Circuit, Gate, H, X, rewriting
-from ddppo.domains.circuits.quantum.angles import TURN
+from ddppo.domains.circuits.quantum.circuit import TURN
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest, unchecked
 from ddppo.domains.circuits.quantum.rules import packaged, parse
 from ddppo.errors import ConfigError

@@ -6,22 +6,23 @@ import random
 import pytest
 
 from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.__main__ import run
-from ddppo.domains.circuits.quantum.angles import TURN
+from ddppo.domains.circuits.commands import run
+from ddppo.domains.circuits.quantum.circuit import TURN
+from ddppo.domains.circuits.quantum.rule_search import Space, classes
 from ddppo.domains.circuits.quantum.rules import (
+    NO_ANGLE,
+    PACKAGED,
     Expression,
     Rule,
+    SymbolicGate,
     canonical,
-    command,
+    circuit,
+    difference,
     packaged,
     parse,
     read,
     write,
 )
-from ddppo.domains.circuits.quantum.rules.file import PACKAGED
-from ddppo.domains.circuits.quantum.rules.rule import NO_ANGLE, SymbolicGate, circuit
-from ddppo.domains.circuits.quantum.rules.search import Space, classes
-from ddppo.domains.circuits.quantum.rules.verify import difference
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import distance, matrix_of
 
@@ -196,7 +197,7 @@ def written(path, *texts):
 @pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLUGIN.cpp.why_not()))
 def test_a_command_searches_and_writes_a_file_that_reads_the_same_each_time(tmp_path, capsys):
     for name in ("one", "two"):
-        command.main([f"out={tmp_path / name}", "spaces=2:2:h+cx,1:3:x+rz"])
+        run(["rules", f"out={tmp_path / name}", "spaces=2:2:h+cx,1:3:x+rz"])
     assert "rules in" in capsys.readouterr().out
     one, two = read(tmp_path / "one"), read(tmp_path / "two")
     assert one.rules == two.rules
@@ -217,7 +218,7 @@ def test_rules_of_ones_own_are_verified_and_stand_beside_those_that_are_found(tm
     own.write_text(
         "# three cx make a swap, the other way round\n\ncx 0 1; cx 1 0; cx 0 1 -> cx 1 0; cx 0 1; cx 1 0\nh 0; h 0 ->\n"
     )
-    command.main([f"out={tmp_path / 'my.rules'}", "spaces=1:2:h", f"own={own}"])
+    run(["rules", f"out={tmp_path / 'my.rules'}", "spaces=1:2:h", f"own={own}"])
     assert "2 rules" in capsys.readouterr().out
     rules, made_by = read(tmp_path / "my.rules")
     assert [str(rule) for rule in rules] == [
@@ -225,7 +226,7 @@ def test_rules_of_ones_own_are_verified_and_stand_beside_those_that_are_found(tm
         "cx 0 1; cx 1 0; cx 0 1 -> cx 1 0; cx 0 1; cx 1 0",
     ]
     assert "spaces=1:2:h own=own.txt growth" in made_by["command"]
-    command.main([f"out={tmp_path / 'alone.rules'}", "spaces=null", f"own={own}"])
+    run(["rules", f"out={tmp_path / 'alone.rules'}", "spaces=null", f"own={own}"])
     assert len(read(tmp_path / "alone.rules").rules) == 2
 
 
@@ -243,7 +244,7 @@ def test_a_rule_of_ones_own_that_is_not_true_is_refused_with_its_line(tmp_path, 
     own = tmp_path / "own.txt"
     own.write_text(text)
     with pytest.raises(ConfigError, match=said):
-        command.main([f"out={tmp_path / 'my.rules'}", "spaces=null", f"own={own}"])
+        run(["rules", f"out={tmp_path / 'my.rules'}", "spaces=null", f"own={own}"])
     assert not (tmp_path / "my.rules").exists()
 
 
@@ -301,7 +302,7 @@ def test_a_file_with_a_rule_that_is_not_true_is_refused_with_its_line(tmp_path):
 )
 def test_a_wrong_command_is_refused_by_a_sentence(given, said):
     with pytest.raises(ConfigError, match=said):
-        command.main(["spaces=1:1:h", given])
+        run(["rules", "spaces=1:1:h", given])
 
 
 def test_parameters_evaluate_modulo_a_turn():

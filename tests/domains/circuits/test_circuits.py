@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddppo.domains.circuits.quantum import CX, KINDS, RZ, Circuit, Gate, H, X
-from ddppo.domains.circuits.quantum.angles import PI, TURN, of_fraction, of_radians, radians, shown, written
+from ddppo.domains.circuits.quantum.circuit import PI, TURN, of_fraction, of_radians, radians, shown, written
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import random_circuit
 

@@ -6,12 +6,12 @@ import re
 import pytest
 
 from ddppo.domains.circuits.quantum import CX, RZ, H
-from ddppo.domains.circuits.quantum.angles import TURN, radians
 from ddppo.domains.circuits.quantum.benchmarks import BENCHMARKS, benchmark
-from ddppo.domains.circuits.quantum.qasm import as_qasm, parse
-from ddppo.domains.circuits.quantum.qasm.library import TEXT
+from ddppo.domains.circuits.quantum.circuit import TURN, radians
+from ddppo.domains.circuits.quantum.qasm_gates import TEXT
+from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, parse
 from ddppo.domains.circuits.quantum.rules import packaged
-from ddppo.domains.circuits.quantum.rules.rule import parse as rule_of
+from ddppo.domains.circuits.quantum.rules import parse as rule_of
 
 qiskit = pytest.importorskip("qiskit", reason="needs the extra circuits: pip install '.[circuits]'")
 library = pytest.importorskip(

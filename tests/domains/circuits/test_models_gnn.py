@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from ddppo.config import settings_of
-from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.gnn import graphs, messages
-from ddppo.domains.circuits.gnn.distribution import NOWHERE
+from ddppo.domains.circuits import PLUGIN, graph_layers
+from ddppo.domains.circuits.model import NOWHERE
 from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model, random_obs
@@ -34,8 +33,7 @@ pytestmark = pytest.mark.skipif(PLUGIN.cpp.why_not() is not None, reason=str(PLU
 def by(request, monkeypatch):
     """Compute graphs and sums of messages in C++, and by torch's own operations."""
     if request.param == "torch":
-        for module in (graphs, messages):
-            monkeypatch.setattr(module, "is_native", lambda numbers: False)
+        monkeypatch.setattr(graph_layers, "is_native", lambda numbers: False)
     return request.param
 
 
@@ -117,12 +115,12 @@ def test_gradients_are_those_of_plain_loops_and_none_flows_through_the_choice_of
 
 def test_the_sum_of_messages_has_the_gradient_of_finite_differences():
     obs, _ = circuits()
-    graph = graphs.graph_around(torch.arange(MAX_NODES) < obs["num_nodes"], obs, 1)
+    graph = graph_layers.graph_around(torch.arange(MAX_NODES) < obs["num_nodes"], obs, 1)
     generator = torch.Generator().manual_seed(0)
     sent = torch.randn(len(graph.nodes), 3, dtype=torch.float64, generator=generator, requires_grad=True)
     offsets = torch.randn(8, 3, dtype=torch.float64, generator=generator, requires_grad=True)
     assert torch.autograd.gradcheck(
-        lambda x, b: messages.sum_of_messages(x, b, graph, len(graph.neighbours) - 5), (sent, offsets)
+        lambda x, b: graph_layers.sum_of_messages(x, b, graph, len(graph.neighbours) - 5), (sent, offsets)
     )
 
 
@@ -136,7 +134,7 @@ def test_cpp_and_torch_lay_out_the_same_graph(radius, share):
     draw = torch.rand(4, MAX_NODES, generator=torch.Generator().manual_seed(radius))
     roots = (draw < share) & (torch.arange(MAX_NODES) < obs["num_nodes"])
     given = (roots, obs["edges"], obs["num_edges"], obs["num_nodes"], radius)
-    ours, plain = graphs._graph_in_cpp(*given), graphs._graph_in_torch(*given)
+    ours, plain = graph_layers._graph_in_cpp(*given), graph_layers._graph_in_torch(*given)
     assert ours.sizes == plain.sizes
     for a, b in zip(ours[:3], plain[:3], strict=True):
         assert torch.equal(a.long(), b)
@@ -192,7 +190,7 @@ def test_other_numbers_for_the_nodes_change_nothing(conv):
 def test_gates_farther_away_than_there_are_layers_change_nothing_and_nearer_ones_do():
     model, (obs, _) = network(graph_layers=2), circuits(sizes=(26,))
     actions = torch.tensor([int((obs["pairs"][0, :, 0] == 12).nonzero()[0, 0])])
-    near = graphs.graph_around(torch.arange(MAX_NODES)[None] == 12, obs, 2).nodes.tolist()
+    near = graph_layers.graph_around(torch.arange(MAX_NODES)[None] == 12, obs, 2).nodes.tolist()
     assert 3 < len(near) < 20
     before = torch.cat([x.flatten() for x in model.at(obs, actions)])
     for node in range(26):

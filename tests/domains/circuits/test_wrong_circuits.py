@@ -9,8 +9,8 @@ import pytest
 from ddppo import config as configuration
 from ddppo.config import Config, EnvConfig, settings_of
 from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.__main__ import run
-from ddppo.domains.circuits.quantum.rules.file import PACKAGED
+from ddppo.domains.circuits.commands import run
+from ddppo.domains.circuits.quantum.rules import PACKAGED
 from ddppo.errors import ConfigError
 from tests.conf.wrong_command_lines import Case, Playground
 

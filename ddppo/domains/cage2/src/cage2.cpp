@@ -1,4 +1,4 @@
-// Games of CAGE challenge 2 with the bits of ddppo/domains/cage2/{games,agents,draws}.py, where the rules have their
+// Games of CAGE challenge 2 with the bits of ddppo/domains/cage2/{games,rules}.py, where the rules have their
 // words; the tables are made there. Functions have the names that they have there.
 #include "cage2.hpp"
 

@@ -7,7 +7,7 @@ namespace ddppo {
 
 constexpr int kHosts = 13, kObsPerHost = 4;
 
-// One game: GAME of ddppo/domains/cage2/state.py, which says what the fields are. Sets of hosts and ports are bits.
+// One game: GAME of ddppo/domains/cage2/rules.py, which says what the fields are. Sets of hosts and ports are bits.
 struct Cage2Game {
   uint64_t key, time;
   uint16_t decoys[kHosts], seen[kHosts];
@@ -20,7 +20,7 @@ struct Cage2Game {
   bool down, found, immune;
 };
 
-// The fields of `_Batch` in ddppo/domains/cage2/native.py. Tables are those of its TABLES, where they are described.
+// The fields of `_Batch` in ddppo/domains/cage2/games.py. Tables are those of its TABLES, where they are described.
 struct Cage2Batch {
   int64_t num_games;
   int64_t red;  // 0 sleep, 1 B_line, 2 Meander

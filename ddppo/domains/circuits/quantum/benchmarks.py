@@ -1,15 +1,18 @@
-"""The arithmetic circuits that optimisers are compared on, by their constructions, in h, x, cx and rz.
+"""Circuits by name: the benchmarks of the literature, made here, and files of OpenQASM 2."""
 
-A Toffoli gate is H CCZ H, and a CCZ or its inverse, which is the same unitary, 13 gates; `signs` says which one each
-is, because rotations of a pair cancel where the signs are opposite and only add up where they are equal. The signs
-here are those with which merging removes most; sums of gates before do not depend on them.
-"""
-
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from ddppo.domains.circuits.quantum.angles import TURN
-from ddppo.domains.circuits.quantum.circuit import CX, RZ, Circuit, Gate, H, X
+from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, Circuit, Gate, H, X
+from ddppo.domains.circuits.quantum.qasm_reader import Program, read
 from ddppo.errors import ConfigError, near
+
+# -- The arithmetic circuits that optimisers are compared on, by their constructions, in h, x, cx and rz -------------
+# A Toffoli gate is H CCZ H, and a CCZ or its inverse, which is the same unitary, 13 gates; `signs` says which one each
+# is, because rotations of a pair cancel where the signs are opposite and only add up where they are equal. The signs
+# here are those with which merging removes most; sums of gates before do not depend on them.
+
 
 Triple = tuple[int, int, int]
 _GF_SIGNS = (1, -1, 1, -1, -1, -1, -1, -1, 1, 1, 1, 1, 1, -1, 1, -1)
@@ -145,3 +148,30 @@ def benchmark(name: str) -> Circuit:
         known = ", ".join(BENCHMARKS)
         raise ConfigError(f"{name}{near(name, list(BENCHMARKS))} is none of the benchmark circuits: {known}")
     return BENCHMARKS[name]()
+
+
+# -- A circuit by what a user calls it: the path of an OpenQASM 2 file, or the name of a benchmark -------------------
+
+
+def program(source: str) -> Program:
+    """Return the circuit, with its qubits' names. A file that exists comes before a benchmark of its name.
+
+    Raises ConfigError for what is neither, and for a file that is no such circuit.
+    """
+    if source in BENCHMARKS and not Path(source).exists():
+        circuit = benchmark(source)
+        return Program(circuit, tuple(f"q[{wire}]" for wire in range(circuit.num_qubits)), ())
+    if not Path(source).exists() and "/" not in source and "." not in source:
+        known = ", ".join(BENCHMARKS)
+        raise ConfigError(
+            f"{source}{near(source, list(BENCHMARKS))}: neither a file nor one of the benchmark circuits {known}"
+        )
+    return read(source)
+
+
+def noted(source: str) -> Program:
+    """Do the same, and say on stderr what of the file the circuit does not hold."""
+    found = program(source)
+    for remark in found.remarks:
+        print(f"note: {remark}", file=sys.stderr)
+    return found

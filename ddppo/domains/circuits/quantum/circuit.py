@@ -1,17 +1,102 @@
-"""A circuit: gates on the wires of qubits, which are the nodes of a DAG with an edge wherever a wire joins two."""
+"""Quantum circuits of the gates h, x, cx and rz; angles as whole parts of a turn; what a circuit costs."""
 
 import hashlib
+import importlib
+import math
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation, Overflow, localcontext
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddppo.domains.circuits.quantum.angles import TURN
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, near
+from ddppo.tracebacks import in_one_line
+
+# -- Angles of rotations in fixed point: whole numbers modulo TURN, one turn of 2 pi being 2^48, a unit 2.2e-14 radians
+# Sums are exact and wrap. Multiples of pi / 2^47 are held exactly; others, such as pi / 3, to half a unit.
+
+
+TURN = 1 << 48
+PI = TURN // 2
+DIGITS = 60  # of the arithmetic of expressions: 10^6 pi keeps its phase, which a float would lose
+DECIMAL_PI = Decimal(
+    "3.14159265358979323846264338327950288419716939937510582097494459230781640628620899862803482534"
+)
+_LARGEST_DENOMINATOR = 256
+_SHOWN_WITHIN = 1e-9  # of a turn
+
+
+class NoAngle(ValueError):
+    """A number or an expression that is no angle: not finite, too large, or without a value."""
+
+
+def of_radians(radians: float | Decimal) -> int:
+    """Return round(radians 2^48 / (2 pi)) mod 2^48. Raises NoAngle for what is not finite, or beyond 10^50."""
+    with localcontext() as context:
+        context.prec = DIGITS + 20
+        try:
+            turns = Decimal(radians) / (2 * DECIMAL_PI) % 1
+            return int((turns * TURN).to_integral_value()) % TURN
+        except (InvalidOperation, Overflow, ValueError) as e:  # ValueError: NaN
+            raise NoAngle(f"{radians} is no angle: it has to be finite and below 1e50") from e
+
+
+def of_fraction(numerator: int, denominator: int) -> int:
+    """Return the angle pi numerator / denominator, rounded to a unit."""
+    return round(Fraction(PI * numerator, denominator)) % TURN
+
+
+def signed(angle: int) -> int:
+    """Return the same angle in (-TURN / 2, TURN / 2]."""
+    angle %= TURN
+    return angle - TURN if angle > PI else angle
+
+
+def radians(angle: int) -> float:
+    """Return the angle in (-pi, pi]."""
+    return signed(angle) * (math.pi / PI)
+
+
+def written(angle: int) -> str:
+    """Return text that reads as exactly this angle: a fraction of pi, its denominator at most 256, else a decimal."""
+    part = _fraction(angle)
+    if of_fraction(part.numerator, part.denominator) == angle % TURN:
+        return _of_pi(part, "pi", "*")
+    texts = (f"{radians(angle):.{digits}g}" for digits in range(1, 17))
+    return next((text for text in texts if of_radians(Decimal(text)) == angle % TURN), repr(radians(angle)))
+
+
+def shown(angle: int) -> str:
+    """Return short text for pictures: a fraction of pi that fits to 1e-9 of a turn, such as -3π/4, else 4 digits."""
+    part = _fraction(angle)
+    if abs(Fraction(signed(angle), TURN) - part / 2) <= _SHOWN_WITHIN:
+        return _of_pi(part, "π", "")
+    return f"{radians(angle):.4g}"
+
+
+def _fraction(angle: int) -> Fraction:
+    """Return the nearest fraction of pi with a small denominator, in (-1, 1]."""
+    return Fraction(signed(angle), PI).limit_denominator(_LARGEST_DENOMINATOR)
+
+
+def _of_pi(part: Fraction, pi: str, times: str) -> str:
+    if part == 0:
+        return "0"
+    size = abs(part.numerator)
+    return (
+        ("-" if part < 0 else "")
+        + (pi if size == 1 else f"{size}{times}{pi}")
+        + (f"/{part.denominator}" if part.denominator > 1 else "")
+    )
+
+
+# -- A circuit: gates on the wires of qubits, which are the nodes of a DAG with an edge wherever a wire joins two
+
 
 KINDS = ("h", "x", "cx", "rz")
 H, X, CX, RZ = range(4)
@@ -195,3 +280,79 @@ def _checked(circuit: Circuit) -> dict[str, NDArray[Any]]:
         "wires": wires.astype(np.int16),
         "angles": angles.astype(np.int64),
     }
+
+
+# -- What is to become small: costs of a circuit, by name or by a user's import path ---------------------------------
+
+
+Cost = Callable[[Circuit], float]
+
+
+def gate_count(circuit: Circuit) -> float:
+    """Gates of all kinds."""
+    return len(circuit)
+
+
+def cx_count(circuit: Circuit) -> float:
+    """Gates of two qubits, the ones that fail most on hardware."""
+    return int(np.count_nonzero(circuit.kinds == CX))
+
+
+def cx_weighted(circuit: Circuit) -> float:
+    """2 cx_count + gate_count."""
+    return 2 * cx_count(circuit) + len(circuit)
+
+
+def depth(circuit: Circuit) -> float:
+    """Gates on the longest path."""
+    return circuit.depth
+
+
+def counts(circuit: Circuit) -> str:
+    """Return in words how many gates of which kinds there are, on how many qubits, and the depth."""
+    kinds = circuit.kinds.tolist()
+    parts = ", ".join(f"{kinds.count(k)} {kind}" for k, kind in enumerate(KINDS))
+    return f"{len(circuit)} gates ({parts}) on {circuit.num_qubits} qubits, depth {circuit.depth}"
+
+
+def measures(circuit: Circuit) -> dict[str, float]:
+    """Return what circuits are compared by, whatever their cost: gates, cx and depth."""
+    return {"gates": len(circuit), "cx": cx_count(circuit), "depth": circuit.depth}
+
+
+COSTS: dict[str, Cost] = {f.__name__: f for f in (gate_count, cx_count, cx_weighted, depth)}
+
+
+def cost(name: str) -> Cost:
+    """Return the cost of this name, or a user's function by its import path, my_pkg.costs:cost.
+
+    A user's function takes a Circuit; each call checks that it returns a finite number. Raises ConfigError.
+    """
+    if name in COSTS:
+        return COSTS[name]
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        known = ", ".join(COSTS)
+        raise ConfigError(
+            f"cost={name}{near(name, list(COSTS))}: neither one of {known} nor an import path like my_pkg:cost"
+        )
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (Exception, SystemExit) as e:  # a user's module may raise anything
+        raise ConfigError(f"cost={name}: cannot be imported: {in_one_line(e)}") from e
+    if not callable(function):
+        raise ConfigError(f"cost={name}: has to be a function of a ddppo.domains.circuits.quantum.Circuit")
+    return _checked_cost(function, name)
+
+
+def _checked_cost(function: Cost, name: str) -> Cost:
+    def checked(circuit: Circuit) -> float:
+        try:
+            found = float(function(circuit))
+        except Exception as e:  # a user's function may raise anything
+            raise ConfigError(f"cost={name}: raised {in_one_line(e)}") from e
+        if not math.isfinite(found):
+            raise ConfigError(f"cost={name}: returned {found}; a cost is a finite number")
+        return found
+
+    return checked

@@ -1,4 +1,4 @@
-"""Rewriting circuits by rules, in C++ (src/rewriting.hpp): where rules match, and what they make."""
+"""Rewriting circuits by rules, in C++ (src/rewriting.hpp), and merging their rotations."""
 
 import ctypes
 import weakref
@@ -9,11 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddppo.domains.circuits import PLUGIN
-from ddppo.domains.circuits.quantum.circuit import Circuit
+from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, Circuit, Gate, H
 from ddppo.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ddppo.domains.circuits.quantum.rules.rule import Rule, SymbolicGate
+    from ddppo.domains.circuits.quantum.rules import Rule, SymbolicGate
+
+
+# -- Rewriting circuits by rules, in C++ (src/rewriting.hpp): where rules match, and what they make ------------------
+
 
 _INT, _SHORT, _POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
 _TYPES: dict[str, tuple[Any, list[Any]]] = {  # name: (result, arguments)
@@ -203,3 +207,103 @@ def _functions() -> dict[str, Any]:
 
 
 _compiled: dict[str, Any] = {}
+
+
+# -- Rotation merging: rotations about the same parity of the same variables become one. A baseline without search
+# Nam, Ross, Su, Childs, Maslov, arXiv:1710.07345, section 4.4. They cut the circuit into regions of cx, x and rz
+# between the h gates; here an h begins a new variable on its wire, and parities are followed through the whole circuit
+# (Amy, Maslov, Mosca, arXiv:1303.2042), which finds what they find and the pairs that no one region holds.
+
+
+def merged(circuit: Circuit) -> Circuit:
+    """Return an equal circuit with at most one rz for each parity, at its first place; none of angle 0.
+
+    A sum over paths x of the variables gives each path the phase sum over rz of angle f(x), f the Boolean affine
+    function on the wire there: so rotations of one f add up, and about 1 - f the angle counts with the other sign.
+    """
+    labels = [1 << wire for wire in range(circuit.num_qubits)]  # sets of variables: a bit for each
+    negated = [False] * circuit.num_qubits
+    num_variables = circuit.num_qubits
+    sums: dict[int, int] = {}  # parity -> angle
+    places: dict[int, bool] = {}  # parity -> whether its first place has the negation
+    kept: list[tuple[Gate, int]] = []  # gates, and for rotations their parity
+    for gate in circuit:
+        wire = gate.wires[-1]
+        if gate.kind == RZ:
+            parity = labels[wire]
+            sums[parity] = sums.get(parity, 0) + (-gate.angle if negated[wire] else gate.angle)
+            if parity not in places:
+                places[parity] = negated[wire]
+                kept.append((gate, parity))
+            continue
+        kept.append((gate, 0))
+        if gate.kind == CX:
+            control = gate.wires[0]
+            labels[wire] ^= labels[control]
+            negated[wire] ^= negated[control]
+        elif gate.kind == H:
+            labels[wire], negated[wire] = 1 << num_variables, False
+            num_variables += 1
+        else:
+            negated[wire] = not negated[wire]
+    gates = []
+    for gate, parity in kept:
+        if parity:
+            angle = (-sums[parity] if places[parity] else sums[parity]) % TURN
+            gates += [Gate(RZ, gate.wires, angle)] * (angle != 0)
+        else:
+            gates.append(gate)
+    return Circuit.from_gates(circuit.num_qubits, gates)
+
+
+# -- What two circuits do not share: without the gates that both begin and end with, and the qubits left idle --------
+
+
+def differing_parts(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
+    """Return A and B, where a = P A S and b = P B S, on the wires that either touches, at least one, renumbered."""
+    for _ in range(2):  # the beginnings; then, both turned round, the ends; then turned back
+        a, b = (_turned_round(circuit) for circuit in _without_common_beginning(a, b))
+    used = np.zeros(a.num_qubits, bool)
+    for circuit in (a, b):
+        used[circuit.wires[circuit.wires >= 0]] = True
+    used[0] |= not used.any()
+    places = np.append(np.cumsum(used) - 1, -1).astype(np.int16)  # the last one: of no wire, -1
+    return _on(places, a, int(used.sum())), _on(places, b, int(used.sum()))
+
+
+def _on(places: NDArray[np.int16], circuit: Circuit, num_qubits: int) -> Circuit:
+    return Circuit(num_qubits, circuit.kinds, places[circuit.wires], circuit.angles)
+
+
+def _turned_round(circuit: Circuit) -> Circuit:
+    """Return the gates from last to first: not the inverse, whose angles have the other sign."""
+    return _kept(circuit, np.arange(len(circuit))[::-1])
+
+
+def _kept(circuit: Circuit, gates: NDArray[np.int64]) -> Circuit:
+    return Circuit(circuit.num_qubits, circuit.kinds[gates], circuit.wires[gates], circuit.angles[gates])
+
+
+def _without_common_beginning(a: Circuit, b: Circuit) -> tuple[Circuit, Circuit]:
+    """Take gates off both as long as one is at the front of both."""
+    gates_b = b.gates()
+    at, following = b.links.first.tolist(), b.links.next.tolist()
+    is_blocked = [False] * a.num_qubits
+    left_a, gone_b = [], np.zeros(len(b), bool)
+    for i, gate in enumerate(a):
+        j = at[gate.wires[0]]
+        is_shared = (
+            j >= 0
+            and not any(is_blocked[wire] for wire in gate.wires)
+            and gates_b[j] == gate
+            and all(at[wire] == j for wire in gate.wires)
+        )
+        if is_shared:
+            gone_b[j] = True
+            for port, wire in enumerate(gate.wires):
+                at[wire] = following[j][port]
+        else:
+            left_a.append(i)
+            for wire in gate.wires:
+                is_blocked[wire] = True
+    return _kept(a, np.array(left_a, np.int64)), _kept(b, np.flatnonzero(~gone_b))

@@ -1,18 +1,34 @@
-"""A circuit as its observation shows it, and a choice made there, in C++ (src/circuit_board.cpp)."""
+"""A circuit as its observation shows it, and a choice made there, in C++ (src/circuit_board.cpp); sizes that fit it."""
 
 import ctypes
+import functools
+import hashlib
+import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import Circuit
+from ddppo.domains.circuits.quantum.benchmarks import program
+from ddppo.domains.circuits.quantum.circuit import Cost
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
-from ddppo.domains.circuits.task.observation import observation_space
-from ddppo.domains.circuits.task.packing import GATE_BYTES, packed, unpacked
-from ddppo.domains.circuits.task.settings import Episode
+from ddppo.domains.circuits.quantum.rules import packaged, read
+from ddppo.domains.circuits.task.settings import (
+    GATE_BYTES,
+    Episode,
+    Sizes,
+    observation_space,
+    packed,
+    unpacked,
+)
+from ddppo.errors import ConfigError
+
+# -- A circuit as its observation shows it, and a choice made there, in C++ (src/circuit_board.cpp) ------------------
+
 
 REWRITTEN, UNCHANGED, WRONG = range(3)  # what became of a choice
 _IN_CPP = (
@@ -137,3 +153,159 @@ def functions() -> dict[str, Any]:
 
 
 _compiled: dict[str, Any] = {}
+
+
+# -- How many steps an episode may take: a cap that grows and shrinks with use ---------------------------------------
+
+
+ROUND = 8  # episodes after which the cap is set anew
+
+
+class LengthCap:
+    """The cap of one starting circuit in one environment, from min_steps up to max_steps.
+
+    After every ROUND episodes it is multiplied by 1.5 where it is below 40, else by 1.2, if one of them was cut, and
+    divided by that if the longest would have fitted into what is left. Where environments tell each other of theirs,
+    `own`, the cap is the largest: it grows at once, and shrinks when the last of them has.
+    """
+
+    def __init__(self, episode: Episode) -> None:
+        self._least, self._most = episode.min_steps, episode.max_steps
+        self.own = self._least
+        self._others = 0
+        self._num_episodes = 0
+        self._longest = 0
+
+    @property
+    def cap(self) -> int:
+        return max(self.own, self._others)
+
+    def hear(self, caps: Iterable[int]) -> None:
+        """Take notice of what all environments found, this one included."""
+        self._others = max(caps, default=0)
+
+    def note(self, num_steps: int) -> None:
+        """Take notice of an episode that is over."""
+        self._num_episodes += 1
+        self._longest = max(self._longest, num_steps)
+        if self._num_episodes < ROUND:
+            return
+        factor = 1.5 if self.cap < 40 else 1.2
+        shorter = math.ceil(self.cap / factor)
+        if self._longest >= self.cap:
+            self.own = min(self._most, math.ceil(self.cap * factor))
+        elif self._longest <= shorter:
+            self.own = max(self._least, shorter)
+        else:
+            self.own = self.cap
+        self._num_episodes = self._longest = 0
+
+    def state(self) -> list[int]:
+        return [self.own, self._others, self._num_episodes, self._longest]
+
+    def restore(self, state: list[int]) -> None:
+        self.own, self._others, self._num_episodes, self._longest = state
+
+
+# -- What a circuit environment is given: the circuits to start from, and rules made ready ---------------------------
+
+
+class Start(NamedTuple):
+    """An original circuit, in canonical order, what the user calls it, and its cost."""
+
+    name: str
+    circuit: Circuit
+    cost: float
+
+
+def starts(given: str | Sequence[str], cost: Cost) -> tuple[Start, ...]:
+    """Return the circuits that a benchmark's name, a QASM path, or several of these mean. Raises ConfigError."""
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            f"circuit={given}: give a benchmark's name, the path of a QASM file, or a list of these"
+        )
+    twice = [name for k, name in enumerate(names) if name in names[:k]]
+    if twice:
+        raise ConfigError(f"circuit={','.join(names)}: {twice[0]} is there twice: name each once")
+    found = []
+    for name in names:
+        circuit = program(name).circuit.canonical()
+        if not len(circuit):
+            raise ConfigError(
+                f"circuit={name}: it has no gates, so there is nothing to rewrite: leave it out"
+            )
+        found.append(Start(name, circuit, float(cost(circuit))))
+    return tuple(found)
+
+
+def rewriter(path: str | None) -> Rewriter:
+    """Return the rules of a file (null: the package's), made ready once in a process. Raises ConfigError."""
+    if path is None:
+        return _ready(None, b"")
+    try:
+        content = hashlib.sha256(Path(path).read_bytes()).digest()
+    except OSError:
+        content = b""  # the reader says what is wrong
+    return _ready(str(path), content)
+
+
+@functools.lru_cache(maxsize=4)
+def _ready(path: str | None, content: bytes) -> Rewriter:
+    return Rewriter((packaged() if path is None else read(Path(path))).rules)
+
+
+@functools.lru_cache(maxsize=4)
+def rules_digest(rewriter: Rewriter) -> str:
+    """Return 16 bytes, in hexadecimal, that tell rules and their order from others."""
+    return hashlib.blake2b("\n".join(map(str, rewriter.rules)).encode(), digest_size=16).hexdigest()
+
+
+# -- How much an observation has room for, and the choices that are there whatever matches ---------------------------
+
+
+NO_NODE = -1  # of the choice to change nothing, where it is offered once
+_PAIRS_PER_NODE = 4  # three times what the package's rules have on the benchmarks, rewritten at random
+
+
+def at_every_node(rewriter: Rewriter, episode: Episode) -> list[int]:
+    """Return the rules that are offered at every node, whether or not they match.
+
+    Without a mask, one more than there are stands for all that do not match there.
+    """
+    nop = [rewriter.nop] if episode.nop == "nodes" else []
+    return nop if episode.mask else [*nop, rewriter.num_rules]
+
+
+def growth_of(rewriter: Rewriter) -> np.ndarray:
+    """Return by how many gates each rule makes a circuit longer, at most: rotations by 0 are left out of it."""
+    return np.array([*(len(rule.target) - len(rule.source) for rule in rewriter.rules), 0])
+
+
+def sized(sizes: Sizes, starts: tuple[Start, ...], rewriter: Rewriter, episode: Episode) -> tuple[int, int]:
+    """Return max_nodes and max_pairs. Raises ConfigError where a start does not fit.
+
+    null stands for: the gates of the largest start, the slack and the longest rule's growth, rounded up to a multiple
+    of 8 (with cost=gate_count nothing is ever too large then); and for 4 pairs a node.
+    """
+    largest = max(starts, key=lambda start: len(start.circuit))
+    gates = len(largest.circuit)
+    room = int(np.ceil(episode.slack)) + max(0, int(growth_of(rewriter).max()))
+    max_nodes = sizes.max_nodes or -(-(gates + room) // 8) * 8
+    if max_nodes < gates:
+        raise ConfigError(
+            f"sizes.max_nodes={max_nodes}: {largest.name} has {gates} gates: raise it to {gates + room}, or "
+            "leave it null"
+        )
+    num_extra = len(at_every_node(rewriter, episode))
+    max_pairs = sizes.max_pairs or (_PAIRS_PER_NODE + (not episode.mask)) * max_nodes
+    least = num_extra * max_nodes + 1 if num_extra else 2
+    if max_pairs < least:
+        why = (
+            f" beside the {num_extra} at each of {max_nodes} nodes that are always there" if num_extra else ""
+        )
+        raise ConfigError(
+            f"sizes.max_pairs={max_pairs}: has to be {least} or more, so that there is a choice{why}: raise it, or "
+            "leave it null"
+        )
+    return max_nodes, max_pairs

@@ -8,18 +8,24 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from ddppo.domains.circuits.quantum import Circuit, costs
+from ddppo.domains.circuits.quantum import Circuit
+from ddppo.domains.circuits.quantum.circuit import cost as cost_named
 from ddppo.domains.circuits.task import settings
-from ddppo.domains.circuits.task.board import UNCHANGED, WRONG, Board, Choice
-from ddppo.domains.circuits.task.buffers import ORIGINAL, GraphBuffer
-from ddppo.domains.circuits.task.counts import Counts
-from ddppo.domains.circuits.task.found import Found
-from ddppo.domains.circuits.task.lengths import LengthCap
-from ddppo.domains.circuits.task.news import News, OfStart, read_all, written
-from ddppo.domains.circuits.task.observation import observation_space
-from ddppo.domains.circuits.task.packing import of_text, packed, text, unpacked
-from ddppo.domains.circuits.task.pairs import sized
-from ddppo.domains.circuits.task.starts import Start, rewriter, rules_digest, starts
+from ddppo.domains.circuits.task.board import (
+    UNCHANGED,
+    WRONG,
+    Board,
+    Choice,
+    LengthCap,
+    Start,
+    rewriter,
+    rules_digest,
+    sized,
+    starts,
+)
+from ddppo.domains.circuits.task.buffer import GraphBuffer
+from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, News, OfStart, read_all, written
+from ddppo.domains.circuits.task.settings import Counts, observation_space, of_text, packed, text, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 
 Obs = dict[str, np.ndarray]
@@ -28,7 +34,7 @@ Obs = dict[str, np.ndarray]
 class CircuitEnv(gym.Env):
     """Rewrite a quantum circuit, one (node, rule) pair a step; the reward is cost before - cost after.
 
-    An action is the index of a row of the observation's `pairs` (ddppo.domains.circuits.task.observation). terminated:
+    An action is the index of a row of the observation's `pairs` (ddppo.domains.circuits.task.settings). terminated:
     the cost exceeds the least of the episode by more than the slack (the start costs at most what the original does,
     so that is never left further behind), nothing was changed where that stops, nothing is left to choose, or the
     action was no rewrite, worth -1. truncated: the length cap. Episodes start round-robin over the circuits, each from
@@ -50,7 +56,7 @@ class CircuitEnv(gym.Env):
         self._episode = settings.of(settings.Episode, "episode", episode)
         self._buffer = settings.of(settings.Buffer, "buffer", buffer)
         given_sizes = settings.of(settings.Sizes, "sizes", sizes)
-        self._cost_of = costs.cost(cost)
+        self._cost_of = cost_named(cost)
         self.starts = starts(circuit, self._cost_of)
         self.rewriter = rewriter(rules)
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
@@ -108,7 +114,7 @@ class CircuitEnv(gym.Env):
         return answer
 
     def publish(self) -> bytes:
-        """Return what the others should know since the last call (ddppo.domains.circuits.task.news)."""
+        """Return what the others should know since the last call (ddppo.domains.circuits.task.lineage)."""
         if not self._buffers:
             return b""
         of_starts = tuple(

@@ -1,12 +1,21 @@
-"""Keyword arguments of the circuit environment, in groups, each checked by itself."""
+"""What the task is given, and what its observations and messages hold."""
 
+import base64
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from gymnasium.spaces import Box, Dict, MultiBinary
+
+from ddppo.domains.circuits.quantum import KINDS, Circuit
+from ddppo.domains.circuits.quantum.rewriting import unchecked
 from ddppo.errors import ConfigError, near
+
+# -- Keyword arguments of the circuit environment, in groups, each checked by itself ---------------------------------
+
 
 T = TypeVar("T")
 
@@ -108,3 +117,145 @@ def _check_choice(group: Any, name: str, key: str, choices: tuple[Any, ...]) -> 
     if not any(value is choice or (isinstance(choice, str) and value == choice) for choice in choices):
         said = ", ".join(str(choice).lower() for choice in choices)
         raise ConfigError(f"{name}.{key}={value}: has to be one of {said}")
+
+
+# -- A circuit as arrays of fixed size: its DAG, and what can be done to it ------------------------------------------
+# All that a model of any kind needs: a choice is the index of a row of `pairs`, so a node, and a rule at that node,
+# can be chosen in two stages from the observation alone.
+
+
+PADDING = -1  # of whole numbers; 0 of others
+_LONGEST = 127  # gates that a rule may add or take away
+
+
+def observation_space(max_nodes: int, max_pairs: int, num_rules: int, *, has_mask: bool = True) -> Dict:
+    """Return the space. Nodes are gates in canonical order; edges and pairs ascend.
+
+    kinds [max_nodes]: 0 h, 1 x, 2 cx, 3 rz. angles [max_nodes, 2]: sin and cos of an rz, 0 of others.
+    edges [2 max_nodes, 4]: source, its port, destination, its port; port 1 is a cx's target. pairs [max_pairs, 2]:
+    node and rule, the last rule changes nothing and has node -1 where it is offered once; without a mask, num_rules
+    stands for what does not match. num_nodes, num_edges and num_pairs [1]: how many are real. num_rules [1]: always the
+    same, for models that have an output for each. growth [max_pairs]: gates that the rule of each pair adds, rotations
+    by 0 among them. fresh [max_nodes]: inserted by the last rewrite or just before its place. action_mask [max_pairs]:
+    the first num_pairs.
+    """
+    most = {"nodes": max_nodes, "edges": 2 * max_nodes, "pairs": max_pairs, "rules": num_rules}
+    ends = np.array([max_nodes - 1, 1, max_nodes - 1, 1], np.int32)
+    choice = np.array([max_nodes - 1, num_rules - has_mask], np.int32)
+    return Dict(
+        {
+            "kinds": Box(PADDING, len(KINDS) - 1, (max_nodes,), np.int8),
+            "angles": Box(-1, 1, (max_nodes, 2), np.float32),
+            "edges": _rows(2 * max_nodes, ends),
+            "pairs": _rows(max_pairs, choice),
+            **{f"num_{what}": Box(0, number, (1,), np.int32) for what, number in most.items()},
+            "growth": Box(-_LONGEST, _LONGEST, (max_pairs,), np.int8),
+            "fresh": MultiBinary(max_nodes),
+            "action_mask": MultiBinary(max_pairs),
+        }
+    )
+
+
+def _rows(number: int, high: np.ndarray) -> Box:
+    high = np.broadcast_to(high, (number, len(high)))
+    return Box(np.full_like(high, PADDING), high, dtype=np.int32)
+
+
+# -- What an environment counts between two calls of publish(): steps, ends, and what each rule was good for ---------
+
+
+ENDS = ("too_costly", "nothing_changed", "no_choice", "not_a_choice", "cut")
+_TOTALS = ("steps", "rewrites", "lowered", "kept", "raised", *ENDS)
+
+
+class RuleCounts(NamedTuple):
+    """Of one rule. offered: choices at nodes where it matched; applied: where it was chosen; saved: cost, in sum."""
+
+    offered: int
+    applied: int
+    saved: float
+
+
+class Counts:
+    """Totals by name, and of each rule; offered and applied [num_rules] may be arrays that others count in."""
+
+    def __init__(
+        self, num_rules: int, offered: np.ndarray | None = None, applied: np.ndarray | None = None
+    ) -> None:
+        self.totals = dict.fromkeys(_TOTALS, 0)
+        self._offered = np.zeros(num_rules, np.int64) if offered is None else offered
+        self._applied = np.zeros(num_rules, np.int64) if applied is None else applied
+        self._saved = np.zeros(num_rules)
+
+    def note_rewrite(self, rule: int, saved: float) -> None:
+        """Take notice of what a rewrite saved; whoever applied it counts that."""
+        self.totals["rewrites"] += 1
+        self.totals["lowered" if saved > 0 else "raised" if saved < 0 else "kept"] += 1
+        self._saved[rule] += saved
+
+    def rules(self) -> dict[int, RuleCounts]:
+        """Return the rules that were offered, by number."""
+        rules = np.flatnonzero(self._offered)
+        rows = zip(
+            *(array[rules].tolist() for array in (self._offered, self._applied, self._saved)), strict=True
+        )
+        return {rule: RuleCounts(*row) for rule, row in zip(rules.tolist(), rows, strict=True)}
+
+    def add(self, said: dict[str, Any]) -> None:
+        """Add what a state says."""
+        for name, number in said["totals"].items():
+            self.totals[name] += number
+        for rule, offered, applied, saved in said["rules"]:
+            self._offered[rule] += offered
+            self._applied[rule] += applied
+            self._saved[rule] += saved
+
+    def clear(self) -> None:
+        self.totals = dict.fromkeys(_TOTALS, 0)
+        for array in (self._offered, self._applied, self._saved):
+            array[:] = 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "totals": dict(self.totals),
+            "rules": [[rule, *counts] for rule, counts in self.rules().items()],
+        }
+
+
+# -- Circuits and rewrites in few bytes, and as text for states and messages -----------------------------------------
+
+
+Rewrites = tuple[tuple[int, int], ...]  # (node, rule) of each, in order
+GATE_BYTES = 13  # its angle, two wires and kind
+REWRITE_BYTES = 8
+
+
+def packed(circuit: Circuit) -> bytes:
+    return b"".join(
+        array.tobytes()
+        for array in (circuit.angles.astype("<i8"), circuit.wires.astype("<i2"), circuit.kinds)
+    )
+
+
+def unpacked(num_qubits: int, given: bytes) -> Circuit:
+    """Return a circuit that was packed; its arrays are views of `given`."""
+    n = len(given) // GATE_BYTES
+    angles = np.frombuffer(given, "<i8", n)
+    wires = np.frombuffer(given, "<i2", 2 * n, 8 * n).reshape(n, 2)
+    return unchecked(num_qubits, np.frombuffer(given, np.uint8, n, 12 * n), wires, angles)
+
+
+def packed_rewrites(rewrites: Iterable[tuple[int, int]]) -> bytes:
+    return np.array(list(rewrites), "<i4").tobytes()
+
+
+def unpacked_rewrites(given: bytes) -> list[tuple[int, int]]:
+    return [(node, rule) for node, rule in np.frombuffer(given, "<i4").reshape(-1, 2).tolist()]
+
+
+def text(given: bytes) -> str:
+    return base64.b64encode(given).decode()
+
+
+def of_text(given: str) -> bytes:
+    return base64.b64decode(given)

@@ -5,13 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddppo.domains.circuits.quantum import Circuit
-from ddppo.domains.circuits.quantum.costs import cx_count
-from ddppo.domains.circuits.task.buffers.lineage import ORIGINAL, Lineage
-from ddppo.domains.circuits.task.found import Found
-from ddppo.domains.circuits.task.news import Told
-from ddppo.domains.circuits.task.packing import of_text, packed, packed_rewrites, text, unpacked
-from ddppo.domains.circuits.task.settings import Buffer
-from ddppo.domains.circuits.task.starts import Start
+from ddppo.domains.circuits.quantum.circuit import cx_count
+from ddppo.domains.circuits.task.board import Start
+from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, Lineage, Told
+from ddppo.domains.circuits.task.settings import Buffer, of_text, packed, packed_rewrites, text, unpacked
 
 _ENTRY_BYTES = (
     260  # of Python's own for a circuit that is kept: a tuple, two strings of bytes, a slot in a dict

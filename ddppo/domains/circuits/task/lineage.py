@@ -1,17 +1,27 @@
-"""By which rewrites circuits came from an original: a tree of steps, each kept as long as something needs it."""
+"""How circuits came about, rewrite by rewrite, and what environments tell each other of them."""
 
+import functools
+import json
+import zlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddppo.domains.circuits.task.packing import (
+from ddppo.domains.circuits.quantum import Circuit
+from ddppo.domains.circuits.quantum.equivalence import Verdict, verify
+from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest
+from ddppo.domains.circuits.task.settings import (
     REWRITE_BYTES,
     Rewrites,
     of_text,
     text,
     unpacked_rewrites,
 )
+from ddppo.errors import ConfigError
+
+# -- By which rewrites circuits came from an original: a tree of steps, each kept as long as something needs it ------
+
 
 ORIGINAL = -1  # the step of the original circuit, which no rewrite made
 _COLUMNS = 5
@@ -147,3 +157,117 @@ class Lineage:
         self._table[step] = parent, node, rule, 1, self.length(parent) + num_rewrites
         self.hold(parent)
         return step
+
+
+# -- The best circuit that was found, with the rewrites that lead to it from the original, which anyone can repeat
+
+
+class Found(NamedTuple):
+    """A circuit, its cost, and (node, rule) of every rewrite from `original` to it; nodes count in canonical order."""
+
+    name: str
+    original: Circuit
+    circuit: Circuit
+    cost: float
+    rewrites: tuple[tuple[int, int], ...]
+
+
+def replayed(rewriter: Rewriter, original: Circuit, rewrites: Iterable[tuple[int, int]]) -> Circuit:
+    """Return what the rewrites make of a circuit. Raises ConfigError that counts up to the first that cannot be."""
+    circuit = original.canonical()
+    for number, (node, rule) in enumerate(rewrites, 1):
+        try:
+            circuit, _ = rewriter.apply(circuit, node, rule)
+        except ConfigError as e:
+            raise ConfigError(
+                f"rewrite {number}: {e}: replay with the original and the rules that it was found by"
+            ) from e
+    return circuit
+
+
+def check_replay(found: Found, rewriter: Rewriter) -> None:
+    """Repeat the rewrites. Raises ConfigError where they make another circuit than the one that was found."""
+    circuit = replayed(rewriter, found.original, found.rewrites)
+    if digest(circuit) != digest(found.circuit):
+        raise ConfigError(
+            f"{found.name}: its {len(found.rewrites)} rewrites lead to another circuit of {len(circuit)} gates: "
+            "replay with the original and the rules that it was found by"
+        )
+
+
+def confirmed(found: Found, rewriter: Rewriter) -> Verdict:
+    """Repeat the rewrites, and compare what they make with the original as unitaries. Raises as check_replay."""
+    check_replay(found, rewriter)
+    return verify(found.original, found.circuit)
+
+
+# -- What an environment tells the others between iterations, as bytes: circuits, length caps, and counts ------------
+
+
+class Told(NamedTuple):
+    """A circuit that was found, with the packed rewrites that lead to it from the original.
+
+    ancestors: (rewrites up to it, digest) of circuits on the way that all environments were told of, the nearest
+    first. is_start: an episode went on from it, so that others may begin there.
+    """
+
+    cost: float
+    digest: bytes
+    packed: bytes
+    rewrites: bytes
+    ancestors: tuple[tuple[int, bytes], ...]
+    is_start: bool
+
+    @property
+    def num_rewrites(self) -> int:
+        return len(self.rewrites) // REWRITE_BYTES
+
+
+class OfStart(NamedTuple):
+    """What is told of one starting circuit. buffer: circuits, levels and bytes kept by the one who tells."""
+
+    circuits: tuple[Told, ...]
+    cap: int
+    buffer: tuple[int, int, int]
+
+
+class News(NamedTuple):
+    """of_starts: one of each starting circuit, in order. counts: the state of Counts; None of what a journal kept."""
+
+    of_starts: tuple[OfStart, ...]
+    counts: dict[str, Any] | None
+
+
+def written(news: News) -> bytes:
+    said = {
+        "starts": [[[_said(told) for told in of.circuits], of.cap, of.buffer] for of in news.of_starts],
+        "counts": news.counts,
+    }
+    return zlib.compress(json.dumps(said).encode(), 1)
+
+
+@functools.lru_cache(maxsize=1)
+def read_all(news: tuple[bytes, ...]) -> tuple[News, ...]:
+    """Return what was told; silence is left out. The environments of a process share one reading of an exchange."""
+    return tuple(_read(each) for each in news if each)
+
+
+def _read(news: bytes) -> News:
+    said = json.loads(zlib.decompress(news))
+    return News(
+        tuple(
+            OfStart(tuple(_told(*told) for told in circuits), cap, tuple(buffer))
+            for circuits, cap, buffer in said["starts"]
+        ),
+        said["counts"],
+    )
+
+
+def _said(told: Told) -> list[Any]:
+    ancestors = [[length, digest.hex()] for length, digest in told.ancestors]
+    return [told.cost, told.digest.hex(), text(told.packed), text(told.rewrites), ancestors, told.is_start]
+
+
+def _told(cost: float, digest: str, packed: str, rewrites: str, ancestors: list[Any], is_start: bool) -> Told:
+    known = tuple((length, bytes.fromhex(name)) for length, name in ancestors)
+    return Told(float(cost), bytes.fromhex(digest), of_text(packed), of_text(rewrites), known, is_start)

@@ -1,36 +1,136 @@
-"""The verb `optimise` of `python -m ddppo.domains.circuits`: a circuit made smaller, at random or by a run's policy."""
+"""The command `ddppo-circuit`: circuits of OpenQASM 2 files compared, drawn, and made smaller."""
 
 import math
+import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from omegaconf import MISSING
 
 from ddppo.config import setting
-from ddppo.domains.circuits.optimise.of_run import OfRun, of_run
-from ddppo.domains.circuits.optimise.rewrites import STARTS, started
-from ddppo.domains.circuits.optimise.search import Best, Budget, search
-from ddppo.domains.circuits.optimise.walk import Walk, random_walk
-from ddppo.domains.circuits.optimise.workers import Workers
+from ddppo.domains.circuits.optimise import (
+    STARTS,
+    Best,
+    Budget,
+    OfRun,
+    Walk,
+    Workers,
+    of_run,
+    policy_walk,
+    random_walk,
+    read_rewrites,
+    repeated,
+    search,
+    started,
+)
 from ddppo.domains.circuits.quantum import Circuit, equivalence
-from ddppo.domains.circuits.quantum.costs import Cost, counts, measures
-from ddppo.domains.circuits.quantum.costs import cost as cost_named
-from ddppo.domains.circuits.quantum.qasm import as_qasm, write
-from ddppo.domains.circuits.quantum.rewriting import Rewriter
-from ddppo.domains.circuits.quantum.sources import noted
-from ddppo.domains.circuits.task.starts import rewriter as rewriter_of
-from ddppo.domains.circuits.task.starts import rules_digest
-from ddppo.errors import ConfigError, StorageError, TrainingError
-from ddppo.files import write_json
-from ddppo.options import parse
+from ddppo.domains.circuits.quantum.benchmarks import noted
+from ddppo.domains.circuits.quantum.circuit import Cost, counts, measures
+from ddppo.domains.circuits.quantum.circuit import cost as cost_named
+from ddppo.domains.circuits.quantum.drawing import as_svg, as_text
+from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, write
+from ddppo.domains.circuits.quantum.rewriting import Rewriter, merged
+from ddppo.domains.circuits.quantum.rule_search import RULES_USAGE, RulesOptions, search_rules
+from ddppo.domains.circuits.task.board import rewriter as rewriter_of
+from ddppo.domains.circuits.task.board import rules_digest
+from ddppo.errors import ConfigError, StorageError, TrainingError, near
+from ddppo.files import write_json, write_text
+from ddppo.options import door, parse
+from ddppo.package import versions
 from ddppo.processes.machine import available_cores
 from ddppo.processes.signals import StopRequest
+from ddppo.terminal import warn
 
-_USAGE = """ddppo-circuit optimise <circuit> out=<file> [minutes=10] [run=<run folder>] [key=value ...]
+_USAGE = """python -m ddppo.domains.circuits <verb>, or
+
+ddppo-circuit verify a.qasm b.qasm                  are they equal, up to a phase?
+ddppo-circuit show my.qasm [format=text,svg,qasm]   draw it, or write it in h, x, cx and rz
+ddppo-circuit optimise my.qasm out=smaller.qasm     make it smaller by rewriting, verified; minutes=10
+ddppo-circuit replay my.qasm rewrites.json          repeat how that was found, and verify it
+ddppo-circuit merge my.qasm out=smaller.qasm        add up rotations about one parity
+ddppo-circuit rules out=my.rules [key=value ...]    search for rules to rewrite circuits by
+
+A circuit is an OpenQASM 2 file or the name of a benchmark, e.g. tof_3.
+Exit code 0, 1 where verify or replay finds a difference, or 2 for a mistake in the command or a file.
+`ddppo-circuit <verb> --help` lists the settings of a verb."""
+_LEAST_WIDTH = 20
+
+
+@dataclass(slots=True)
+class VerifyOptions:
+    circuit: str = setting(MISSING, "a circuit")
+    others: list[str] = setting(meaning="the circuit that it is compared with", factory=list)
+    seed: int = setting(0, "of the random states that stand for a unitary of many qubits", low=0)
+
+
+@dataclass(slots=True)
+class ShowOptions:
+    circuit: str = setting(MISSING, "a circuit")
+    format: str = setting("text", "how it is shown", choices=("text", "svg", "qasm"))
+    out: str | None = setting(None, "the file that it goes to, instead of the terminal")
+    width: int | None = setting(
+        None, "letters, of an SVG pixels; the terminal's and 1100 if null", low=_LEAST_WIDTH
+    )
+
+
+@dataclass(slots=True)
+class MergeOptions:
+    circuit: str = setting(MISSING, "a circuit")
+    out: str = setting(MISSING, "the OpenQASM 2 file that is written")
+
+
+def verify(options: VerifyOptions) -> int:
+    """Print whether two circuits are equal; return 0 if so, else 1."""
+    if len(options.others) != 1:
+        raise ConfigError(f"verify compares two circuits, and {1 + len(options.others)} are given")
+    a, b = (noted(source) for source in (options.circuit, options.others[0]))
+    verdict = equivalence.verify(a.circuit, b.circuit, options.seed)
+    print(verdict)
+    return 0 if verdict.is_equal else 1
+
+
+def show(options: ShowOptions) -> int:
+    """Draw a circuit, or write it."""
+    if options.width is not None and options.format == "qasm":
+        raise ConfigError(f"width={options.width} has no effect on format=qasm: leave it out")
+    circuit, names, _ = noted(options.circuit)
+    heading = f"{options.circuit}: {counts(circuit)}"
+    if options.format == "text":
+        width = options.width or shutil.get_terminal_size((100, 0)).columns
+        said = f"{heading}\n\n{as_text(circuit, names, max(width, _LEAST_WIDTH))}\n"
+    elif options.format == "svg":
+        said = as_svg(circuit, names, heading, options.width or 1100)
+    else:
+        said = as_qasm(circuit)
+    if options.out is None:
+        print(said, end="")
+    else:
+        write_text(Path(options.out), said)
+    return 0
+
+
+def merge(options: MergeOptions) -> int:
+    """Write the circuit with its rotations merged, once that is verified to be equal."""
+    circuit = noted(options.circuit).circuit
+    smaller = merged(circuit)
+    try:
+        verdict = equivalence.verify(circuit, smaller)
+        assert verdict.is_equal, verdict
+        said = str(verdict)
+    except ConfigError as e:  # more qubits than memory holds
+        said = "equal by construction, not verified"
+        warn(str(e))
+    write(smaller, options.out)
+    print(f"{options.circuit}: {counts(circuit)}\n{options.out}: {counts(smaller)}\n{said}")
+    return 0
+
+
+_OPTIMISE = """ddppo-circuit optimise <circuit> out=<file> [minutes=10] [run=<run folder>] [key=value ...]
 ddppo-circuit optimise my.qasm out=smaller.qasm minutes=10 cost=cx_count
 Ctrl-C ends the search early; what was found is verified and written all the same. Another leaves out the verifying."""
 _MINUTES = 1.0
@@ -79,9 +179,8 @@ class Job:
     policy: OfRun | None
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Search, verify, write, and print what came of it; return the exit code."""
-    options = parse(OptimiseOptions, arguments, usage=_USAGE, path="circuit")
+def optimise(options: OptimiseOptions) -> int:
+    """Make a circuit smaller, at random or by a run's policy: search, verify, write, and print what came of it."""
     job = _job(options)
     print(f"{options.circuit}: {counts(job.original)}", flush=True)
     if job.start is not job.original:
@@ -148,13 +247,7 @@ def _walk(job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: i
     if job.policy is None:
         bias = _BIAS if options.bias is None else options.bias
         return partial(random_walk, keywords, bias, index, options.seed)
-    return partial(_policy_walk, keywords, job.policy, index, options.seed)
-
-
-def _policy_walk(keywords: dict[str, Any], policy: OfRun, index: int, seed: int) -> Walk:
-    from ddppo.domains.circuits.optimise.policy import policy_walk  # torch, in the process that walks
-
-    return policy_walk(keywords, policy.config, policy.checkpoint, index, seed)
+    return partial(policy_walk, keywords, job.policy.config, job.policy.checkpoint, index, options.seed)
 
 
 def _finish(job: Job, options: OptimiseOptions, best: Best) -> int:
@@ -215,3 +308,81 @@ def _write_rewrites(job: Job, options: OptimiseOptions, best: Best, start: str, 
         "rewrites": best.rewrites,
     }
     write_json(Path(options.rewrites), said)
+
+
+_REPLAY = """ddppo-circuit replay <circuit> <rewrites> [out=<file>] [rules=<file>]
+The rewrites are a file that `optimise` wrote by rewrites=, or a run's best/<circuit>.json."""
+
+
+@dataclass(slots=True)
+class ReplayOptions:
+    circuit: str = setting(MISSING, "the original circuit")
+    rewrites: list[str] = setting(meaning="the file of rewrites", factory=list)
+    out: str | None = setting(None, "the OpenQASM 2 file that what they make is written to")
+    rules: str | None = setting(None, "the file of rules that they were found by; the package's if null")
+
+
+def replay(options: ReplayOptions) -> int:
+    """Repeat the rewrites of a file, verify, write; return 0 where the circuit is equal to the original, else 1."""
+    if len(options.rewrites) != 1:
+        raise ConfigError(
+            f"replay takes a circuit and a file of rewrites, and {len(options.rewrites)} files are given"
+        )
+    original = noted(options.circuit).circuit
+    held = read_rewrites(Path(options.rewrites[0]))
+    made = repeated(held, original, rewriter_of(options.rules))
+    start = " of the circuit with its rotations merged" if held.start == "merge" else ""
+    print(f"{options.circuit}: {counts(original)}")
+    print(f"after {len(held.rewrites)} rewrites{start}: {counts(made)}", flush=True)
+    verdict = equivalence.verify(original, made)
+    print(verdict)
+    if options.out is not None and verdict.is_equal:
+        write(made, options.out)
+    return 0 if verdict.is_equal else 1
+
+
+class Verb(NamedTuple):
+    """A verb: path and more name the fields of words without `=`, as in `ddppo.options.parse`."""
+
+    options: type
+    run: Callable[..., int]
+    usage: str
+    path: str | None = "circuit"
+    more: str | None = None
+
+
+VERBS = {
+    "verify": Verb(VerifyOptions, verify, "ddppo-circuit verify <circuit> <circuit>", more="others"),
+    "show": Verb(ShowOptions, show, "ddppo-circuit show <circuit> [key=value ...]"),
+    "merge": Verb(MergeOptions, merge, "ddppo-circuit merge <circuit> out=<file>"),
+    "optimise": Verb(OptimiseOptions, optimise, _OPTIMISE),
+    "replay": Verb(ReplayOptions, replay, _REPLAY, more="rewrites"),
+    "rules": Verb(RulesOptions, search_rules, RULES_USAGE, path=None),
+}
+
+
+@door()
+def main() -> None:
+    """Run the command line; the exit code is that of the usage."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one verb and return the exit code. Raises ConfigError."""
+    word = arguments[0] if arguments else ""
+    if word in ("-h", "--help"):
+        print(_USAGE)
+        return 0
+    if word == "--version":
+        print(versions())
+        return 0
+    if word not in VERBS:
+        known = ", ".join(VERBS)
+        raise ConfigError(
+            f"{word}{near(word, list(VERBS))} is no verb: ddppo-circuit is followed by one of {known}"
+            if word
+            else f"nothing to do: ddppo-circuit is followed by one of {known}; --help says more"
+        )
+    verb = VERBS[word]
+    options: Any = parse(verb.options, arguments[1:], usage=verb.usage, path=verb.path, more=verb.more)
+    return verb.run(options)

@@ -1,13 +1,12 @@
-"""An OpenQASM 2 file read into gates of h, x, cx and rz. Measurements at the end, barriers and bits are dropped."""
+"""OpenQASM 2, in and out: Cross, Bishop, Smolin, Gambetta, arXiv:1707.03429."""
 
 import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from ddppo.domains.circuits.quantum.angles import NoAngle
-from ddppo.domains.circuits.quantum.circuit import MOST_QUBITS, Circuit, Gate
-from ddppo.domains.circuits.quantum.qasm import library
-from ddppo.domains.circuits.quantum.qasm.definitions import (
+from ddppo.domains.circuits.quantum.circuit import KINDS, MOST_QUBITS, RZ, Circuit, Gate, NoAngle, written
+from ddppo.domains.circuits.quantum.qasm_gates import (
+    TEXT,
     AnyGate,
     Expander,
     Gates,
@@ -15,9 +14,12 @@ from ddppo.domains.circuits.quantum.qasm.definitions import (
     check_wires,
     known_after_reading,
 )
-from ddppo.domains.circuits.quantum.qasm.expressions import value
-from ddppo.domains.circuits.quantum.qasm.tokens import Tokens
+from ddppo.domains.circuits.quantum.qasm_tokens import Tokens, value
 from ddppo.errors import ConfigError
+from ddppo.files import write_text
+
+# -- An OpenQASM 2 file read into gates of h, x, cx and rz. Measurements at the end, barriers and bits are dropped
+
 
 _REFUSED = {
     "if": "a gate that depends on a measurement cannot be rewritten: remove it",
@@ -60,7 +62,7 @@ def parse(text: str, name: str = "the text") -> Program:
 
 @functools.cache
 def _qelib1() -> dict[str, AnyGate]:
-    return known_after_reading(library.TEXT)
+    return known_after_reading(TEXT)
 
 
 class _Reader:
@@ -207,3 +209,22 @@ class _Reader:
 
     def _drop(self, what: str, line: int) -> None:
         self._dropped.setdefault(what, []).append(line)
+
+
+# -- A circuit written as OpenQASM 2, from which the same circuit is read, angles to the unit ------------------------
+
+
+def as_qasm(circuit: Circuit) -> str:
+    """Return the text: one register q, one gate a line."""
+    lines = ["OPENQASM 2.0;", 'include "qelib1.inc";', f"qreg q[{circuit.num_qubits}];", *map(_line, circuit)]
+    return "\n".join(lines) + "\n"
+
+
+def write(circuit: Circuit, path: str | Path) -> None:
+    """Write the text as the whole of a file. Raises StorageError."""
+    write_text(Path(path), as_qasm(circuit))
+
+
+def _line(gate: Gate) -> str:
+    angle = f"({written(gate.angle)})" if gate.kind == RZ else ""
+    return f"{KINDS[gate.kind]}{angle} {','.join(f'q[{wire}]' for wire in gate.wires)};"

@@ -4,13 +4,22 @@ cx 0 1; rz(a) 0 -> rz(a) 0; cx 0 1
 rz(a) 0; rz(b) 0 -> rz(a+b) 0
 """
 
+import functools
+import hashlib
 import itertools
+import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from ddppo.domains.circuits.quantum.angles import TURN, of_fraction, written
-from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, Circuit, Gate
+import numpy as np
+from numpy.typing import NDArray
+
+from ddppo.domains.circuits.quantum.circuit import CX, KINDS, RZ, TURN, Circuit, Gate, X, of_fraction, written
+from ddppo.errors import ConfigError
+from ddppo.files import write_text
 
 PARAMETERS = "abcd"
 MOST_WIRES, MOST_GATES = 4, 8  # of a rule; src/rewriting.hpp
@@ -226,3 +235,153 @@ def _order(rule: Rule) -> list[list[tuple[object, ...]]]:
 def constant(eighths: int) -> Expression:
     """Return the constant angle of so many eighths of a turn."""
     return Expression(constant=of_fraction(eighths, 4))
+
+
+# -- Proof by numbers that both sides of a rule are equal up to phase for every value of its parameters --------------
+
+
+TOLERANCE = 1e-10
+_OFFSET = (
+    0.1  # of the grid, in radians: away from the multiples of pi/4, where circuits that differ may agree
+)
+
+
+def difference(rule: Rule) -> float:
+    """Return the largest entry of U - c V, |c| = 1, over a grid of parameters that suffices for all; 0 if equal.
+
+    With z = e^{ia} each entry of U and V is a polynomial in z and 1/z, and U, V are equal up to phase where all
+    U_ij V_kl - U_kl V_ij vanish. A gate of coefficient c contributes z^0 or z^c, so these have powers of z from some
+    m to m + D, D the sum of |c| over the gates of both sides. D + 1 points evenly on the circle determine such a
+    polynomial, by a Fourier transform that multiplies errors by no more than D + 1; likewise each further parameter.
+    """
+    parameters = sorted(parameters_of(rule.source))
+    axes = []
+    for k in parameters:
+        degree = sum(abs(gate.angle.coefficients[k]) for gates in rule for gate in gates)
+        axes.append(_OFFSET + 2 * np.pi * np.arange(degree + 1) / (degree + 1))
+    points = np.array(list(itertools.product(*axes))).reshape(math.prod(map(len, axes)), len(axes))
+    source, target = (unitaries(gates, rule.num_wires, parameters, points) for gates in rule)
+    flat, other = source.reshape(len(points), -1), target.reshape(len(points), -1)
+    largest = np.argmax(np.abs(other), axis=1)[:, None]
+    phase = np.take_along_axis(flat, largest, 1) / np.take_along_axis(other, largest, 1)
+    return float(max(np.abs(flat - phase * other).max(), np.abs(np.abs(phase) - 1).max()))
+
+
+def unitaries(
+    gates: Gates, num_wires: int, parameters: list[int], points: NDArray[np.float64]
+) -> NDArray[np.complex128]:
+    """Return [K, 2^num_wires, 2^num_wires] at points [K, parameters] in radians; wire 0 is the lowest bit."""
+    size = 2**num_wires
+    index = np.arange(size)
+    state = np.tile(np.eye(size, dtype=np.complex128), (len(points), 1, 1))
+    for gate in gates:
+        bit = 1 << gate.wires[0]
+        is_one = (index & bit) > 0
+        if gate.kind == X:
+            state = state[:, index ^ bit]
+        elif gate.kind == CX:
+            state = state[:, np.where(is_one, index ^ (1 << gate.wires[1]), index)]
+        elif gate.kind == RZ:
+            coefficients = np.array([gate.angle.coefficients[k] for k in parameters], np.float64)
+            angle = points @ coefficients + 2 * np.pi * gate.angle.constant / TURN
+            state[:, is_one] *= np.exp(1j * angle)[:, None, None]
+        else:
+            zero, one = state[:, ~is_one], state[:, is_one]
+            state[:, ~is_one], state[:, is_one] = (zero + one) / math.sqrt(2), (zero - one) / math.sqrt(2)
+    return state
+
+
+# -- Files of rules: a line that says what made them, then one rule a line; read only if whole and true --------------
+
+
+VERSION = 1
+PACKAGED = Path(__file__).with_name("nam.rules")
+_NAME = "ddppo rules"
+_REMEDY = "make it again by `python -m ddppo.domains.circuits rules out=...`"
+
+
+class RuleFile(NamedTuple):
+    """The rules of a file, and what its first line says of their making: command, seconds, counts."""
+
+    rules: tuple[Rule, ...]
+    made_by: Mapping[str, Any]
+
+
+def write(path: Path, rules: Sequence[Rule], made_by: Mapping[str, Any]) -> None:
+    """Write the rules, those of one source side by side."""
+    body = "".join(f"{rule}\n" for rule in rules)
+    header = {"format": _NAME, "version": VERSION, "rules": len(rules), "sha256": _sum(body), **made_by}
+    write_text(path, f"{json.dumps(header)}\n{body}")
+
+
+@functools.cache
+def packaged() -> RuleFile:
+    """Return the rules that come with the package."""
+    return read(PACKAGED)
+
+
+def read(path: Path) -> RuleFile:
+    """Return the rules of a file. Raises ConfigError where it is damaged, of another version, or not all are true."""
+    try:
+        first, _, body = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"rules={path}: cannot be read ({e}): name a file of rules, or {_REMEDY}") from e
+    header = _header(path, first)
+    lines = body.splitlines()
+    if header.get("sha256") != _sum(body) or header.get("rules") != len(lines):
+        raise ConfigError(
+            f"rules={path}: damaged, its {len(lines)} rules are not those that its first line counts and sums up: "
+            f"{_REMEDY}"
+        )
+    rules = [_true(line, f"rules={path}, line {number}", _REMEDY) for number, line in enumerate(lines, 2)]
+    return RuleFile(tuple(rules), header)
+
+
+def read_own(path: Path) -> list[Rule]:
+    """Return the rules that somebody wrote, one a line; # begins a remark. Raises ConfigError unless all are true."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"own={path}: cannot be read ({e}): name a text file with a rule a line") from e
+    return [
+        _true(line, f"own={path}, line {number}", "correct it, or leave it out")
+        for number, line in enumerate((line.partition("#")[0] for line in lines), 1)
+        if line.strip()
+    ]
+
+
+def _true(line: str, where: str, remedy: str) -> Rule:
+    """Return the rule of a line. Raises ConfigError where it is none, or not true."""
+    try:
+        rule = parse(line)
+    except ValueError as e:
+        raise ConfigError(f"{where}: {e}: {remedy}") from e
+    if not (wrong := difference(rule)) < TOLERANCE:
+        raise ConfigError(f"{where}: `{line.strip()}` is not true, its sides differ by {wrong:.1g}: {remedy}")
+    return rule
+
+
+def in_order(rules: Sequence[Rule]) -> list[Rule]:
+    """Return them so that rules of one source stand side by side, small before large, each once."""
+    sources: dict[Any, list[Rule]] = {}
+    for rule in dict.fromkeys(map(canonical, rules)):
+        sources.setdefault(rule.source, []).append(rule)
+    return [rule for group in sources.values() for rule in group]
+
+
+def _header(path: Path, line: str) -> dict[str, Any]:
+    try:
+        header = json.loads(line)
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or header.get("format") != _NAME:
+        raise ConfigError(f"rules={path}: no file of rules, its first line does not say so: {_REMEDY}")
+    if header.get("version") != VERSION:
+        raise ConfigError(
+            f"rules={path}: of version {header.get('version')}, and this program reads version {VERSION}: {_REMEDY}"
+        )
+    return header
+
+
+def _sum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()

@@ -1,22 +1,48 @@
-"""All small circuits with symbolic angles, sorted into classes that are equal up to phase.
+"""The search for rules: circuits that are equal up to a phase, and which of their pairs are worth keeping."""
 
-As RepGen of Quartz (arXiv:2204.09033, algorithm 1): circuits grow by one gate at the end, and only those grow that are
-the least of their class, and whose part without the first gate is too. Fingerprints are exact here: a circuit acts on
-a random vector over a prime field, in which e^{ia} is a random number, e^{i pi/4} an eighth root of unity, and
-h is [[1, 1], [1, -1]]; the quotient of two random linear forms of the result does not see scalars, thus no phases.
-Circuits that differ share a fingerprint with a chance of about (degree / 2^31)^2; `verify` finds out.
-"""
-
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddppo.domains.circuits.quantum.circuit import CX, RZ, H, X
-from ddppo.domains.circuits.quantum.rules.rule import PARAMETERS, Expression, Gates, SymbolicGate, constant
+from ddppo.config import setting
+from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, H, X
+from ddppo.domains.circuits.quantum.rewriting import Rewriter
+from ddppo.domains.circuits.quantum.rules import (
+    PARAMETERS,
+    TOLERANCE,
+    Expression,
+    Gates,
+    Rule,
+    SymbolicGate,
+    canonical,
+    circuit,
+    constant,
+    difference,
+    front,
+    in_order,
+    is_connected,
+    parameters_of,
+    read_own,
+    wires_of,
+    write,
+)
+from ddppo.errors import ConfigError
+
+# -- All small circuits with symbolic angles, sorted into classes that are equal up to phase -------------------------
+# As RepGen of Quartz (arXiv:2204.09033, algorithm 1): circuits grow by one gate at the end, and only those grow that
+# are the least of their class, and whose part without the first gate is too. Fingerprints are exact here: a circuit
+# acts on a random vector over a prime field, in which e^{ia} is a random number, e^{i pi/4} an eighth root of unity,
+# and h is [[1, 1], [1, -1]]; the quotient of two random linear forms of the result does not see scalars, thus no
+# phases. Circuits that differ share a fingerprint with a chance of about (degree / 2^31)^2; `verify` finds out.
+
 
 Words = NDArray[np.int8]  # [M, L], letters of the alphabet
 Residues = NDArray[np.uint64]
@@ -212,3 +238,139 @@ def _fingerprints(fields: Sequence[_Field], states: Sequence[Any]) -> Residues:
     """Return [M], the quotients of both fields side by side."""
     first, second = (field.quotient(s) for field, s in zip(fields, states, strict=True))
     return first << np.uint64(32) | second
+
+
+# -- From classes of equal circuits to rules: all ordered pairs but those that others imply --------------------------
+
+
+def pairs(members: list[Gates], growth: int) -> Iterator[Rule]:
+    """Yield the rules of one class, shortest member first, each in its canonical form.
+
+    A source is connected and its angles are constants or parameters of their own. Not yielded are pairs with a common
+    first or last gate, whose rest is a smaller rule; pairs of two circuits that a third is shorter than, as the source
+    leads to that one first; targets that are longer by more than `growth`, or that stand for a single gate.
+    """
+    shortest = len(members[0])
+    for source in members:
+        if not source or not is_connected(source) or any(len(g.angle.parameters) > 1 for g in source):
+            continue
+        for target in members:
+            if (
+                target is source
+                or len(target) > len(source) + growth
+                or (len(target) > len(source) and len(source) == 1)
+                or shortest < min(len(source), len(target))
+                or not wires_of(target) <= wires_of(source)
+                or not parameters_of(target) <= parameters_of(source)
+                or front(source) & front(target)
+                or front(reversed(source)) & front(reversed(target))
+            ):
+                continue
+            yield canonical(Rule(source, target))
+
+
+def by_size(rules: Iterable[Rule]) -> list[Rule]:
+    """Return them each once, small before large, general before special."""
+
+    def place(rule: Rule) -> tuple[object, ...]:
+        angles = [gate.angle for gates in rule for gate in gates if gate.kind == RZ]
+        num_special = sum(not angle.parameters for angle in angles)
+        return max(map(len, rule)), num_special, sum(map(len, rule)), str(rule)
+
+    return sorted(set(rules), key=place)
+
+
+def independent(rules: list[Rule], steps: int) -> list[Rule]:
+    """Return the rules, in their order, that those before do not make up for.
+
+    They do by at most `steps` rewrites, on circuits no longer than the longer side, from source to target; or by one
+    that leaves no more gates of the source than the rule does. Parameters are random here, as no rule expects.
+    """
+    random = Random(0)
+    values = [random.randrange(TURN) for _ in PARAMETERS]
+    kept: list[Rule] = []
+    rewriter = Rewriter(kept)
+    for rule in rules:
+        source, target = (circuit(gates, rule.num_wires, values) for gates in rule)
+        shrunk = (len(rewriter.apply(source, *pair)[0]) for pair in rewriter.pairs(source).tolist())
+        if any(size < len(source) and size <= len(target) for size in shrunk):
+            continue
+        if rewriter.leads_to(source, target, steps=steps, most_gates=max(map(len, rule))):
+            continue
+        kept.append(rule)
+        rewriter = Rewriter(kept)
+    return kept
+
+
+# -- The command `ddppo-circuit rules`: searches rules, verifies them, writes the file -------------------------------
+
+
+_KINDS = ("h", "x", "cx", "rz", "s", "p")
+RULES_USAGE = """ddppo-circuit rules out=my.rules [key=value ...]
+ddppo-circuit rules out=my.rules spaces=3:4:h+x+cx+rz,2:5:h+x+cx+rz steps=2
+A space is QUBITS:GATES:KINDS: all circuits up to so many gates out of h, x, cx, and
+rz (angles a, b, their sums, and multiples of pi/2), s (multiples of pi/2 only), p (a, b and their sums only).
+A rule of your own reads as `x 0; rz(a) 0 -> rz(-a) 0; x 0`: where its left side is, its right side may stand."""
+
+
+@dataclass(slots=True)
+class RulesOptions:
+    out: str = setting("nam.rules", "the file of rules to write")
+    spaces: str | None = setting(
+        "3:5:h+x+cx+rz,3:6:cx+p", "what is searched, QUBITS:GATES:KINDS and so on; null is nothing"
+    )
+    own: str | None = setting(None, "a text file of rules of your own, one a line, verified and added")
+    growth: int = setting(2, "how many gates more than its source a target may have", low=0)
+    steps: int = setting(3, "a rule is left out if so many smaller rules make up for it", low=1)
+    seed: int = setting(0, "of the random numbers of fingerprints", low=0)
+
+
+def search_rules(options: RulesOptions) -> int:
+    """Search, verify, write, and print what came of it; return 0."""
+    spaces = [_space(word) for word in options.spaces.split(",")] if options.spaces else []
+    if not spaces and options.own is None:
+        raise ConfigError("spaces=null leaves no rules: search a space, or name a file of rules, own=my.txt")
+    if not Path(options.out).absolute().parent.is_dir():
+        raise ConfigError(f"out={options.out}: there is no such folder: make it, or name another")
+    own = read_own(Path(options.own)) if options.own else []
+    began = time.monotonic()
+    found: set[Rule] = set()
+    searched = {}
+    for size in spaces:
+        space = Space(*size)
+        searched[str(space)] = sum(count(space, options.seed))
+        known = len(found)
+        for members in classes(space, options.seed):
+            found.update(pairs(members, options.growth))
+        print(f"{space}: {searched[str(space)]} circuits, {len(found) - known} more pairs", flush=True)
+    true = [rule for rule in by_size(found) if difference(rule) < TOLERANCE]
+    print(f"{len(found)} pairs, {len(true)} of them verified", flush=True)
+    kept = in_order([*independent(true, options.steps), *own])
+    seconds = time.monotonic() - began
+    searched_for = options.spaces or "null"
+    beside = f" own={Path(options.own).name}" if options.own else ""
+    given = f"spaces={searched_for}{beside} growth={options.growth} steps={options.steps} seed={options.seed}"
+    made_by = {
+        "command": f"python -m ddppo.domains.circuits rules {given} out={Path(options.out).name}",
+        "seconds": round(seconds),
+        "circuits": searched,
+        "pairs": len(found),
+        "verified": len(true),
+    }
+    write(Path(options.out), kept, made_by)
+    sizes = Counter(max(map(len, rule)) for rule in kept)
+    told = ", ".join(f"{count} of {size} gates" for size, count in sorted(sizes.items()))
+    print(f"{options.out}: {len(kept)} rules in {seconds:.0f} s ({told})")
+    return 0
+
+
+def _space(word: str) -> tuple[int, int, tuple[str, ...]]:
+    """Return what `3:4:h+x+cx+rz` says. Raises ConfigError."""
+    parts = word.strip().split(":")
+    kinds = tuple(parts[2].split("+")) if len(parts) == 3 else ()
+    if not kinds or not set(kinds) <= set(_KINDS) or not all(part.isdigit() for part in parts[:2]):
+        raise ConfigError(f"spaces={word}: a space is QUBITS:GATES:KINDS, such as 3:4:h+x+cx+rz")
+    qubits, gates = int(parts[0]), int(parts[1])
+    if not (1 <= qubits <= 4 and 1 <= gates <= 8):
+        raise ConfigError(f"spaces={word}: rules have 1 to 4 qubits and 1 to 8 gates")
+    return qubits, gates, kinds

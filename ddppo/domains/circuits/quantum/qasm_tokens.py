@@ -1,0 +1,214 @@
+"""The words of an OpenQASM 2 text, and the values of its expressions."""
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal, DecimalException, localcontext
+from typing import NamedTuple, NoReturn
+
+from ddppo.domains.circuits.quantum.circuit import DECIMAL_PI, DIGITS, NoAngle
+from ddppo.errors import ConfigError, near
+
+# -- The words of an OpenQASM 2 file, each with its line -------------------------------------------------------------
+
+
+_PATTERN = re.compile(
+    r"""(?P<space>\s+|//[^\n]*)
+      | (?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
+      | (?P<word>[A-Za-z_]\w*)
+      | (?P<string>"[^"\n]*")
+      | (?P<symbol>->|==|[;,()\[\]{}+\-*/^])""",
+    re.VERBOSE | re.ASCII,
+)
+_LONGEST_SHOWN = 30
+_END = "the end of the file"
+
+
+class Token(NamedTuple):
+    """kind is number, word, string, symbol or end."""
+
+    kind: str
+    text: str
+    line: int
+
+
+class Tokens:
+    """The tokens of a text, read one after another; `fail` raises the ConfigError that names file and line."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self.name = name
+        self._tokens = self._split(text)
+        self._at = 0
+
+    @property
+    def now(self) -> Token:
+        return self._tokens[self._at]
+
+    @property
+    def line(self) -> int:
+        return self.now.line
+
+    def take(self, *texts: str) -> Token | None:
+        """Go past the next token if it is one of these symbols or words; else return None."""
+        if self.now.kind in ("symbol", "word") and self.now.text in texts:
+            return self.next()
+        return None
+
+    def next(self) -> Token:
+        token = self.now
+        self._at = min(self._at + 1, len(self._tokens) - 1)
+        return token
+
+    def expect(self, text: str, where: str) -> Token:
+        """Go past the symbol `text`; where: after what it belongs, for the message."""
+        if (token := self.take(text)) is None:
+            before = self._tokens[self._at - 1].line if self._at else 1
+            self.fail(f"expected {text} {where}, found {self.found()}", line=before)
+        return token
+
+    def word(self, what: str) -> str:
+        """Go past a word, which is `what`, and return it."""
+        if self.now.kind != "word":
+            self.fail(f"expected {what}, found {self.found()}")
+        return self.next().text
+
+    def whole(self, what: str) -> int:
+        """Go past a whole number, which is `what`, and return it."""
+        if self.now.kind != "number" or not self.now.text.isdigit() or len(self.now.text) > 9:
+            self.fail(f"expected {what}, a whole number below 10^9, found {self.found()}")
+        return int(self.next().text)
+
+    def found(self) -> str:
+        text = self.now.text
+        return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+    def fail(self, said: str, line: int | None = None) -> NoReturn:
+        raise ConfigError(f"{self.name}, line {self.line if line is None else line}: {said}")
+
+    def _split(self, text: str) -> list[Token]:
+        tokens: list[Token] = []
+        line, at = 1, 0
+        while at < len(text):
+            match = _PATTERN.match(text, at)
+            if match is None:
+                shown = text[at] if text[at].isprintable() else repr(text[at])
+                why = (
+                    "a text in quotes that does not end on its line"
+                    if shown == '"'
+                    else "no part of OpenQASM 2"
+                )
+                raise ConfigError(f"{self.name}, line {line}: {shown} is {why}; comments begin with //")
+            kind = match.lastgroup or ""
+            if kind != "space":
+                tokens.append(Token(kind, match.group(), line))
+            line += match.group().count("\n")
+            at = match.end()
+        tokens.append(Token("end", _END, line))
+        return tokens
+
+
+# -- Expressions of angles in OpenQASM 2: + - * / ^, pi, sin cos tan exp ln sqrt, and the parameters of a gate -------
+# Computed with 60 decimal digits, so that pi/3 is off by rounding to an angle's unit alone; sin, cos and tan as floats.
+
+
+Expression = Callable[[Mapping[str, Decimal]], Decimal]
+_DEEPEST = 100
+
+
+def _by_float(function: Callable[[float], float]) -> Callable[[Decimal], Decimal]:
+    return lambda x: Decimal(function(float(x)))
+
+
+_FUNCTIONS: dict[str, Callable[[Decimal], Decimal]] = {
+    "sin": _by_float(math.sin),
+    "cos": _by_float(math.cos),
+    "tan": _by_float(math.tan),
+    "exp": Decimal.exp,
+    "ln": Decimal.ln,
+    "sqrt": Decimal.sqrt,
+}
+
+
+def value(expression: Expression, parameters: Mapping[str, Decimal]) -> Decimal:
+    """Return the expression's value with these parameters. Raises NoAngle."""
+    with localcontext() as context:
+        context.prec = DIGITS
+        try:
+            result = expression(parameters)
+        except (DecimalException, ValueError, OverflowError) as e:
+            raise NoAngle("its angle has no value (a division by zero, or beyond all bounds)") from e
+        if not result.is_finite():
+            raise NoAngle("its angle is infinite")
+        return result
+
+
+def expression(tokens: Tokens, parameters: Collection[str]) -> Expression:
+    """Read a sum. parameters: names that may stand in it. Raises ConfigError for what is none."""
+    return _sum(tokens, parameters, 0)
+
+
+def _sum(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
+    left = _product(tokens, names, depth)
+    while sign := tokens.take("+", "-"):
+        left = _joined(sign.text, left, _product(tokens, names, depth))
+    return left
+
+
+def _product(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
+    left = _signed(tokens, names, depth)
+    while sign := tokens.take("*", "/"):
+        left = _joined(sign.text, left, _signed(tokens, names, depth))
+    return left
+
+
+def _signed(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
+    """-a^b is -(a^b), and a^-b is read."""
+    if depth > _DEEPEST:
+        tokens.fail(f"an expression of more than {_DEEPEST} levels: write its value")
+    if tokens.take("-"):
+        inner = _signed(tokens, names, depth + 1)
+        return lambda given: -inner(given)
+    if tokens.take("+"):
+        return _signed(tokens, names, depth + 1)
+    base = _atom(tokens, names, depth + 1)
+    if tokens.take("^"):
+        return _joined("^", base, _signed(tokens, names, depth + 1))
+    return base
+
+
+def _atom(tokens: Tokens, names: Collection[str], depth: int) -> Expression:
+    if tokens.now.kind == "number":
+        text = tokens.next().text
+        return lambda _: Decimal(text)
+    if tokens.take("("):
+        inner = _sum(tokens, names, depth)
+        tokens.expect(")", "at the end of an expression")
+        return inner
+    line = tokens.line
+    word = tokens.word("a number, pi, a function or (")
+    if word in names:  # before pi: a parameter may have any name
+        return lambda given: given[word]
+    if word == "pi":
+        return lambda _: DECIMAL_PI
+    if word not in _FUNCTIONS:
+        known = ["pi", *names, *_FUNCTIONS]
+        tokens.fail(f"{word} is no number{near(word, known)}: an angle is made of {', '.join(known)}", line)
+    tokens.expect("(", f"after {word}")
+    argument = _sum(tokens, names, depth)
+    tokens.expect(")", f"after the argument of {word}")
+    function = _FUNCTIONS[word]
+    return lambda given: function(argument(given))
+
+
+def _joined(sign: str, left: Expression, right: Expression) -> Expression:
+    match sign:
+        case "+":
+            return lambda given: left(given) + right(given)
+        case "-":
+            return lambda given: left(given) - right(given)
+        case "*":
+            return lambda given: left(given) * right(given)
+        case "/":
+            return lambda given: left(given) / right(given)
+        case _:
+            return lambda given: left(given) ** right(given)
