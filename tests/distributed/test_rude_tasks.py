@@ -18,7 +18,7 @@ from ddppo.envs.guard import IMPORT, MADE, STEPPED, guarded, guarding, watched
 from ddppo.errors import EnvError
 from ddppo.policies.playing import blamed_on
 from ddppo.processes.signals import StopRequest
-from ddppo.run.records.display.displays import FRAME_BEGINS
+from ddppo.run.records.display import FRAME_BEGINS
 from ddppo.terminal import unbroken_streams
 from tests.distributed.rude_tasks import HARMLESS, RUDE, START_METHOD
 from tests.support import CHECKOUT, TINY, door, lines, summary

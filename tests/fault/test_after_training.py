@@ -14,7 +14,7 @@ from ddppo import evaluate, train
 from ddppo.run import checkpoint
 from ddppo.run.evaluating import evaluation
 from ddppo.run.records import recorder
-from ddppo.run.records.display.words import closing
+from ddppo.run.records.words import closing
 from ddppo.seeding import derived_seed
 from tests.support import PATIENCE_S, TINY, door, lines, started, summary, wait_until
 

@@ -13,14 +13,15 @@ from ddppo.run.records.display import (
     FrameDisplay,
     NullDisplay,
     PlainDisplay,
+    Progress,
     RichDisplay,
-    closing,
-    header,
+    in_lines,
     make_display,
+    sparkline,
 )
-from ddppo.run.records.display.progress import Progress, in_lines, sparkline
 from ddppo.run.records.metrics import EXCLUSIVE_PARTS, IterationReport
 from ddppo.run.records.summary import SummaryBuilder
+from ddppo.run.records.words import closing, header
 
 
 def console(terminal=False, width=120, color_system=None):

@@ -22,12 +22,13 @@ from ddppo.errors import ConfigError, EnvOutputError, TrainingError, near
 from ddppo.files import move_aside, write_json
 from ddppo.package import command
 from ddppo.run.folder import RunFolder
-from ddppo.run.records.display import Throttle, closing, header, make_display
+from ddppo.run.records.display import Throttle, make_display
 from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
 from ddppo.run.records.metrics import OF_TASK, IterationReport
 from ddppo.run.records.summary import SummaryBuilder
 from ddppo.run.records.tensorboard import TensorBoardWriter
 from ddppo.run.records.trackers import Tracker, open_tracker
+from ddppo.run.records.words import closing, header
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 
