@@ -19,11 +19,9 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
-from ddppo.door.arguments import prepared_arguments
-from ddppo.door.complaints import composition_message, one_line
+from ddppo.door.arguments import composition_message, one_line, prepared_arguments
 from ddppo.door.one_run import train_alone
-from ddppo.door.sweep_folder import SweepFolder
-from ddppo.door.sweeps import tell_sweep, train_in_sweep
+from ddppo.door.sweeps import SweepFolder, tell_sweep, train_in_sweep
 from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
 from ddppo.package import see_current_folder, versions

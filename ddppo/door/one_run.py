@@ -1,20 +1,28 @@
 """A run alone, begun or resumed in the folder that Hydra names."""
 
+import json
 import signal
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from ddppo import config as configuration
-from ddppo.config import Config
-from ddppo.door.ranks import check, remove_if_empty, run
-from ddppo.door.torchrun import under_torchrun
-from ddppo.errors import ConfigError, Stopped
+from ddppo.config import Config, validate
+from ddppo.door.torchrun import lead, under_torchrun
+from ddppo.errors import AfterTrainingError, ConfigError, RankLost, Stopped, TrainingError
 from ddppo.package import command
-from ddppo.processes.signals import asks_for_requeue
-from ddppo.run.folder import held
+from ddppo.processes import limits
+from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
+from ddppo.run.lock import held
+from ddppo.terminal import warn
 
 
 def train_alone(cfg: DictConfig, run_dir: Path) -> None:
@@ -89,3 +97,133 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
             f"warning: experiment={experiment} is a sweep, of which this is one run: add -m", file=sys.stderr
         )
     return config
+
+
+# -- What one run and a run of a sweep have in common: the checks that need no second process, and the ranks.
+
+
+if TYPE_CHECKING:
+    from ddppo.run.folder import RunFolder
+
+_FILES = 16  # that a process which starts ranks has open, besides one for each of them
+
+
+def check(config: Config) -> None:
+    """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
+    from ddppo.distributed import launcher, network
+    from ddppo.run.starting import checks
+
+    if config.dist.world_size > 1 and (low := limits.too_low(_FILES + config.dist.world_size)):
+        raise ConfigError(low)
+    if little := limits.little_memory(checks.local_world_size(config)):
+        warn(little)
+    # The checks compute, and so does a job of a sweep before one with several ranks.
+    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
+        launcher.prepare(config.dist.world_size)
+        if config.dist.world_size > 1:
+            network.loopback_address()
+    if warning := checks.check(config, local_world_size=checks.local_world_size(config)):
+        print(f"warning: {warning}", file=sys.stderr)
+    if under_torchrun() and config.dist.on_lost == "restart":
+        print(
+            "warning: dist.on_lost=restart starts no rank again that torchrun started, only processes of environments",
+            file=sys.stderr,
+        )
+
+
+def run(config: Config, run_dir: Path) -> int | None:
+    """Train in the run folder, whose config.yaml says all.
+
+    Raises TrainingError, AfterTrainingError where only a step after training failed, and Stopped if a signal cut the
+    run short; returns the number of one that came too late.
+    """
+    from ddppo.run.folder import RunFolder
+
+    folder = RunFolder(run_dir)
+    try:
+        stop_signal = _run(config, folder)
+    except TrainingError as e:
+        if (
+            failed := folder.failed_after_training
+        ):  # rank 0 wrote the summary, and ended as it lost another rank
+            raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}") from e
+        if isinstance(e, RankLost) and folder.is_trained(config.ppo.total_steps):  # rank 0 itself was lost
+            raise TrainingError(f"{e}, which evaluates: all steps are done and saved") from e
+        raise
+    if failed := folder.failed_after_training:
+        raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}")
+    if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
+        if stop_signal is None and is_over(end_of_time(config.run.max_minutes)):
+            raise Stopped(0)
+        raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
+    return stop_signal
+
+
+def _run(config: Config, folder: "RunFolder") -> int | None:
+    if under_torchrun():
+        return lead(folder.path, config.dist.timeout_s)
+    if config.dist.world_size == 1:
+        from ddppo.run.worker import train_rank
+
+        return train_rank(folder.path)
+    from ddppo.distributed.launcher import start_ranks
+
+    note = partial(folder.note_restart, goes_on_from=None)
+    return with_restarts(folder, config, lambda config: start_ranks(folder.path, config, note))
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take a run's folder away, and the one around it, where nothing has come to be in them."""
+    for path in (folder, folder.parent):  # both made by Hydra, before it called us
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+# -- What becomes of a run that lost a rank: it ends, or goes on from its last checkpoint (dist.on_lost=restart).
+
+
+_T = TypeVar("_T")
+
+
+def with_restarts(folder: "RunFolder", config: Config, run: Callable[[Config], _T]) -> _T:
+    """Return what `run` does, called again whenever it lost a rank, at most dist.max_restarts times.
+
+    Where a rank was lost twice without a checkpoint in between, fewer go on, if dist.min_workers allows that. The
+    folder is made ready as resume=<folder> makes it; call this while it is held. Raises RankLost where that was once
+    too often or dist.on_lost=stop, and whatever else `run` raises.
+    """
+    before, most = folder.num_restarts, config.dist.max_restarts
+    gone_on_from: int | None = None
+    while True:
+        try:
+            return run(config)
+        except RankLost as e:
+            if config.dist.on_lost == "stop":
+                raise
+            number = folder.num_restarts - before + 1  # with those of single ranks
+            if number > most:
+                raise RankLost(f"{e}. That was after dist.max_restarts={most} restarts") from None
+            config = folder.begin(config)
+            last = folder.last_iteration
+            goes_on = (
+                f"going on from iteration {last}" if last else "beginning anew, for there is no checkpoint"
+            )
+            if gone_on_from == last and (smaller := fewer(config)) is not None:
+                config = folder.begin(smaller)
+                goes_on += f", on {config.dist.world_size} ranks"
+            gone_on_from = last
+            folder.note_restart(e.who, goes_on_from=last, world_size=config.dist.world_size)
+            warn(f"{e.who}; {goes_on} (restart {number} of {most})")
+
+
+def fewer(config: Config) -> Config | None:
+    """Return the same run on the most ranks below W that its batch can be dealt to; None below dist.min_workers."""
+    dist, sizes = config.dist, validate(config)
+    for world_size in range(dist.world_size - 1, (dist.min_workers or dist.world_size) - 1, -1):
+        smaller = replace(config, dist=replace(dist, world_size=world_size))
+        with suppress(ConfigError):
+            found = validate(smaller)
+            if (found.num_envs, found.batch_size) == (sizes.num_envs, sizes.batch_size):
+                return smaller
+    return None

@@ -13,8 +13,8 @@ from ddppo import config as configuration
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.collectives import Group
 from ddppo.config import Config
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.launch import cores_per_rank, threads_per_rank
-from ddppo.distributed.parameters import FlatParameters
 from ddppo.distributed.programs.kit import Program, RankContext
 from ddppo.envs import probe, settled
 from ddppo.envs.meaning import differences

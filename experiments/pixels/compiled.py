@@ -11,8 +11,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.config import PPOSettings, settings_of
-from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.models import build_model
 from ddppo.ppo.learning.compiled import CompiledStep
 from ddppo.ppo.learning.gradient_check import example, worst_error

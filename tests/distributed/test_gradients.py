@@ -11,8 +11,7 @@ from gloo_ranks import run_ranks
 
 from ddppo.collectives import Group, torch_distributed
 from ddppo.config import settings_of
-from ddppo.distributed.gradient_sync import make_gradient_sync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters, make_gradient_sync
 from ddppo.errors import NonFiniteError
 from ddppo.models import action_distribution, build_model
 from ddppo.ppo.acting.rollout import Rollout

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from ddppo import train
-from ddppo.run.folder import held
+from ddppo.run.lock import held
 from ddppo.run.starting import checks
 from tests.fault import saboteurs
 from tests.support import CHECKOUT, PATIENCE_S, TINY, descendants, lines, run, started, summary, wait_until

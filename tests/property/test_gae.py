@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ddppo.collectives import Group
 from ddppo.config import EnvConfig, PPOSettings, settings_of
-from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.envs import make_vec_env
 from ddppo.models import build_model
 from ddppo.ppo.acting.collector import Collector

@@ -8,7 +8,7 @@ import torch
 
 from ddppo.errors import StorageError
 from ddppo.run import checkpoint
-from ddppo.run.checkpoint import BEST, PREVIOUS, Writer, copied
+from ddppo.run.checkpoints.writer import BEST, PREVIOUS, Writer, copied
 from ddppo.run.evaluating.scoring import _best_is_there
 from tests.support import PATIENCE_S
 

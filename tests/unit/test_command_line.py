@@ -7,9 +7,8 @@ from omegaconf import OmegaConf
 from ddppo import config as configuration
 from ddppo import train
 from ddppo.config import folder_name
-from ddppo.door.arguments import prepared_arguments
-from ddppo.door.complaints import one_line
-from ddppo.door.sweep_folder import check_objective
+from ddppo.door.arguments import one_line, prepared_arguments
+from ddppo.door.sweeps import check_objective
 from ddppo.errors import ConfigError
 from ddppo.run.sweep import _OF_NO_ACCOUNT, objective
 

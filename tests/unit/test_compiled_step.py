@@ -12,8 +12,7 @@ from torch import nn
 from ddppo import native
 from ddppo.collectives import Group
 from ddppo.config import PPOSettings, settings_of
-from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters, step_scale
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
 from ddppo.ppo.acting.rollout import Rollout

@@ -8,8 +8,7 @@ from torch import nn
 from ddppo.collectives import Group
 from ddppo.config import GrpoSettings, settings_of
 from ddppo.config.variants import names_of
-from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters, step_scale
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync, step_scale
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, part_of
 from ddppo.plugins import imported

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddppo.errors import RunFolderError
-from ddppo.run.folder import held
+from ddppo.run.lock import held
 from tests.support import PATIENCE_S
 
 

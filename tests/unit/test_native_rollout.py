@@ -8,7 +8,7 @@ import torch
 
 from ddppo import native
 from ddppo.config import EnvConfig, settings_of
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends.classic_cpp import NativeEnvs
 from ddppo.errors import EnvOutputError

@@ -6,7 +6,7 @@ import torch
 from ddppo import native
 from ddppo.collectives import Group
 from ddppo.config import PPOSettings, settings_of
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.models import build_model
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages.estimators import Estimates, gae

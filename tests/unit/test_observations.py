@@ -8,8 +8,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.config import EnvConfig, PPOSettings, settings_of
-from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.envs import EnvNames, make_eval_env, make_vec_env, probe
 from ddppo.envs.vec_env import check_finite
 from ddppo.errors import ConfigError, EnvOutputError

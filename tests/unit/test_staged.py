@@ -6,8 +6,7 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.config import EnvConfig, settings_of
-from ddppo.distributed.gradient_sync import FlatSync
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.envs import make_eval_env, probe
 from ddppo.errors import ConfigError

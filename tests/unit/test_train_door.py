@@ -10,7 +10,7 @@ import torch
 
 from ddppo import config as configuration
 from ddppo import train
-from ddppo.run.folder import held
+from ddppo.run.lock import held
 from ddppo.topologies.settings import EnvWorkersSettings
 from tests.support import TINY, door, run
 

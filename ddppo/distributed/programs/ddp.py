@@ -1,8 +1,7 @@
 """ddp: W equal workers. Each acts in its environments and learns from what it collected; gradients are summed."""
 
 from ddppo.algorithms.task_sampler import TaskSample
-from ddppo.distributed.programs.contract import Closeable
-from ddppo.distributed.programs.kit import Collected, Program, RankContext
+from ddppo.distributed.programs.kit import Closeable, Collected, Program, RankContext
 from ddppo.ppo.acting.rollout import RolloutCollector
 from ddppo.ppo.learning.learner import Update
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ddppo.collectives import Group
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.models import Obs, raw_dtype, tensor_dtype
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.normalization import ObsNormalizer

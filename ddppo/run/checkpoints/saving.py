@@ -12,9 +12,9 @@ from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.run import checkpoint
-from ddppo.run.checkpoint import Writer
 from ddppo.run.checkpoints import environments
 from ddppo.run.checkpoints.environments import Environments, size_of, what_is_large
+from ddppo.run.checkpoints.writer import Writer
 from ddppo.run.evaluating.scoring import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.parts import Progress

@@ -14,7 +14,7 @@ from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, Stopped, 
 from ddppo.files import move_aside, stored
 from ddppo.processes.signals import StopRequest
 from ddppo.run import checkpoint
-from ddppo.run.checkpoint import BEST, PREVIOUS
+from ddppo.run.checkpoints.writer import BEST, PREVIOUS
 from ddppo.run.evaluating.evaluation import Policy, Scores, evaluator_of
 from ddppo.run.loop.exchange import gather_bytes
 from ddppo.run.records.summary import evaluation_metrics

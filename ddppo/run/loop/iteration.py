@@ -7,8 +7,7 @@ import sys
 import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults
-from ddppo.distributed.programs.contract import Collected
-from ddppo.distributed.programs.kit import RankContext
+from ddppo.distributed.programs.kit import Collected, RankContext
 from ddppo.errors import CollectiveError, EvaluationFailed
 from ddppo.package import command
 from ddppo.processes.signals import StopRequest

@@ -394,10 +394,14 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:
-            raise KeyError(f"metric {name} is {other} in the table of ddppo/run/records/metrics.py, not {kind}")
+            raise KeyError(
+                f"metric {name} is {other} in the table of ddppo/run/records/metrics.py, not {kind}"
+            )
         near = difflib.get_close_matches(name, sorted(listed), n=3, cutoff=0.6)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        raise KeyError(f"{kind} metric {name} is not listed in ddppo/run/records/metrics.py: add it there{hint}")
+        raise KeyError(
+            f"{kind} metric {name} is not listed in ddppo/run/records/metrics.py: add it there{hint}"
+        )
 
 
 def _is_of(row: Metric, name: str) -> bool:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddppo.cluster.resources import SlurmLauncherConfig
 from ddppo.config import Config, check_fields, from_omegaconf
-from ddppo.door.sweep_folder import QuietReturn
+from ddppo.door.sweeps import QuietReturn
 from ddppo.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ddppo.distributed.parameters import FlatParameters
+from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.programs.async_actors.line import Wire
 from ddppo.ppo.acting.rollout import Episode
 from ddppo.ppo.normalization import ObsNormalizer
