@@ -69,6 +69,7 @@ def test_an_installed_project_trains_on_two_workers_from_any_folder_and_its_comm
     settings = (
         "env=pendula",
         "model=pendula",
+        "model.policy_scale=0.02",
         "env.max_push=0.06",
         "ppo.total_steps=4096",
         "dist.world_size=2",
@@ -87,6 +88,7 @@ def test_presets_and_models_of_a_project_are_in_help_completion_and_messages(ins
     for wrong, said in {
         ("env=pendla",): "did you mean pendula",
         ("env=pendula", "env.max_psh=1"): "did you mean env.max_push",
+        ("env=pendula", "model=pendula", "model.polcy_scale=1"): "did you mean model.policy_scale",
     }.items():
         assert said in installed.run("ddppo.train", *wrong, code=2)
 

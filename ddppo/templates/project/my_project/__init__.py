@@ -6,4 +6,5 @@ PLUGIN = Plugin(
     package=__name__,  # whose conf/ holds presets, and src/ C++
     tasks={"my_project/Reach-v0": {"entry_point": f"{__name__}.envs:Reach", "max_episode_steps": 50}},
     models={"my_project": f"{__name__}.models:Network"},
+    settings={"model/my_project": f"{__name__}.settings:NetworkSettings"},
 )

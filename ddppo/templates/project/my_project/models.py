@@ -8,7 +8,7 @@ from ddppo.models import ActorCritic, num_action_params
 
 
 class Network(ActorCritic):
-    """Layers of the sizes in `model.hidden_sizes`; ddppo.models.ActorCritic says what a model must have."""
+    """One trunk, two heads; config is a NetworkSettings. ddppo.models.ActorCritic says what a model must have."""
 
     def __init__(self, spec, config):
         super().__init__(spec, config)
@@ -19,7 +19,7 @@ class Network(ActorCritic):
         self.trunk = nn.Sequential(*layers)
         self.policy = nn.Linear(sizes[-1], num_action_params(spec.action))
         self.critic = nn.Linear(sizes[-1], 1)
-        nn.init.orthogonal_(self.policy.weight, 0.01)  # begins with all actions alike
+        nn.init.orthogonal_(self.policy.weight, config.policy_scale)
 
     def forward(self, obs):
         """Return action parameters [n, P] and values [n] of observations [n, 3]: what learning asks for."""
