@@ -85,14 +85,14 @@ class Driver:
             sys.exit(_SIGNALLED + signal.SIGTERM)  # no result: SLURM knows what became of the job
         if failures is None:
             return
-        who, is_lost = self._blame(failures)
+        cause, is_lost = self._blame(failures)
         remedy = (
             f"The message is in the job's log. The same sweep command goes on with the run in {self.run_dir}, from its "
             "last checkpoint if there is one"
         )
         if is_lost and not signals.stop_requested and still_runs():
-            raise RankLost(who, remedy)
-        raise TrainingError(f"{who}. {remedy}")
+            raise RankLost(cause, remedy)
+        raise TrainingError(f"{cause}. {remedy}")
 
     def checkpoint(self) -> DelayedSubmission:
         """Return what the queued job is to do when it runs again: the same. submitit calls this."""
@@ -109,8 +109,8 @@ class Driver:
         if self.layout.learner is not None and cause.node != os.environ["SLURM_JOB_NODELIST"]:
             # srun counts the tasks of each component; that of the script is rank 0 alone.
             ranks = re.sub(r"\d+", lambda task: str(int(task[0]) + 1), ranks)
-        who = f"rank {ranks} on {cause.node} {cause.what} and all {num_ranks} ranks were stopped"
-        return who, cause.exit_code in (None, MAY_PASS)
+        said = f"rank {ranks} on {cause.node} {cause.what} and all {num_ranks} ranks were stopped"
+        return said, cause.exit_code in (None, MAY_PASS)
 
 
 @dataclass(frozen=True, slots=True)

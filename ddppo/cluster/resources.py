@@ -136,7 +136,7 @@ class RankLayout:
         return options | ({"gpus-per-node": self.gpus_per_node} if self.gpus_per_node else {})
 
     def srun(self, program: Sequence[str] = ()) -> list[str]:
-        """Return the command that starts `program` as every rank inside the job: one step, whatever the components."""
+        """Return the command that starts `program` as every rank inside the job: one step, over all components."""
         parts = []
         for number, component in enumerate(self.components):
             options = component.resources() | {

@@ -138,11 +138,11 @@ def _accounts(job_ids: Iterable[str]) -> list[JobInfo]:
 
 
 def _info(line: str) -> JobInfo:
-    """Read a line of squeue or sacct, whose fields are the same ones."""
+    """Read a line of squeue or sacct: they have the same fields."""
     try:
         job_id, state, *more = line.split("|")
         reason, nodes = ("" if field in _NOTHING else field for field in more[:2])
     except ValueError as e:
         raise ClusterError(f"SLURM says {line!r} of a job, which we cannot read") from e
-    # 12+0 is the first component of the heterogeneous job 12, whose script runs there.
+    # 12+0 is the first component of the heterogeneous job 12; its script runs there.
     return JobInfo(job_id.removesuffix("+0"), state.partition(" ")[0], reason, nodes)  # CANCELLED by 1000

@@ -205,7 +205,7 @@ def _undisturbed() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A run whose config.yaml is written and that waits for its job; `name` is its folder's below the sweep's."""
+    """A run that has its config.yaml and waits for its job; `name` is its folder's below the sweep's."""
 
     name: str
     run_dir: Path

@@ -46,7 +46,7 @@ class Dimension(Protocol):
 
 
 class Finite:
-    """Options in any number, with distances or without: a dimension, and a space whose points are the options."""
+    """Options in any number, with distances or without: a dimension, and a space with the options as points."""
 
     def __init__(self, options: Sequence[Any], distances: Any = None) -> None:
         if not options:
@@ -175,7 +175,7 @@ class Interval:
 
 
 class Space:
-    """What points are made of: one dimension, whose values are the points, or several, of whose values they are tuples.
+    """What points are made of: one dimension, its values are the points, or several: the points are tuples of values.
 
     Codes of points are rows of one number for each dimension: [n, k].
     """

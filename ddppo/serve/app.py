@@ -42,7 +42,7 @@ UNUSED = {"episode_id": None, "step_count": 0}
 _STATUS = {BAD: 422, FAILED_STEP: 500}
 _LOOK_S = 0.25  # between two looks for overdue sessions
 _LEAVE_S = 5.0
-_LEAVING_S = 0.5  # a client waits so long for slots whose holders left a moment ago, before it is refused
+_LEAVING_S = 0.5  # a client waits so long for slots that were left a moment ago, before it is refused
 
 _REFUSALS = ("full", "not_ready", "token", "origin", "size", "late")
 _DROPS = ("crowd", "late", "pings", "fragments")
@@ -132,7 +132,7 @@ class Server:
         self._is_leaving = False
 
     def refusal(self, connection: WebSocket | Request) -> Response | None:
-        """Return what to answer to who may not connect: without the token, or a web page of another's."""
+        """Return what to answer to a client that may not connect: without the token, or a web page of another's."""
         given = connection.headers.get("authorization", "").encode()
         if self._token is not None and not hmac.compare_digest(given, b"Bearer " + self._token):
             said = "the header Authorization: Bearer <token> is missing or wrong"

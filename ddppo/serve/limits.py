@@ -20,9 +20,9 @@ class Limits:
     """max_message_bytes: of a request or a reply. messages_per_s: of a session; what comes faster waits, unread.
 
     idle_s: a session without a request for so long is ended. step_s: a world that does not answer a request within it
-    is ended with its session. send_s: so is one whose client does not take an answer. ready_s: how long a client whose
-    slot is being made may wait at the handshake. max_in_flight: requests of a session that wait for their answers.
-    max_connections: all of them. request_s: who connects sends a whole request within it.
+    is ended with its session. send_s: so is one if its client does not take an answer. ready_s: how long a client may
+    wait at the handshake while its slot is being made. max_in_flight: requests of a session that wait for answers.
+    max_connections: all of them. request_s: a connection has to bring a whole request within it.
     """
 
     max_message_bytes: int = 2**20

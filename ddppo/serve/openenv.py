@@ -5,7 +5,7 @@
     {"type": "step", "data": {"action": 1}}   -> the same
     {"type": "state"}                         -> {"type": "state", "data": {"episode_id", "step_count"}}
     {"type": "close"}                         ends the session
-    whatever could not be done                -> {"type": "error", "data": {"message", "code"}}
+    what could not be done                    -> {"type": "error", "data": {"message", "code"}}
 
 The observation is {"obs": ...}, and {"mask": ...} where the spec has one; done is terminated or truncated, metadata
 the info. There are no ids: after a time-out such a client takes the late answer for the next one, which ddppo/1 does

@@ -20,7 +20,7 @@ from ddppo.serve.protocol import spec_of
 from ddppo.serve.server import ServeSettings, listening
 
 _CLOSE_S = 7.0
-_NONE = 1e9  # who alone knows the token may ask as much and as seldom as it likes
+_NONE = 1e9  # its only client may ask as much and as seldom as it likes
 
 
 def main() -> None:

@@ -5,7 +5,7 @@
     {"id": 3, "op": "step", "action": 1, "goes_on": true} -> {"id": 3, "obs": ..., "mask": ..., "info": {...},
                                                             "reward": 1.0, "terminated": false, "truncated": false,
                                                             "final_obs": ...}
-    whatever could not be done                           -> {"id": 3, "error": {"code": ..., "message": ...}}
+    what could not be done                               -> {"id": 3, "error": {"code": ..., "message": ...}}
 
 The answer carries the id of its question, so a late one is never taken for another's. An observation is text, an
 array, or a map of arrays by their paths, as the spec has it: nested lists in JSON, the bytes of its numbers in
@@ -73,7 +73,7 @@ def decoded(kind: bytes, content: bytes) -> dict[str, Any]:
 
 
 def checked(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a request whose id, op and names of fields are right. Raises BadMessage."""
+    """Return a request with the right id, op and names of fields. Raises BadMessage."""
     id, op = message.get("id"), message.get("op")
     if not _is_whole(id):
         raise BadMessage("VALIDATION_ERROR", f"id must be a whole number from 0 to {_MOST - 1}")

@@ -22,7 +22,7 @@ from ddppo.spaces import EnvSpec
 
 log = logging.getLogger(__name__)
 
-_UNTAKEN_MS = 20_000  # the kernel drops a connection whose client takes nothing for so long
+_UNTAKEN_MS = 20_000  # the kernel drops a connection if its client takes nothing for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _is_no_false_alarm(record: logging.LogRecord) -> bool:
 def listening(
     settings: ServeSettings, listener: socket.socket | None = None
 ) -> Iterator[tuple[socket.socket, uvicorn.Server]]:
-    """Yield a server whose slots are ready, and where it is to listen: at host and port, or at `listener`."""
+    """Yield a server with its slots ready, and where it is to listen: at host and port, or at `listener`."""
     check(settings)
     spec = settings.spec or probe(settings.env)
     listener = listener or _listener(settings)

@@ -1,8 +1,8 @@
 """One client's session: messages between its socket and the process of its slot, until either ends or is overdue.
 
 The server reads no message: it passes frames on, counts them and limits their size, rate and number in flight. Nothing
-more is read from a client whose limit is reached, so what it sends waits in its own buffers. A world is trusted no more
-than a client: it may say as much as it was asked.
+more is read from a client that has reached its limit, so what it sends waits in its own buffers. A world is trusted no
+more than a client: it may say as much as it was asked.
 
 What a connection may cost before and beside its messages: uvicorn's protocols, with bounds that they lack. One that
 sends no whole request in time, more connections than the server has room for, pings faster than anybody needs, messages

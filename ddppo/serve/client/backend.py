@@ -1,4 +1,4 @@
-"""env.backend=remote: a batch whose environments are served, by the servers at env.urls or by one of the rank's own.
+"""env.backend=remote: a batch of environments that are served, by the servers at env.urls or by one of the rank's own.
 
 The rank's own server is on loopback, known to nobody else, and ends with the rank.
 """
@@ -118,7 +118,7 @@ class RemoteEnvs(Unsaved):
 
 
 def patience(timeout_s: float, max_restarts: int) -> dict[str, Any]:
-    """Return the patience of whoever may keep others waiting for timeout_s: it tells of a loss before they give up."""
+    """Return the patience of a rank that may keep others waiting for timeout_s: it tells of a loss in time."""
     return {
         "answer_s": timeout_s,
         "open_s": min(timeout_s, _OPEN_S),
@@ -161,7 +161,7 @@ class OwnServer:
         }
         self._task = json.dumps(task).encode()
         self._process: ForkedProcess | None = None
-        self._line: socket.socket | None = None  # whose end tells the server to end
+        self._line: socket.socket | None = None  # its end tells the server to end
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         host, port = self._listener.getsockname()
         self.url = f"ws://{host}:{port}"

@@ -1,4 +1,4 @@
-"""One session with a server: questions with ids, answers to whoever asked."""
+"""One session with a server: questions with ids, and answers to each."""
 
 import asyncio
 import itertools
@@ -48,7 +48,7 @@ class RemoteError(EnvServerFault):
 
 
 class Connection:
-    """Opened by `Connection.opened`; whoever opened it closes it."""
+    """Opened by `Connection.opened`, and closed by its opener."""
 
     def __init__(self, url: str, socket: ClientConnection) -> None:
         self.url = url

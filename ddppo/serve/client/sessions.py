@@ -213,7 +213,7 @@ class Sessions:
             await asyncio.sleep(_ALIVE_S)
             idle = [session for session in self._sessions if session.is_idle]
             for session in idle:
-                with suppress(EnvServerLost, RemoteError):  # who asks next hears of it
+                with suppress(EnvServerLost, RemoteError):  # the next question hears of it
                     await session.ask(self.patience.answer_s, op="describe")
 
 
@@ -257,7 +257,7 @@ def _answer_of(spec: EnvSpec, told: dict[str, Any], *, goes_on: bool) -> EnvAnsw
 class AsyncEnvPool(Sessions):
     """num_envs sessions, spread over `urls` in turn, the first of which is `first`.
 
-    An environment whose session was lost starts an episode from another seed. patience: as `Patience` has it.
+    An environment that lost its session starts an episode from another seed. patience: as `Patience` has it.
     """
 
     def __init__(

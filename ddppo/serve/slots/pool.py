@@ -1,4 +1,4 @@
-"""A pool of slots. A slot is a process with one environment; whoever acquires it has it alone until it is released.
+"""A pool of slots. A slot is a process with one environment; one session has it alone until that releases it.
 
     pool = SlotPool(env, spec, size=8)
     slot = pool.acquire(timeout_s=10.0)      # PoolExhausted where all 8 are held
@@ -62,7 +62,7 @@ class SlotPool:
         self._changed = threading.Condition()  # its lock guards all below
         self._free: deque[Slot] = deque()
         self._held: set[Slot] = set()
-        self._num_waiting = 0  # have a claim to a slot whose process is being made
+        self._num_waiting = 0  # have a claim to a slot that is being made
         self._left: deque[Slot] = deque()  # released, to be ended
         self._why_not = ""  # the last world could not be made
         self._is_closed = False
@@ -231,7 +231,7 @@ class SlotPool:
             self._changed.notify_all()
 
     def _taken_out(self) -> list[Slot]:
-        """Return the slots whose processes are to be ended: released ones, and free ones whose process was lost."""
+        """Return the slots that are to be ended: released ones, and free ones whose process was lost."""
         with self._changed:
             lost = [slot for slot in self._free if not slot.lives]
             for slot in lost:

@@ -99,7 +99,7 @@ class Worlds:
                 ours.close()
                 raise
         of_slot = {"slot": index, "folder": str(folder), "started_in": os.getcwd()}
-        with suppress(OSError):  # it has ended: whoever reads the line sees its end
+        with suppress(OSError):  # it has ended: the reader of the line sees its end
             ours.sendall(framed(TASK, json.dumps(self._task | of_slot).encode()))
         return Slot(index, number, server, process, ours, folder)
 
@@ -123,7 +123,7 @@ class Worlds:
         self._ending.append(slot)
 
     def gone(self) -> list[Slot]:
-        """Return the slots whose processes have ended, with all that they had started, since this was last asked."""
+        """Return the slots that have lost their processes, with all that these had started, since the last call."""
         if self.heard_from and self._server is not None:
             with suppress(ForkServerLost):
                 while self._server.hear(0.0) is not None:

@@ -19,7 +19,7 @@ _NEUTRAL = (
     "env.num_workers",
     "compile",
     "device",
-)  # the same is learnt whatever they are
+)  # none of them changes what is learnt
 _OURS = {
     **dict.fromkeys(("hydra.run.dir", "hydra.sweep.dir", "sweep"), "probes have temporary folders"),
     "resume": "probes begin anew, so give the run's settings",
@@ -97,7 +97,7 @@ def question(overrides: Sequence[str]) -> Question:
 def _values(override: str, of_task: Sequence[str]) -> tuple[str, ...]:
     """Return the values that Hydra would make runs of, as it would write them; one where it would not.
 
-    of_task: the overrides that choose the task, whose keywords may be meant.
+    of_task: the overrides that choose the task; its keywords may be meant.
     """
     try:
         parsed = OverridesParser.create().parse_override(prepared_arguments(["-m", *of_task, override])[-1])
@@ -130,7 +130,7 @@ def candidates(asked: Question, cores: int) -> list[Candidate]:
 
 
 def _choices(asked: Question) -> list[list[str]]:
-    """Return the overrides to choose from, of each axis but W; who steps the environments is one where that is open.
+    """Return the overrides to choose from, of each axis but W; env.backend is one where that is open.
 
     What env.backend=auto takes follows from a moment of the machine, and is not always the same.
     """

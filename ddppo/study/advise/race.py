@@ -101,7 +101,7 @@ def choose(entrants: Sequence[Entrant], tolerance: float, cores: float = inf) ->
 class Race:
     """Candidates in one sitting: in each round every one does the same iterations, one after the other.
 
-    Under scaling=strong these are the same work, whatever W is. `start` raises as `Probes.start` does.
+    Under scaling=strong these are the same work at every W. `start` raises as `Probes.start` does.
     """
 
     def __init__(

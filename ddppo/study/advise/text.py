@@ -45,7 +45,7 @@ class Bill:
 
 
 def table(entrants: Sequence[Entrant], chosen: Entrant, bill: Bill, ahead: Mapping[int, float]) -> str:
-    """Return a line for each that was measured, relative to the smallest W; {W: steps/s} ahead; who was not tried."""
+    """Return a line for each that was measured, relative to the smallest W; {W: steps/s} ahead; what was not tried."""
     measured = sorted((each for each in entrants if each.rounds), key=lambda each: each.world_size)
     base = measured[0]
     rows = [[*_HEAD, *(f"{part.removeprefix('t_')} %" for part in EXCLUSIVE_PARTS), *bill.head]]

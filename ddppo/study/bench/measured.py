@@ -1,4 +1,4 @@
-"""Measured runs: whose code, one run by the clock, the rounds in which all take turns, and their profiles.
+"""Measured runs: the code, one run by the clock, the rounds in which all take turns, and their profiles.
 
 Each is started through the train door in a process of its own, watched from outside and stopped by the clock. Watching
 costs a run next to nothing: a look at the size of one file every few milliseconds, while it sleeps. In each round every
@@ -42,7 +42,7 @@ _ITERATIONS = 3
 _WITHIN_S = 600.0
 
 
-# -- whose code ------------------------------------------------------------------------------------------------------
+# -- the code ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ def _in_json(ratio: Ratio) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A bench: where it is stored, all that describes it, and its measurements. `code` is whose speed it tells."""
+    """A bench: where it is stored, all that describes it, and its measurements. `code`: what it measures."""
 
     path: str
     about: Mapping[str, Any]

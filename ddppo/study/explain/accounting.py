@@ -88,12 +88,12 @@ def cause_name(cause: str, rule: str) -> str:
 
 def accounts(study: Study) -> list[Account]:
     """Return the account of every W above the smallest; none where a run says nothing about its time, or has ranks that
-    are not in step, whose times are no parts of an iteration."""
+    are not in step: their times are no parts of an iteration."""
     if not all(run.ranks_are_in_step for run in study.runs):
         return []
     base = study.rows[0]
     spent: dict[int, list[Spent]] = {}
-    calm: Spent | None = None  # of the largest W above 1 whose cores are not crowded
+    calm: Spent | None = None  # of the largest W above 1 without crowded cores
     for row in study.rows:
         runs = study.runs_at(row.world_size)
         if all(run.steps.size and any(part in run.times for part in PARTS) for run in runs):

@@ -39,7 +39,7 @@ def time_to_target(run: Run) -> float:
     """Return the training seconds at which `curve` or an evaluation was first seen at or above the run's target.
 
     +inf if it never was (the run is censored). NaN if there is no target or nothing to compare with it, and for a run
-    of several world sizes, whose seconds are those of none of them.
+    of several world sizes: their seconds are those of none of them.
     """
     if not math.isnan(run.reached_at_s):
         return run.reached_at_s
@@ -165,7 +165,7 @@ def study(runs: list[Run]) -> Study:
 
 
 def _slowness(runs: list[Run], base: SpeedupRow | None) -> tuple[Slowness, ...]:
-    """Return who is slow in each run, by what `base` lets expect of ranks that are not."""
+    """Return which ranks are slow in each run, by what `base` lets expect of ranks that are not."""
     expected, turns = {}, 1.0
     if base is not None:
         g = work(_steps(runs), runs[0].world_size, base)

@@ -179,11 +179,11 @@ def _breakdown(study: Study) -> Chart:
     return chart
 
 
-def _stack(chart: Chart, at: int, parts: Mapping[str, float], whose: str) -> None:
+def _stack(chart: Chart, at: int, parts: Mapping[str, float], name: str) -> None:
     bottom = 0.0
     for part in PARTS:
         (colour, label), value = _PARTS[part], 1000 * parts.get(part, 0.0)
-        said = f"{whose}, {label} {duration(value / 1000)}"
+        said = f"{name}, {label} {duration(value / 1000)}"
         chart.bar(at, bottom, bottom + value, colour, said, label)
         bottom += value
 

@@ -137,7 +137,7 @@ def refuse_to_overwrite(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill, whose files take the places of those in `folder` once it is whole.
+    """Give a folder to fill; its files take the places of those in `folder` once it is whole.
 
     At no time is a file missing that was there and stays: a browser that loads the page again always finds one.
     """

@@ -1,6 +1,6 @@
 """What a collective costs: alpha + n beta per message, summed over the steps of the algorithm.
 
-alpha (`latency_s`) is the time a message takes whatever its size, beta (`byte_s`) the seconds per byte, n the bytes
+alpha (`latency_s`) is the time a message takes at any size, beta (`byte_s`) the seconds per byte, n the bytes
 that every rank contributes. The model and most costs: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective
 Communication Operations in MPICH", IJHPCA 19(1), doi:10.1177/1094342005051521. Adding up (their gamma) is left out:
 at a gigabyte a second and more it is small beside beta. Links are taken to be free: ranks that share one network card

@@ -43,7 +43,7 @@ def fit_parameters(points: Sequence[Point], notes: list[str]) -> CostParameters:
 
 
 def of_one_stepping(points: Sequence[Point], notes: list[str]) -> list[Point]:
-    """Return the points whose environments were stepped as those of the largest W were; others cost otherwise."""
+    """Return the points with environments stepped as those of the largest W were; others cost otherwise."""
     stepping = points[-1].stepping
     if others := sorted({p.world_size for p in points if p.stepping != stepping}):
         notes.append(
@@ -128,7 +128,7 @@ def _fit_work(
 def _fit_communication(points: Sequence[Point], notes: list[str]) -> tuple[float, float, float, float]:
     """Return (call, alpha, beta, turn): t_comm = calls (call + (crowded - 1) turn) + latencies alpha + bytes beta.
 
-    Every collective waits once for all ranks to have had a core, whatever it sends: sweeps on two cores, W = 4 to 32,
+    Every collective waits once for all ranks to have had a core, of any size: sweeps on two cores, W = 4 to 32,
     through shared memory and by Gloo, cost nearly the same for each further rank of a core at every W.
     """
     unmeasured = _TURN_S[points[-1].run.origin.collective.startswith("shm")]

@@ -71,7 +71,7 @@ class FittedModel:
 
     @property
     def base(self) -> Point:
-        """The smallest world measured, whose settings hold for all."""
+        """The smallest world measured; its settings hold for all."""
         return self.points[0]
 
     @property
@@ -196,7 +196,9 @@ def fit_points(
 
     def refit(world_sizes: Sequence[int]) -> Law:
         refitted = fit_parameters([p for p in all_points if p.world_size in world_sizes], [])
-        return law(replace(refitted, slow=fitted.slow | refitted.slow))  # who is slow, no other W can tell
+        return law(
+            replace(refitted, slow=fitted.slow | refitted.slow)
+        )  # which ranks are slow, no other W can tell
 
     off = errors(alike, law(fitted), refit)
     return FittedModel(fitted, tuple(fits), tuple(all_points), measured, off, tuple(notes), cores_per_worker)

@@ -110,7 +110,7 @@ def as_list(name: str, value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A JSON object whose values are read by name. `default` stands for a value that is missing or null.
+    """A JSON object; its values are read by name. `default` stands for a value that is missing or null.
 
     Every method raises FieldError, which has the dotted name, for what is not of its type or range.
     """

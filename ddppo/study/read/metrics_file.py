@@ -55,7 +55,7 @@ def read_metrics(path: Path, *, world_size: int, num_iterations: int, num_epochs
 
 
 class _MetricsReader:
-    """Takes lines in their order; 8 bytes per number, whatever the length of the file."""
+    """Takes lines in their order; 8 bytes per number, however long the file is."""
 
     def __init__(self, world_size: int, num_iterations: int, num_epochs: int) -> None:
         self.world_size, self.num_iterations, self.num_epochs = world_size, num_iterations, num_epochs

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddppo.topologies import TOPOLOGIES
 
-SLEEPING_TASK = "ddppo/Synthetic-v0"  # the one whose step time is a setting, env.kwargs.step_time_s
+SLEEPING_TASK = "ddppo/Synthetic-v0"  # its step time is a setting, env.kwargs.step_time_s
 PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
 
 

@@ -248,7 +248,7 @@ def _fps(summary: Fields, counts: RunCounts, metrics: Metrics, kept: np.ndarray)
 
 
 def _name(path: Path) -> str:
-    """Return a path as it can be shown and written, whatever bytes the file system holds."""
+    """Return a path as it can be shown and written, for any bytes that the file system holds."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

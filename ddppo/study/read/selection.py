@@ -282,10 +282,10 @@ def differing(run: Run, other: Run) -> str:
     return _apart(mine, theirs, other.topology)
 
 
-def _apart(mine: dict[str, str], theirs: dict[str, str], whose: str) -> str:
+def _apart(mine: dict[str, str], theirs: dict[str, str], owner: str) -> str:
     names = [name for name in sorted(mine | theirs) if mine.get(name) != theirs.get(name)]
     told = [[one_line(x, 60) for x in (n, mine.get(n, "unset"), theirs.get(n, "unset"))] for n in names]
-    shown = ", ".join(f"{name}={own} ({whose}: {others})" for name, own, others in told[:3])
+    shown = ", ".join(f"{name}={own} ({owner}: {others})" for name, own, others in told[:3])
     return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -16,7 +16,7 @@ from ddppo.study.runs.table import number, setting_of
 _MOST = 8  # runs; colours, and columns that fit
 _OF_NO_INTEREST = ("resume", "sweep")  # where runs lie, not what they are
 _PARTS = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the steps that all runs have done
-_LAST = 0.25  # of a run's iterations: those whose means are compared
+_LAST = 0.25  # of a run's iterations: their means are compared
 _DIFFERENT = 0.05  # relative, between such means
 
 
@@ -152,7 +152,7 @@ def _sameness(curves: Sequence[Curve]) -> str:
 
 
 def _means(runs: Sequence[Compared]) -> Table:
-    """Return the metrics whose means over the last quarter of the iterations are unlike."""
+    """Return the metrics with unlike means over the last quarter of the iterations."""
     names = dict.fromkeys(
         name for run in runs for name in run.curves if name.startswith(("train/", "time/", "rollout/fps"))
     )

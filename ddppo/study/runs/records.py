@@ -309,6 +309,6 @@ def _time(text: str) -> datetime | None:
 
 
 def _name(path: Path) -> str:
-    """Return a path in printable characters, whatever bytes the file system holds."""
+    """Return a path in printable characters, for any bytes that the file system holds."""
     text = os.fsencode(path).decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
