@@ -14,9 +14,9 @@ from ddppo.config import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, make_gradient_sync
 from ddppo.errors import NonFiniteError
 from ddppo.models import action_distribution, build_model
+from ddppo.ppo import losses
 from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.learning.learner import Learner
-from ddppo.ppo.losses import per_sample as losses
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

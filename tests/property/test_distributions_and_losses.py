@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddppo.models import action_distribution, num_action_params, num_noise
-from ddppo.ppo.losses import per_sample as losses
+from ddppo.ppo import losses
 from ddppo.spaces import ActionSpec
 
 DTYPES = st.sampled_from([torch.float32, torch.float64])

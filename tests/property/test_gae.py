@@ -16,7 +16,7 @@ from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.envs import make_vec_env
 from ddppo.models import build_model
 from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.advantages.estimators import gae
+from ddppo.ppo.advantages import gae
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.scaling import BatchShape

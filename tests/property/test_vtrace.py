@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.ppo.advantages.estimators import gae
+from ddppo.ppo.advantages import gae
 
 GAMMA, LAMBDA = 0.97, 0.9
 NUMBERS = st.floats(-100, 100)

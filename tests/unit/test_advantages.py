@@ -6,8 +6,8 @@ import torch
 
 from ddppo.collectives import Group
 from ddppo.models import At
-from ddppo.ppo.advantages.estimators import Gae, GroupRelative, gae
-from ddppo.ppo.losses.reference import Reference
+from ddppo.ppo.advantages import Gae, GroupRelative, gae
+from ddppo.ppo.losses import Reference
 from tests.unit.test_learner import LN2, Constant, learner, means, rollout
 
 GRPO = {"algorithm": "grpo", "group_size": 2}

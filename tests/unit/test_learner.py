@@ -13,7 +13,7 @@ from ddppo.errors import NonFiniteError
 from ddppo.models import ActorCritic, part_of
 from ddppo.plugins import imported
 from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.advantages.estimators import Gae
+from ddppo.ppo.advantages import Gae
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.step import STATISTICS
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments

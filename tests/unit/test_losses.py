@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ddppo.ppo.losses import per_sample as losses
+from ddppo.ppo import losses
 
 
 def log(ratio):

@@ -9,7 +9,7 @@ from ddppo.errors import ConfigError
 from ddppo.models import build_model, check_model
 from ddppo.models.recurrent import GRU, LSTM
 from ddppo.ppo.acting.collector import Collector, ShardedCollector
-from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.learning.minibatches import Histories
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_collector import CountingEnvs

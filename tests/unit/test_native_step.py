@@ -9,7 +9,7 @@ from ddppo.config import PPOSettings, settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.models import build_model
 from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.advantages.estimators import Estimates, gae
+from ddppo.ppo.advantages import Estimates, gae
 from ddppo.ppo.learning.gradient_check import example, worst_error
 from ddppo.ppo.learning.minibatches import Batch
 from ddppo.ppo.native.network import NativeNetwork, returns_and_moments, why_not_native

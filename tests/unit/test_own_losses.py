@@ -6,7 +6,7 @@ import torch
 from ddppo.config import PPOSettings, settings_of
 from ddppo.errors import ConfigError, NonFiniteError
 from ddppo.ppo.learning.step import STATISTICS, statistics
-from ddppo.ppo.losses.terms_trial import check_losses
+from ddppo.ppo.terms_trial import check_losses
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import made, rollout
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from ddppo.ppo.advantages.estimators import gae
+from ddppo.ppo.advantages import gae
 
 REWARDS, VALUES, NEXT_VALUES = [1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [20.0, 30.0, 40.0]
 

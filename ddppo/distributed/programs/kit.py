@@ -31,11 +31,11 @@ from ddppo.plugins import imported
 from ddppo.ppo.acting.collector import Collector, ShardedCollector
 from ddppo.ppo.acting.episodes import EpisodeCollector
 from ddppo.ppo.acting.rollout import Episode, Rollout, RolloutCollector
-from ddppo.ppo.advantages.estimators import Estimator, Gae, GroupRelative
+from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.learning.learner import Learner, Update
 from ddppo.ppo.learning.nonfinite import Tolerance
 from ddppo.ppo.learning.step import STATISTICS, adam_state
-from ddppo.ppo.losses.reference import Reference
+from ddppo.ppo.losses import Reference
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.processes.signals import StopRequest
 from ddppo.scaling import BatchShape

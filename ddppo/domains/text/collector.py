@@ -21,7 +21,7 @@ from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
 from ddppo.ppo.acting.rollout import Episode, Rollout
-from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.learning.minibatches import Minibatch, fields_of
 from ddppo.scaling import BatchShape
 

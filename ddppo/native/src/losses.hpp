@@ -1,4 +1,4 @@
-// PPO's loss of ddppo/ppo/losses/per_sample.py and its gradient by what the network puts out; rows by SIMD lanes.
+// PPO's loss of ddppo/ppo/losses.py and its gradient by what the network puts out; rows by SIMD lanes.
 #pragma once
 
 #include "mlp.hpp"

@@ -1,4 +1,4 @@
-// Generalised advantage estimates, as ddppo/ppo/advantages/estimators.py, and the moments that ranks agree on, as
+// Generalised advantage estimates, as ddppo/ppo/advantages.py, and the moments that ranks agree on, as
 // ddppo/ppo/normalization.py.
 #include <cmath>
 #include <cstdint>

@@ -11,7 +11,7 @@ from ddppo.config import AlgorithmSettings
 from ddppo.errors import NonFiniteError
 from ddppo.models import ActionDistribution
 from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.advantages.estimators import Estimates, Estimator, Gae
+from ddppo.ppo.advantages import Estimates, Estimator, Gae
 from ddppo.ppo.learning.minibatches import (
     AdvantagesByMinibatch,
     Agreement,
@@ -26,7 +26,7 @@ from ddppo.ppo.learning.minibatches import (
 )
 from ddppo.ppo.learning.nonfinite import Tolerance, all_finite, remembered, where_not_finite
 from ddppo.ppo.learning.step import BETAS, STATISTICS, At, EagerStep, NotFinite, Step
-from ddppo.ppo.losses.reference import Reference
+from ddppo.ppo.losses import Reference
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.scaling import BatchShape

@@ -14,7 +14,7 @@ import torch
 from ddppo.config import AlgorithmSettings
 from ddppo.native import loaded
 from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.advantages.estimators import Estimates
+from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.normalization import Gather, ObsNormalizer, merge_moments, variance
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation

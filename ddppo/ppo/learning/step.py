@@ -14,9 +14,9 @@ import torch
 
 from ddppo.config import AlgorithmSettings
 from ddppo.models import ActionDistribution
+from ddppo.ppo import losses
 from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
-from ddppo.ppo.losses import per_sample as losses
-from ddppo.ppo.losses.terms import own_losses, samples_of, terms_of
+from ddppo.ppo.losses import own_losses, samples_of, terms_of
 
 At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
 

@@ -112,7 +112,7 @@ def _check_networks(
     check_own_memory(config, spec, shape)
     of_losses = None
     if config.ppo.losses:
-        from ddppo.ppo.losses.terms_trial import check_losses  # most runs bring none
+        from ddppo.ppo.terms_trial import check_losses  # most runs bring none
 
         of_losses = check_losses(config.ppo.losses, spec, config.model, dtype)
     for warning in filter(None, (of_model, of_losses)):

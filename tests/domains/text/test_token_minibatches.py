@@ -10,7 +10,7 @@ from ddppo.domains.text.collector import TokenMinibatches
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.envs import probe
 from ddppo.models import build_model
-from ddppo.ppo.advantages.estimators import Gae
+from ddppo.ppo.advantages import Gae
 from tests.unit.test_advantages import grpo, with_reference
 from tests.unit.test_learner import LN2, SIMPLE, Constant, learner, rollout
 

@@ -10,7 +10,7 @@ from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
 from ddppo.models.build import model_class
 from ddppo.ppo.learning.gradient_check import example
-from ddppo.ppo.losses.terms import Samples, Term, samples_of, terms_of
+from ddppo.ppo.losses import Samples, Term, samples_of, terms_of
 from ddppo.spaces import EnvSpec, each
 from ddppo.tracebacks import in_one_line
 

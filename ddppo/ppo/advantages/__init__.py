@@ -1,1 +1,0 @@
-"""What a rollout was worth: advantages and returns, by GAE or within groups of rollouts."""
