@@ -9,8 +9,7 @@ import torch
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import ActionDistribution, Obs
 from ddppo.plugins import imported
-from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
-from ddppo.ppo.learning.step import At, outputs
+from ddppo.ppo.learning.minibatches import At, Minibatch, OfRollout, outputs
 from ddppo.spaces import each
 from ddppo.tracebacks import in_one_line
 

@@ -99,6 +99,19 @@ def fields_of(rollout: Rollout, estimates: Estimates) -> Minibatch:
     return fields
 
 
+At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
+
+
+def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch."""
+    if "inputs" in minibatch:
+        return at(*minibatch["inputs"])
+    if "unrolled" in minibatch:
+        params, values = at(*minibatch["unrolled"])
+        return params.flatten(0, 1), values.flatten(0, 1)
+    return at(minibatch["obs"], minibatch["actions"])
+
+
 class Minibatches(Protocol):
     """What minibatches are taken from, made as `Class(rollout, estimates)`: `ActorCritic.minibatch_class`.
 

@@ -15,10 +15,8 @@ import torch
 from ddppo.config import AlgorithmSettings
 from ddppo.models import ActionDistribution
 from ddppo.ppo import losses
-from ddppo.ppo.learning.minibatches import Minibatch, OfRollout
+from ddppo.ppo.learning.minibatches import At, Minibatch, OfRollout, outputs
 from ddppo.ppo.losses import own_losses, samples_of, terms_of
-
-At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.At
 
 STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
 OF_REFERENCE = "kl_reference"  # comes after them where there is a reference
@@ -125,16 +123,6 @@ def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> I
     before = parameters.detach().clone()
     yield
     parameters.data.copy_(before.lerp_(parameters.data, scale))
-
-
-def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return action parameters `[n, P]` and values `[n]` of the samples of a minibatch."""
-    if "inputs" in minibatch:
-        return at(*minibatch["inputs"])
-    if "unrolled" in minibatch:
-        params, values = at(*minibatch["unrolled"])
-        return params.flatten(0, 1), values.flatten(0, 1)
-    return at(minibatch["obs"], minibatch["actions"])
 
 
 def losses_and_statistics(
