@@ -23,10 +23,9 @@ from submitit.helpers import DelayedSubmission
 from ddppo.cluster import slurm
 from ddppo.cluster.resources import RankLayout
 from ddppo.cluster.slurm import command
-from ddppo.door.one_run import with_restarts
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, RankLost, TrainingError
 from ddppo.processes.signals import note_beginning
-from ddppo.run.folder import RunFolder
+from ddppo.run.folder import RunFolder, with_restarts
 from ddppo.run.lock import held
 from ddppo.terminal import warn
 

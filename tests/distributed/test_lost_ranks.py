@@ -10,10 +10,9 @@ import torch
 
 from ddppo.config import Config, EnvConfig
 from ddppo.config.settings import DistSettings
-from ddppo.door.one_run import with_restarts
 from ddppo.errors import NonFiniteError, RankLost, Stopped
 from ddppo.run import checkpoint
-from ddppo.run.folder import RunFolder
+from ddppo.run.folder import RunFolder, with_restarts
 from tests.fault.test_bad_endings import iterations, running, wait_for_iteration
 from tests.support import PATIENCE_S, TINY, descendants, door, lines, rank_of, run, summary
 

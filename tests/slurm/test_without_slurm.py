@@ -15,9 +15,8 @@ from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.cluster.resources import RankLayout
 from ddppo.config import Config, EnvConfig
 from ddppo.config.settings import DistSettings
-from ddppo.door.one_run import with_restarts
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
-from ddppo.run.folder import RunFolder
+from ddppo.run.folder import RunFolder, with_restarts
 from ddppo.run.lock import held
 from tests.slurm.local_cluster import LocalCluster, _user
 from tests.support import run
