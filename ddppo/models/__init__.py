@@ -5,7 +5,7 @@ from ddppo.models.build import MODELS, build_model, part_of
 from ddppo.models.cnn import images_in
 from ddppo.models.distributions import ActionDistribution, action_distribution, num_action_params, num_noise
 from ddppo.models.recurrent import Recurrent
-from ddppo.models.trials.check import check_model
+from ddppo.models.trial import check_model
 
 __all__ = [
     "MLP",

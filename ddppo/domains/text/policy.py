@@ -15,7 +15,7 @@ from ddppo.config import ModelSettings
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import ActorCritic, Obs
-from ddppo.models.trials.trial import Trial, rounding
+from ddppo.models.trial import Trial, rounding
 from ddppo.spaces import EnvSpec
 
 _LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4  # of the trial

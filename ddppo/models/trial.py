@@ -1,6 +1,10 @@
 """A model under test: its outputs, its gradients and its layers, each told in a sentence."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -9,7 +13,10 @@ from torch import nn
 from ddppo.config import ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Obs, random_obs
+from ddppo.models.build import build_model, model_class, part_of
 from ddppo.models.distributions import ActionDistribution
+from ddppo.models.recurrent import Recurrent
+from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec, each, leaves
 from ddppo.tracebacks import in_one_line
 
@@ -275,3 +282,246 @@ def _shape(x: Obs) -> str:
 
 def listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+# -- A model with memory under test: its steps, and that learning from many at once sees what acting saw.
+
+
+_STEPS = 4
+
+
+class MemoryTrial(Trial):
+    """One model that remembers; what it is tried on are 4 steps, in which some environments start an episode."""
+
+    def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
+        super().__init__(model, spec, config)
+        self.learns_by = "unroll"
+
+    def check_outputs(self, size: int) -> None:
+        """Step `size` environments, unroll the same steps, and compare."""
+        obs, starts = self._episode(size)
+        state = self._state(size)
+        with torch.inference_mode():
+            self._stepped(each(lambda x: x[0], obs), state, size)
+        both = self._tried(
+            "unroll", lambda: self.model.unroll(obs, state, starts), f" for {self._said(size)}"
+        )
+        self._check_unrolled(both, size)
+        params, values = both
+        for t in range(_STEPS):
+            state = torch.where(starts[t].unsqueeze(-1), 0.0, state)
+            row = each(lambda x, t=t: x[t], obs)
+            with torch.inference_mode():
+                said, value, state = self._stepped(row, state, size)
+            if self._is_repeatable(row):
+                self._check_seen("action parameters", said, params[t])
+                self._check_seen("values", value, values[t])
+
+    def check_policy(self, size: int) -> None:
+        """Act on `size` observations by the model's own distribution, as at the start of episodes."""
+        self.learns_by = "forward"
+        try:
+            super().check_policy(size)
+        finally:
+            self.learns_by = "unroll"
+
+    def unused_parameters(self, size: int) -> list[str]:
+        obs, starts = self._episode(max(size, 2))
+        state = self._state(max(size, 2))
+        return self._without_gradient(*self._tried("unroll", lambda: self.model.unroll(obs, state, starts)))
+
+    def _stepped(self, obs: Obs, state: torch.Tensor, size: int) -> tuple[torch.Tensor, ...]:
+        given = state.clone()
+        found: Any = self._tried("step", lambda: self.model.step(obs, given), f" for {self._said(size)}")
+        if not (isinstance(found, (tuple, list)) and len(found) == 3):
+            raise self.fails(
+                "step", "must return three: action parameters, values and the state that follows"
+            )
+        params, values, after = found
+        if not torch.equal(given, state):
+            raise self.fails("step", "changes the state it is given: return another")
+        self._check_tensor("step", "action parameters", params, obs, (size, self.num_params))
+        self._check_tensor("step", "values", values, obs, (size,))
+        self._check_tensor("step", "a state", after, obs, (size, self.model.state_size))
+        return params, values, after
+
+    def _check_unrolled(self, both: Any, size: int) -> None:
+        if not (isinstance(both, (tuple, list)) and len(both) == 2):
+            raise self.fails(
+                "unroll",
+                f"must return two, action parameters [{_STEPS}, {size}, {self.num_params}] and values "
+                f"[{_STEPS}, {size}]",
+            )
+        row = self._obs(size)
+        self._check_tensor("unroll", "action parameters", both[0], row, (_STEPS, size, self.num_params))
+        self._check_tensor("unroll", "values", both[1], row, (_STEPS, size))
+
+    def _check_seen(self, what: str, stepped: torch.Tensor, unrolled: torch.Tensor) -> None:
+        close = rounding(stepped)
+        if not torch.allclose(stepped, unrolled, rtol=close, atol=close, equal_nan=True):
+            off = (stepped - unrolled).abs().max().item()
+            raise self.fails(
+                "unroll",
+                f"returned {what} that differ from those of {self.kind}.step, row after row from the same state, by "
+                f"{off:.2g}: set the state to 0 before rows where starts says so, and keep nothing else",
+            )
+
+    def _episode(self, size: int) -> tuple[Obs, torch.Tensor]:
+        """Return obs `[T, size, ...]`, and where episodes start `[T, size]`: environment 1 in row 2, and so on."""
+        obs = each(lambda x: x.unflatten(0, (_STEPS, size)), self._obs(_STEPS * size))
+        starts = torch.zeros(_STEPS, size, dtype=torch.bool, device=leaves(obs)[0].device)
+        starts[2, 1::3] = True
+        return obs, starts
+
+    def _state(self, size: int) -> torch.Tensor:
+        p = next(self.model.parameters())
+        rows = torch.linspace(-0.5, 0.5, size * self.model.state_size, dtype=p.dtype, device=p.device)
+        return rows.view(size, self.model.state_size)
+
+    def _said(self, size: int) -> str:
+        return f"{size} environments and a state [{size}, {self.model.state_size}]"
+
+
+# -- The parameters of a model under test.
+
+
+def check_parameters(trial: Trial) -> None:
+    """Check that there are some that learn, each with a shape, all of one type on one device. Raises ConfigError."""
+    parameters = dict(trial.model.named_parameters())
+    lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    if lazy:
+        raise trial.fails(
+            "__init__",
+            f"leaves {listed(lazy)} without a shape: give lazy layers the size of their input",
+        )
+    if not any(p.requires_grad for p in parameters.values()):
+        what = "none requires a gradient" if parameters else "it has none"
+        raise trial.fails("__init__", f"makes no parameter that can learn: {what}")
+    kinds: dict[str, list[str]] = {}
+    for name, p in parameters.items():
+        kinds.setdefault(f"{p.dtype} on {p.device}".removeprefix("torch."), []).append(name)
+    if len(kinds) > 1:
+        found = "; ".join(f"{kind}: {listed(names)}" for kind, names in kinds.items())
+        raise trial.fails(
+            "__init__",
+            f"makes parameters of several types or devices ({found}): keep what does not learn in "
+            "register_buffer, and leave devices to the setting device",
+        )
+
+
+def check_parts(trial: Trial, learning_rates: Mapping[str, float]) -> None:
+    """Check that every part with a step size of its own is a part of the model. Raises ConfigError."""
+    names = [name for name, _ in trial.model.named_parameters()]
+    for part in learning_rates:
+        if not any(part_of(name, [part]) for name in names):
+            parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+            raise ConfigError(
+                f"ppo.learning_rates={{{part}: {learning_rates[part]}}}: no parameter of {trial.kind} (model.name="
+                f"{trial.name}) has a name that begins so: use {parts}, or a part of these behind a dot"
+            )
+
+
+# -- A model of a user's own, tried before any process starts: its size, its outputs, its gradients, its layers.
+
+
+_COPIES = 4  # a rank holds parameters, gradient and Adam's two moments
+
+
+def check_model(
+    spec: EnvSpec,
+    config: ModelSettings,
+    dtype: torch.dtype,
+    *,
+    num_envs: int,
+    ranks_here: int | None = None,
+    overlaps_from: int | None = None,
+    learning_rates: Mapping[str, float] = MappingProxyType({}),
+) -> str | None:
+    """Build the model that `config` names and try it on batches of 1, num_envs and more observations.
+
+    num_envs: E of one rank. ranks_here: how many ranks this machine is to hold; None if it holds none.
+    overlaps_from: the number of parameters from which DistributedDataParallel reduces gradients; None for never.
+    learning_rates: ppo.learning_rates, whose names are to be those of parts of the model.
+    Returns a warning where layers make results depend on chance or on how the batch is split. Raises ConfigError, in
+    one sentence with the class, the method, what is wanted and what came.
+    """
+    _check_memory(spec, config, dtype, ranks_here)
+    model = build_model(spec, config, 0, dtype)
+    _check_state(model, config)
+    trial_of: type[Trial] = MemoryTrial if model.state_size else Trial
+    if model.trial_class is not None:
+        trial_of = imported(model.trial_class)
+    trial = trial_of(model, spec, config)
+    check_parameters(trial)
+    check_parts(trial, learning_rates)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for size in (num_envs, 2 * num_envs + 1):  # of acting, and of learning
+            trial.check_outputs(size)
+        if trial.brings_own_policy:
+            trial.check_policy(num_envs)
+        warnings = trial.warnings(max(num_envs, 2))
+        trial.check_one_row(warnings, is_acted_on=num_envs == 1)
+        unused = trial.unused_parameters(num_envs)
+    count = sum(p.numel() for p in model.parameters())
+    if unused and overlaps_from is not None and count >= overlaps_from:
+        raise ConfigError(
+            f"model.name={config.name}: {trial.kind}.{trial.learns_by} does not use {listed(unused)}, and "
+            "dist.grad_sync=ddp waits for the gradient of every parameter: use dist.grad_sync=flat, or remove what is "
+            "not used"
+        )
+    return "; ".join(warnings) or None
+
+
+def _check_state(model: ActorCritic, config: ModelSettings) -> None:
+    """Raise ConfigError where memory is meant, and the model has none."""
+    if model.state_size:
+        return
+    if isinstance(model, Recurrent):
+        raise ConfigError(
+            f"model.name={config.name}: {type(model).__name__} sets no state_size, so that nothing would be "
+            "remembered: set it in __init__ to how many numbers a state has"
+        )
+    if (memory := getattr(config, "memory", "none")) != "none":
+        raise ConfigError(
+            f"model.memory={memory} has no effect on a model of your own, as model.name={config.name}: derive "
+            "it from ddppo.models.Recurrent (docs/guide/memory.md), or leave model.memory out"
+        )
+
+
+def _check_memory(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype, ranks_here: int | None) -> None:
+    """Compare the size of the model, found without allocating it, with the memory of this machine."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            skeleton = model_class(config)(spec, config)
+        count = sum(x.numel() for x in (*skeleton.parameters(), *skeleton.buffers()))
+    except ConfigError:
+        raise
+    except Exception:  # cannot be built without data, or at all, which building it in earnest tells
+        return
+    copies = 1 if ranks_here is None else _COPIES * ranks_here
+    needed, has = count * dtype.itemsize * copies, _memory_bytes()
+    if has is not None and needed > has:
+        purpose = "to build"
+        if ranks_here is not None:
+            purpose = f"with gradients and Adam's moments in {ranks_here} rank{'s' * (ranks_here > 1)}"
+        layers = getattr(config, "hidden_sizes", None)
+        sizes = "" if layers is None else f" with model.hidden_sizes={list(layers)}"
+        raise ConfigError(
+            f"model.name={config.name}{sizes}: "
+            f"{type(skeleton).__name__} has {count:,} parameters and buffers, which need {needed / 2**30:,.1f} GiB "
+            f"{purpose}, but this machine has {has / 2**30:,.1f} GiB: use smaller layers, or fewer ranks on a machine"
+        )
+
+
+def _memory_bytes() -> int | None:
+    """Return the memory that this machine or its container has; None where neither says."""
+    found = []
+    with suppress(OSError, ValueError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            found.append(int(Path(limit).read_text()))
+        except (OSError, ValueError):  # absent, or "max"
+            continue
+    return min(found, default=None)

@@ -1,1 +1,0 @@
-"""Models of a user's own under test, before any process starts."""
