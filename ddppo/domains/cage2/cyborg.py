@@ -1,6 +1,6 @@
 """`ddppo/CybORG-v0`: CAGE challenge 2 as an installed CybORG plays it; actions, observations and orders are ours.
 
-To compare ours with, and a task whose steps take 2 ms, for which a pool is.
+To compare ours with, and a task with steps of 2 ms, for which pools are made.
 """
 
 import importlib

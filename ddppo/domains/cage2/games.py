@@ -109,8 +109,8 @@ class _Batch(ctypes.Structure):
     ]
 
 
-class NativeStep:
-    """Steps the games whose records and observations it was given, `function` being that of the library."""
+class CppGames:
+    """Steps games by `function` of the library: their records and observations are written in place."""
 
     def __init__(
         self, function: Any, records: np.ndarray, obs: np.ndarray, red: str, has_green: bool, has_quirk: bool
@@ -193,11 +193,11 @@ class Games:
         self.reset(self._every, np.zeros(num_games, np.uint64))
 
     @functools.cached_property  # at the first step, which a task that is probed does not do
-    def _native(self) -> NativeStep | None:
+    def _native(self) -> CppGames | None:
         function = step_in_cpp()
         if function is None:
             return None
-        return NativeStep(
+        return CppGames(
             function, self.state_of.records, self.obs, self._red, self._has_green, self._has_quirk
         )
 
@@ -289,7 +289,7 @@ class Games:
         return trace
 
     def _escalate(self, held: np.ndarray) -> None:
-        """Escalate on the target, or harm OTService: of games whose Red does that where it has a session."""
+        """Escalate on the target, or harm OTService: where Red has a session there."""
         state = self.state_of
         bit = BIT[state.target]
         present = (held & bit) != 0
@@ -305,7 +305,7 @@ class Games:
         state.success |= escalates | harms
 
     def _exploit(self, games: np.ndarray, hosts: np.ndarray, numbers: np.ndarray, trace: np.ndarray) -> None:
-        """Exploit `hosts` of `games`, whose random numbers are `numbers` `[SLOTS, len(games)]`."""
+        """Exploit `hosts` of `games`; `numbers` `[SLOTS, len(games)]` are their random numbers."""
         state = self.state_of
         seen = state.seen[games, hosts]
         chosen = NTH_EXPLOIT[seen, _nth(NUM_EXPLOITS[seen], numbers[EXPLOIT_SLOT])]

@@ -163,7 +163,7 @@ def _bits_of(kind: str) -> np.ndarray:
 ANALYSED, REMOVED, RESTORED = _bits_of("Analyse"), _bits_of("Remove"), _bits_of("Restore")
 FREED = RESTORED & ~np.uint16(
     1 << USER0
-)  # [145] whom a Restore rids of root: of User0 Red keeps its first session
+)  # [145] hosts that a Restore rids of root: of User0 Red keeps its first session
 # [145] by action: the port that a decoy opens, and those of which none may be in use; all where the system is wrong.
 OPENED = np.zeros(NUM_ACTIONS, np.uint16)
 CHECKED = np.zeros(NUM_ACTIONS, np.uint16)
@@ -185,7 +185,7 @@ _ALLOWED = [
 NUM_EXPLOITS = np.array([len(allowed) for allowed in _ALLOWED])  # [4096] by ports seen
 NTH_EXPLOIT = np.array([allowed + [0] * (len(EXPLOITS) - len(allowed)) for allowed in _ALLOWED], np.uint8)
 NUM_PORTS = np.array([ports.bit_count() for ports in range(1 << len(PORTS))], np.uint8)  # [4096]
-# [16] whom Green scans, by sixteenths of a random number: half of the time nobody.
+# [16] hosts that Green scans, by sixteenths of a random number: half of the time none.
 GREEN_HOST = np.array([*GREEN_HOSTS, *[NOBODY] * len(GREEN_HOSTS)])
 
 

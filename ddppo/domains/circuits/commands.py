@@ -15,7 +15,7 @@ from omegaconf import MISSING
 from ddppo.config import setting
 from ddppo.domains.circuits.optimise import (
     STARTS,
-    Best,
+    BestSoFar,
     Budget,
     OfRun,
     Walk,
@@ -146,7 +146,7 @@ class OptimiseOptions:
     steps: int | None = setting(
         None, "of every worker, instead of minutes: the result then follows from seed and workers", low=1
     )
-    run: str | None = setting(None, "a run folder of env=circuit, whose policy rewrites; at random if null")
+    run: str | None = setting(None, "a run folder of env=circuit: its policy rewrites; at random if null")
     checkpoint: str = setting("last", "of the run: last, best, or the path of a checkpoint file")
     cost: str | None = setting(
         None,
@@ -185,7 +185,7 @@ def optimise(options: OptimiseOptions) -> int:
     print(f"{options.circuit}: {counts(job.original)}", flush=True)
     if job.start is not job.original:
         print(f"rotations merged: {counts(job.start)}", flush=True)
-    best = Best(job.start, job.start, float(job.cost(job.start)))
+    best = BestSoFar(job.start, job.start, float(job.cost(job.start)))
     if len(job.start):
         tried = _searched(job, options, best)
         print(f"{tried:,} rewrites tried, {len(best.rewrites)} of them lead to the best", flush=True)
@@ -202,7 +202,7 @@ def _job(options: OptimiseOptions) -> Job:
         raise ConfigError(f"checkpoint={options.checkpoint} has no effect without run=: leave it out")
     if options.run is not None and options.bias is not None:
         raise ConfigError(
-            f"bias={options.bias:g} has no effect with run=, whose policy chooses: leave it out"
+            f"bias={options.bias:g} has no effect with run=, as its policy chooses: leave it out"
         )
     for name in ("out", "rewrites"):
         path = getattr(options, name)
@@ -226,7 +226,7 @@ def _job(options: OptimiseOptions) -> Job:
     return Job(original, start, keywords["cost"], cost, rewriter_of(keywords["rules"]), keywords, policy)
 
 
-def _searched(job: Job, options: OptimiseOptions, best: Best) -> int:
+def _searched(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     """Search from the start, and return how many rewrites were tried."""
     minutes = _MINUTES if options.minutes is None and options.steps is None else options.minutes
     budget = Budget(math.inf if minutes is None else 60 * minutes, options.steps or math.inf)
@@ -238,8 +238,8 @@ def _searched(job: Job, options: OptimiseOptions, best: Best) -> int:
         with Workers([_walk(job, options, keywords, index) for index in range(number)]) as workers:
             stop.listen()
             long = f"{options.steps:,} steps each" if minutes is None else f"{minutes:g} minutes"
-            who = "by the run's policy" if job.policy else "at random"
-            print(f"{number} workers rewrite {who} for {long}; Ctrl-C ends it early", flush=True)
+            how = "by the run's policy" if job.policy else "at random"
+            print(f"{number} workers rewrite {how} for {long}; Ctrl-C ends it early", flush=True)
             return search(workers, best, job.rewriter, job.cost, budget, stop)
 
 
@@ -250,12 +250,14 @@ def _walk(job: Job, options: OptimiseOptions, keywords: dict[str, Any], index: i
     return partial(policy_walk, keywords, job.policy.config, job.policy.checkpoint, index, options.seed)
 
 
-def _finish(job: Job, options: OptimiseOptions, best: Best) -> int:
+def _finish(job: Job, options: OptimiseOptions, best: BestSoFar) -> int:
     """Verify what was found, write it, and say what it is. Raises TrainingError where it is not equal."""
     before = float(job.cost(job.original))
     if best.cost >= before:
         write(job.original, options.out)
-        _write_rewrites(job, options, Best(job.original, job.original, before), "given", "it is the original")
+        _write_rewrites(
+            job, options, BestSoFar(job.original, job.original, before), "given", "it is the original"
+        )
         print(
             f"not made smaller: {job.cost_name} {before:g} is the least that was found; {options.out} is the circuit "
             "as given"
@@ -274,7 +276,7 @@ def _finish(job: Job, options: OptimiseOptions, best: Best) -> int:
     return 0
 
 
-def _verified(job: Job, best: Best) -> str:
+def _verified(job: Job, best: BestSoFar) -> str:
     """Return how the best is known to be equal to the original; its rewrites were repeated when it was told of."""
     try:
         verdict = equivalence.verify(job.original, best.circuit)
@@ -289,7 +291,7 @@ def _verified(job: Job, best: Best) -> str:
     return str(verdict)
 
 
-def _write_rewrites(job: Job, options: OptimiseOptions, best: Best, start: str, verified: str) -> None:
+def _write_rewrites(job: Job, options: OptimiseOptions, best: BestSoFar, start: str, verified: str) -> None:
     """Write how the circuit was found, in the form of a run's best/<circuit>.json, with the start besides."""
     if options.rewrites is None:
         return

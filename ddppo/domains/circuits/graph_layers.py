@@ -134,7 +134,7 @@ def sum_of_messages(sent: torch.Tensor, offsets: torch.Tensor, graph: Graph, rec
     """
     neighbours, kinds = graph.neighbours[:receivers], graph.kinds[:receivers]
     if is_native(sent):
-        return _Sum.apply(sent, offsets, neighbours, kinds)
+        return _SumOfMessages.apply(sent, offsets, neighbours, kinds)
     return sum_in_torch(sent, offsets, neighbours, kinds)
 
 
@@ -146,7 +146,7 @@ def sum_in_torch(
     return (messages * (neighbours >= 0).unsqueeze(-1)).sum(1)
 
 
-class _Sum(torch.autograd.Function):
+class _SumOfMessages(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, sent: torch.Tensor, offsets: torch.Tensor, neighbours: torch.Tensor, kinds: torch.Tensor

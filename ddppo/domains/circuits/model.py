@@ -154,7 +154,7 @@ class GNN(ActorCritic):
     The value of an observation is the largest of its fresh nodes, 0 without one. What is learned of a transition is the
     value of the node that was chosen and the logits there, which depend on nodes within graph_layers edges alone: `at`
     computes no others. Before anything is learned, a rule that adds n gates is e^(-graph_prior n) as likely as one that
-    adds none, at whatever node: the logits are those of this prior and of the actor together, a node's score is its
+    adds none, at every node: the logits are those of this prior and of the actor together, a node's score is its
     value's and the prior's of all that is offered there. To change nothing where that is offered once, as node -1, is
     worth 0 and has no parameters. A pair whose rule is num_rules stands for all rules that do not match at its node,
     and has their weights' sum.

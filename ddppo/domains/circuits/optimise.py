@@ -1,4 +1,8 @@
-"""The search for a smaller circuit: rounds of walks until time, steps or patience are over."""
+"""Making a user's circuit smaller: walks by rules in several processes, at random or by a run's policy.
+
+In reading order: Walk, what one process does; Workers, the processes; `search`, rounds of walks until time, steps or
+patience are over; walks by a run's policy; files of rewrites, which say how a circuit was found.
+"""
 
 import dataclasses
 import json
@@ -32,7 +36,7 @@ from ddppo.run import checkpoint
 from ddppo.seeding import derived_seed, stream
 from ddppo.terminal import warn
 
-# -- A walk over the circuits that rules make of one: a few environments side by side, and who chooses for them ------
+# -- A walk over the circuits that rules make of one: a few environments side by side, and what chooses for them -----
 
 
 Choose = Callable[
@@ -40,7 +44,7 @@ Choose = Callable[
 ]  # of each environment's observation the row of `pairs` to take
 
 
-class Progress(NamedTuple):
+class WalkProgress(NamedTuple):
     """Steps and rewrites since the walk began; the least cost so far, and the rewrites that lead there.
 
     rewrites: None where there is none better than was told before. news: for the other walks, one of each environment.
@@ -63,7 +67,7 @@ class Walk:
         self._num_steps = self._num_rewrites = 0
         self._told = np.inf
 
-    def go(self, news: Sequence[bytes], num_steps: int, until: float) -> Progress:
+    def go(self, news: Sequence[bytes], num_steps: int, until: float) -> WalkProgress:
         """Hear what all walks found, then take so many steps, rounded up to one of each environment.
 
         until: seconds of time.monotonic() from which on no further one is taken.
@@ -78,7 +82,7 @@ class Walk:
         is_better, self._told = best.cost < self._told, min(best.cost, self._told)
         rewrites = best.rewrites if is_better else None
         told = [env.publish() for env in self._envs]
-        return Progress(self._num_steps, self._num_rewrites, best.cost, rewrites, told)
+        return WalkProgress(self._num_steps, self._num_rewrites, best.cost, rewrites, told)
 
     def _step(self) -> None:
         for i, (env, action) in enumerate(zip(self._envs, self._choose(self._obs), strict=True)):
@@ -144,7 +148,7 @@ class Workers:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def go(self, num_steps: int, until: float) -> dict[int, Progress]:
+    def go(self, num_steps: int, until: float) -> dict[int, WalkProgress]:
         """Have every process take so many steps, or what there is time for, and return what each says, by its number.
 
         One that was killed is told of and left out from then on. Raises ConfigError and TrainingError as a walk does,
@@ -153,7 +157,7 @@ class Workers:
         for _, line in self._alive.values():
             with suppress(OSError):  # it is lost, and will not answer
                 line.send((self._news, num_steps, until))
-        told: dict[int, Progress] = {}
+        told: dict[int, WalkProgress] = {}
         for number, (process, line) in list(self._alive.items()):
             try:
                 if not line.poll(_ANSWER_S):
@@ -213,7 +217,7 @@ class Budget:
 
 
 @dataclass(slots=True)
-class Best:
+class BestSoFar:
     """The best circuit so far, and when it became better.
 
     rewrites lead to it from `start`. improvements: cost, gates, cx, depth and number of rewrites of each best, and the
@@ -226,7 +230,7 @@ class Best:
     rewrites: tuple[tuple[int, int], ...] = ()
     improvements: list[dict[str, float]] = field(default_factory=list)
 
-    def hear(self, told: Mapping[int, Progress], rewriter: Rewriter, cost: Cost, seconds: float) -> None:
+    def hear(self, told: Mapping[int, WalkProgress], rewriter: Rewriter, cost: Cost, seconds: float) -> None:
         """Take the least costly of what walks tell, of the first of them where several are. Raises ConfigError."""
         for progress in told.values():
             if progress.rewrites is None or progress.cost >= self.cost:
@@ -244,12 +248,12 @@ class Best:
 
 
 def search(
-    workers: Workers, best: Best, rewriter: Rewriter, cost: Cost, budget: Budget, stop: StopRequest
+    workers: Workers, best: BestSoFar, rewriter: Rewriter, cost: Cost, budget: Budget, stop: StopRequest
 ) -> int:
     """Walk until the budget is spent, or a signal asks for the end; return how many rewrites were tried."""
     began = time.monotonic()
     until, left, said = began + budget.seconds, budget.steps, began
-    told: dict[int, Progress] = {}
+    told: dict[int, WalkProgress] = {}
     while left > 0 and time.monotonic() < until and not stop.requested:
         try:
             told |= workers.go(int(min(_ROUND_STEPS, left)), until)
@@ -267,7 +271,7 @@ def search(
     return sum(progress.num_rewrites for progress in told.values())
 
 
-def _say(best: Best, num_rewrites: int, seconds: float, left_s: float) -> None:
+def _say(best: BestSoFar, num_rewrites: int, seconds: float, left_s: float) -> None:
     counts = ", ".join(f"{what} {number}" for what, number in measures(best.circuit).items())
     ends = "" if math.isinf(left_s) else f", {max(0.0, left_s):.0f} s left"
     print(
@@ -278,7 +282,7 @@ def _say(best: Best, num_rewrites: int, seconds: float, left_s: float) -> None:
     )
 
 
-# -- Walks whose choices are a run's policy. Imports torch, so only the processes that walk import it ----------------
+# -- Walks by a run's policy. torch is imported here alone, in the processes that walk -------------------------------
 
 
 _NUM_ENVS = 16  # of one walk: as many observations as one forward takes
@@ -328,7 +332,7 @@ def policy_walk(env: Mapping[str, Any], config: Config, path: Path, index: int, 
     return Walk(envs, choose, [derived_seed(seed, "env", i) for i in indices])
 
 
-# -- What a run folder brings to `optimise`: how its task was set, and its policy. Imports no torch ------------------
+# -- What a run folder brings to `optimise`: how its task was set, and its policy ------------------------------------
 
 
 _TASK = "ddppo/Circuit-v0"

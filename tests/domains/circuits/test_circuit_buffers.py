@@ -13,7 +13,7 @@ from ddppo.domains.circuits.task import CircuitEnv, confirmed
 from ddppo.domains.circuits.task.board import ROUND, LengthCap, Start
 from ddppo.domains.circuits.task.buffer import GraphBuffer, chances
 from ddppo.domains.circuits.task.lineage import ORIGINAL, Lineage
-from ddppo.domains.circuits.task.settings import Buffer, Episode
+from ddppo.domains.circuits.task.settings import BufferSettings, EpisodeSettings
 from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import at_random, downhill, qasm, steps
 
@@ -28,7 +28,9 @@ def circuit_of(num_gates, angle=1):
 
 
 def buffer_of(original=20, max_bytes=UNLIMITED, **rules):
-    return GraphBuffer(Start("mine", circuit_of(original), float(original)), Buffer(**rules), max_bytes)
+    return GraphBuffer(
+        Start("mine", circuit_of(original), float(original)), BufferSettings(**rules), max_bytes
+    )
 
 
 def filled(buffer, counts):
@@ -275,12 +277,12 @@ def rounds(cap, *lengths):
 
 
 def test_the_length_cap_grows_by_half_then_by_a_fifth_where_episodes_are_cut():
-    cap = LengthCap(Episode(min_steps=20, max_steps=100))
+    cap = LengthCap(EpisodeSettings(min_steps=20, max_steps=100))
     assert rounds(cap, *[None] * 8) == [30, 45, 54, 65, 78, 94, 100, 100]
 
 
 def test_the_length_cap_shrinks_where_no_episode_comes_near():
-    cap = LengthCap(Episode(min_steps=20, max_steps=600))
+    cap = LengthCap(EpisodeSettings(min_steps=20, max_steps=600))
     rounds(cap, None, None, None)
     assert rounds(cap, 50, 45, 44, 10, 10, 10, 10) == [54, 45, 45, 38, 26, 20, 20]
 

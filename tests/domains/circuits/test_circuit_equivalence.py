@@ -124,7 +124,7 @@ def test_a_local_change_of_a_large_circuit_is_verified_exactly():
 
 def test_more_qubits_than_memory_holds_are_refused():
     a, b = (Circuit.from_gates(60, [Gate(kind, (w,)) for w in range(60)]) for kind in (H, X))
-    with pytest.raises(ConfigError, match=r"differ on 60 qubits, whose states need .* compare them in parts"):
+    with pytest.raises(ConfigError, match=r"differ on 60 qubits: their states need .* compare them in parts"):
         verify(a, b)
 
 

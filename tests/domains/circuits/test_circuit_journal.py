@@ -14,7 +14,7 @@ from ddppo.domains.circuits.quantum.qasm_reader import parse, read
 from ddppo.domains.circuits.task import CircuitEnv, replayed
 from ddppo.domains.circuits.task import journal as journal_module
 from ddppo.domains.circuits.task.journal import CircuitJournal, labels
-from ddppo.domains.circuits.task.lineage import News, OfStart, read_all, written
+from ddppo.domains.circuits.task.lineage import OfStart, PublishedCircuits, read_all, written
 from ddppo.domains.circuits.task.settings import packed, unpacked
 from ddppo.errors import RunFolderError, TrainingError
 from tests.domains.circuits.circuit_play import Together, qasm
@@ -121,7 +121,7 @@ def test_a_best_that_is_no_equal_of_its_original_ends_the_run(tmp_path):
     with pytest.raises(
         TrainingError, match=r"a best circuit that cannot be repeated: tof_3: its .* another circuit"
     ):
-        journal.note([written(News(of_starts, None))], 1, 1.0)
+        journal.note([written(PublishedCircuits(of_starts, None))], 1, 1.0)
     assert list((tmp_path / "best").iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from ddppo.domains.circuits.task import CircuitEnv, confirmed, replayed
 from ddppo.domains.circuits.task.board import ROUND, LengthCap
 from ddppo.domains.circuits.task.buffer import GraphBuffer
 from ddppo.domains.circuits.task.lineage import read_all
-from ddppo.domains.circuits.task.settings import Buffer, Episode, unpacked_rewrites
+from ddppo.domains.circuits.task.settings import BufferSettings, EpisodeSettings, unpacked_rewrites
 from ddppo.errors import EnvStateError
 from tests.domains.circuits.circuit_play import Together, at_random, choices_of
 from tests.domains.circuits.test_circuit_buffers import buffer_of, circuit_of, filled
@@ -123,7 +123,7 @@ def test_a_graft_begins_at_the_nearest_circuit_that_both_know():
 
 def test_what_was_forgotten_can_be_told_of_again_and_nothing_of_it_stays_behind():
     teller = filled(buffer_of(share=50), {12: 5, 15: 5})
-    taker = GraphBuffer(teller.start, Buffer(), 1e9)
+    taker = GraphBuffer(teller.start, BufferSettings(), 1e9)
     for each in teller.told():
         taker.take(each)
     for cost in (12, 15):
@@ -192,7 +192,7 @@ def test_before_its_first_reset_an_environment_says_nothing_and_can_be_told_noth
 
 
 def caps_of(num_envs):
-    return [LengthCap(Episode(min_steps=20, max_steps=600)) for _ in range(num_envs)]
+    return [LengthCap(EpisodeSettings(min_steps=20, max_steps=600)) for _ in range(num_envs)]
 
 
 def end_round(cap, longest):

@@ -17,10 +17,10 @@ from ddppo.domains.circuits import PLUGIN, commands
 from ddppo.domains.circuits.commands import run
 from ddppo.domains.circuits.optimise import (
     AtRandom,
-    Best,
+    BestSoFar,
     Budget,
-    Progress,
     Walk,
+    WalkProgress,
     Workers,
     of_run,
     policy_walk,
@@ -201,7 +201,7 @@ class Counting:
             if self.how is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise self.how("told")
-        return Progress(self.steps, self.steps, float(len(news)), None, [self.name])
+        return WalkProgress(self.steps, self.steps, float(len(news)), None, [self.name])
 
 
 def test_a_worker_that_is_killed_is_told_of_and_the_others_go_on(capfd):
@@ -235,12 +235,12 @@ class Finding:
         self.rounds += 1
         if self.rounds == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        return Progress(num_steps, 1, self.cost, ((0, 0),), [])
+        return WalkProgress(num_steps, 1, self.cost, ((0, 0),), [])
 
 
 def searched(cost):
     start = Circuit.from_gates(1, [Gate(X, (0,))] * 2)
-    best = Best(start, start, 2.0)
+    best = BestSoFar(start, start, 2.0)
     with Workers([lambda: Finding(cost)]) as workers, StopRequest() as stop:
         return search(
             workers, best, Rewriter([parse("x 0; x 0 -> ")]), len, Budget(FOREVER, 5000), stop
@@ -268,7 +268,7 @@ def test_what_cannot_be_written_in_the_end_is_printed(tmp_path, capsys, monkeypa
     monkeypatch.setattr(commands, "write", gone)
     with pytest.raises(StorageError, match="made up"):
         commands._finish(
-            job, parse_options(["mod5_4", f"out={tmp_path / 'o'}"]), Best(job.start, job.start, 51.0)
+            job, parse_options(["mod5_4", f"out={tmp_path / 'o'}"]), BestSoFar(job.start, job.start, 51.0)
         )
     assert capsys.readouterr().out.endswith(as_qasm(job.start))
 
@@ -280,7 +280,7 @@ def test_ctrl_c_while_it_is_verified_leaves_that_out_and_says_so(tmp_path, capsy
     monkeypatch.setattr(commands.equivalence, "verify", interrupted)
     options = parse_options(["mod5_4", f"out={tmp_path / 'o'}"])
     job = commands._job(options)
-    assert commands._finish(job, options, Best(job.start, job.start, 51.0)) == 0
+    assert commands._finish(job, options, BestSoFar(job.start, job.start, 51.0)) == 0
     assert capsys.readouterr().out.endswith("not compared as a whole: interrupted\n")
     assert read(tmp_path / "o").circuit == job.start
 

@@ -8,7 +8,7 @@ import pytest
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.commands import run
 from ddppo.domains.circuits.quantum.circuit import TURN
-from ddppo.domains.circuits.quantum.rule_search import Space, classes
+from ddppo.domains.circuits.quantum.rule_search import RuleSpace, classes
 from ddppo.domains.circuits.quantum.rules import (
     NO_ANGLE,
     PACKAGED,
@@ -155,7 +155,7 @@ def test_a_rule_has_one_form_whatever_its_names():
 
 
 def test_the_search_finds_all_pairs_that_comparing_all_unitaries_finds():
-    space = Space(2, 2, ("h", "x", "cx", "s"))
+    space = RuleSpace(2, 2, ("h", "x", "cx", "s"))
     letters = [tuple(word) for n in range(3) for word in itertools.product(space.alphabet(), repeat=n)]
     matrices = [matrix_of(circuit(word, 2, ())) for word in letters]
     groups = []
@@ -178,7 +178,7 @@ def test_the_search_finds_all_pairs_that_comparing_all_unitaries_finds():
 def test_classes_hold_circuits_of_equal_unitaries_for_random_angles():
     rng = random.Random(2)
     num_pairs = 0
-    for members in classes(Space(2, 3, ("h", "x", "cx", "rz"))):
+    for members in classes(RuleSpace(2, 3, ("h", "x", "cx", "rz"))):
         for other in members[1:]:
             assert difference(Rule(members[0], other)) < 1e-10
             num_pairs += 1

@@ -135,7 +135,7 @@ def wide(folder, num_qubits):
     ("num_qubits", "said"),
     [
         (12, "random product states and 2 random stabiliser states of the 12 qubits"),
-        (45, "not compared as a whole: the circuits differ on 45 qubits, whose states need"),
+        (45, "not compared as a whole: the circuits differ on 45 qubits: their states need"),
     ],
 )
 def test_of_many_qubits_it_is_said_how_far_the_result_is_verified(tmp_path, capsys, num_qubits, said):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, Circuit, Gate, H, X
-from ddppo.domains.circuits.quantum.qasm_reader import Program, read
+from ddppo.domains.circuits.quantum.qasm_reader import QasmProgram, read
 from ddppo.errors import ConfigError, near
 
 # -- The arithmetic circuits that optimisers are compared on, by their constructions, in h, x, cx and rz -------------
@@ -153,14 +153,14 @@ def benchmark(name: str) -> Circuit:
 # -- A circuit by what a user calls it: the path of an OpenQASM 2 file, or the name of a benchmark -------------------
 
 
-def program(source: str) -> Program:
+def program(source: str) -> QasmProgram:
     """Return the circuit, with its qubits' names. A file that exists comes before a benchmark of its name.
 
     Raises ConfigError for what is neither, and for a file that is no such circuit.
     """
     if source in BENCHMARKS and not Path(source).exists():
         circuit = benchmark(source)
-        return Program(circuit, tuple(f"q[{wire}]" for wire in range(circuit.num_qubits)), ())
+        return QasmProgram(circuit, tuple(f"q[{wire}]" for wire in range(circuit.num_qubits)), ())
     if not Path(source).exists() and "/" not in source and "." not in source:
         known = ", ".join(BENCHMARKS)
         raise ConfigError(
@@ -169,7 +169,7 @@ def program(source: str) -> Program:
     return read(source)
 
 
-def noted(source: str) -> Program:
+def noted(source: str) -> QasmProgram:
     """Do the same, and say on stderr what of the file the circuit does not hold."""
     found = program(source)
     for remark in found.remarks:

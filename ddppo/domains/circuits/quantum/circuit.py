@@ -193,7 +193,7 @@ class Circuit:
         return int(self.levels.max(initial=-1)) + 1
 
     def remember(self, depth: int, digest: bytes) -> None:
-        """Take these from who computed them in C++."""
+        """Keep both, which C++ has computed."""
         self.__dict__.update(depth=depth, _digest=digest)
 
     @cached_property
@@ -226,7 +226,7 @@ class Circuit:
         return Circuit(self.num_qubits, self.kinds[order], self.wires[order], self.angles[order])
 
     def digest(self) -> bytes:
-        """Return 16 bytes that tell this circuit from others, whatever the order of gates on disjoint wires.
+        """Return 16 bytes that tell this circuit from others; the order of gates on disjoint wires does not matter.
 
         BLAKE2b of num_qubits as uint32, then kinds (uint8), wires (int16, row by row) and angles (int64) of the
         canonical order, all little-endian. Two different circuits share one with a chance of 2^-128.
@@ -316,7 +316,7 @@ def counts(circuit: Circuit) -> str:
 
 
 def measures(circuit: Circuit) -> dict[str, float]:
-    """Return what circuits are compared by, whatever their cost: gates, cx and depth."""
+    """Return the numbers that are shown of every circuit, under any cost: gates, cx and depth."""
     return {"gates": len(circuit), "cx": cx_count(circuit), "depth": circuit.depth}
 
 

@@ -203,7 +203,7 @@ def _distance(first: States, second: States) -> float:
 def chance_to_miss(num_qubits: int) -> float:
     """Return a bound on the chance that one random product state hides a difference of .1 or more.
 
-    For M = U_b - c U_a with |M|^2 (sum of its squared elements) >= .1^2, whatever c: contracting the tensor M with a
+    For M = U_b - c U_a with |M|^2 (sum of its squared elements) >= .1^2, for any c: contracting the tensor M with a
     uniform state of one qubit leaves a share s of |M|^2, a convex combination of U and 1 - U with U uniform, so that
     P(s < x) <= x for x <= 1/2, and s dominates min(U, 1/2). After n qubits -ln of what is left is at most a sum of n
     variables max(E, ln 2), E exponential: n ln 2 + a Gamma(b) variable with b ~ Binomial(n, 1/2). It is missed if
@@ -225,8 +225,8 @@ def _check_memory(num_qubits: int) -> None:
     if needed > memory / 2:
         most = int(math.log2(memory / 2 / _BYTES))
         raise ConfigError(
-            f"the circuits differ on {num_qubits} qubits, whose states need {_size(needed)} of this machine's "
-            f"{_size(memory)}: here up to {most} qubits can be compared; compare them in parts"
+            f"the circuits differ on {num_qubits} qubits: their states need {_size(needed)} of this machine's "
+            f"{_size(memory)}. Here up to {most} qubits can be compared; compare them in parts"
         )
 
 

@@ -29,7 +29,7 @@ _REFUSED = {
 }
 
 
-class Program(NamedTuple):
+class QasmProgram(NamedTuple):
     """A circuit, its qubits' names such as q[0], and sentences on what of the file it does not hold."""
 
     circuit: Circuit
@@ -37,7 +37,7 @@ class Program(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def read(path: str | Path) -> Program:
+def read(path: str | Path) -> QasmProgram:
     """Return the circuit of a file. Raises ConfigError with its name, the line and the remedy."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
@@ -50,14 +50,14 @@ def read(path: str | Path) -> Program:
     return parse(text, str(path))
 
 
-def parse(text: str, name: str = "the text") -> Program:
+def parse(text: str, name: str = "the text") -> QasmProgram:
     """Return the circuit of a text; `name` stands for it in messages. Raises ConfigError."""
     reader = _Reader(Tokens(text, name))
     reader.read()
     if not reader.names:
         raise ConfigError(f"{name} has no qubits: declare them, e.g. qreg q[3];")
     circuit = Circuit.from_gates(len(reader.names), reader.gates)
-    return Program(circuit, tuple(reader.names), tuple(reader.remarks()))
+    return QasmProgram(circuit, tuple(reader.names), tuple(reader.remarks()))
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def _qelib1() -> dict[str, AnyGate]:
 
 
 class _Reader:
-    """One pass over a text: `gates` on wires 0, 1, ..., whose `names` are those of the file."""
+    """One pass over a text: `gates` on wires 0, 1, ..., and the `names` of the wires in the file."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.gates: list[Gate] = []

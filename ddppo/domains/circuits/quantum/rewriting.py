@@ -276,7 +276,7 @@ def _on(places: NDArray[np.int16], circuit: Circuit, num_qubits: int) -> Circuit
 
 
 def _turned_round(circuit: Circuit) -> Circuit:
-    """Return the gates from last to first: not the inverse, whose angles have the other sign."""
+    """Return the gates from last to first: not the inverse, which has angles of the other sign."""
     return _kept(circuit, np.arange(len(circuit))[::-1])
 
 

@@ -54,7 +54,7 @@ _QUARTERS = (2, 4, 6)  # of eighths of a turn
 
 
 @dataclass(frozen=True)
-class Space:
+class RuleSpace:
     """Circuits to search: up to `num_gates` gates out of `kinds` on `num_qubits` qubits.
 
     kinds: of h, x, cx, rz (angles +-a, +-b, their sums, +-pi/2 and pi), s (rz by +-pi/2 and pi only), and
@@ -87,7 +87,7 @@ class Space:
         return f"{self.num_qubits}:{self.num_gates}:{'+'.join(self.kinds)}"
 
 
-def classes(space: Space, seed: int = 0) -> Iterator[list[Gates]]:
+def classes(space: RuleSpace, seed: int = 0) -> Iterator[list[Gates]]:
     """Yield each class of at least two circuits with the same fingerprint, shortest first."""
     alphabet = space.alphabet()
     layers = list(_layers(space, alphabet, seed))
@@ -105,12 +105,12 @@ def classes(space: Space, seed: int = 0) -> Iterator[list[Gates]]:
             ]
 
 
-def count(space: Space, seed: int = 0) -> list[int]:
+def count(space: RuleSpace, seed: int = 0) -> list[int]:
     """Return how many circuits of each number of gates, from 0 on, the search keeps."""
     return [len(words) for words, _ in _layers(space, space.alphabet(), seed)]
 
 
-def _layers(space: Space, alphabet: list[SymbolicGate], seed: int) -> Iterator[tuple[Words, Residues]]:
+def _layers(space: RuleSpace, alphabet: list[SymbolicGate], seed: int) -> Iterator[tuple[Words, Residues]]:
     """Yield the circuits of each number of gates with their fingerprints."""
     grammar = _Grammar(alphabet)
     fields = [_Field(p, space.num_qubits, alphabet, np.random.default_rng([seed, p])) for p in _PRIMES]
@@ -247,7 +247,7 @@ def pairs(members: list[Gates], growth: int) -> Iterator[Rule]:
     """Yield the rules of one class, shortest member first, each in its canonical form.
 
     A source is connected and its angles are constants or parameters of their own. Not yielded are pairs with a common
-    first or last gate, whose rest is a smaller rule; pairs of two circuits that a third is shorter than, as the source
+    first or last gate, as the rest is a smaller rule; pairs of two circuits that a third is shorter than, as the source
     leads to that one first; targets that are longer by more than `growth`, or that stand for a single gate.
     """
     shortest = len(members[0])
@@ -337,7 +337,7 @@ def search_rules(options: RulesOptions) -> int:
     found: set[Rule] = set()
     searched = {}
     for size in spaces:
-        space = Space(*size)
+        space = RuleSpace(*size)
         searched[str(space)] = sum(count(space, options.seed))
         known = len(found)
         for members in classes(space, options.seed):

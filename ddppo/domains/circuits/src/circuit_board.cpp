@@ -21,7 +21,7 @@ void pack(const Gates& gates, uint8_t* packed) {
   }
 }
 
-// What Python gives: sizes, and which choices are there whatever matches.
+// Given by Python: sizes, and the choices that are offered even where no rule matches.
 struct Settings {
   int32_t max_nodes, max_pairs, nop_once, nop_at_nodes, wrong_at_nodes;
 };
@@ -122,7 +122,7 @@ struct Board {
     std::fill(edge, row.edges + 8 * settings.max_nodes, -1);
   }
 
-  // Finds what matches, ascending. Where there is too much, those stay whose rules add the fewest gates, of these the
+  // Finds what matches, ascending. Where there is too much, those stay that add the fewest gates, of these the
   // first rules, then the first nodes.
   void list_pairs(Dag& dag, Facts& facts) {
     const int32_t room_of_nodes = settings.max_nodes - dag.size();
@@ -153,7 +153,7 @@ struct Board {
     return settings.nop_once + int64_t(num_nodes) * (settings.nop_at_nodes + settings.wrong_at_nodes);
   }
 
-  // Writes what matches, and what is always there, whose rules come after all others.
+  // Writes what matches, then what is always there, with rule numbers after all others.
   void show_pairs(int32_t num_nodes) {
     int32_t* pair = row.pairs;
     int8_t* growth = row.growth;

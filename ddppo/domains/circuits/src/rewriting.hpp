@@ -24,7 +24,7 @@ class Rules {
   // Returns by how many gates a rule makes a circuit longer, at most: rotations by 0 are left out of it.
   int32_t growth(int32_t rule) const { return int32_t(rules_[rule].target.size()) - int32_t(rules_[rule].source.size()); }
 
-  // Calls report(first rule, last rule + 1) for each run of rules whose source matches with its first gate at `gate`.
+  // Calls report(first rule, last rule + 1) for each run of rules with a source that matches with its first gate at `gate`.
   template <class Report>
   void matches(Dag& dag, int32_t gate, Report&& report) const {
     Found found;

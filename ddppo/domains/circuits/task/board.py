@@ -19,8 +19,8 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import packaged, read
 from ddppo.domains.circuits.task.settings import (
     GATE_BYTES,
-    Episode,
-    Sizes,
+    EpisodeSettings,
+    SizeSettings,
     observation_space,
     packed,
     unpacked,
@@ -53,16 +53,16 @@ class Choice(NamedTuple):
     became: int
 
 
-class Board:
+class CircuitBoard:
     """Shows one circuit at a time, and rewrites it.
 
     circuit: what is shown, in canonical order. num_too_large counts the pairs that match there but might make a circuit
     of more than max_nodes; num_without_room those left out because there were more than max_pairs: of too many those
-    stay whose rules add the fewest gates, of these the first rules, then the first nodes. offered, applied: of each
-    rule, how often it was listed at the node of a choice, and chosen; whoever owns the counts clears them.
+    stay that add the fewest gates, of these the first rules, then the first nodes. offered, applied: of each
+    rule, how often it was listed at the node of a choice, and chosen; the owner of the counts clears them.
     """
 
-    def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, episode: Episode) -> None:
+    def __init__(self, rewriter: Rewriter, max_nodes: int, max_pairs: int, episode: EpisodeSettings) -> None:
         space = observation_space(max_nodes, max_pairs, rewriter.num_rules, has_mask=episode.mask)
         self.offered = np.zeros(rewriter.num_rules, np.int64)
         self.applied = np.zeros(rewriter.num_rules, np.int64)
@@ -169,7 +169,7 @@ class LengthCap:
     `own`, the cap is the largest: it grows at once, and shrinks when the last of them has.
     """
 
-    def __init__(self, episode: Episode) -> None:
+    def __init__(self, episode: EpisodeSettings) -> None:
         self._least, self._most = episode.min_steps, episode.max_steps
         self.own = self._least
         self._others = 0
@@ -261,14 +261,14 @@ def rules_digest(rewriter: Rewriter) -> str:
     return hashlib.blake2b("\n".join(map(str, rewriter.rules)).encode(), digest_size=16).hexdigest()
 
 
-# -- How much an observation has room for, and the choices that are there whatever matches ---------------------------
+# -- How much an observation has room for, and the choices that are there even where no rule matches -----------------
 
 
 NO_NODE = -1  # of the choice to change nothing, where it is offered once
 _PAIRS_PER_NODE = 4  # three times what the package's rules have on the benchmarks, rewritten at random
 
 
-def at_every_node(rewriter: Rewriter, episode: Episode) -> list[int]:
+def at_every_node(rewriter: Rewriter, episode: EpisodeSettings) -> list[int]:
     """Return the rules that are offered at every node, whether or not they match.
 
     Without a mask, one more than there are stands for all that do not match there.
@@ -282,7 +282,9 @@ def growth_of(rewriter: Rewriter) -> np.ndarray:
     return np.array([*(len(rule.target) - len(rule.source) for rule in rewriter.rules), 0])
 
 
-def sized(sizes: Sizes, starts: tuple[Start, ...], rewriter: Rewriter, episode: Episode) -> tuple[int, int]:
+def sized(
+    sizes: SizeSettings, starts: tuple[Start, ...], rewriter: Rewriter, episode: EpisodeSettings
+) -> tuple[int, int]:
     """Return max_nodes and max_pairs. Raises ConfigError where a start does not fit.
 
     null stands for: the gates of the largest start, the slack and the longest rule's growth, rounded up to a multiple

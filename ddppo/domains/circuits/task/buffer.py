@@ -8,7 +8,14 @@ from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.circuit import cx_count
 from ddppo.domains.circuits.task.board import Start
 from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, Lineage, Told
-from ddppo.domains.circuits.task.settings import Buffer, of_text, packed, packed_rewrites, text, unpacked
+from ddppo.domains.circuits.task.settings import (
+    BufferSettings,
+    of_text,
+    packed,
+    packed_rewrites,
+    text,
+    unpacked,
+)
 
 _ENTRY_BYTES = (
     260  # of Python's own for a circuit that is kept: a tuple, two strings of bytes, a slot in a dict
@@ -34,7 +41,7 @@ class GraphBuffer:
     costliest level goes, and again. The original never does.
     """
 
-    def __init__(self, start: Start, rules: Buffer, max_bytes: float) -> None:
+    def __init__(self, start: Start, rules: BufferSettings, max_bytes: float) -> None:
         self.start = start
         self.lineage = Lineage()
         self._rules = rules

@@ -14,8 +14,8 @@ from ddppo.domains.circuits.task import settings
 from ddppo.domains.circuits.task.board import (
     UNCHANGED,
     WRONG,
-    Board,
     Choice,
+    CircuitBoard,
     LengthCap,
     Start,
     rewriter,
@@ -24,7 +24,7 @@ from ddppo.domains.circuits.task.board import (
     starts,
 )
 from ddppo.domains.circuits.task.buffer import GraphBuffer
-from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, News, OfStart, read_all, written
+from ddppo.domains.circuits.task.lineage import ORIGINAL, Found, OfStart, PublishedCircuits, read_all, written
 from ddppo.domains.circuits.task.settings import Counts, observation_space, of_text, packed, text, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 
@@ -53,14 +53,14 @@ class CircuitEnv(gym.Env):
         episode: Mapping[str, Any] | None = None,
         buffer: Mapping[str, Any] | None = None,
     ) -> None:
-        self._episode = settings.of(settings.Episode, "episode", episode)
-        self._buffer = settings.of(settings.Buffer, "buffer", buffer)
-        given_sizes = settings.of(settings.Sizes, "sizes", sizes)
+        self._episode = settings.of(settings.EpisodeSettings, "episode", episode)
+        self._buffer = settings.of(settings.BufferSettings, "buffer", buffer)
+        given_sizes = settings.of(settings.SizeSettings, "sizes", sizes)
         self._cost_of = cost_named(cost)
         self.starts = starts(circuit, self._cost_of)
         self.rewriter = rewriter(rules)
         self._sizes = max_nodes, max_pairs = sized(given_sizes, self.starts, self.rewriter, self._episode)
-        self._board = Board(self.rewriter, max_nodes, max_pairs, self._episode)
+        self._board = CircuitBoard(self.rewriter, max_nodes, max_pairs, self._episode)
         self._check_choices()
         self.observation_space = observation_space(
             max_nodes, max_pairs, self.rewriter.num_rules, has_mask=self._episode.mask
@@ -123,7 +123,7 @@ class CircuitEnv(gym.Env):
         )
         counts = self._counts.state()
         self._counts.clear()
-        return written(News(of_starts, counts))
+        return written(PublishedCircuits(of_starts, counts))
 
     def receive(self, news: Sequence[bytes]) -> None:
         """Learn what all environments of a run published, in an order that all share. Raises EnvStateError."""
@@ -263,9 +263,10 @@ class CircuitEnv(gym.Env):
 
 
 def _fingerprint(starts: tuple[Start, ...], *others: object) -> str:
-    """Return text that differs between environments whose states do not fit one another."""
+    """Return text that is the same for environments that can restore each other's states."""
     said = hashlib.blake2b(digest_size=16)
     for start in starts:
         said.update(f"{start.name}\n".encode() + start.circuit.digest())
-    said.update("\n".join(map(str, others)).encode())
+    # EpisodeSettings and BufferSettings by their names in the first checkpoints, which are resumed by this text.
+    said.update("\n".join(str(other).replace("Settings(", "(", 1) for other in others).encode())
     return said.hexdigest()

@@ -18,7 +18,15 @@ from ddppo.domains.circuits.quantum.qasm_reader import as_qasm, parse
 from ddppo.domains.circuits.quantum.rewriting import Rewriter, digest
 from ddppo.domains.circuits.task.board import Start, rules_digest
 from ddppo.domains.circuits.task.env import CircuitEnv
-from ddppo.domains.circuits.task.lineage import Found, News, OfStart, Told, check_replay, read_all, written
+from ddppo.domains.circuits.task.lineage import (
+    Found,
+    OfStart,
+    PublishedCircuits,
+    Told,
+    check_replay,
+    read_all,
+    written,
+)
 from ddppo.domains.circuits.task.settings import (
     ENDS,
     Counts,
@@ -283,7 +291,11 @@ class CircuitJournal:
                 best.is_start,
             )
             of_starts.append(OfStart((told,) if found.rewrites else (), 0, (0, 0, 0)))
-        return [written(News(tuple(of_starts), None))] if any(best.found.rewrites for best in bests) else []
+        return (
+            [written(PublishedCircuits(tuple(of_starts), None))]
+            if any(best.found.rewrites for best in bests)
+            else []
+        )
 
     def summary(self) -> dict[str, Any]:
         """Return the best circuits, all compared, and what episodes and the most used rules came to."""
@@ -326,7 +338,7 @@ class CircuitJournal:
                 metrics["rewrites_per_s"] = done / seconds
         return metrics | {f"ended_{end}": counts.totals[end] for end in ENDS}
 
-    def _of_starts(self, every: Sequence[News]) -> dict[str, float]:
+    def _of_starts(self, every: Sequence[PublishedCircuits]) -> dict[str, float]:
         metrics: dict[str, float] = {}
         for at, (label, file) in enumerate(zip(self._labels, self._files, strict=True)):
             best = numbers(file.best.found)

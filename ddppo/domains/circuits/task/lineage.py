@@ -34,7 +34,7 @@ Ancestors = tuple[tuple[int, bytes], ...]  # (rewrites that lead to it, digest) 
 
 
 class Lineage:
-    """Steps (parent, node, rule), counted by who holds them: circuits that are kept, and steps that came after.
+    """Steps (parent, node, rule), with a count of references: circuits that are kept, and steps that came after.
 
     What came from another environment is a graft, one step for several rewrites. Circuits that all environments know
     have their digests as names, so that a graft begins at the nearest of them that is still here.
@@ -107,7 +107,7 @@ class Lineage:
     def rewrites(self, step: int) -> Rewrites:
         """Return (node, rule) of every rewrite from the original to what `step` made, in order."""
         found: list[tuple[int, int]] = []
-        cells = self._table.reshape(-1).data  # whose numbers are read several times as fast as an array's
+        cells = self._table.reshape(-1).data  # a memoryview: its numbers are read several times as fast
         while step != ORIGINAL:
             row = _COLUMNS * step
             if cells[row + _NODE] == _GRAFT:
@@ -224,21 +224,21 @@ class Told(NamedTuple):
 
 
 class OfStart(NamedTuple):
-    """What is told of one starting circuit. buffer: circuits, levels and bytes kept by the one who tells."""
+    """What one environment publishes of one starting circuit. buffer: circuits, levels and bytes that it keeps."""
 
     circuits: tuple[Told, ...]
     cap: int
     buffer: tuple[int, int, int]
 
 
-class News(NamedTuple):
-    """of_starts: one of each starting circuit, in order. counts: the state of Counts; None of what a journal kept."""
+class PublishedCircuits(NamedTuple):
+    """What an environment publishes. of_starts: in the order of the starts. counts: of Counts; None of a journal."""
 
     of_starts: tuple[OfStart, ...]
     counts: dict[str, Any] | None
 
 
-def written(news: News) -> bytes:
+def written(news: PublishedCircuits) -> bytes:
     said = {
         "starts": [[[_said(told) for told in of.circuits], of.cap, of.buffer] for of in news.of_starts],
         "counts": news.counts,
@@ -247,14 +247,14 @@ def written(news: News) -> bytes:
 
 
 @functools.lru_cache(maxsize=1)
-def read_all(news: tuple[bytes, ...]) -> tuple[News, ...]:
+def read_all(news: tuple[bytes, ...]) -> tuple[PublishedCircuits, ...]:
     """Return what was told; silence is left out. The environments of a process share one reading of an exchange."""
     return tuple(_read(each) for each in news if each)
 
 
-def _read(news: bytes) -> News:
+def _read(news: bytes) -> PublishedCircuits:
     said = json.loads(zlib.decompress(news))
-    return News(
+    return PublishedCircuits(
         tuple(
             OfStart(tuple(_told(*told) for told in circuits), cap, tuple(buffer))
             for circuits, cap, buffer in said["starts"]

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """What observations are padded to. null: as `task.pairs.sized` finds for circuits and rules."""
+class SizeSettings:
+    """What observations are padded to. null: as `task.board.sized` finds for circuits and rules."""
 
     max_nodes: int | None = None
     max_pairs: int | None = None
@@ -34,7 +34,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class EpisodeSettings:
     """When an episode ends.
 
     slack: by how much the cost may exceed the least that the episode has seen, its start's included. min_steps and
@@ -65,7 +65,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class BufferSettings:
     """From which circuits episodes start.
 
     draw: power draws a level of cost in proportion to 1 / cost^4, greedy to 1 / (cost - least + .2), original takes
@@ -188,7 +188,7 @@ class Counts:
         self._saved = np.zeros(num_rules)
 
     def note_rewrite(self, rule: int, saved: float) -> None:
-        """Take notice of what a rewrite saved; whoever applied it counts that."""
+        """Count a rewrite and what it saved; `applied` is counted by the board."""
         self.totals["rewrites"] += 1
         self.totals["lowered" if saved > 0 else "raised" if saved < 0 else "kept"] += 1
         self._saved[rule] += saved
