@@ -1,1 +1,5 @@
-"""What runs say: read from their folders, measured, explained, predicted, shown on a page. Imports no trainer."""
+"""All that looks at runs from outside: reports, predictions, lists of runs, measured speed, and advice."""
+
+from ddppo.plugins import Plugin
+
+PLUGIN = Plugin(package=__name__)

@@ -179,6 +179,7 @@ def test_commands_of_the_wheel_are_doors_that_docs_usage_lists():
     for name, where in scripts.items():
         module, _, function = where.partition(":")
         assert f"`{name}`" in page
-        if importlib.util.find_spec(module.removesuffix(".__main__")) is None:
-            continue  # of a wing that is not there, as in a copy of the core alone
+        wing = ".".join(module.split(".")[:2])
+        if importlib.util.find_spec(wing) is None:
+            continue  # it is not there, as in a copy of the core alone
         assert callable(getattr(importlib.import_module(module), function))

@@ -30,7 +30,7 @@ _CHOOSE = ("env=", "experiment=")  # settings that say what the work is
 
 @dataclass(slots=True)
 class BenchConfig:
-    workloads: Any = setting(None, "fixed workloads of conf/experiment/bench; null is W1,W2")
+    workloads: Any = setting(None, "fixed workloads of experiment=bench/w1, ...; null is W1,W2")
     world_sizes: Any = setting(None, "W to measure; null is 1,2")
     rules: Any = setting(None, "scaling rules to measure at W > 1; null is strong,weak")
     rounds: int | None = setting(

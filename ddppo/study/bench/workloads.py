@@ -1,4 +1,4 @@
-"""What is measured: the fixed workloads of conf/experiment/bench and their configurations over W. Imports no torch."""
+"""What is measured: the workloads of experiment=bench/w1, ... and their configurations over W. Imports no torch."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddppo import config as configuration
 from ddppo.config import near
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
@@ -129,4 +128,4 @@ def check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _presets() -> Path:
-    return configuration.conf_dir() / "experiment" / "bench"
+    return Path(__file__).resolve().parents[1] / "conf" / "experiment" / "bench"

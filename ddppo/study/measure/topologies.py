@@ -22,9 +22,8 @@ class Side:
     """One topology at one W.
 
     ranks: {role: how many}, empty if unknown. spent: {role: {part: share of its ranks' time}}, parts as in PARTS, and
-    "for <role>" the parts of t_sync by the role that is waited for. An iteration has `messages` (of the
-    rank with most), and `num_bytes` handed over by all ranks. lag: mean, in updates; inference_batch: rows of a
-    forward. NaN where
+    "for <role>" the parts of t_sync by the role that is waited for. An iteration has `messages` (of the rank with
+    most), and `num_bytes` handed over by all ranks. lag: mean, in updates; inference_batch: rows of a forward. NaN if
     unknown.
     """
 
