@@ -1,6 +1,6 @@
 """Settings of contexts and of searches that cannot be: command lines with what is said of them."""
 
-_TASK = "env=gym env.id=tests.distributed.ordered:tests/Ordered-v0 ppo.rollout_steps=10 search.name=orders"
+_TASK = "env=gym env.id=tests.domains.cage2.ordered:tests/Ordered-v0 ppo.rollout_steps=10 search.name=orders"
 _RUN = f"{_TASK} search.budget_episodes=80 ppo.total_steps=800"
 _BUDGET = "search.budget_episodes=80 ppo.rollout_steps=10 ppo.total_steps=800"
 

@@ -97,25 +97,6 @@ def test_policies_with_memory_agree_as_well(runs, model):
     assert len(state(folders[1])["window"]) == 8 * 8  # episodes, each of which was cut
 
 
-@pytest.mark.slow
-def test_rewritten_circuits_agree_as_well(runs):
-    small = ["model=gnn", "model.graph_width=16", "model.graph_layers=2", "dtype=float64"]
-    folders = runs("circuits", "env=circuit", *small, "dist.world_size=1,2")
-    assert_same_learning(folders[1], folders[2], 1e-9)
-    one, two = (told_of_task(folders[w]) for w in (1, 2))
-    assert one == two
-    assert one[-1]["task/buffer_circuits/tof_3"] > 8  # what one of them keeps, others found
-
-
-def told_of_task(run_dir):
-    """Return what the task's journal said of each iteration, but for how fast it was."""
-    of_rank_0 = [line for line in lines(run_dir) if line["rank"] == 0]
-    return [
-        {name: value for name, value in line.items() if name.startswith("task/") and "per_s" not in name}
-        for line in of_rank_0
-    ]
-
-
 def test_with_every_normaliser_early_stop_and_odd_minibatches_they_agree_as_well(runs):
     folders = runs("everything", "env=pendulum", "dtype=float64", *EVERYTHING, "dist.world_size=1,2,4")
     assert_same_learning(folders[1], folders[2], 1e-9)

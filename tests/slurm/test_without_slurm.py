@@ -15,6 +15,7 @@ from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.cluster.resources import RankLayout
 from ddppo.config import Config, EnvConfig
 from ddppo.config.settings import DistSettings
+from ddppo.door.arguments import prepared_arguments
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
 from ddppo.run.folder import RunFolder, with_restarts
 from ddppo.run.lock import held
@@ -184,3 +185,8 @@ def test_no_cluster_is_an_error_that_says_how_to_start_one(tmp_path, monkeypatch
     monkeypatch.setattr(slurm, "LOCAL", tmp_path)
     with pytest.raises(ClusterError, match="make slurm-up"):
         slurm.local_conf()
+
+
+def test_whole_numbers_of_the_launcher_are_written_out():
+    given = ["-m", "hydra.launcher.timeout_min=1e2"]
+    assert prepared_arguments(given) == ["-m", "hydra.launcher.timeout_min=100"]

@@ -71,7 +71,6 @@ def test_whole_numbers_are_written_out_where_an_integer_is_meant():
         "+seed=choice(1e1,2)": "+seed=choice(10,2)",
         "model.hidden_sizes=[1e2,6_4]": "model.hidden_sizes=[100,64]",
         "env.max_episode_steps=2.5e3": "env.max_episode_steps=2500",
-        "hydra.launcher.timeout_min=1e2": "hydra.launcher.timeout_min=100",
         "ppo.total_steps=1.5e0": "ppo.total_steps=1.5e0",
         "ppo.total_steps=1e999999999": "ppo.total_steps=1e999999999",
         "ppo.total_steps=${x1e5}": "ppo.total_steps=${x1e5}",
@@ -108,17 +107,12 @@ def test_mappings_whose_keys_users_make_up_are_added():
 
 def test_a_keyword_that_the_task_s_preset_names_is_a_setting_of_env():
     for given, prepared in {
-        ("env=circuit", "env.circuit=my.qasm"): "++env.kwargs.circuit=my.qasm",
-        ("env=circuit", "env.episode.slack=3"): "++env.kwargs.episode.slack=3",
-        ("env=circuit", "env.buffer={draw: greedy}"): "++env.kwargs.buffer={draw: greedy}",
-        ("env=circuit", "+env.cost=depth"): "++env.kwargs.cost=depth",
-        ("env=cartpole,circuit", "env.circuit=tof_3,tof_5"): "++env.kwargs.circuit=tof_3,tof_5",
-        ("env=circuit", "env.circuit=[tof_3,gf2^4_mult]"): "++env.kwargs.circuit=[tof_3,'gf2^4_mult']",
-        ("env=circuit", "env.circuit=tof_3,gf2^4_mult"): "++env.kwargs.circuit=tof_3,'gf2^4_mult'",
-        ("env=circuit", 'env.circuit="gf2^4_mult"'): '++env.kwargs.circuit="gf2^4_mult"',
+        ("env=tmaze", "env.length=3"): "++env.kwargs.length=3",
+        ("env=synthetic", "+env.tail={a: 1}"): "++env.kwargs.tail={a: 1}",
+        ("env=cartpole,tmaze", "env.length=3,5"): "++env.kwargs.length=3,5",
         ("experiment=topologies/slow", "env.step_time_s=0.1"): "++env.kwargs.step_time_s=0.1",
-        ("env=circuit", "env.num_envs=4"): "env.num_envs=4",
-        ("env=circuit", "env.kwargs.circuit=tof_5"): "++env.kwargs.circuit=tof_5",
+        ("env=tmaze", "env.num_envs=4"): "env.num_envs=4",
+        ("env=tmaze", "env.kwargs.length=5"): "++env.kwargs.length=5",
     }.items():
         assert prepared_arguments(["-m", *given])[-1] == prepared
 
@@ -126,16 +120,9 @@ def test_a_keyword_that_the_task_s_preset_names_is_a_setting_of_env():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            "env=circuit env.circit=tof_3",
-            ["env.circit (did you mean env.circuit", "env=circuit also circuit, cost"],
-        ),
-        (
-            "env=circuit env.episode.slak=3",
-            ["did you mean env.episode.slack", "episode.slack, episode.min_steps"],
-        ),
-        ("env=circuit env.num_env=3", ["did you mean env.num_envs", "env has id, num_envs, backend"]),
-        ("env.circuit=tof_3", ["no setting env.circuit: env has id,", "env.kwargs.<keyword>"]),
+        ("env=tmaze env.lenth=3", ["env.lenth (did you mean env.length", "env=tmaze also length"]),
+        ("env=tmaze env.num_env=3", ["did you mean env.num_envs", "env has id, num_envs, backend"]),
+        ("env.length=3", ["no setting env.length", "env has id,", "env.kwargs.<keyword>"]),
     ],
 )
 def test_what_is_neither_a_setting_of_env_nor_a_keyword_of_the_task_is_told_with_both_lists(given, said):
@@ -146,8 +133,8 @@ def test_what_is_neither_a_setting_of_env_nor_a_keyword_of_the_task_is_told_with
 
 def test_of_a_resumed_run_every_keyword_is_known_and_cannot_change(tmp_path):
     (tmp_path / "config.yaml").touch()
-    given = [f"resume={tmp_path}", "env.circuit=tof_3"]
-    assert prepared_arguments(given)[1] == "++env.kwargs.circuit=tof_3"
+    given = [f"resume={tmp_path}", "env.length=3"]
+    assert prepared_arguments(given)[1] == "++env.kwargs.length=3"
 
 
 @pytest.mark.parametrize("flag", ["-m", "--multirun", "hydra.mode=MULTIRUN"])

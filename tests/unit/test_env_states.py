@@ -27,8 +27,6 @@ TASKS = {
     "mountain_car": EnvConfig(id="MountainCar-v0", max_episode_steps=45),
     "continuous_mountain_car": EnvConfig(id="MountainCarContinuous-v0", max_episode_steps=45),
     "synthetic": EnvConfig(id="ddppo/Synthetic-v0", kwargs={"episode_steps": 33}),
-    "cage2": EnvConfig(id="ddppo/CAGE2-v0", kwargs={"episode_steps": 30, "green": "active"}),
-    "cage2_by_orders": EnvConfig(id="ddppo/CAGE2-v0", kwargs={"episode_steps": 30, "order": "balanced"}),
     "lander": EnvConfig(id="LunarLander-v3"),
     "continuous_lander": EnvConfig(id="LunarLander-v3", kwargs={"continuous": True}),
     "walker": EnvConfig(id="BipedalWalker-v3"),
@@ -38,7 +36,6 @@ TASKS = {
     "cartpole_with_context": EnvConfig(id="CartPole-v1", context=2),
     "tmaze": EnvConfig(id="ddppo/TMaze-v0", kwargs={"length": 3}),
     "cartpole_masked": EnvConfig(id="ddppo/MaskedCartPole-v0"),
-    "cage2_with_a_limit": EnvConfig(id="ddppo/CAGE2-v0", max_episode_steps=20),
 }
 if not BOX2D:
     TASKS = {
@@ -48,8 +45,8 @@ if importlib.util.find_spec("minigrid"):
     TASKS["minigrid"] = EnvConfig(id="MiniGrid-DoorKey-6x6-v0", max_episode_steps=60)
 if importlib.util.find_spec("popgym"):
     TASKS["popgym"] = EnvConfig(id="popgym-PositionOnlyCartPoleEasy-v0")
-BATCHED = ("cartpole", "acrobot", "pendulum", "mountain_car", "continuous_mountain_car", "synthetic", "cage2",
-           "cage2_by_orders", "tmaze", "cartpole_masked")  # fmt: skip
+BATCHED = ("cartpole", "acrobot", "pendulum", "mountain_car", "continuous_mountain_car", "synthetic", "tmaze",
+           "cartpole_masked")  # fmt: skip
 NUM_ENVS, BEFORE, AFTER = 6, 70, 200
 
 
@@ -138,7 +135,7 @@ def test_environments_stepped_in_turn_and_dealt_otherwise_go_on_to_the_bit(batch
 
 
 @pytest.mark.quick_cases("pendulum")
-@pytest.mark.parametrize("name", sorted({"pendulum", "cage2_by_orders", "lander", "blackjack"} & set(TASKS)))
+@pytest.mark.parametrize("name", sorted({"pendulum", "lander", "blackjack"} & set(TASKS)))
 def test_environments_of_a_pool_dealt_otherwise_go_on_to_the_bit(batch, name):
     goes_on_to_the_bit(batch, TASKS[name], "pool")
 
@@ -295,14 +292,26 @@ def test_of_a_slow_task_fewer_steps_are_tried_but_the_next_episode_still_is(monk
     assert re.search(r"another observation in the reset after [34] steps", tried(env).why_inexact)  # not 21
 
 
+class Own(Opaque):
+    """Hands its state over by itself."""
+
+    def state(self):
+        return {"episodes": self._num_episodes}
+
+    def restore(self, state):
+        self._num_episodes = state["episodes"]
+        return np.zeros(1, np.float32), {}
+
+
 def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypatch):
     class Hiding(gym.Wrapper):
         def __init__(self, env):
             super().__init__(env)
             self.hidden = iter(())
 
-    monkeypatch.setattr("ddppo.envs.single.make_task", lambda env: Hiding(gym.make("ddppo/CAGE2-v0")))
-    reason = tried(EnvConfig(id="ddppo/CAGE2-v0", backend="sync")).why_inexact
+    name = registered(monkeypatch, Own)
+    monkeypatch.setattr("ddppo.envs.single.make_task", lambda env: Hiding(gym.make(name)))
+    reason = tried(EnvConfig(id=name)).why_inexact
     assert (
         "cannot hand over its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
     )
@@ -320,15 +329,16 @@ def test_who_cannot_hand_states_over_is_named():
     assert "env.backend=native" in tried(EnvConfig(id="CartPole-v1", backend="native")).why_inexact
 
 
-def test_the_state_of_another_task_is_refused(batch):
-    ones = {name: batch(TASKS[name], range(1), "sync") for name in ("pendulum", "cage2")}
+def test_the_state_of_another_task_is_refused(batch, monkeypatch):
+    own = EnvConfig(id=registered(monkeypatch, Own))
+    ones = {"pendulum": batch(TASKS["pendulum"], range(1), "sync"), "own": batch(own, range(1), "sync")}
     batched = batch(TASKS["pendulum"], range(1), "batched")
     for envs in (*ones.values(), batched):
         envs.reset([0])
     with pytest.raises(
         EnvStateError, match=r"environment 0 of rank 0 cannot go on .* saved as own, .* as attributes"
     ):
-        ones["pendulum"].restore(ones["cage2"].state())
+        ones["pendulum"].restore(ones["own"].state())
     with pytest.raises(EnvStateError, match="saved as attributes, and is saved as batched here: resume with"):
         batched.restore(ones["pendulum"].state())
 

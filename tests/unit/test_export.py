@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo import load_policy, native
+from ddppo import load_policy
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.policies.export import command
 from ddppo.policies.export.check import check, inputs_of, observed
@@ -174,14 +174,6 @@ def test_beside_a_file_stands_which_number_is_which_mission(tmp_path):
     missions = json.loads((run / "policy.pt2.json").read_text())["missions"]
     assert missions == load_policy(run).observation_space["mission"].sentences
     assert missions[0].startswith("go to the ")
-
-
-@pytest.mark.skipif(native.why_not() is not None, reason=str(native.why_not()))
-def test_a_graph_network_is_refused_with_what_plays_it(tmp_path):
-    small = {"graph_width": 8, "graph_layers": 1, "normalized": False}
-    run = run_folder(tmp_path, "ddppo/Circuit-v0", name="gnn", kwargs={"circuit": "tof_3"}, **small)
-    with pytest.raises(ConfigError, match=r"model\.name=gnn finds what .* in C\+\+.*use ddppo\.load_policy"):
-        export(ExportConfig(str(run), format="torch"))
 
 
 def test_without_the_packages_of_onnx_they_are_named(folders, monkeypatch):

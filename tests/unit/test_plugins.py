@@ -44,8 +44,9 @@ def code(**fields):
 
 
 def test_our_domains_are_plugins_of_the_shape_of_anybody_s():
-    names = {plugin.package.removeprefix("ddppo.domains.") for plugin in plugins.plugins()}
-    assert {"circuits", "cage2", "cloud", "text"} <= names
+    folders = (CHECKOUT / "ddppo" / "domains").glob("*/__init__.py")
+    names = {plugin.package for plugin in plugins.plugins()}
+    assert {f"ddppo.domains.{path.parent.name}" for path in folders} <= names
     for plugin in plugins.plugins():
         assert isinstance(plugin, Plugin)
 
@@ -101,11 +102,12 @@ def test_two_presets_of_one_name_are_both_named(installed, monkeypatch):
     [
         ("import nowhere_to_be_found", "cannot be imported"),
         ("PLUGIN = {}", "is of type dict"),
-        (code(models={"gnn": "x:y"}), ""),  # found once a model is asked for
+        (code(models={"own_net": "x:y"}), "both bring own_net"),  # found once a model is asked for
     ],
 )
 def test_a_command_says_in_one_line_which_plugin_is_wrong(package, said, installed):
-    environ = os.environ | {"PYTHONPATH": f"{installed(own_wrong=package)}:{CHECKOUT}"}
+    folder = installed(own_wrong=package, own_other=code(models={"own_net": "x:y"}))
+    environ = os.environ | {"PYTHONPATH": f"{folder}:{CHECKOUT}"}
     command = [sys.executable, "-m", "ddppo.train", "env=cartpole", "model.name=none", "log.progress=none"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (2, "")

@@ -23,7 +23,7 @@ class Ordered(gym.Env):
 
     observation_space = Dict({"obs": Box(0, 1, (5,), np.float32), "context": Box(0, 1, (25,), np.float32)})
     action_space = Discrete(6)
-    journal: str | None = "tests.distributed.ordered:Silence"
+    journal: str | None = "tests.domains.cage2.ordered:Silence"
 
     def __init__(self, fault=""):
         self._fault, self._order, self._ended = fault, ORDERS[0], []
@@ -93,4 +93,4 @@ class Silence:
         return {}
 
 
-gym.register("tests/Ordered-v0", "tests.distributed.ordered:Ordered")
+gym.register("tests/Ordered-v0", "tests.domains.cage2.ordered:Ordered")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from ddppo.domains.cage2.search.orders import ORDERS, kendall
-from tests.distributed.ordered import HIDDEN
 from tests.distributed.test_independence import largest_difference
+from tests.domains.cage2.ordered import HIDDEN
 from tests.support import TINY, descendants, door, lines, run, started, summary, wait_until
 
-TASK = "tests.distributed.ordered:tests/Ordered-v0"
+TASK = "tests.domains.cage2.ordered:tests/Ordered-v0"
 SIZES = [
     "env=gym", f"env.id={TASK}", "env.num_envs=8", "model=order_conditioned", "ppo.rollout_steps=10",
     "ppo.num_minibatches=2", "ppo.learning_rate=5e-3", "ppo.lr_schedule=none", "dtype=float64", "dist.check_every=1",
