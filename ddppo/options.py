@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo.config import SECTIONS, check_fields, config_class, escaped, in_words, near
+from ddppo.config.fields import is_integer, is_truth, written_out
 from ddppo.config.help import setting_line
-from ddppo.config.integers import is_integer, is_truth, written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.package import see_current_folder, versions
 from ddppo.processes.signals import ends_without_waiting

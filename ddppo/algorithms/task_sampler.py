@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ddppo.config import Config, section
-from ddppo.config.settings.ppo import check_groups
+from ddppo.config.algorithm_settings import check_groups
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import added, imported
 from ddppo.scaling import BatchShape

@@ -1,10 +1,12 @@
-"""Settings: one (fields), all (settings), rules across them (rules), config.yaml (stored), Hydra (compose).
+"""Settings: one (fields), all (settings and *_settings), which section has which keys (variants), rules across them
+(rules, rank_rules), config.yaml (stored), Hydra (compose, help).
 
 `Config` is the resolved configuration of one run. YAML files in conf/ hold presets of its sections; Hydra composes
 them against these dataclasses, `from_omegaconf` converts the result, and `validate` checks it before any process
 starts. Nothing changes it afterwards. Imports no torch, so that `--help` is quick.
 """
 
+from ddppo.config.algorithm_settings import AlgorithmSettings, GrpoSettings, PPOSettings
 from ddppo.config.compose import (
     conf_dir,
     conf_dirs,
@@ -16,25 +18,25 @@ from ddppo.config.compose import (
     stamp,
 )
 from ddppo.config.fields import check_fields, in_words, near, setting
-from ddppo.config.rules import batch_shape, check_restarts, layout, validate
+from ddppo.config.model_settings import (
+    CnnSettings,
+    DictSettings,
+    ImageSettings,
+    LayerSettings,
+    MlpSettings,
+    ModelSettings,
+    ResnetSettings,
+)
+from ddppo.config.rank_rules import batch_shape, check_restarts, layout
+from ddppo.config.rules import validate
 from ddppo.config.settings import (
     SECTIONS,
-    AlgorithmSettings,
     CheckpointConfig,
-    CnnSettings,
     Config,
-    DictSettings,
     DistSettings,
     EnvConfig,
     EvalConfig,
-    GrpoSettings,
-    ImageSettings,
-    LayerSettings,
     LogConfig,
-    MlpSettings,
-    ModelSettings,
-    PPOSettings,
-    ResnetSettings,
     RunConfig,
     SamplerSettings,
     ScalingConfig,

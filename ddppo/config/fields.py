@@ -1,17 +1,19 @@
-"""What a setting is: a dataclass field with its meaning and its own rule. The rules across settings: rules."""
+"""What a setting is: a dataclass field with its meaning and its own rule; and how people write whole numbers.
+
+The rules across settings: rules. Imports no torch.
+"""
 
 import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import field, fields, is_dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from ddppo.errors import ConfigError, near
-
-__all__ = ["check_fields", "in_words", "near", "own_methods", "setting"]
-
+from ddppo.errors import ConfigError
+from ddppo.errors import near as near
 
 _WANTED = {  # what OmegaConf calls the types of settings
     "Integer": "a whole number, e.g. 1000 or 1e3",
@@ -92,3 +94,46 @@ def in_words(complaint: str) -> str:
     if re.match(r"Cannot assign \w+ to Dict\[", complaint):
         return "must be names and values, in braces, as {a:1,b:2}"
     return complaint
+
+
+# -- Whole numbers as people write them: 1e5, 1_000_000, 2.5e3.
+
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w.])")
+_LARGEST_EXPONENT = 18  # beyond it a number fits no 64-bit integer, and writing it out may fill the memory
+
+
+def written_out(text: str) -> str:
+    """Return `text` with every whole number in it in digits alone: 1e5,2e5 becomes 100000,200000.
+
+    What is no whole number, such as 1.5 or 1e-3, stays as it is.
+    """
+    return _NUMBER.sub(_digits, text)
+
+
+def _digits(found: re.Match[str]) -> str:
+    number = Decimal(found[0])  # which knows underscores
+    if number.adjusted() > _LARGEST_EXPONENT or number != number.to_integral_value():
+        return found[0]
+    return str(int(number))
+
+
+def setting_types(section: type, prefix: str = "") -> dict[str, Any]:
+    """Return the annotation of every setting of a dataclass by its full key."""
+    types: dict[str, Any] = {}
+    for item in fields(section):
+        inner = item.default_factory
+        if isinstance(inner, type) and is_dataclass(inner):
+            types |= setting_types(inner, f"{prefix}{item.name}.")
+        else:
+            types[prefix + item.name] = item.type
+    return types
+
+
+def is_truth(text: str) -> bool:
+    """Return whether `text` may stand for true or false: OmegaConf takes any number for one."""
+    return text in ("0", "1") or re.fullmatch(r"[-+]?\d+", text) is None
+
+
+def is_integer(annotation: Any) -> bool:
+    """Return whether a setting of this type holds an integer, an integer or nothing, or a list of integers."""
+    return annotation in (int, int | None, list[int])

@@ -15,18 +15,10 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ddppo.config.algorithm_settings import AlgorithmSettings, GrpoSettings, PPOSettings
 from ddppo.config.fields import in_words
-from ddppo.config.settings import (
-    AlgorithmSettings,
-    CnnSettings,
-    DictSettings,
-    DistSettings,
-    GrpoSettings,
-    MlpSettings,
-    ModelSettings,
-    PPOSettings,
-    ResnetSettings,
-)
+from ddppo.config.model_settings import CnnSettings, DictSettings, MlpSettings, ModelSettings, ResnetSettings
+from ddppo.config.settings import DistSettings
 from ddppo.errors import ConfigError, near
 from ddppo.plugins import added, imported
 from ddppo.topologies import TOPOLOGIES, find
@@ -245,3 +237,13 @@ def owners_of(section: str, key: str) -> list[str]:
     if key in names_of(SECTIONS_BY_NAME[section].base):
         return []
     return [name for name, kind in known(section).items() if key in names_of(kind)]
+
+
+def type_of(key: str, types: Mapping[str, Any]) -> Any:
+    """Return the annotation of a setting by its full key, one of `types` or of some variant; None if there is none."""
+    section, _, name = key.partition(".")
+    if key in types or section not in SECTIONS_BY_NAME:
+        return types.get(key)
+    return next(
+        (item.type for kind in known(section).values() for item in fields(kind) if item.name == name), None
+    )

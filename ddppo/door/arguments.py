@@ -20,9 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
 from ddppo.config import SECTIONS, Config, config_class, in_words, is_schema, near, presets, schemas, sections
+from ddppo.config.compose import in_full
+from ddppo.config.fields import is_integer, is_truth, setting_types, written_out
 from ddppo.config.help import setting_names, unknown_setting
-from ddppo.config.integers import is_integer, is_truth, setting_types, type_of, written_out
-from ddppo.config.keywords import in_full
+from ddppo.config.variants import type_of
 from ddppo.door.torchrun import under_torchrun
 from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
 from ddppo.package import install_command

@@ -158,7 +158,7 @@ def follow(arguments: Sequence[str]) -> NoReturn:
     stop_signals_kill(
         signal.SIGINT
     )  # before what takes long: inside an import a handler's exception breaks torch
-    from ddppo.config.settings.dist import DistSettings
+    from ddppo.config.settings import DistSettings
     from ddppo.distributed import formation
     from ddppo.distributed.network import rendezvous_store
     from ddppo.run.worker import run_rank

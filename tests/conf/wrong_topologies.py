@@ -30,7 +30,7 @@ LINES = {
     "distributed=central_inference dist.max_wait_ms=-1": "must be at least 0",
     "distributed=central_inference env.num_workers=99": "exceeds the 8 environments",
     "distributed=central_inference env.slow_ranks={0:0.1}": "has no effect with distributed=central_inference",
-    "distributed=sync_actors dist.max_wait_ms=1": "with distributed=sync_actors: it is of distributed=central_inference",
+    "distributed=sync_actors dist.max_wait_ms=1": "it is of distributed=central_inference",
     "distributed=sync_actors dist.grad_sync=ddp": "where one rank learns and no gradients travel",
     "distributed=env_workers dist.grad_sync=ddp": "where one rank learns and no gradients travel",
     "distributed=sync_actors env.slow_ranks={0:0.1}": "name one of 1, 2",

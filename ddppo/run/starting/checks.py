@@ -7,7 +7,7 @@ import torch
 from ddppo import config as configuration
 from ddppo.algorithms.task_sampler import check_whole_episodes, make_sampler
 from ddppo.config import Config
-from ddppo.config.rules.remembering import check_remembering
+from ddppo.config.rules import check_remembering
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.launch import check_collective, resolve_device
 from ddppo.envs.probing.advice import on_spaces

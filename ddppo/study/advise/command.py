@@ -10,7 +10,7 @@ from statistics import median
 
 from ddppo import package
 from ddppo.config import Config, setting
-from ddppo.config.integers import written_out
+from ddppo.config.fields import written_out
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import whole_numbers
 from ddppo.processes.forking import ForkServerLost

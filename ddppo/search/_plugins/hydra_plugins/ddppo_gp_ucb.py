@@ -20,7 +20,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from ddppo.config import check_fields, config_class
-from ddppo.config.integers import is_integer, setting_types, type_of
+from ddppo.config.fields import is_integer, setting_types
+from ddppo.config.variants import type_of
 from ddppo.errors import ConfigError
 from ddppo.files import write_text
 from ddppo.search.settings import GpUcbSweeperConfig

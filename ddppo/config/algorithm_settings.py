@@ -8,7 +8,7 @@ from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 
 if TYPE_CHECKING:
-    from ddppo.config.settings.all import Config
+    from ddppo.config.settings import Config
 
 
 @dataclass(slots=True)

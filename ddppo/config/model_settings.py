@@ -8,7 +8,7 @@ from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 
 if TYPE_CHECKING:
-    from ddppo.config.settings.all import Config
+    from ddppo.config.settings import Config
 
 LOG_STD_RANGE = (-20.0, 2.0)  # of model.log_std=state
 ENCODERS = ("cnn", "resnet", "resnet18", "resnet50", "mlp")

@@ -1,0 +1,267 @@
+"""The rules of ranks: who does what, the sizes of an iteration, the order of sums, what becomes of lost ranks."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from ddppo.config.settings import Config, DistSettings
+from ddppo.errors import ConfigError
+from ddppo.scaling import BatchShape, check_division, strong, weak
+from ddppo.topologies import Layout, Sizes, find
+
+_NEAR = 16  # other world sizes that a message may name
+
+
+def batch_shape(config: Config) -> BatchShape:
+    """Return the sizes of one iteration under the scaling rule. Raises ConfigError where there are none."""
+    roles = layout(config)
+    world_size, num_stepping, shares = config.dist.world_size, len(roles.stepping), roles.env_shares
+    if shares and config.scaling.rule == "weak":
+        raise ConfigError(
+            f"scaling=weak with distributed={config.dist.topology}: scaling=weak gives every rank env.num_envs "
+            "environments: leave dist.env_shares out, or use scaling=strong"
+        )
+    sizes = {
+        "num_envs": config.env.num_envs,
+        "rollout_steps": config.ppo.rollout_steps,
+        "world_size": num_stepping,
+        "num_minibatches": config.ppo.num_minibatches,
+        "num_epochs": config.ppo.num_epochs,
+    }
+    if shares:
+        shape = strong(**sizes | {"world_size": 1})
+    elif config.scaling.rule == "weak":
+        shape = weak(**sizes, learning_rate_rule=config.scaling.learning_rate_rule)
+    else:
+        if num_stepping != world_size:
+            _check_shares(config, num_stepping)
+        shape = strong(**sizes)
+    shape = replace(
+        shape,
+        world_size=world_size,
+        num_stepping=num_stepping,
+        env_shares=shares,
+        num_shards=num_shards(config),
+    )
+    return replace(shape, batch_envs=(config.ppo.rollouts_per_update or 0) * shape.local_num_envs)
+
+
+def _check_shares(config: Config, num_stepping: int) -> None:
+    """Check that those who step environments, some of all ranks, share them equally; the remedy counts all ranks."""
+    world_size, num_envs = config.dist.world_size, config.env.num_envs
+    if num_stepping > num_envs or num_envs % num_stepping == 0:
+        said = f"{num_stepping}, the ranks that step environments of dist.world_size={world_size},"
+        check_division(num_envs, config.ppo.rollout_steps, num_stepping, said)
+        return
+    possible = []
+    for other in range(max(1, world_size - _NEAR), world_size + _NEAR):
+        with suppress(ConfigError):
+            dist = replace(config.dist, world_size=other)
+            if num_envs % len(layout(replace(config, dist=dist)).stepping) == 0:
+                possible.append(other)
+    nearest = sorted(sorted(possible, key=lambda other: abs(other - world_size))[:4])
+    ranks = f"use dist.world_size={' or '.join(map(str, nearest))}, or set" if nearest else "set"
+    raise ConfigError(
+        f"distributed={config.dist.topology} with dist.world_size={world_size}: {num_stepping} ranks step "
+        f"environments, which does not divide env.num_envs={num_envs}: {ranks} env.num_envs to a multiple of "
+        f"{num_stepping}"
+    )
+
+
+def layout(config: Config) -> Layout:
+    """Return who does what; bytes are not known before the task is. Raises ConfigError for a W that cannot be."""
+    dist, ppo = config.dist, config.ppo
+    sizes = Sizes(
+        config.env.num_envs,
+        ppo.rollout_steps,
+        ppo.num_epochs * ppo.num_minibatches,
+        *(0, 0, 0, 0, 0),
+        num_learners=getattr(dist, "num_learners", None),
+        env_shares=tuple(getattr(dist, "env_shares", ())),
+    )
+    return find(dist.topology).of(dist.world_size, sizes)
+
+
+def check_topology(config: Config) -> None:
+    dist, topology = config.dist, find(config.dist.topology)
+    backend = topology.env_backend
+    if backend is not None and (config.env.backend not in ("auto", backend) or config.env.is_ale):
+        what = f"env.id={config.env.id}" if config.env.is_ale else f"env.backend={config.env.backend}"
+        raise ConfigError(
+            f"{what} with distributed={dist.topology}, whose environments are stepped by env.backend={backend}: "
+            "leave one of them out"
+        )
+    if config.ppo.rollouts_per_update is not None and not topology.own_pace:
+        raise ConfigError(
+            f"ppo.rollouts_per_update={config.ppo.rollouts_per_update} has no effect with distributed={dist.topology}, "
+            "whose ranks learn from all rollouts: use distributed=async_actors, or leave it out"
+        )
+    roles = layout(config)
+    only_step = [role for role in roles.roles if role.ranks and not (role.acts or role.learns)]
+    if dist.collective == "nccl" and only_step:
+        raise ConfigError(
+            f"dist.collective=nccl with distributed={dist.topology}, whose ranks of the role {only_step[0].name} only "
+            "step environments and have no GPU: use dist.collective=shm or gloo"
+        )
+    if dist.grad_sync == "ddp" and dist.world_size > 1 and len(roles.learning) == 1:
+        raise ConfigError(
+            f"dist.grad_sync=ddp has no effect with distributed={dist.topology}, where one rank learns and no "
+            "gradients travel: leave it out"
+        )
+
+
+def check_own_pace(config: Config) -> None:
+    """Check what makes no sense where ranks go at their own pace."""
+    dist = config.dist
+    if not find(dist.topology).own_pace:
+        return
+    if dist.collective != "auto":
+        raise ConfigError(
+            f"dist.collective={dist.collective} has no effect with distributed={dist.topology}, whose ranks meet in "
+            "no collective: leave it out"
+        )
+
+
+_DEFAULT_SHARDS = 8
+
+
+def num_shards(config: Config) -> int:
+    """Return V, in how many shards the batch is computed; 0 under dist.reduction=fast. Raises ConfigError."""
+    dist, num_envs = config.dist, config.env.num_envs
+    if dist.reduction == "fast":
+        if dist.shards is not None:
+            raise ConfigError(
+                f"dist.shards={dist.shards} has no effect with dist.reduction=fast: set dist.reduction=ordered, or "
+                "leave it out"
+            )
+        return 0
+    shards = _DEFAULT_SHARDS if dist.shards is None else dist.shards
+    said = f"dist.reduction=ordered with dist.shards={shards}"
+    if num_envs % shards:
+        raise ConfigError(
+            f"{said}: every shard has as many of env.num_envs={num_envs} environments: set dist.shards to "
+            f"{_either(num_envs)}, or env.num_envs to a multiple of {shards}"
+        )
+    if shards % dist.world_size:
+        raise ConfigError(
+            f"dist.world_size={dist.world_size} does not divide the {shards} shards of dist.reduction=ordered, of "
+            f"which every rank computes as many: use dist.world_size={_either(shards)}, or another dist.shards"
+        )
+    return shards
+
+
+def check_ordered(config: Config) -> None:
+    """Raise ConfigError for settings under which results would depend on W to the bit."""
+    dist, ppo = config.dist, config.ppo
+    if dist.reduction == "fast":
+        return
+    said = "with dist.reduction=ordered"
+    if dist.topology != "ddp":
+        raise ConfigError(
+            f"distributed={dist.topology} {said}: only equal workers own shards: use distributed=ddp, or "
+            "dist.reduction=fast"
+        )
+    if config.scaling.rule == "weak":
+        raise ConfigError(
+            f"scaling=weak {said}: the batch would grow with W: use scaling=strong, or dist.reduction=fast"
+        )
+    if dist.grad_sync != "auto":
+        raise ConfigError(
+            f"dist.grad_sync={dist.grad_sync} {said}, which sums gradients of shards in an order of its own: leave it "
+            "out"
+        )
+    if config.device == "cuda" or dist.collective == "nccl":
+        what = "device=cuda" if config.device == "cuda" else "dist.collective=nccl"
+        raise ConfigError(f"{what} {said}, which is shown for CPUs alone: use device=cpu")
+    if ppo.algorithm != "ppo":
+        raise ConfigError(
+            f"ppo.algorithm={ppo.algorithm} {said}: whole episodes are not computed in shards: use dist.reduction=fast"
+        )
+    if ppo.normalize_advantages == "local":
+        raise ConfigError(
+            f"ppo.normalize_advantages=local {said}: moments of one rank depend on W: use "
+            "ppo.normalize_advantages=global"
+        )
+    if config.env.backend == "native" and not (config.env.is_ale or config.env.is_envpool):
+        raise ConfigError(
+            f"env.backend=native {said}: its environments share one random stream, so they depend on how many a rank "
+            "steps: use env.backend=auto"
+        )
+
+
+def _either(n: int) -> str:
+    """Return the divisors of n, the smallest and the largest ones where there are many."""
+    divisors = [d for d in range(1, n + 1) if n % d == 0]
+    if len(divisors) > 8:
+        divisors = [*divisors[:6], *divisors[-2:]]
+    *others, last = map(str, divisors)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def check_nonfinite(config: Config, roles: Layout) -> None:
+    """Check what happens where a number is not finite. Raises ConfigError."""
+    mode, defaults = config.on_nonfinite, Config()
+    users = {"on_nonfinite_max": ("skip_batch", "restore"), "on_nonfinite_factor": ("restore",)}
+    for name, modes in users.items():
+        value = getattr(config, name)
+        if mode not in modes and value != getattr(defaults, name):
+            raise ConfigError(
+                f"{name}={value} has no effect with on_nonfinite={mode}: use on_nonfinite={' or '.join(modes)}, or "
+                "leave it out"
+            )
+    if mode != "restore":
+        return
+    if len(roles.learning) < config.dist.world_size:
+        raise ConfigError(
+            f"on_nonfinite=restore with distributed={config.dist.topology}, where some ranks do not learn and would "
+            "not go back: use on_nonfinite=skip_batch, or distributed=ddp"
+        )
+    if not (config.checkpoint.every_steps or config.checkpoint.every_minutes):
+        raise ConfigError(
+            "on_nonfinite=restore with checkpoint.every_steps=0, which saves at the end only: set "
+            "checkpoint.every_steps, or use on_nonfinite=skip_batch"
+        )
+
+
+def check_min_workers(config: Config) -> None:
+    """Check with how few ranks a run may go on. Raises ConfigError."""
+    dist = config.dist
+    if dist.min_workers is None:
+        return
+    said = f"dist.min_workers={dist.min_workers}"
+    if dist.on_lost == "stop":
+        raise ConfigError(
+            f"{said} has no effect with dist.on_lost=stop, with which nobody goes on: set dist.on_lost=restart, or "
+            "leave it out"
+        )
+    if dist.min_workers > dist.world_size:
+        raise ConfigError(f"{said} exceeds dist.world_size={dist.world_size}: use at most that")
+    if config.scaling.rule == "weak":
+        raise ConfigError(
+            f"{said} with scaling=weak, whose batch is smaller on fewer ranks: another run would go on: use "
+            "scaling=strong, or leave it out"
+        )
+
+
+def check_lost(config: Config) -> None:
+    dist, env = config.dist, config.env
+    check_min_workers(config)
+    if dist.on_lost == "stop":
+        if dist.max_restarts != (default := DistSettings().max_restarts):
+            raise ConfigError(
+                f"dist.max_restarts={dist.max_restarts} has no effect with dist.on_lost=stop: set "
+                f"dist.on_lost=restart, or leave it at {default}"
+            )
+        return
+    if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "native"):
+        check_restarts(config)
+
+
+def check_restarts(config: Config) -> None:
+    """Raise ConfigError where nothing could be started again, for environments are stepped in the rank."""
+    dist, env = config.dist, config.env
+    if dist.on_lost == "restart" and dist.world_size == 1 and dist.min_workers is None:
+        raise ConfigError(
+            f"dist.on_lost=restart has no effect with dist.world_size=1 and env.backend={env.backend}: the only rank "
+            "is the process that you start, which cannot start itself again; use env.backend=pool or remote, or more "
+            "ranks, or leave it out"
+        )

@@ -1,0 +1,315 @@
+"""The rules across settings, in the order in which a user hears of them.
+
+Those of one variant are its settings' `check` and `check_run`.
+"""
+
+import math
+import re
+from typing import Any
+
+from ddppo.config.fields import check_fields, near, own_methods
+from ddppo.config.rank_rules import (
+    batch_shape,
+    check_lost,
+    check_nonfinite,
+    check_ordered,
+    check_own_pace,
+    check_topology,
+    layout,
+)
+from ddppo.config.settings import Config, section, sections
+from ddppo.config.variants import SECTIONS_BY_NAME
+from ddppo.errors import ConfigError
+from ddppo.plugins import added, imported
+from ddppo.scaling import BatchShape
+from ddppo.topologies import find
+
+_LARGEST_BATCH = 2**31
+
+
+def validate(config: Config) -> BatchShape:
+    """Check every rule that needs neither torch nor the environment, and return the sizes of an iteration.
+
+    Raises ConfigError with the value, the rule and the remedy.
+    """
+    if config.env.backend == "async":
+        raise ConfigError(
+            "env.backend=async is now pool: fewer processes, which step several environments each"
+        )
+    check_fields(config)
+    check_own(config)
+    check_topology(config)
+    check_own_pace(config)
+    check_backend(config)
+    check_tracking(config)
+    check_ordered(config)
+    check_lost(config)
+    check_nonfinite(config, layout(config))
+    _check_updates(config)
+    shape = batch_shape(config)
+    check_memory(config, shape)
+    for each in [getattr(config, name) for name in SECTIONS_BY_NAME] + [
+        section(config, name) for name in sections()
+    ]:
+        for check_run in own_methods(each, "check_run"):
+            check_run(config, shape)
+    check_slow_ranks(config)
+    check_context(config)
+    _check_sizes(config, shape)
+    _check_target(config)
+    return shape
+
+
+def _check_updates(config: Config) -> None:
+    dist, ppo = config.dist, config.ppo
+    if dist.bucket_cap_mb is not None and dist.grad_sync != "ddp":
+        raise ConfigError(
+            f"dist.bucket_cap_mb={dist.bucket_cap_mb} has no effect with dist.grad_sync={dist.grad_sync}: "
+            "set dist.grad_sync=ddp, or leave the bucket size out"
+        )
+    if ppo.adaptive_kl is not None and ppo.lr_schedule != "adaptive":
+        raise ConfigError(
+            f"ppo.adaptive_kl={ppo.adaptive_kl} has no effect with ppo.lr_schedule={ppo.lr_schedule}: "
+            "set ppo.lr_schedule=adaptive, or use ppo.target_kl to stop epochs early"
+        )
+    for name, rate in ppo.learning_rates.items():
+        if not isinstance(rate, float) or not 0 < rate < math.inf:
+            raise ConfigError(
+                f"ppo.learning_rates={{{name}: {rate}}}: must be a finite number greater than 0; a part of a part is "
+                "named with a dot, ppo.learning_rates={value_head.bias: 1e-3}"
+            )
+    if config.scaling.rule == "strong" and config.scaling.learning_rate_rule != "none":
+        raise ConfigError(
+            f"scaling.learning_rate_rule={config.scaling.learning_rate_rule} has no effect with scaling=strong, "
+            "where the batch does not grow: use scaling=weak"
+        )
+    if dist.collective == "nccl" and config.device == "cpu":
+        raise ConfigError("dist.collective=nccl needs GPUs, but device=cpu: use dist.collective=shm or gloo")
+    if config.compile == "on" and dist.grad_sync == "ddp" and dist.world_size > 1:
+        raise ConfigError(
+            "compile=on with dist.grad_sync=ddp: DistributedDataParallel sums gradients inside backward, which is not "
+            "compiled; use dist.grad_sync=flat, or compile=auto"
+        )
+
+
+def _check_sizes(config: Config, shape: BatchShape) -> None:
+    if (config.env.backend == "native" or config.env.is_envpool) and shape.rollout_steps < 2:
+        raise ConfigError(
+            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native, or of envpool/..., "
+            "may hold nothing but autoreset pseudo-steps: use at least 2, or env.backend=sync"
+        )
+    check_workers(config, shape)
+    if shape.batch_size > _LARGEST_BATCH:
+        raise ConfigError(
+            f"env.num_envs and ppo.rollout_steps make {shape.num_envs} envs * {shape.rollout_steps} steps = "
+            f"{shape.batch_size} samples an iteration, which no memory holds: use less than {_LARGEST_BATCH}"
+        )
+    if shape.num_minibatches > shape.batch_size:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} exceeds the batch of {shape.num_envs} envs * "
+            f"{shape.rollout_steps} steps = {shape.batch_size} samples: use fewer minibatches or more steps"
+        )
+
+
+def _check_target(config: Config) -> None:
+    if config.objective == "time_to_target" and config.target_return is None:
+        raise ConfigError("objective=time_to_target needs target_return, the evaluation return to be reached")
+    if config.eval.on_error == "stop" and not config.eval.every_steps:
+        raise ConfigError(
+            "eval.on_error=stop has no effect without evaluations during training: set eval.every_steps"
+        )
+    if config.target_return is not None and not (config.eval.every_steps or config.eval.final_episodes):
+        raise ConfigError(
+            f"target_return={config.target_return} is never compared: no evaluation is configured; "
+            "set eval.every_steps or eval.final_episodes"
+        )
+
+
+_THAT_REMEMBER = (
+    *("ddp", "ddp_preempt", "sync_actors", "multi_learner"),
+    *("env_workers", "central_inference"),
+)
+
+
+def check_memory(config: Config, shape: BatchShape) -> None:
+    """Raise ConfigError where model.memory cannot be trained, and for ppo.sequence_length without any memory."""
+    memory, length = getattr(config.model, "memory", "none"), config.ppo.sequence_length
+    if memory != "none":
+        check_remembering(config, shape, f"model.memory={memory}")
+    elif (
+        length is not None and ":" not in config.model.name
+    ):  # of one's own models the door asks whether they remember
+        raise ConfigError(
+            f"ppo.sequence_length={length} has no effect with model.memory=none: use model=lstm or gru, or leave it out"
+        )
+
+
+def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
+    """Raise ConfigError where a model with memory cannot be trained; `said` is what brings the memory."""
+    if config.dist.topology not in _THAT_REMEMBER:
+        raise ConfigError(
+            f"distributed={config.dist.topology} with {said}: only {', '.join(_THAT_REMEMBER)} carry what a policy "
+            "remembers: use distributed=ddp"
+        )
+    if config.ppo.algorithm != "ppo":
+        raise ConfigError(f"ppo.algorithm={config.ppo.algorithm} with {said}: use ppo.algorithm=ppo")
+    for name in sections():
+        section(config, name).check_memory(said)
+    length, steps = config.ppo.sequence_length, shape.rollout_steps
+    if length is not None and steps % length:
+        divisors = [n for n in range(1, steps + 1) if steps % n == 0]
+        near = [*[n for n in divisors if n < length][-1:], *[n for n in divisors if n > length][:1]]
+        raise ConfigError(
+            f"ppo.sequence_length={length} does not divide the {steps} steps of a rollout: use "
+            f"{' or '.join(map(str, near))}, or another ppo.rollout_steps"
+        )
+    if length is not None and config.dist.topology == "ddp_preempt":
+        raise ConfigError(
+            f"ppo.sequence_length={length} with distributed=ddp_preempt, whose rollouts end after any number of steps: "
+            "leave it out, so that each is one sequence"
+        )
+    num_sequences = shape.num_envs * (steps // length if length else 1)
+    if shape.num_minibatches > num_sequences:
+        raise ConfigError(
+            f"ppo.num_minibatches={shape.num_minibatches} with {said}: minibatches are of whole sequences, of which "
+            f"there are {num_sequences}: use ppo.num_minibatches={num_sequences} or less, a smaller "
+            "ppo.sequence_length, or more env.num_envs"
+        )
+
+
+_BACKENDS = ("auto", "batched", "sync", "pool", "native")  # and those of plugins
+
+
+def check_backend(config: Config) -> None:
+    """Check that env.backend is one, and hand its settings to the rules of the plugin that brings it."""
+    env, plugged = config.env, added("backends")
+    if env.backend not in (*_BACKENDS, *plugged):
+        known = (*_BACKENDS, *plugged)
+        raise ConfigError(
+            f"env.backend={env.backend}: must be one of {', '.join(known)}{near(env.backend, known)}"
+        )
+    if env.backend in plugged:
+        if (check := plugged[env.backend].check) is not None:
+            imported(check)(config)
+        return
+    for key in ("urls", "token_file"):
+        if value := getattr(env, key):
+            raise ConfigError(
+                f"env.{key}={value} has no effect with env.backend={env.backend}: set env.backend=remote "
+                "(env=remote takes whatever is served), or leave it out"
+            )
+
+
+def check_context(config: Config) -> None:
+    env = config.env
+    if env.context is not None and (
+        env.backend not in ("auto", "batched", "sync", "pool") or env.is_ale or env.is_envpool
+    ):
+        what = f"env.id={env.id}" if env.is_ale or env.is_envpool else f"env.backend={env.backend}"
+        raise ConfigError(
+            f"env.context={env.context} with {what}, which begins episodes without a reset's options: use "
+            "env.backend=sync or pool"
+        )
+
+
+def check_slow_ranks(config: Config) -> None:
+    """Check that those which are slowed step environments, in the rank."""
+    dist, stepping = config.dist, layout(config).stepping
+    for rank, seconds in config.env.slow_ranks.items():
+        if not 0 <= rank < dist.world_size:
+            raise ConfigError(
+                f"env.slow_ranks names rank {rank}, but dist.world_size={dist.world_size} has ranks 0 to "
+                f"{dist.world_size - 1}"
+            )
+        if rank not in stepping:
+            raise ConfigError(
+                f"env.slow_ranks names rank {rank}, which steps no environments under distributed={dist.topology}: "
+                f"name one of {', '.join(map(str, stepping))}"
+            )
+        if seconds < 0:
+            raise ConfigError(f"env.slow_ranks={{{rank}: {seconds}}}: seconds must be at least 0")
+    if config.env.slow_ranks and find(dist.topology).env_backend == "pool":
+        raise ConfigError(
+            f"env.slow_ranks has no effect with distributed={dist.topology}, whose observers step at their own pace: "
+            "use a task that takes its time, as env=synthetic env.kwargs.step_time_s=0.01, or leave it out"
+        )
+
+
+def check_workers(config: Config, shape: BatchShape) -> None:
+    num_workers = config.env.num_workers
+    if num_workers is None:
+        return
+    topology = find(config.dist.topology)
+    if topology.env_backend not in (None, "pool"):
+        raise ConfigError(
+            f"env.num_workers={num_workers} has no effect with distributed={config.dist.topology}, whose environments "
+            f"are stepped by env.backend={topology.env_backend}: leave the number out"
+        )
+    has_threads = config.env.is_ale or config.env.is_envpool
+    if (topology.env_backend or config.env.backend) != "pool" and not has_threads:
+        raise ConfigError(
+            f"env.num_workers={num_workers} has no effect with env.backend={config.env.backend}: set "
+            "env.backend=pool, or leave the number out"
+        )
+    fewest = min(shape.env_shares, default=shape.local_num_envs)
+    if num_workers > fewest:
+        raise ConfigError(
+            f"env.num_workers={num_workers} exceeds the {fewest} environments of a rank: use at most {fewest}"
+        )
+
+
+_NAME = re.compile(r"[A-Za-z]\w*")
+_EXAMPLE = "ppo.losses={still: {term: my_pkg.losses:still, coef: 0.01}}"
+
+
+def check_own(config: Config) -> None:
+    """Raise ConfigError where ppo.losses or log.metrics are not what they should be."""
+    _check_metrics(config)
+    for name, of_term in config.ppo.losses.items():
+        _check_term(name, of_term)
+    if config.ppo.losses and config.compile in ("on", "torch"):
+        raise ConfigError(
+            f"compile={config.compile} with ppo.losses: terms of your own are computed by torch alone: use "
+            "compile=auto"
+        )
+
+
+def _check_metrics(config: Config) -> None:
+    paths = config.log.metrics
+    for path in paths:
+        module, _, attribute = path.partition(":")
+        if not (module and attribute):
+            raise ConfigError(f"log.metrics=[{path}]: must be an import path like my_pkg.metrics:pushed_left")
+        if paths.count(path) > 1:
+            raise ConfigError(f"log.metrics names {path} twice: leave one out")
+
+
+def _check_term(name: Any, of_term: Any) -> None:
+    said = f"ppo.losses={{{name}: {of_term}}}"
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise ConfigError(f"{said}: a term's name is of letters, digits and _, as {_EXAMPLE} has it")
+    if not isinstance(of_term, dict) or of_term.keys() != {"term", "coef"}:
+        raise ConfigError(f"{said}: needs the import path of a function and its coefficient, as {_EXAMPLE}")
+    path, coef = of_term["term"], of_term["coef"]
+    module, _, attribute = str(path).partition(":")
+    if not (module and attribute):
+        raise ConfigError(f"ppo.losses.{name}.term={path}: must be an import path like my_pkg.losses:still")
+    if isinstance(coef, bool) or not isinstance(coef, (int, float)) or not math.isfinite(coef):
+        raise ConfigError(f"ppo.losses.{name}.coef={coef}: must be a finite number")
+
+
+TRACKERS = ("wandb", "mlflow")  # each an extra of the same name
+
+
+def check_tracking(config: Config) -> None:
+    """Raise ConfigError for a tracker that is none, or is named twice."""
+    names = config.log.trackers
+    said = f"log.trackers=[{','.join(map(str, names))}]"
+    for name in names:
+        if name not in TRACKERS:
+            raise ConfigError(
+                f"{said}: {name} is none of {', '.join(TRACKERS)}{near(str(name), TRACKERS)}; TensorBoard is "
+                "log.tensorboard"
+            )
+    if len(set(names)) < len(names):
+        raise ConfigError(f"{said} names one twice: leave out the second")

@@ -1,1 +1,0 @@
-"""The rules of env: environments and who steps them."""

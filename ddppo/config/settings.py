@@ -1,0 +1,406 @@
+"""Settings of a run: names, types, defaults, units, meanings, and the rule of each by itself.
+
+Those of models and algorithms stand in model_settings and algorithm_settings, those of topologies in ddppo.topologies.
+"""
+
+import functools
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import Any, ClassVar
+
+from omegaconf import MISSING
+
+from ddppo.config.algorithm_settings import AlgorithmSettings, PPOSettings
+from ddppo.config.fields import setting
+from ddppo.config.model_settings import MlpSettings, ModelSettings
+from ddppo.errors import ConfigError
+from ddppo.plugins import added, imported
+from ddppo.scaling import BatchShape
+from ddppo.spaces import EnvSpec
+
+
+@dataclass(slots=True)
+class DistSettings:
+    """What every topology has; those that have more derive from it (ddppo.topologies.settings)."""
+
+    world_size: int = setting(1, "number of ranks W", low=1, high=1_000_000)
+    topology: str = setting(
+        "ddp",
+        "which ranks step environments, act and learn: ddp, ddp_preempt, sync_actors, async_actors, "
+        "multi_learner, env_workers, central_inference, device, or an import path of "
+        "your own, my_pkg.topologies:Ring (docs/topologies.md); each may have settings of its own",
+    )
+    grad_sync: str = setting(
+        "auto",
+        "sum of gradients: ddp (DistributedDataParallel: buckets, overlapped with backward), flat (one "
+        "sum), auto (ddp with dist.collective=gloo on CPUs from 1 M parameters, else flat)",
+        choices=("auto", "ddp", "flat"),
+    )
+    reduction: str = setting(
+        "fast",
+        "order of floating-point sums: fast (results at different W agree to rounding), ordered (the same"
+        " bits at every W that divides dist.shards; CPUs only, slower; docs/ordered.md)",
+        choices=("fast", "ordered"),
+    )
+    shards: int | None = setting(
+        None,
+        "reduction=ordered: number of shards V of the environments; each is computed by itself, and V "
+        "alone decides the order of sums. Divides env.num_envs. null is 8",
+        low=1,
+    )
+    bucket_cap_mb: float | None = setting(
+        None, "grad_sync=ddp: bucket size in MB; null is torch's default", above=0
+    )
+    collective: str = setting(
+        "auto",
+        "how ranks exchange numbers: shm (shared memory inside a machine, Gloo between machines), gloo or"
+        " nccl (torch.distributed), auto (nccl if every rank has a GPU of its own, else shm)",
+        choices=("auto", "shm", "gloo", "nccl"),
+    )
+    check_every: int = setting(
+        10, "iterations between comparisons of the ranks' parameters by hash; 0 is never", low=0
+    )
+    timeout_s: float = setting(
+        600.0, "seconds that a rank waits for another before it gives up", low=0.1, high=2_000_000
+    )
+    on_lost: str = setting(
+        "stop",
+        "if a process is killed or does not answer for timeout_s, an environment raises, or a rank runs "
+        "out of memory: stop (all ranks end), or restart (a process of environments, a session with a "
+        "server and a killed actor of async_actors alone; for any other rank all ranks, from the last "
+        "checkpoint). Any other exception stops",
+        choices=("stop", "restart"),
+    )
+    max_restarts: int = setting(
+        3,
+        "on_lost=restart: how often ranks, the processes of one rank, or the session of one environment "
+        "are started again",
+        low=1,
+    )
+    min_workers: int | None = setting(
+        None,
+        "on_lost=restart: if ranks are lost, or cannot be started, twice without a checkpoint in between,"
+        " go on with the most ranks below world_size that divide the batch, but at least this many; null:"
+        " never fewer ranks",
+        low=1,
+    )
+    oversubscribe: str = setting(
+        "warn",
+        "more ranks on this machine than cores (or GPUs): warn and go on, or refuse",
+        choices=("warn", "refuse"),
+    )
+    threads_per_rank: int | None = setting(
+        None,
+        "CPU threads of one rank. null: cores / W if a minibatch is large enough, else 1; always 1 with "
+        "reduction=ordered, where another number gives other bits",
+        low=1,
+        high=1024,
+    )
+
+    @property
+    def allowed_restarts(self) -> int:
+        """How often what steps environments may be lost and started again."""
+        return self.max_restarts if self.on_lost == "restart" else 0
+
+
+@dataclass(slots=True)
+class ScalingConfig:
+    rule: str = setting(
+        "strong",
+        "as W grows: strong keeps the global batch, weak keeps the batch of one rank",
+        choices=("strong", "weak"),
+    )
+    learning_rate_rule: str = setting(
+        "none", "rule=weak: how the learning rate grows with W", choices=("none", "linear", "sqrt")
+    )
+
+
+@dataclass(slots=True)
+class EnvConfig:
+    id: str = setting(MISSING, "Gymnasium id, e.g. CartPole-v1 or my_pkg.envs:MyEnv-v0")
+    num_envs: int = setting(
+        8, "environments N of all ranks (scaling=strong) or of one rank (scaling=weak)", low=1
+    )
+    backend: str = setting(
+        "auto",
+        "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
+        "classic control and synthetic), pool (in a few processes, by shared memory), native (the task's "
+        "own batch, whose random stream depends on W, except for ALE/... and envpool/...), remote (behind"
+        " an address, see env.urls), auto (batched where it can be; native for ALE/... and envpool/...; "
+        "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
+        "one). sync, batched, pool and remote give the same numbers",
+    )
+    urls: list[str] = setting(
+        meaning="backend=remote: addresses of servers (python -m ddppo.serve), e.g. [ws://127.0.0.1:8000]; "
+        "environments take them in turn. []: each rank starts a server of its own, which ends with the "
+        "rank",
+        factory=list,
+    )
+    token_file: str | None = setting(None, "file whose first line is the token for env.urls")
+    batch_wait_ms: float | None = setting(
+        None,
+        "tasks of text: how long a batch of generation waits for further environments after the first "
+        "answer; null waits for all, so that the run can be repeated to the bit",
+        low=0,
+        high=60_000,
+    )
+    num_workers: int | None = setting(
+        None,
+        "backend=pool: processes of a rank. null: the rank's cores, or more if environments wait instead "
+        "of compute. For ALE/... and envpool/...: threads of a rank; null is its cores",
+        low=1,
+    )
+    max_episode_steps: int | None = setting(
+        None, "truncate episodes here instead of at the task's limit", low=1
+    )
+    context: int | None = setting(
+        None,
+        "length of a context that is observed beside everything else and given to each episode in the "
+        "options of reset, as a search over orders does; null is none (docs/design.md)",
+        low=1,
+        high=65_536,
+    )
+    kwargs: dict[str, Any] = setting(
+        meaning="keyword arguments of the environment; a keyword that its preset names may be set as "
+        "env.<keyword>",
+        factory=dict,
+    )
+    max_turns: int | None = setting(
+        None,
+        "tasks of text: turns after which an episode is truncated; null leaves it to the task",
+        low=1,
+    )
+    slow_ranks: dict[int, float] = setting(
+        meaning="slowness for studies: {rank: seconds slept at every vectorised step}", factory=dict
+    )
+
+    @property
+    def is_ale(self) -> bool:
+        """Whether ale-py's batch steps this task, as it does an id ALE/... unless another backend is asked for."""
+        return self.id.startswith("ALE/") and self.backend in ("auto", "native")
+
+    @property
+    def is_envpool(self) -> bool:
+        """Whether EnvPool steps this task, as it does an id envpool/... unless another backend is asked for."""
+        return self.id.startswith("envpool/") and self.backend in ("auto", "native")
+
+
+@dataclass(slots=True)
+class EvalConfig:
+    every_steps: int = setting(
+        0, "environment steps between evaluations during training; 0: only at the end", low=0
+    )
+    episodes: int = setting(
+        20,
+        "episodes of an evaluation during training; for text the next multiple of the number of tasks, if"
+        " the environment tells them",
+        low=1,
+    )
+    final_episodes: int = setting(100, "episodes of the evaluation at the end; 0 is none", low=0)
+    on_error: str = setting(
+        "warn",
+        "an evaluation during training that fails, e.g. because the task raises: warn (training goes on without "
+        "its scores) or stop (the run ends). At the end of training all is on disk, and only the exit code tells "
+        "(docs/faults.md)",
+        choices=("warn", "stop"),
+    )
+
+
+@dataclass(slots=True)
+class CheckpointConfig:
+    every_steps: int = setting(50_000, "environment steps between checkpoints; 0: only at the end", low=0)
+    every_minutes: float = setting(
+        0.0, "minutes of training between checkpoints, by rank 0's clock; 0 is never", low=0, high=1_000_000
+    )
+    environments: bool = setting(
+        True,
+        "store the state of every environment in its episode, so that a resumed run equals one without "
+        "interruption; megabytes per circuit. false: environments begin new episodes, and are told what "
+        "the run folder knows",
+    )
+    keep: int = setting(2, "number of newest checkpoints to keep, besides the best", low=1)
+
+
+@dataclass(slots=True)
+class RunConfig:
+    max_minutes: float | None = setting(
+        None,
+        "minutes since the start of the command after which all ranks finish the iteration, save and end,"
+        " so that the command can be given again; null is no limit",
+        above=0,
+        high=10_000_000,
+    )
+    requeue_exit_code: int = setting(
+        75,
+        "exit code after SIGTERM, SIGUSR1, SIGUSR2 or run.max_minutes if there is a checkpoint to go on "
+        "from; it means: give the command again (docs/faults.md)",
+        low=0,
+        high=255,
+    )
+
+
+@dataclass(slots=True)
+class LogConfig:
+    tensorboard: bool = setting(True, "write TensorBoard event files")
+    trackers: list[str] = setting(
+        meaning="services that also receive the numbers, as files in the run folder: wandb, mlflow",
+        factory=list,
+    )
+    metrics: list[str] = setting(
+        meaning="import paths of metrics of your own, functions of each rank's rollout, reduced over ranks by "
+        "count: [my_pkg.metrics:pushed_left] (docs/guide/metric.md)",
+        factory=list,
+    )
+    progress: str = setting(
+        "auto",
+        "display: rich (live), plain (one line every few seconds), none, auto (by terminal)",
+        choices=("auto", "rich", "plain", "none"),
+    )
+    episode_window: int = setting(100, "number of episodes in the mean of rollout/return_mean", low=1)
+    warmup_iterations: int = setting(
+        2, "iterations left out of the means and percentiles in summary.json", low=0
+    )
+    profile_iterations: int = setting(
+        0,
+        "iterations of rank 0 to trace and then to profile, after warm-up, into profile/ of the run "
+        "folder; 0 is none",
+        low=0,
+        high=1000,
+    )
+
+
+@dataclass(slots=True)
+class Config:
+    env: EnvConfig = field(default_factory=EnvConfig)
+    model: ModelSettings = field(default_factory=MlpSettings)
+    ppo: AlgorithmSettings = field(default_factory=PPOSettings)
+    dist: DistSettings = field(default_factory=DistSettings)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    seed: int = setting(0, "root of every random stream", low=0, high=2**63 - 1)
+    device: str = setting(
+        "auto", "auto takes a GPU if there is one, else the CPU", choices=("auto", "cpu", "cuda")
+    )
+    dtype: str = setting("float32", "floating-point type of the model", choices=("float32", "float64"))
+    compile: str = setting(
+        "auto",
+        "machine code for the learner's step. auto: ddppo's C++ for model=mlp on CPUs; torch's compiler "
+        "for other models in runs of 100,000 steps or more, before the first iteration. on: "
+        "compiled, any model. torch: as on, always by torch's compiler. off: "
+        "no compiler",
+        choices=("auto", "on", "torch", "off"),
+    )
+    on_nonfinite: str = setting(
+        "stop",
+        "if a loss, a gradient or a parameter is not finite: stop (all ranks end), skip_batch (all ranks "
+        "undo the iteration's batch), restore (all ranks go back to the last checkpoint, with smaller "
+        "steps)",
+        choices=("stop", "skip_batch", "restore"),
+    )
+    on_nonfinite_max: int = setting(
+        10,
+        "all ranks end after this many skipped batches in a row (skip_batch) or restores in all (restore)",
+        low=1,
+    )
+    on_nonfinite_factor: float = setting(
+        0.5, "restore: factor on the step sizes at each restore", above=0, high=0.99
+    )
+    target_return: float | None = setting(
+        None,
+        "evaluation return for time-to-target and steps-to-target, which are taken when it is first reached",
+    )
+    resume: str | None = setting(
+        None,
+        "run folder to go on from. auto: go on with the same run in hydra.run.dir, or begin it there",
+    )
+    resume_state: str = setting(
+        "exact",
+        "resume= from a checkpoint without the states of environments: exact refuses, approximate goes on"
+        " with new episodes",
+        choices=("exact", "approximate"),
+    )
+    other_spaces: bool = setting(
+        False,
+        "resume= though the task's observations or actions are not what the checkpoint was trained on "
+        "(docs/checkpoints.md)",
+    )
+    init_from: str | None = setting(
+        None,
+        "run folder (its last checkpoint) or checkpoint file: a new run begins with its parameters and "
+        "normalisers, where they fit",
+    )
+    sweep: str | None = setting(
+        None,
+        "folder of the runs of -m; the same command with the same folder skips complete runs and repeats "
+        "the others",
+    )
+    objective: str = setting(
+        "eval_return",
+        "number that a sweeper such as gp_ucb is given: mean return of the final evaluation, or seconds "
+        "to target_return",
+        choices=("eval_return", "time_to_target"),
+    )
+
+
+SECTIONS = {
+    "env": EnvConfig,
+    "model": ModelSettings,
+    "ppo": AlgorithmSettings,
+    "distributed": DistSettings,
+    "scaling": ScalingConfig,
+}
+
+
+class SamplerSettings:
+    """Settings of a task sampler that a plugin brings, `<section>.<field>=`. Subclass it as a dataclass.
+
+    may_change: the fields that a run which goes on may change.
+    """
+
+    may_change: ClassVar[tuple[str, ...]] = ()
+
+    def check_run(self, config: Config, shape: BatchShape) -> None:
+        """Raise ConfigError where these settings do not go with the others; before the task is made."""
+
+    def check_memory(self, said: str) -> None:
+        """Raise ConfigError where they do not go with a policy that remembers; `said` is what brings the memory."""
+
+    def asks(self, config: Config, spec: EnvSpec) -> bool:
+        """Return whether a run on this task is sampled as these settings say. Raises ConfigError where it cannot be."""
+        return False
+
+
+@functools.cache
+def sections() -> dict[str, type[SamplerSettings]]:
+    """Return the sections that plugins bring, by name. Raises ConfigError for one that ddppo has."""
+    found = {name: imported(path) for name, path in added("sections").items()}
+    for name in found.keys() & {item.name for item in fields(Config)}:
+        raise ConfigError(f"a plugin brings a section of settings {name}, which ddppo has: rename it")
+    return found
+
+
+@functools.cache
+def config_class() -> type[Config]:
+    """Return Config with the sections of plugins behind its own."""
+    more = [(name, kind, field(default_factory=kind)) for name, kind in sections().items()]
+    return make_dataclass(
+        _WITH_SECTIONS, more, bases=(Config,), slots=True, namespace={"__module__": __name__}
+    )
+
+
+_WITH_SECTIONS = "ConfigWithSections"
+
+
+def __getattr__(name: str) -> Any:
+    """Let pickle find that class, which Hydra's launchers send to other processes."""
+    if name == _WITH_SECTIONS:
+        return config_class()
+    raise AttributeError(f"module {__name__} has no attribute {name}")
+
+
+def section(config: Config, name: str) -> Any:
+    """Return a plugin's section of a configuration, its defaults where that was made without."""
+    found = getattr(config, name, None)
+    return sections()[name]() if found is None else found
