@@ -94,7 +94,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
 
     from ddppo.policies.loading import no_text, trained
     from ddppo.policies.scores import by_task, evaluated
-    from ddppo.run.evaluating.evaluation import evaluator_of
+    from ddppo.run.evaluation import evaluator_of
 
     # All are read before any is played: a mistake in the last costs no minutes.
     found = [

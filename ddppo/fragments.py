@@ -50,7 +50,7 @@ def fragments(config: Config) -> Layout:
 
     from ddppo.envs import probe
     from ddppo.models import build_model
-    from ddppo.run.starting.checks import check
+    from ddppo.run.checks import check
     from ddppo.spaces import leaves
 
     check(config)

@@ -68,7 +68,7 @@ class Plugin:
     metrics: Mapping[str, str] = field(default_factory=dict)
     evaluators: Mapping[str, str] = field(
         default_factory=dict
-    )  # kind of actions that no VecEnv takes: a ddppo.run.evaluating.evaluation.Evaluator
+    )  # kind of actions that no VecEnv takes: a ddppo.run.evaluation.Evaluator
     extra: str | None = None  # of ddppo's optional dependencies, the name of those that its tasks need
     # A file that marks a run folder with a report of its own: report(ReportOptions, width) -> what is printed.
     reports: Mapping[str, str] = field(default_factory=dict)

@@ -26,7 +26,7 @@ IMPORTED = (
     "torch.utils.tensorboard",
     "torch._dynamo",
     "ddppo.run.worker",
-    "ddppo.run.starting.checks",
+    "ddppo.run.checks",
     "ddppo.run.sweep",
 )
 FORKED = ("ddppo.", "tests.", "torch.distributed.run")

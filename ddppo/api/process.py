@@ -100,7 +100,7 @@ def view() -> View:
 # -- the process
 
 # What a run needs at once; a second run starts without waiting for it.
-_IMPORTS = ("ddppo.train", "ddppo.run.starting.checks", "ddppo.run.worker", "torch.utils.tensorboard")
+_IMPORTS = ("ddppo.train", "ddppo.run.checks", "ddppo.run.worker", "torch.utils.tensorboard")
 _OF_TORCHRUN = (
     "RANK",
     "LOCAL_RANK",

@@ -29,10 +29,9 @@ from ddppo.config import Config
 from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
 from ddppo.package import command
 from ddppo.processes.signals import now_here
-from ddppo.run import sweep
+from ddppo.run import checks, sweep
 from ddppo.run.folder import RunFolder
 from ddppo.run.lock import held
-from ddppo.run.starting import checks
 
 Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
 Composed = tuple[Config, SlurmLauncherConfig] | ConfigError

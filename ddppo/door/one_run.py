@@ -66,7 +66,7 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
 
     None of a run that resume=auto finds complete.
     """
-    from ddppo.run.starting import resuming
+    from ddppo.run import resuming
 
     config: Config | None
     if cfg.resume == "auto":
@@ -108,7 +108,7 @@ _FILES = 16  # that a process which starts ranks has open, besides one for each 
 def check(config: Config) -> None:
     """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
     from ddppo.distributed import launcher, network
-    from ddppo.run.starting import checks
+    from ddppo.run import checks
 
     if config.dist.world_size > 1 and (low := limits.too_low(_FILES + config.dist.world_size)):
         raise ConfigError(low)

@@ -15,8 +15,8 @@ from ddppo.config import Config, EnvConfig
 from ddppo.envs import EnvSpec, make_env
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.run import checkpoint
-from ddppo.run.evaluating.evaluation import Policy
-from ddppo.run.evaluating.evaluation import load_policy as policy_of
+from ddppo.run.evaluation import Policy
+from ddppo.run.evaluation import load_policy as policy_of
 from ddppo.spaces import ArraySpec
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.policies.loading import Trained
-from ddppo.run.evaluating.evaluation import Evaluator, Scores, evaluator_of
+from ddppo.run.evaluation import Evaluator, Scores, evaluator_of
 from ddppo.run.records.summary import evaluation_metrics
 from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
 

@@ -38,7 +38,7 @@ from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.saving import Saving
-from ddppo.run.evaluating.scoring import Scoring
+from ddppo.run.evaluation import Scoring
 from ddppo.run.folder import RunFolder
 from ddppo.run.loop.backend import choose_backend
 from ddppo.run.loop.exchange import make_exchange

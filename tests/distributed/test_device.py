@@ -10,7 +10,7 @@ from ddppo import native
 from ddppo.collectives import Group
 from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.run.starting.checks import check
+from ddppo.run.checks import check
 from ddppo.run.worker import Worker
 from tests.distributed.test_independence import SIZES, largest_difference, state
 from tests.support import TINY, door, summary

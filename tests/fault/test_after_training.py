@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from ddppo import evaluate, train
-from ddppo.run import checkpoint
-from ddppo.run.evaluating import evaluation
+from ddppo.run import checkpoint, evaluation
 from ddppo.run.records import recorder
 from ddppo.run.records.words import closing
 from ddppo.seeding import derived_seed
@@ -342,7 +341,7 @@ def test_a_last_upload_that_fails_leaves_a_complete_run_and_can_be_repeated(call
 
     tracker = Tracker()
     monkeypatch.setattr(recorder, "open_tracker", lambda *arguments, **named: tracker)
-    monkeypatch.setattr("ddppo.run.starting.checks.check_installed", lambda names: None)
+    monkeypatch.setattr("ddppo.run.checks.check_installed", lambda names: None)
     code, stderr = call(*SMALL, "log.trackers=[wandb]", f"hydra.run.dir={tmp_path}")
     again = f"python -m ddppo.train resume={tmp_path}"
     said = f"the last upload to wandb failed: OSError: the service is gone; repeat it by: {again}\n"

@@ -108,7 +108,7 @@ def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on
     ("target", "outcome"),
     [
         (COLLECT, "stopped"),
-        ("ddppo.run.evaluating.evaluation.play_episodes", "stopped"),
+        ("ddppo.run.evaluation.play_episodes", "stopped"),
         ("ddppo.run.records.recorder.Recorder.close", "completed"),
     ],
 )

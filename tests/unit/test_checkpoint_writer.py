@@ -9,7 +9,7 @@ import torch
 from ddppo.errors import StorageError
 from ddppo.run import checkpoint
 from ddppo.run.checkpoints.writer import BEST, PREVIOUS, Writer, copied
-from ddppo.run.evaluating.scoring import _best_is_there
+from ddppo.run.evaluation import _best_is_there
 from tests.support import PATIENCE_S
 
 

@@ -10,7 +10,7 @@ from ddppo.models import action_distribution, build_model, num_noise
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.rollout import Episode
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.run.evaluating.evaluation import Policy
+from ddppo.run.evaluation import Policy
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CPU = torch.device("cpu")

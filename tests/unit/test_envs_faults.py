@@ -12,7 +12,7 @@ from ddppo.envs.vec_env import check_finite, check_masks
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
 from ddppo.models import ActorCritic, build_model
 from ddppo.ppo.acting.collector import Collector
-from ddppo.run.evaluating.evaluation import Policy, play_episodes
+from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.spaces import ActionSpec
 from ddppo.tracebacks import in_one_line, own_traceback
 

@@ -7,7 +7,7 @@ from ddppo.config import EnvConfig, settings_of
 from ddppo.envs import make_eval_env
 from ddppo.models import build_model
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.run.evaluating.evaluation import Policy, play_episodes
+from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

@@ -19,7 +19,7 @@ from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.native.network import NativeNetwork, why_not_native
 from ddppo.ppo.native.step import NativeStep
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.run.evaluating.evaluation import Policy, play_episodes
+from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 from tests.unit.seen_tasks import Looking

@@ -12,7 +12,7 @@ from ddppo import plugins
 from ddppo.config import Config, EnvConfig, ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.plugins import Plugin
-from ddppo.run.starting import checks
+from ddppo.run import checks
 from tests.support import CHECKOUT, PATIENCE_S
 
 

@@ -17,7 +17,7 @@ from ddppo.ppo.learning.compiled import CompiledStep
 from ddppo.ppo.learning.gradient_check import agrees
 from ddppo.ppo.learning.learner import Learner
 from ddppo.ppo.learning.step import STATISTICS
-from ddppo.run.evaluating.evaluation import Policy
+from ddppo.run.evaluation import Policy
 from ddppo.scaling import BatchShape
 from tests.unit.staged_task import DOORS, Staged
 

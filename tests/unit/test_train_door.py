@@ -36,7 +36,7 @@ def call(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def no_ranks(monkeypatch):
-    monkeypatch.setattr("ddppo.run.starting.checks.available_cores", lambda: 2)
+    monkeypatch.setattr("ddppo.run.checks.available_cores", lambda: 2)
 
     def started(*arguments):
         raise AssertionError(f"ranks were started: {arguments}")
@@ -258,7 +258,7 @@ def test_what_was_in_a_sweep_s_folder_stays_when_no_run_can_begin(call, no_ranks
 
 
 def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch):
-    monkeypatch.setattr("ddppo.run.starting.checks.available_cores", lambda: 2)
+    monkeypatch.setattr("ddppo.run.checks.available_cores", lambda: 2)
     monkeypatch.setattr("ddppo.distributed.launcher.start_ranks", lambda *arguments: sys.exit(7))
     code, stderr = call("dist.world_size=4")
     assert code == 7

@@ -298,7 +298,7 @@ class ByPolicy:
         self, config: Config, path: Path, env: CircuitEnv, rngs: Sequence[np.random.Generator]
     ) -> None:
         from ddppo.envs.encoding.rows import RowEncoder
-        from ddppo.run.evaluating.evaluation import load_policy  # torch, in the processes that walk alone
+        from ddppo.run.evaluation import load_policy  # torch, in the processes that walk alone
 
         self._policy = load_policy(config, checkpoint.load(path))
         self._encode = RowEncoder(env.observation_space, self._policy.spec)

@@ -12,7 +12,7 @@ from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.export.files import Run
 from ddppo.policies.export.portable import ACTION, NEXT_STATE, STATE, Arrays, Portable, described
 from ddppo.policies.playing import blamed_on, task_of
-from ddppo.run.evaluating.evaluation import Remembered
+from ddppo.run.evaluation import Remembered
 from ddppo.seeding import derived_seed
 
 _NUM_RANDOM, _NUM_REAL = 64, 128

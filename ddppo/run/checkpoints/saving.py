@@ -15,7 +15,7 @@ from ddppo.run import checkpoint
 from ddppo.run.checkpoints import environments
 from ddppo.run.checkpoints.environments import Environments, size_of, what_is_large
 from ddppo.run.checkpoints.writer import Writer
-from ddppo.run.evaluating.scoring import Scoring
+from ddppo.run.evaluation import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.parts import Progress
 from ddppo.run.records.metrics import IterationReport

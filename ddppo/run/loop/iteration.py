@@ -12,7 +12,7 @@ from ddppo.errors import CollectiveError, EvaluationFailed
 from ddppo.package import command
 from ddppo.processes.signals import StopRequest
 from ddppo.run.checkpoints.saving import Saving
-from ddppo.run.evaluating.scoring import Scoring
+from ddppo.run.evaluation import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.measuring.own_metrics import OwnMetrics
 from ddppo.run.measuring.profiling import NullProfiler

@@ -32,7 +32,7 @@ _IMPORTS = (
     "hydra",
     "torch._dynamo",
     "ddppo.run.worker",
-    "ddppo.run.starting.checks",
+    "ddppo.run.checks",
     "ddppo.run.sweep",
     "ddppo.train",
 )

@@ -14,7 +14,7 @@ from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.policies import load_policy
 from ddppo.ppo.acting.rollout import Episode
-from ddppo.run.evaluating.evaluation import Evaluator, Policy, evaluator_of
+from ddppo.run.evaluation import Evaluator, Policy, evaluator_of
 from ddppo.seeding import derived_seed
 from tests.unit.test_policies import run_folder
 

@@ -13,7 +13,7 @@ from ddppo.config.variants import SECTIONS_BY_NAME, changed, name_in
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.run import checkpoint, sweep
 from ddppo.run.checkpoints import environments
-from ddppo.run.evaluating.evaluation import load_policy
+from ddppo.run.evaluation import load_policy
 from ddppo.run.folder import RunFolder
 from ddppo.terminal import warn
 

@@ -19,7 +19,7 @@ from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.plugins import added, imported, plugins
 from ddppo.processes.machine import available_cores
 from ddppo.run.checkpoints import environments
-from ddppo.run.evaluating.evaluation import evaluator_of
+from ddppo.run.evaluation import evaluator_of
 from ddppo.run.measuring.own_metrics import functions_of
 from ddppo.run.parts import players_of, program_of, warning_of_initial
 from ddppo.run.records.trackers import check_installed

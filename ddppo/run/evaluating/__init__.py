@@ -1,1 +1,0 @@
-"""Evaluation: deterministic episodes, when they are played, and the best scores so far."""
