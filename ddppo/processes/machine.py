@@ -73,7 +73,7 @@ def text_of(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryUse:
     """total_mb: proportional set sizes of all processes, in which a page that n of them share counts 1/n in each.
 
     peak_mb: the largest resident set that one of them ever had. None where the kernel does not tell.
@@ -109,13 +109,13 @@ def unnamed_file(num_bytes: int) -> int:
     return file
 
 
-def memory_of(pid: int) -> Memory:
+def memory_of(pid: int) -> MemoryUse:
     """Return the memory of a process and all that descend from it."""
     pids = [pid, *descendants(pid)]
     totals = [_kilobytes(Path(f"/proc/{each}/smaps_rollup"), "Pss:") for each in pids]
     peaks = [_kilobytes(Path(f"/proc/{each}/status"), "VmHWM:") for each in pids]
     known_totals, known_peaks = [t for t in totals if t], [p for p in peaks if p]
-    return Memory(
+    return MemoryUse(
         sum(known_totals) / 1e3 if known_totals else None, max(known_peaks) / 1e3 if known_peaks else None
     )
 

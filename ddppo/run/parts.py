@@ -124,7 +124,7 @@ def _derived(context: RankContext, program: Program, local_world_size: int) -> d
 
 
 @dataclass(slots=True)
-class Progress:
+class TrainState:
     """Iterations and env_steps done, the same on all ranks, and wall_s, this rank's seconds in them; a resumed run
     counts on.
 

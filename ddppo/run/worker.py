@@ -46,7 +46,7 @@ from ddppo.run.loop.iteration import Iterations, Loop
 from ddppo.run.measuring.profiling import make_profiler
 from ddppo.run.measuring.reporting import Reporter
 from ddppo.run.measuring.timing import IterationClock
-from ddppo.run.parts import Progress, build, named
+from ddppo.run.parts import TrainState, build, named
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.terminal import unbroken_streams, warn
 from ddppo.topologies import find
@@ -61,7 +61,7 @@ class Worker:
         self.run_dir = run_dir
         self.group = group
         self.parts = build(config, group, device)
-        self.progress = Progress()
+        self.progress = TrainState()
         self.scoring = Scoring(self.parts)
         self.groups = (group, *self.parts.program.groups)
         self.reporter = Reporter(

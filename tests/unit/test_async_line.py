@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ddppo.collectives import last_words
 from ddppo.collectives.peers import OwnPace
 from ddppo.config.settings import DistSettings
-from ddppo.distributed.programs.async_actors.connected import Actors
+from ddppo.distributed.programs.async_actors.connected import ActorConnections
 from ddppo.distributed.programs.async_actors.learner import largest_lag, updates_ahead
 from ddppo.distributed.programs.async_actors.line import Door, Wire, connect
 from ddppo.errors import CollectiveError
@@ -89,7 +89,7 @@ def test_an_actor_goes_on_at_once_only_where_its_next_rollout_can_be_used():
 def test_an_actor_that_is_gone_before_all_have_come_is_named_at_once(store, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     group = OwnPace(store, 0, 3, timeout_s=PATIENCE_S)
-    actors = Actors(group, (1, 2), DistSettings(world_size=3, timeout_s=PATIENCE_S), None)
+    actors = ActorConnections(group, (1, 2), DistSettings(world_size=3, timeout_s=PATIENCE_S), None)
     connect(store, rank=1, timeout_s=PATIENCE_S).close()
     with pytest.raises(CollectiveError, match="lost rank 1, an actor: the other end is closed"):
         actors.meet()

@@ -13,7 +13,7 @@ from ddppo.run.records.display import (
     FrameDisplay,
     NullDisplay,
     PlainDisplay,
-    Progress,
+    ProgressLine,
     RichDisplay,
     in_lines,
     make_display,
@@ -354,7 +354,7 @@ def test_evaluations_so_far_are_drawn_in_place_and_a_line_has_the_last():
 
 
 def test_the_slowest_rank_is_who_acts_and_learns_longest():
-    progress = Progress(4000, Clock(), memory=lambda world_size: 1536.0)
+    progress = ProgressLine(4000, Clock(), memory=lambda world_size: 1536.0)
     ranks = [{"time/t_iter": 0.5, "time/t_rollout": t, "time/t_learn": 0.1} for t in (0.1, 0.3, 0.1, 0.1)]
     for iteration in (1, 2):
         progress.add(IterationReport(iteration, 1000 * iteration, 0.5 * iteration, tuple(ranks), {}))
@@ -362,7 +362,7 @@ def test_the_slowest_rank_is_who_acts_and_learns_longest():
 
 
 def test_one_rank_is_no_slowest_and_memory_that_nobody_tells_is_not_shown():
-    progress = Progress(4000, Clock(), memory=lambda world_size: None)
+    progress = ProgressLine(4000, Clock(), memory=lambda world_size: None)
     progress.add(report(1))
     assert progress.machine() == []
 
@@ -374,7 +374,7 @@ def test_memory_is_measured_every_few_seconds_only():
         asked.append(world_size)
         return 300.0
 
-    progress = Progress(4000, clock, memory=memory)
+    progress = ProgressLine(4000, clock, memory=memory)
     for iteration in range(1, 101):
         clock.now += 0.25
         progress.add(report(iteration))

@@ -18,7 +18,7 @@ from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.learning.learner import Update
 
 
-class Actors(Program):
+class SyncActors(Program):
     """A learner, or one of its actors."""
 
     def __init__(self, kit: RankContext) -> None:

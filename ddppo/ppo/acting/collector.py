@@ -9,7 +9,7 @@ import torch
 from ddppo.envs.backends.classic_cpp import NativeEnvs
 from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
 from ddppo.models import ActorCritic, Obs, flat_obs
-from ddppo.ppo.acting.rollout import Cut, Episode, Memory, Rollout, RolloutBuffers, count_
+from ddppo.ppo.acting.rollout import Cut, Episode, RecurrentState, Rollout, RolloutBuffers, count_
 from ddppo.ppo.native.network import NativeActor, NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
@@ -58,9 +58,9 @@ class Collector(RolloutBuffers):
         self.lengths = np.zeros(envs, dtype=np.int64)
         self._num_steps = 0  # of each environment before this rollout
         self._num_acted = 0  # in this rollout
-        self.memory: Memory | None = None
+        self.memory: RecurrentState | None = None
         if model.state_size:
-            self.memory = Memory(model, self.logprobs, envs, rollout_steps, sequence_length)
+            self.memory = RecurrentState(model, self.logprobs, envs, rollout_steps, sequence_length)
         self._acted_values = (
             torch.zeros_like(self.logprobs) if model.values_are_beside or self.memory else None
         )

@@ -245,7 +245,7 @@ Envs = slice | torch.Tensor
 _ALL = slice(None)
 
 
-class Memory:
+class RecurrentState:
     """The state of a model with memory in each of E environments, `[E, S]`, 0 where an episode starts.
 
     state: before the row that is acted on next. kept: of a rollout, before rows 0, L, 2 L, ..., `[T / L, E, S]`.

@@ -214,7 +214,7 @@ OfRollout = Batch | Histories | Minibatches
 Plan = tuple[np.ndarray, list[int]]  # of an epoch: samples in their order, and where minibatches begin
 
 
-class Agreed(NamedTuple):
+class RolloutStats(NamedTuple):
     """What all ranks divide by: what each minibatch counts, by epochs, and the weight of all samples of one."""
 
     counts: list[list[float]]
@@ -239,7 +239,7 @@ class Agreement:
 
     def __call__(
         self, rollout: Rollout, estimates: Estimates, plan: list[Plan]
-    ) -> tuple[Estimates, Agreed, list[Plan]]:
+    ) -> tuple[Estimates, RolloutStats, list[Plan]]:
         """Return estimates with normalised advantages, what was agreed, and the plan without what weighs nothing."""
         local_counts = self._local_counts(rollout, estimates, plan)
         # In NumPy and Python's own numbers: after an epoch in C++ every small operation of torch costs some 10 us.
@@ -269,8 +269,8 @@ class Agreement:
             is_used = self._of_units(estimates.weights > 0)
             plan = [only(is_used > 0, order, bounds) for order, bounds in plan]
         if local_moments is None:
-            return estimates, Agreed(counts, weight, None), plan
-        agreed = Agreed(counts, weight, _explained_variance(merged))
+            return estimates, RolloutStats(counts, weight, None), plan
+        agreed = RolloutStats(counts, weight, _explained_variance(merged))
         return self._normalized(estimates, local_moments, merged), agreed, plan
 
     def _local_counts(self, rollout: Rollout, estimates: Estimates, plan: list[Plan]) -> list[float]:

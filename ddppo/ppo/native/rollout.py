@@ -35,7 +35,7 @@ _POINTERS = (
 )
 
 
-class RolloutBuffers(ActingBuffers):
+class RolloutArgs(ActingBuffers):
     """`RolloutBuffers` of rollout.cpp."""
 
     _fields_ = [  # noqa: RUF012 (ctypes declares it so)
@@ -114,7 +114,7 @@ class NativeRollout(NativeActor):
         )
 
     def _empty(self) -> Any:
-        return RolloutBuffers()
+        return RolloutArgs()
 
     def record(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
         """Step T times with action noise `[T, E, num_noise]`, or until cut, as `Collector.collect`."""

@@ -17,7 +17,7 @@ from ddppo.run.checkpoints.environments import Environments, size_of, what_is_la
 from ddppo.run.checkpoints.writer import Writer
 from ddppo.run.evaluation import Scoring
 from ddppo.run.loop.exchange import NoExchange
-from ddppo.run.parts import Progress
+from ddppo.run.parts import TrainState
 from ddppo.run.records.metrics import IterationReport
 from ddppo.terminal import warn
 from ddppo.topologies import find
@@ -36,7 +36,7 @@ class Saving:
         self,
         run_dir: Path,
         parts: RankContext,
-        progress: Progress,
+        progress: TrainState,
         scoring: Scoring,
         window: deque[tuple[float, int]],
     ) -> None:

@@ -23,7 +23,7 @@ from ddppo.ppo.native.network import (
     why_not_cpp,
 )
 from ddppo.ppo.native.step import NativeStep
-from ddppo.run.parts import Progress
+from ddppo.run.parts import TrainState
 from ddppo.terminal import warn
 
 # Of compile=auto. A step of a small model takes .4 ms compiled and 1.1 ms eager; compiling takes 5 to 30 s of a core.
@@ -32,7 +32,7 @@ _TRIED_ROWS = 111  # whole tiles and their remainders, in one block of rows and 
 _HOW_MUCH_SLOWER = "Small networks take 3 to 8 times as long (docs/performance.md)"
 
 
-def choose_backend(parts: RankContext, progress: Progress, *, only_cpp: bool = False) -> None:
+def choose_backend(parts: RankContext, progress: TrainState, *, only_cpp: bool = False) -> None:
     """Have this rank act and learn by the fastest code that `compile` allows and every rank can take.
 
     All ranks that learn together call it; only_cpp: of a rank that only acts, for which torch compiles nothing. Raises
@@ -100,7 +100,7 @@ def _is_slower_for_it(parts: RankContext) -> bool:
     return native.why_not() is not None or (is_mlp_or_own and not is_faster_in_torch(model))
 
 
-def _compiled_step(parts: RankContext, progress: Progress) -> tuple[bool, Step | None]:
+def _compiled_step(parts: RankContext, progress: TrainState) -> tuple[bool, Step | None]:
     """Return whether every rank can take torch.compile's step, and this rank's, which is None where it takes none."""
     config, model = parts.config, parts.model
     is_asked_for = config.compile in ("on", "torch")
@@ -126,7 +126,7 @@ def _compiled_step(parts: RankContext, progress: Progress) -> tuple[bool, Step |
     return False, None
 
 
-def _pays(parts: RankContext, progress: Progress) -> bool:
+def _pays(parts: RankContext, progress: TrainState) -> bool:
     """Whether compile=auto has torch compile the step: the same on all ranks."""
     config, shape = parts.config, parts.shape
     if config.compile == "off" or config.ppo.algorithm == "grpo" or config.ppo.losses:

@@ -16,9 +16,9 @@ from ddppo.run.evaluation import Scoring
 from ddppo.run.loop.exchange import NoExchange
 from ddppo.run.measuring.own_metrics import OwnMetrics
 from ddppo.run.measuring.profiling import NullProfiler
-from ddppo.run.measuring.reporting import Agreed, LocalIteration, Reporter
+from ddppo.run.measuring.reporting import LocalIteration, Reporter, SharedDecision
 from ddppo.run.measuring.timing import IterationClock
-from ddppo.run.parts import Progress, fingerprint
+from ddppo.run.parts import TrainState, fingerprint
 from ddppo.run.records.metrics import OF_USER, IterationReport
 from ddppo.run.records.recorder import NullRecorder, Recorder
 from ddppo.terminal import warn
@@ -30,7 +30,7 @@ class Iterations:
     def __init__(
         self,
         parts: RankContext,
-        progress: Progress,
+        progress: TrainState,
         *,
         clock: IterationClock,
         saving: Saving,
@@ -47,7 +47,7 @@ class Iterations:
         self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "native")
         self._own_metrics = OwnMetrics(parts.config.log.metrics, parts.group)
 
-    def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], Agreed]:
+    def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], SharedDecision]:
         """One iteration: all ranks start it with equal parameters and end it with equal parameters.
 
         Returns its report, what environments published in it, and what the ranks agreed on.

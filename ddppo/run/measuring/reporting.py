@@ -43,7 +43,7 @@ class LocalIteration:
     news: tuple[News, ...] = ()
 
 
-class Agreed(NamedTuple):
+class SharedDecision(NamedTuple):
     """What the ranks decide on together: whether any asks to stop, and whether a checkpoint is due."""
 
     stopping: bool
@@ -93,7 +93,7 @@ class Reporter:
 
     def exchange(
         self, local: LocalIteration, *, env_steps_before: int, wall_s: float
-    ) -> tuple[IterationReport, Agreed]:
+    ) -> tuple[IterationReport, SharedDecision]:
         """Return the report of the iteration and what the ranks agreed on, the same on all ranks.
 
         Raises ReplicaMismatchError on all ranks if parameters differ.
@@ -132,7 +132,7 @@ class Reporter:
             + tuple(self._of_own_pace(news) for news in local.news),
             global_metrics=metrics,
         )
-        return report, Agreed(
+        return report, SharedDecision(
             1.0 in head.stop_requested.tolist(),
             1.0 in head.save_due.tolist(),
         )

@@ -86,7 +86,7 @@ def in_lines(words: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-class Progress:
+class ProgressLine:
     """What all displays say: position, pace and time split since last shown, latest learning."""
 
     def __init__(
@@ -224,7 +224,7 @@ class _Drawn:
     """What draws, at most every so often, and for the first and the last iteration."""
 
     def __init__(self, total_steps: int, interval_s: float, clock: Clock) -> None:
-        self._progress = Progress(total_steps, clock)
+        self._progress = ProgressLine(total_steps, clock)
         self._due = Throttle(interval_s, clock)
         self._pending = False
 
@@ -307,7 +307,7 @@ class FrameDisplay(_Drawn):
         print(f"{FRAME_BEGINS}{json.dumps(lines)}", flush=True)
 
 
-def _frame(p: Progress, console: Console) -> Group:
+def _frame(p: ProgressLine, console: Console) -> Group:
     """Return a bar and the numbers, in lines that are no wider than the console."""
     width, draws = console.width, console.encoding.lower().startswith("utf")
     done = min(p.env_steps, p.total_steps)

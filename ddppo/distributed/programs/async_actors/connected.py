@@ -42,7 +42,7 @@ class Actor:
         self.news = News()
 
 
-class Actors:
+class ActorConnections:
     """The actors of these ranks, as the learner, rank 0 of `group`, is connected with them."""
 
     def __init__(

@@ -10,7 +10,7 @@ import torch
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives import Group
 from ddppo.collectives.peers import OwnPace
-from ddppo.distributed.programs.async_actors.connected import Actor, Actors
+from ddppo.distributed.programs.async_actors.connected import Actor, ActorConnections
 from ddppo.distributed.programs.async_actors.messages import Answer, Parameters, Sent
 from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.distributed.programs.async_actors.rewards import RewardsByActor
@@ -53,7 +53,7 @@ class AsyncLearner(Program):
             self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, kit.device)
             self.learner.reward_normalizer = self._rewards
         parameters = Parameters(kit.parameters, kit.obs_normalizer)
-        self._actors = Actors(kit.group, kit.layout.stepping, config.dist, parameters)
+        self._actors = ActorConnections(kit.group, kit.layout.stepping, config.dist, parameters)
         self._per_update = shape.batch_size // shape.local_batch_size
         self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
         self._version = 0
