@@ -47,18 +47,7 @@ SIZES = (
     "env.num_envs=8", "ppo.rollout_steps=16", "ppo.total_steps=2560", "ppo.num_epochs=2", "ppo.num_minibatches=4",
 )  # fmt: skip
 EAGER = "compile=off"  # else a compiler in the background may have the step ready at any iteration
-COMPARED = (
-    "train/",
-    "rollout/",
-    "loss/",
-    "user/",
-    "eval/",
-    "curriculum/",
-    "search/",
-    "circuit/",
-    "cage2/",
-    "cloud/",
-)
+COMPARED = ("train/", "rollout/", "loss/", "user/", "eval/", "curriculum/", "search/", "task/")
 NOT_COMPARED = ("/t_", "fps", "per_s")  # times
 LIMIT_S = 900.0  # of one command; the longest takes seconds
 
