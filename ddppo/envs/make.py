@@ -15,13 +15,8 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config import EnvConfig
-from ddppo.envs.backends.atari import make_atari
-from ddppo.envs.backends.classic_cpp import make_batched, why_not_batched
-from ddppo.envs.backends.envpool import make_envpool
-from ddppo.envs.backends.gym_vector import make_native
-from ddppo.envs.backends.pool import make_pool
+from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.pool_process import choose_num_workers, measure, pool_pays
-from ddppo.envs.backends.sync import make_sync
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.vec_env import (
@@ -42,12 +37,14 @@ from ddppo.spaces import each
 _EVAL_S = 600.0  # for an answer of what is served elsewhere
 
 
-BACKENDS: dict[str, Callable[..., VecEnv]] = {  # and those of plugins
-    "batched": make_batched,
-    "sync": make_sync,
-    "pool": make_pool,
-    "native": make_native,
+_HERE = "ddppo.envs.backends"
+BACKENDS = {  # env.backend: what makes its batch; besides those of plugins
+    "batched": f"{_HERE}.classic_cpp:make_batched",
+    "sync": f"{_HERE}.sync:make_sync",
+    "pool": f"{_HERE}.pool:make_pool",
+    "native": f"{_HERE}.gym_vector:make_native",
 }
+_ATARI, _ENVPOOL = f"{_HERE}.atari:make_atari", f"{_HERE}.envpool:make_envpool"
 
 
 def make_vec_env(
@@ -62,11 +59,10 @@ def make_vec_env(
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
     elsewhere = added("backends").get(env.backend)
-    make: Callable[..., VecEnv]
+    path = elsewhere.make if elsewhere is not None else BACKENDS[env.backend]
     if env.is_ale or env.is_envpool:
-        make = make_atari if env.is_ale else make_envpool
-    else:
-        make = BACKENDS[env.backend] if elsewhere is None else imported(elsewhere.make)
+        path = _ATARI if env.is_ale else _ENVPOOL
+    make: Callable[..., VecEnv] = imported(path)
     more: dict[str, Any] = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
     if env.backend == "pool" or elsewhere is not None:
         more["max_restarts"] = max_restarts
@@ -82,7 +78,7 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     """
     if env.is_ale:
         names = EnvNames(range(num_envs), None)
-        return CheckedEnvs(make_atari(env, probe(env), names, 0.0, whole_games=True))
+        return CheckedEnvs(imported(_ATARI)(env, probe(env), names, 0.0, whole_games=True))
     if env.urls:
         make: Callable[..., VecEnv] = imported(added("backends")[env.backend].make)
         return CheckedEnvs(make(env, probe(env), EnvNames(range(num_envs), None), _EVAL_S))
@@ -94,7 +90,7 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     backend = "sync" if why_not_batched(env) else "batched"
     with ExitStack() as guard:
         guard.enter_context(guarded(env.id, STEPPED))
-        envs = BACKENDS[backend](env, spec, names, 0.0)
+        envs = imported(BACKENDS[backend])(env, spec, names, 0.0)
         return CheckedEnvs(envs, guard.pop_all())
 
 
