@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from ddppo import native
 from ddppo.distributed.programs.preempt import best_awaited
@@ -56,7 +57,12 @@ def rollouts_of(made, noise, cuts):
         rollout, episodes = made.collect(noise[: made.rollout_steps])
         copies = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout)}
         found.append(
-            (type(rollout)(**{k: v if v is None else v.clone() for k, v in copies.items()}), episodes)
+            (
+                type(rollout)(
+                    **{k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in copies.items()}
+                ),
+                episodes,
+            )
         )
     return found
 

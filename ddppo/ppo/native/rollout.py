@@ -128,7 +128,9 @@ class NativeRollout(NativeActor):
         if (taken := self.buffers.num_taken) == self.buffers.num_steps:
             return self._rollout, self._episodes()
         rows = {f.name: getattr(self._rollout, f.name) for f in dataclasses.fields(Rollout)}
-        cut: dict[str, Any] = {name: None if x is None else x[:taken] for name, x in rows.items()}
+        cut: dict[str, Any] = {
+            name: x if x is None or isinstance(x, bool) else x[:taken] for name, x in rows.items()
+        }
         return Rollout(**cut), self._episodes()
 
     def _take(self, cut: Cut | None) -> None:
