@@ -125,7 +125,7 @@ def test_the_tuned_preset_comes_with_the_task_unless_another_is_named(composed, 
     default = composed(f"env={env}", "ppo=default").ppo
     assert tuned != default
     assert default.learning_rate == 3e-4
-    assert composed(f"env={env}", "ppo.gamma=0.123").ppo == {**tuned, "gamma": 0.123}
+    assert composed(f"env={env}", "ppo.clip_coef=0.123").ppo == {**tuned, "clip_coef": 0.123}
 
 
 @pytest.mark.parametrize("env", ["gym", "synthetic"])
