@@ -95,7 +95,7 @@ def first_value(setting):
 
 def settings_of(arguments, *, runs_several):
     """Return the settings that Hydra is given, but for the import paths of a page's own modules."""
-    mine = [word for word in arguments if not re.match(r"distributed=\w+:", word)]
+    mine = [word for word in arguments if not re.match(r"(distributed|model\.name)=\w+:", word)]
     for word in mine:
         if word.startswith("resume=") and word != "resume=auto":
             folder = Path(word.partition("=")[2])
