@@ -13,7 +13,7 @@ from ddppo.errors import ConfigError
 from ddppo.options import door, parse
 
 if TYPE_CHECKING:
-    from ddppo.policies.playing import Episode
+    from ddppo.policies.playing import PlayedEpisode
 
 _USAGE = """python -m ddppo.enjoy outputs/cartpole/<stamp> [episodes=3] [deterministic=false] ...
 python -m ddppo.enjoy outputs/cartpole/<stamp> out=policy.gif"""
@@ -61,7 +61,7 @@ def enjoy(options: EnjoyConfig) -> None:
     if options.seed is None:
         seed = policy.trained.config.seed
     episodes = range(options.episodes)
-    played: Iterable[Episode]
+    played: Iterable[PlayedEpisode]
     if out is None:
         played = show(policy, episodes, seed, deterministic=options.deterministic, fps=options.fps)
     else:

@@ -30,7 +30,7 @@ from ddppo.processes.signals import die_with_parent, ends_without_waiting, note_
 from ddppo.terminal import unbroken_streams
 
 
-class Outcome:
+class CommandResult:
     """What came of the command, for a program that asks for it (ddppo/api/child.py) and tells of an error itself."""
 
     is_asked_for: ClassVar[bool] = False
@@ -89,7 +89,7 @@ def _command() -> None:
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
     except KeyboardInterrupt as e:
-        Outcome.error = e
+        CommandResult.error = e
         print(_interrupted(e), file=sys.stderr)
         _leave(e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT)
     except (ConfigError, TrainingError) as e:
@@ -117,8 +117,8 @@ def _command() -> None:
     failed = told.failed
     if error is None and SweepFolder.path is not None and not SweepFolder.began():
         error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
-    Outcome.error = error
-    is_ours = isinstance(error, (ConfigError, TrainingError)) and not Outcome.is_asked_for
+    CommandResult.error = error
+    is_ours = isinstance(error, (ConfigError, TrainingError)) and not CommandResult.is_asked_for
     if error is not None and is_ours and one_line(error) not in failed:
         print(f"error: {error}", file=sys.stderr)
     if error is not None or failed:
@@ -149,12 +149,12 @@ def _train(cfg: DictConfig) -> float | None:
 
             with watched("the job"):  # the next begins in the same process, as this one did
                 return train_in_sweep(cfg, run_dir)
-        Outcome.run_dir = run_dir
+        CommandResult.run_dir = run_dir
         try:
             train_alone(cfg, run_dir)
         except (ConfigError, TrainingError) as e:  # said here: Hydra would add its own words
-            Outcome.error = e
-            if not Outcome.is_asked_for:
+            CommandResult.error = e
+            if not CommandResult.is_asked_for:
                 print(f"error: {e}", file=sys.stderr)
             _leave(e.exit_code)
     return None

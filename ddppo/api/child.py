@@ -22,14 +22,14 @@ def main() -> None:
     sys.argv = ["ddppo.train", *request["overrides"]]
     # The server that this process is forked from may have been told to ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from ddppo.train import Outcome
+    from ddppo.train import CommandResult
     from ddppo.train import main as door
 
-    Outcome.is_asked_for = True
+    CommandResult.is_asked_for = True
     try:
         door()
     finally:
-        write_json(file, _answer(Outcome.run_dir, Outcome.error))
+        write_json(file, _answer(CommandResult.run_dir, CommandResult.error))
 
 
 def _answer(run_dir: Path | None, error: BaseException | None) -> dict[str, Any]:

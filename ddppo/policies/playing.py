@@ -30,7 +30,7 @@ _FRAMES_A_SECOND = 60  # of a game
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class PlayedEpisode:
     """The episode of a number, as evaluation plays it: undiscounted return, and length in steps."""
 
     number: int
@@ -82,7 +82,7 @@ def task_of(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
 def play(
     policy: LoadedPolicy, task: gym.Env, episodes: Sequence[int], seed: int, *, deterministic: bool = True,
     look: Callable[[], None] = lambda: None,
-) -> Iterator[Episode]:  # fmt: skip
+) -> Iterator[PlayedEpisode]:  # fmt: skip
     """Play the episodes of these numbers, one after another; `look` is called for every state. Raises TrainingError."""
     options = policy.trained.state.get("options")
     for number in episodes:
@@ -101,7 +101,7 @@ def play(
                 else:
                     policy.reset()
                 ended = terminated or truncated
-        yield Episode(number, episode_return, length)
+        yield PlayedEpisode(number, episode_return, length)
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def show(
     *,
     deterministic: bool = True,
     fps: float | None = None,
-) -> Iterator[Episode]:
+) -> Iterator[PlayedEpisode]:
     """Play the episodes in a window, paced by the task. Raises ConfigError where it opens none, TrainingError."""
     env = policy.trained.config.env
     if env.is_ale:
@@ -153,7 +153,7 @@ def show(
 def record(
     policy: LoadedPolicy, episodes: Sequence[int], seed: int, path: Path, *, asked: str, deterministic: bool = True,
     fps: float | None = None,
-) -> Iterator[Episode]:  # fmt: skip
+) -> Iterator[PlayedEpisode]:  # fmt: skip
     """Play the episodes, and behind the last write their pictures to `path`, a gif or mp4, as a whole.
 
     asked: the option that wants it, for messages. fps: pictures a second; the task's own if None. Needs the extra

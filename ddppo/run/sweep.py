@@ -112,7 +112,7 @@ def objective(summary: dict[str, Any], name: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """What became of one run of a sweep: completed, skipped, submitted or failed, and why.
 
     after: what failed after the training of one that is complete, and the command that repeats it.
@@ -126,7 +126,7 @@ class Outcome:
 
 
 # What this process could not write into a journal: a full disk ends runs, but not the sweep, nor the list at its end.
-_UNWRITTEN: list[tuple[Path, Outcome]] = []
+_UNWRITTEN: list[tuple[Path, RunResult]] = []
 
 
 def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str = "") -> None:
@@ -135,7 +135,7 @@ def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str
     Where the disk refuses, the outcome is remembered for `outcomes` in this process, and a warning says so.
     """
     name = os.path.relpath(run_dir, sweep_dir)
-    entry = Outcome(name, outcome, " ".join(why.split()), time.time(), " ".join(after.split()))
+    entry = RunResult(name, outcome, " ".join(why.split()), time.time(), " ".join(after.split()))
     journal = sweep_dir / _JOURNAL
     try:
         sweep_dir.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ class Before:
         return cls(len(list(_lines(sweep_dir / _JOURNAL))), _identity(sweep_dir / _RESULTS))
 
 
-def outcomes(sweep_dir: Path, since: Before) -> list[Outcome]:
+def outcomes(sweep_dir: Path, since: Before) -> list[RunResult]:
     """Return what was noted after `since`, whatever the clock said, the last word on each run."""
     noted = list(_lines(sweep_dir / _JOURNAL))[since.num_outcomes :]
     unwritten = [entry for folder, entry in _UNWRITTEN if folder == sweep_dir]
@@ -182,7 +182,7 @@ def _identity(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def in_words(found: list[Outcome], sweep_dir: Path, since: Before) -> str:
+def in_words(found: list[RunResult], sweep_dir: Path, since: Before) -> str:
     """Return how a sweep ended: how many runs came to what, each that failed with the reason, and a sweeper's best."""
     counts = Counter(outcome.outcome for outcome in found)
     told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
@@ -201,12 +201,12 @@ def in_words(found: list[Outcome], sweep_dir: Path, since: Before) -> str:
     return "\n".join(text)
 
 
-def _lines(path: Path) -> Iterator[Outcome]:
+def _lines(path: Path) -> Iterator[RunResult]:
     if not path.exists():
         return
     for line in path.read_text().splitlines():
         try:
-            yield Outcome(**json.loads(line))
+            yield RunResult(**json.loads(line))
         except (ValueError, TypeError):  # a line cut short by a full disk
             continue
 

@@ -53,7 +53,7 @@ from ddppo.topologies import find
 from ddppo.tracebacks import first_sentence, is_of_torch_distributed
 
 
-class Worker:
+class Rank:
     """What one rank owns, and the order in which it begins, loops and ends."""
 
     def __init__(self, config: Config, run_dir: Path, group: Group, device: torch.device) -> None:
@@ -212,9 +212,9 @@ def train_rank(
             return stop_signal
 
 
-def _made(config: Config, run_dir: Path, group: Group, device: torch.device) -> Worker:
+def _made(config: Config, run_dir: Path, group: Group, device: torch.device) -> Rank:
     """Return a rank's worker, as its last checkpoint has it where the run goes on."""
-    worker = Worker(config, run_dir, group, device)
+    worker = Rank(config, run_dir, group, device)
     if (
         config.resume is not None and not worker.serves
     ):  # whom the learner tells all, and who may start at any time
@@ -224,7 +224,7 @@ def _made(config: Config, run_dir: Path, group: Group, device: torch.device) -> 
     return worker
 
 
-def go_back(worker: Worker, error: NonFiniteError) -> tuple[Config, int]:
+def go_back(worker: Rank, error: NonFiniteError) -> tuple[Config, int]:
     """Make the run folder ready to go on from its last checkpoint; return the configuration, and the ways back so far.
 
     All ranks come here alike. Raises `error` where on_nonfinite does not want that, or not once more.

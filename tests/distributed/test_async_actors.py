@@ -15,7 +15,7 @@ from ddppo.collectives.peers import OwnPace
 from ddppo.door.arguments import composed
 from ddppo.ppo.native.network import NativeActor
 from ddppo.run.loop.backend import choose_backend
-from ddppo.run.worker import Worker
+from ddppo.run.worker import Rank
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.fault.test_bad_endings import iterations, running, wait_for_end_of_ranks, wait_for_iteration
 from tests.support import (
@@ -233,7 +233,7 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     store, machine = dist.HashStore(), {"number": 1, "hostname": "", "cpu": "", "gpu": None, "cores": "1"}
     store.set("ddppo/machine/0", json.dumps(machine | {"quota": 1}))
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
-    worker = Worker(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
+    worker = Rank(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
     choose_backend(worker.parts, worker.progress, only_cpp=True)
     assert isinstance(worker.parts.program.collector._actor, NativeActor)
     worker.parts.program.close()

@@ -11,7 +11,7 @@ from ddppo.collectives import Group
 from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.run.checks import check
-from ddppo.run.worker import Worker
+from ddppo.run.worker import Rank
 from tests.distributed.test_independence import SIZES, largest_difference, state
 from tests.support import TINY, door, summary
 
@@ -59,6 +59,6 @@ def test_a_gradient_that_is_not_torchs_ends_the_run_instead_of_slowing_it(tmp_pa
     with mock.patch("ddppo.run.loop.backend.agrees", return_value=False):
         how = [*SIZES, "env=cartpole", "distributed=device", "device=cpu"]
         config = composed(how)
-        worker = Worker(config, tmp_path, Group(), torch.device("cpu"))
+        worker = Rank(config, tmp_path, Group(), torch.device("cpu"))
         with pytest.raises(TrainingError, match="a gradient in C\\+\\+ was not torch's"):
             worker.run()

@@ -11,7 +11,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.door.arguments import composed
 from ddppo.run import checkpoint
-from ddppo.run.worker import Worker
+from ddppo.run.worker import Rank
 from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.test_independence import largest_difference
 from tests.distributed.test_machines import TORCHRUN
@@ -58,7 +58,7 @@ def test_what_ranks_learn_is_what_one_process_learns_from_the_pooled_batch(task,
     (tmp_path / "cuts").write_text(json.dumps(cuts))
     monkeypatch.setenv("CUTS", str(tmp_path / "cuts"))
     config = composed([*sizes, "distributed=tests.distributed.pooled:Pooled", "device=cpu"])
-    worker = Worker(config, tmp_path, Group(), torch.device("cpu"))
+    worker = Rank(config, tmp_path, Group(), torch.device("cpu"))
     worker.run()
     found, expected = state(tmp_path / "ranks"), state(tmp_path)
     assert largest_difference(found["model"], expected["model"]) < 1e-9

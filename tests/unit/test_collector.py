@@ -8,7 +8,7 @@ from ddppo.distributed.programs.messages import RolloutMessage
 from ddppo.envs import EnvNames, EnvStep, make_vec_env
 from ddppo.models import action_distribution, build_model, num_noise
 from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.acting.rollout import FinishedEpisode
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.run.evaluation import Policy
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -119,7 +119,11 @@ def test_environments_live_on_from_one_rollout_to_the_next():
     assert rollout.truncated.T.tolist() == [[False] * 4, [True, False, False, False]]
     assert rollout.episode_start.T.tolist() == [[False, False, True, False], [False, True, False, False]]
     # The third episode began in one rollout and ended in the next: 0 + 1 + 2 + 3 + 4.
-    assert episodes == [Episode(2, 6, 3.0, 3), Episode(0, 7, 10.0, 5), Episode(1, 6, 3.0, 3)]
+    assert episodes == [
+        FinishedEpisode(2, 6, 3.0, 3),
+        FinishedEpisode(0, 7, 10.0, 5),
+        FinishedEpisode(1, 6, 3.0, 3),
+    ]
 
 
 def test_an_end_for_learning_alone_ends_no_reported_episode():
@@ -138,7 +142,10 @@ def test_an_end_for_learning_alone_ends_no_reported_episode():
     rollout, episodes = collect(made, rollouts=4)
     assert rollout.terminated[:, 0].any()
     # Twice 0 + 1 + 2, from one rollout into the next; environment 1 as ever.
-    assert [e for e in episodes if e.env_index == 0] == [Episode(1, 0, 6.0, 6), Episode(3, 0, 6.0, 6)]
+    assert [e for e in episodes if e.env_index == 0] == [
+        FinishedEpisode(1, 0, 6.0, 6),
+        FinishedEpisode(3, 0, 6.0, 6),
+    ]
     assert [e.length for e in episodes if e.env_index == 1] == [5, 5, 5]
 
 
@@ -149,7 +156,7 @@ def test_a_reset_forgets_the_episodes_that_were_under_way():
     rollout, episodes = made.collect(noise(made))
     assert rollout.obs[0, :, 1].tolist() == [0, 0]
     assert rollout.episode_start[0].tolist() == [True, True]
-    assert episodes == [Episode(2, 0, 3.0, 3)]
+    assert episodes == [FinishedEpisode(2, 0, 3.0, 3)]
 
 
 def test_log_probabilities_and_values_are_those_of_the_model_at_the_stored_observations():
@@ -180,7 +187,11 @@ def test_pseudo_steps_are_not_valid_and_count_in_no_episode():
     assert rollout.obs[:, 0, 1].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
     assert rollout.valid[:, 0].tolist() == [True, True, True, False, True, True, True, False]
     assert rollout.valid[:, 1].tolist() == [True] * 5 + [False] + [True] * 2
-    assert episodes == [Episode(2, 0, 3.0, 3), Episode(4, 1, 10.0, 5), Episode(6, 0, 3.0, 3)]
+    assert episodes == [
+        FinishedEpisode(2, 0, 3.0, 3),
+        FinishedEpisode(4, 1, 10.0, 5),
+        FinishedEpisode(6, 0, 3.0, 3),
+    ]
     first_rows = rollout.episode_start & rollout.valid
     assert first_rows.nonzero().tolist() == [[0, 0], [0, 1], [4, 0], [6, 1]]
 

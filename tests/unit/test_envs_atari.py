@@ -10,7 +10,7 @@ import pytest
 from ddppo.config import Config, EnvConfig, validate
 from ddppo.envs import make_eval_env, make_vec_env, probe, settled
 from ddppo.envs.backends import atari
-from ddppo.envs.backends.atari import Journal
+from ddppo.envs.backends.atari import GameJournal
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.policies.playing import task_of
@@ -192,7 +192,7 @@ def kept(step):
 
 
 def test_a_journal_keeps_the_actions_since_each_game_s_seed_and_drops_the_others():
-    journal = Journal(2, (), np.dtype(np.uint8))
+    journal = GameJournal(2, (), np.dtype(np.uint8))
     journal.begin([3, 4])
     first = journal.seeds().tolist()
     for k in range(5000):
@@ -205,7 +205,7 @@ def test_a_journal_keeps_the_actions_since_each_game_s_seed_and_drops_the_others
     assert one["actions"].tolist() == [k % 18 for k in range(4800, 5000)]
     assert other["actions"][-1] == 5000 % 18
     assert not {*first} & {*journal.seeds().tolist()}
-    again = Journal(2, (), np.dtype(np.uint8))
+    again = GameJournal(2, (), np.dtype(np.uint8))
     again.restore([one, other])
     assert [state["actions"].tolist() for state in again.state()] == [
         state["actions"].tolist() for state in (one, other)

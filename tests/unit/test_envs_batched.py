@@ -11,7 +11,7 @@ from ddppo.config import EnvConfig
 from ddppo.envs import make_eval_env, make_vec_env, probe
 from ddppo.envs.backends import classic, classic_cpp
 from ddppo.envs.backends.batched import BatchedEnvs
-from ddppo.envs.backends.classic_cpp import NativeEnvs, batched_ids, why_not_batched
+from ddppo.envs.backends.classic_cpp import CppEnvs, batched_ids, why_not_batched
 from ddppo.envs.make import settled
 from ddppo.errors import ConfigError, EnvRaised, EnvStateError
 from ddppo.native import why_not
@@ -108,7 +108,7 @@ def test_a_batched_task_equals_its_scalar_environments_to_the_bit(name, stepped_
 def test_a_batched_task_equals_its_scalar_environments_over_a_million_steps(name, monkeypatch):
     env, held = PLAYED[name]
     batches = [batch(env)]
-    if isinstance(batches[0], NativeEnvs):
+    if isinstance(batches[0], CppEnvs):
         without_compiler(monkeypatch)  # NumPy beside it: the scalar environments take the time
         batches.append(batch(env))
     assert_equal_to_scalar_environments(env, held, 1_000_000 // NUM_ENVS, batches)
@@ -221,8 +221,8 @@ def test_a_state_does_not_depend_on_whether_cpp_or_numpy_stepped(monkeypatch):
     native = batch(env)
     without_compiler(monkeypatch)
     numpy = batch(env)
-    assert isinstance(native, NativeEnvs)
-    assert not isinstance(numpy, NativeEnvs)
+    assert isinstance(native, CppEnvs)
+    assert not isinstance(numpy, CppEnvs)
     for envs in (native, numpy):
         envs.reset(range(NUM_ENVS))
     for k, action in enumerate(drawn_actions(native.spec.action, 90, held, np.random.default_rng(5))):
@@ -239,7 +239,7 @@ def test_where_numpys_functions_are_not_libms_numpy_steps(monkeypatch):
     env, _ = PLAYED["pendulum"]
     monkeypatch.setattr(classic_cpp, "_agreed", {})
     monkeypatch.setattr(classic, "sin", lambda x: np.nextafter(np.sin(x), 2.0))
-    assert not isinstance(batch(env), NativeEnvs)
+    assert not isinstance(batch(env), CppEnvs)
 
 
 def test_a_backend_that_cannot_hand_over_its_state_names_the_environment():

@@ -7,7 +7,7 @@ from ddppo.envs import make_vec_env
 from ddppo.models import build_model
 from ddppo.ppo.acting.collector import Collector
 from ddppo.ppo.acting.episodes import EpisodeCollector
-from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.acting.rollout import FinishedEpisode
 from tests.unit.test_collector import CPU, DISCRETE, CountingEnvs, noise
 
 
@@ -31,7 +31,7 @@ def test_a_rollout_is_one_episode_of_each_environment_and_nothing_after_its_end(
     assert rollout.terminated.nonzero().tolist() == [[2, 0]]
     assert rollout.truncated.nonzero().tolist() == [[4, 1]]
     assert rollout.episode_start.nonzero().tolist() == [[0, 0], [0, 1]]
-    assert episodes == [Episode(2, 6, 3.0, 3), Episode(4, 7, 10.0, 5)]
+    assert episodes == [FinishedEpisode(2, 6, 3.0, 3), FinishedEpisode(4, 7, 10.0, 5)]
 
 
 def test_nobody_is_stepped_once_all_episodes_are_over():
@@ -44,7 +44,7 @@ def test_an_episode_that_is_longer_than_the_rollout_is_cut_there():
     rollout, episodes = played(collector(rollout_steps=4))
     assert rollout.valid.sum(dim=0).tolist() == [3, 4]
     assert rollout.truncated.nonzero().tolist() == [[3, 1]]
-    assert episodes == [Episode(2, 6, 3.0, 3), Episode(3, 7, 6.0, 4)]
+    assert episodes == [FinishedEpisode(2, 6, 3.0, 3), FinishedEpisode(3, 7, 6.0, 4)]
 
 
 def test_nothing_is_left_of_the_rollout_before():
@@ -82,7 +82,7 @@ class Losing(CountingEnvs):
 def test_an_episode_whose_process_was_lost_has_no_row_and_is_not_told_of():
     rollout, episodes = played(collector(Losing(DISCRETE)))
     assert rollout.valid.sum(dim=0).tolist() == [3, 0]
-    assert episodes == [Episode(2, 6, 3.0, 3)]
+    assert episodes == [FinishedEpisode(2, 6, 3.0, 3)]
 
 
 class Living(CountingEnvs):
@@ -99,7 +99,7 @@ def test_a_lost_life_ends_no_episode():
     rollout, episodes = played(collector(Living(DISCRETE)))
     assert rollout.valid.sum(dim=0).tolist() == [6, 5]
     assert rollout.terminated.nonzero().tolist() == [[5, 0]]
-    assert episodes == [Episode(4, 7, 10.0, 5), Episode(5, 6, 6.0, 6)]
+    assert episodes == [FinishedEpisode(4, 7, 10.0, 5), FinishedEpisode(5, 6, 6.0, 6)]
 
 
 def test_two_environments_of_one_seed_begin_alike():

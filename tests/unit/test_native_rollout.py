@@ -10,7 +10,7 @@ from ddppo import native
 from ddppo.config import EnvConfig, settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.envs import make_vec_env, probe
-from ddppo.envs.backends.classic_cpp import NativeEnvs
+from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.errors import EnvOutputError
 from ddppo.models import build_model, num_noise
 from ddppo.ppo.acting.collector import Collector
@@ -125,7 +125,7 @@ def test_a_policy_that_is_no_number_is_told_with_the_environment_and_step_that_m
 
 def test_environments_go_on_by_single_steps_where_the_rollout_left_them():
     made = collector(TASKS["cartpole"])
-    assert isinstance(made.env, NativeEnvs)
+    assert isinstance(made.env, CppEnvs)
     made.collect(noise(made, 0))
     assert made.env.state()["envs"][0]["num_steps"] == STEPS
     step = made.env.step(np.zeros(ENVS, np.int64))

@@ -18,7 +18,7 @@ from ddppo.envs.backends.observers import Observers
 from ddppo.envs.vec_env import EnvNames
 from ddppo.models import flat_obs
 from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout
 from ddppo.ppo.native.network import NativeNetwork
 from ddppo.spaces import each, leaves
 from ddppo.topologies.settings import CentralInferenceSettings
@@ -69,7 +69,7 @@ class CentralCollector(Collector):
         self._network = network
 
     @torch.inference_mode()
-    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         if self._network is not None:
             self._network.refresh()
         masks = None if self.masks is None else self.masks[-1].numpy()

@@ -23,7 +23,7 @@ from ddppo.config import Config
 from ddppo.distributed.programs.ddp import Ddp
 from ddppo.distributed.programs.kit import RankContext
 from ddppo.envs import make_vec_env
-from ddppo.envs.backends.classic_cpp import TASKS, NativeEnvs, why_not_batched
+from ddppo.envs.backends.classic_cpp import TASKS, CppEnvs, why_not_batched
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models import build_model
 from ddppo.ppo.native.network import why_not_native
@@ -84,7 +84,7 @@ def _of_task(config: Config) -> str | None:
     if why_not_batched(config.env) is None:
         env = dataclasses.replace(config.env, backend="batched")
         with closing(make_vec_env(env, range(1), rank=0, cores=1)) as envs:
-            if isinstance(envs, NativeEnvs):
+            if isinstance(envs, CppEnvs):
                 return None
     known = ", ".join(task.dynamics.__name__ for task in TASKS)
     return f"env.id={config.env.id} is not stepped in C++, which has {known}, where it gives NumPy's bits"

@@ -30,7 +30,7 @@ from ddppo.models import ActorCritic, At
 from ddppo.plugins import imported
 from ddppo.ppo.acting.collector import Collector, ShardedCollector
 from ddppo.ppo.acting.episodes import EpisodeCollector
-from ddppo.ppo.acting.rollout import Episode, Rollout, RolloutCollector
+from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout, RolloutCollector
 from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.learning.learner import Learner, Update
 from ddppo.ppo.learning.nonfinite import Tolerance
@@ -68,7 +68,7 @@ class Collected(NamedTuple):
     """
 
     num_steps: int
-    episodes: list[Episode]
+    episodes: list[FinishedEpisode]
     rollout: Rollout | None
 
 

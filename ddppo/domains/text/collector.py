@@ -20,7 +20,7 @@ from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
-from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.learning.minibatches import Minibatch, fields_of
 from ddppo.scaling import BatchShape
@@ -128,12 +128,12 @@ class TextCollector:
         for i, (seed, option) in enumerate(self._began_from):
             self.turns.begin(i, seed, option)
 
-    def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[Episode]]:
+    def collect(self, noise: np.ndarray | None) -> tuple[Rollout, list[FinishedEpisode]]:
         """Play all episodes as `play` does; return them with what learning needs of every token."""
         episodes = self.play(noise)
         return self._record.rollout(self.model, self.device, self.dtype), episodes
 
-    def play(self, noise: np.ndarray | None) -> list[Episode]:
+    def play(self, noise: np.ndarray | None) -> list[FinishedEpisode]:
         """Play all episodes with noise `[L, E, num_noise]`, or without by the likeliest tokens.
 
         Returns those that did not fail. Raises EnvError as `Turns.ready` does.
@@ -325,12 +325,12 @@ class EpisodeRecord:
         self.last[envs] = rows
         self.lengths[envs] += 1
 
-    def episodes(self, first_env: int) -> list[Episode]:
+    def episodes(self, first_env: int) -> list[FinishedEpisode]:
         """Return the episodes that did not fail; their length is in tokens that the policy typed."""
         found = []
         for env in np.flatnonzero(~self.failed).tolist():
             total, length = float(self.rewards[:, env].sum()), int(self.own[:, env].sum())
-            found.append(Episode(int(self.last[env]), first_env + env, total, length))
+            found.append(FinishedEpisode(int(self.last[env]), first_env + env, total, length))
         return sorted(found, key=lambda episode: (episode.step, episode.env_index))
 
     @torch.no_grad()

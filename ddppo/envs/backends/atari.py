@@ -34,7 +34,7 @@ from ddppo.spaces import ArraySpec
 RESEED_AFTER = 32_768  # steps of a game
 
 
-class Journal:
+class GameJournal:
     """Seeds and actions of E games. seeds: `[E]`, by which each was started last. Actions are `[E, *shape]`."""
 
     def __init__(self, num_envs: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -232,7 +232,7 @@ class AtariEnvs:
         self._next: dict[str, Any] | None = None
         space = ale.single_action_space
         dtype = np.uint8 if isinstance(space, Discrete) else space.dtype
-        self._journal = Journal(self.num_envs, space.shape or (), np.dtype(dtype))
+        self._journal = GameJournal(self.num_envs, space.shape or (), np.dtype(dtype))
 
     def reset(
         self, seeds: Sequence[int], options: Options | None = None

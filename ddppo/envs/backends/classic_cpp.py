@@ -66,7 +66,7 @@ class TaskBatch(ctypes.Structure):
     ]
 
 
-class NativeEnvs(BatchedEnvs):
+class CppEnvs(BatchedEnvs):
     """A batch stepped in C++, `setting` being the task's one."""
 
     def __init__(
@@ -159,7 +159,7 @@ def make_fastest(
     if task is not None and _functions() is not None:
         setting = float(kwargs.get(task.setting, task.default))
         if _agrees(task, setting, kwargs, space, spec):
-            return NativeEnvs(dynamics, setting, space, spec, names, max_episode_steps)
+            return CppEnvs(dynamics, setting, space, spec, names, max_episode_steps)
         warn_once(
             f"{task.dynamics.__name__} is stepped by NumPy, not in C++, and several times slower: its "
             "sines or random numbers have other bits on this machine"
@@ -174,13 +174,13 @@ def _agrees(
     key = (task, setting)
     if key not in _agreed:
         names = EnvNames(range(_CHECKED_ENVS), None)
-        native = NativeEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
+        native = CppEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), setting, space, spec, names, 9)
         numpy = BatchedEnvs(task.dynamics(_CHECKED_ENVS, **kwargs), space, spec, names, 9)
         _agreed[key] = _step_alike(native, numpy)
     return _agreed[key]
 
 
-def _step_alike(native: NativeEnvs, numpy: BatchedEnvs) -> bool:
+def _step_alike(native: CppEnvs, numpy: BatchedEnvs) -> bool:
     rng, both, action = np.random.default_rng(0), (native, numpy), native.spec.action
     seeds, shape = range(native.num_envs), (native.num_envs, *action.shape)
     for envs in both:

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config import EnvConfig, near
-from ddppo.envs.backends.gym_vector import NativeEnvs
+from ddppo.envs.backends.gym_vector import GymVectorEnvs
 from ddppo.envs.vec_env import EnvNames, EnvSpec, explained
 from ddppo.errors import ConfigError
 
@@ -72,7 +72,7 @@ def make_envpool(
         raise explained(names.all(), "when they were made", e) from e
 
 
-class EnvPoolEnvs(NativeEnvs):
+class EnvPoolEnvs(GymVectorEnvs):
     """`VecEnv` over EnvPool. Each environment's stream follows from its own seed, whoever it is stepped with."""
 
     def _seed(self, seeds: Sequence[int]) -> list[int]:

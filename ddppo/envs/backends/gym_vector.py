@@ -50,10 +50,10 @@ from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec, each
 
 
-def make_native(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "NativeEnvs":
+def make_native(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "GymVectorEnvs":
     """Step all environments by the task's own vector entry point, in this process; timeout_s is not used."""
     try:
-        return NativeEnvs(make_native_task(env, len(names.indices)), spec, names)
+        return GymVectorEnvs(make_native_task(env, len(names.indices)), spec, names)
     except (Exception, SystemExit) as e:
         raise explained(names.all(), "when they were made", e) from e
 
@@ -116,7 +116,7 @@ def _at(obs: Any, path: Path) -> Any:
     return obs
 
 
-class NativeEnvs(Unsaved):
+class GymVectorEnvs(Unsaved):
     """`VecEnv` over a batched task, whatever its autoreset mode.
 
     Seeds: the batch takes one, made of all the seeds of its environments, so its stream depends on which

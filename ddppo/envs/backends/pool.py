@@ -28,7 +28,7 @@ from ddppo.envs.backends.pool_memory import (
     hear,
     tell,
 )
-from ddppo.envs.backends.pool_process import Worker, choose_num_workers, lost_server
+from ddppo.envs.backends.pool_process import PoolWorker, choose_num_workers, lost_server
 from ddppo.envs.backends.sync import Answers, SameStepEnvs
 from ddppo.envs.encoding.rows import RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvSpec, Options
@@ -83,7 +83,7 @@ class Crew:
         self.num_restarts = self.num_env_restarts = self.num_lost_episodes = 0
         self._pasts: list[Past] | None = None
         self._made_anew: list[int] = []
-        self.workers: list[Worker] = []
+        self.workers: list[PoolWorker] = []
         self.server = ForkServer.forked() or ForkServer.started()
         try:
             self.server.have_imported(_IMPORTS)
@@ -103,7 +103,7 @@ class Crew:
     def _fitting_num_workers(self, env: EnvConfig, spec: EnvSpec, cores: int) -> int:
         """Measure an environment in a process of its own, which it may end or hang in."""
         num_envs = len(self._names.indices)
-        worker = Worker(self.server, self._names, slice(0, 1), self._timeout_s)
+        worker = PoolWorker(self.server, self._names, slice(0, 1), self._timeout_s)
         try:
             tell(worker.line, ToMeasure(env, spec))
             worker.answer(time.monotonic() + min(_MEASURE_S, self._timeout_s))
@@ -133,15 +133,15 @@ class Crew:
         if self._max_restarts:
             self._pasts = [Past() for _ in self.workers]
 
-    def _worker(self, part: slice) -> Worker:
-        worker = Worker(self.server, self._names, part, self._timeout_s)
+    def _worker(self, part: slice) -> PoolWorker:
+        worker = PoolWorker(self.server, self._names, part, self._timeout_s)
         names = [worker.names(i) for i in range(part.stop - part.start)]
         with suppress(ConnectionError):  # it is gone, as `answer` finds
             options = None if self._options is None else self._options[part]
             tell(worker.line, Task(self._env, self._spec, names, options))
         return worker
 
-    def _introduce(self, k: int, worker: Worker) -> None:
+    def _introduce(self, k: int, worker: PoolWorker) -> None:
         """Tell worker `k` of the memory."""
         assert self._memory is not None
         assert self._file is not None
@@ -179,7 +179,7 @@ class Crew:
         worker.replaces = worker.replay = None
         return True
 
-    def _heard(self, worker: Worker, end: float) -> bool:
+    def _heard(self, worker: PoolWorker, end: float) -> bool:
         """Hear what a worker answers; return whether it is to what it was told. Raises what `answer` handles."""
         is_done = worker.answer(end) == DONE
         said: Any = None if is_done and worker.is_made and not worker.is_called else worker.hear()
@@ -216,7 +216,7 @@ class Crew:
         while not self.answer(k, time.monotonic() + self._timeout_s, calling=True):
             pass
 
-    def _leave(self, worker: Worker, lost: EnvWorkerLost) -> None:
+    def _leave(self, worker: PoolWorker, lost: EnvWorkerLost) -> None:
         """Leave a lost worker to the next step, which starts another. Raises `lost` where that may not be."""
         if self.num_restarts == self._max_restarts or not self.server.is_usable:
             raise lost
@@ -255,7 +255,7 @@ class Crew:
         except OSError as e:
             raise _refused(e)(f"{before.names.all()} cannot be made again: {limits.why(e)}") from e
 
-    def _send_reset(self, k: int, worker: Worker) -> None:
+    def _send_reset(self, k: int, worker: PoolWorker) -> None:
         """Reset its environments, to come to where they were or else by seeds that nobody had."""
         from ddppo.seeding import derived_seed  # brings torch, which the processes of a pool do without
 
@@ -433,7 +433,7 @@ class Pool(Crew):
             self._ask(worker)
         self._wait_for_all()
 
-    def _ask(self, worker: Worker) -> None:
+    def _ask(self, worker: PoolWorker) -> None:
         worker.num_steps = 0 if self._doing == RESET else worker.num_steps + 1
         with suppress(ConnectionError):  # it is gone, as `answer` finds
             worker.line.send(self._doing)

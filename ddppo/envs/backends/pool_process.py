@@ -104,7 +104,7 @@ _LOOK_S = 1.0  # between two looks at a worker that does not answer
 _END_S = 5.0  # for a process that closed the line to end
 
 
-class Worker:
+class PoolWorker:
     """A process of a pool and the environments that it steps: those at `part` of the batch, called `names`.
 
     replaces: what another was doing, RESET or STEP, that was lost and has this one for it; None once it has answered.

@@ -30,7 +30,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class ExportAgreement:
     """How far the parameters of a file and its policy are apart at most, and the file's outputs."""
 
     largest_difference: float
@@ -73,7 +73,7 @@ def inputs_of(policy: LoadedPolicy, portable: Portable, seen: Observed) -> tuple
     return portable.named(seen.observations, mask), rows
 
 
-def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> Agreement:
+def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> ExportAgreement:
     """Compare what a file makes of inputs `[n, ...]` with what the policy makes of rows `[n]`. Raises TrainingError.
 
     Parameters may differ by rounding, and actions are to be the likeliest by the file's own. With memory it is several
@@ -95,12 +95,12 @@ def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> A
         agreement = _step(policy, run, inputs, rows, remembered)
         largest = max(largest, agreement.largest_difference)
     assert agreement is not None
-    return Agreement(largest, agreement.outputs)
+    return ExportAgreement(largest, agreement.outputs)
 
 
 def _step(
     policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray, remembered: Remembered | None
-) -> Agreement:
+) -> ExportAgreement:
     """Compare one step, and have `remembered` go on."""
     of, mask = policy.trained.policy, policy.layout.mask(rows)
     params = of.params(policy.layout.obs(rows), remembered)
@@ -120,7 +120,7 @@ def _step(
     apart = np.abs(found[ACTION].astype(np.float64) - actions)
     is_whole = actions.dtype.kind in "iu"
     _refuse_where(~(apart <= (0 if is_whole else tolerance * (1 + np.abs(actions)))), ACTION, apart)
-    return Agreement(largest, found)
+    return ExportAgreement(largest, found)
 
 
 def _precision(policy: LoadedPolicy) -> str:

@@ -18,7 +18,7 @@ from ddppo.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     from ddppo.policies.acting import LoadedPolicy
-    from ddppo.policies.export.check import Agreement
+    from ddppo.policies.export.check import ExportAgreement
     from ddppo.policies.export.portable import Arrays
 
 FORMAT, VERSION = "ddppo-policy", 1
@@ -104,7 +104,7 @@ def _described(
     format: str,
     out: Path,
     inputs: Mapping[str, tuple[Any, tuple[int, ...]]],
-    agreement: "Agreement",
+    agreement: "ExportAgreement",
     num_observations: int,
 ) -> dict[str, Any]:
     """Return what who uses the file needs to know: see docs/policies.md."""
@@ -141,7 +141,7 @@ def _described(
 
 
 def _text(
-    policy: "LoadedPolicy", out: Path, description: Path, agreement: "Agreement", inputs: "Arrays"
+    policy: "LoadedPolicy", out: Path, description: Path, agreement: "ExportAgreement", inputs: "Arrays"
 ) -> str:
     found = policy.trained
     rows = len(next(iter(inputs.values())))

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.envs.backends.classic_cpp import NativeEnvs
+from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
 from ddppo.models import ActorCritic, Obs, flat_obs
-from ddppo.ppo.acting.rollout import Cut, Episode, RecurrentState, Rollout, RolloutBuffers, count_
+from ddppo.ppo.acting.rollout import Cut, FinishedEpisode, RecurrentState, Rollout, RolloutBuffers, count_
 from ddppo.ppo.native.network import NativeActor, NativeNetwork
 from ddppo.ppo.native.rollout import NativeRollout
 from ddppo.ppo.normalization import ObsNormalizer
@@ -70,7 +70,7 @@ class Collector(RolloutBuffers):
 
     def act_by(self, network: NativeNetwork) -> None:
         """Compute the model in C++ from the next rollout on, and where tasks are stepped there too, the rollout."""
-        if isinstance(self.env, NativeEnvs):
+        if isinstance(self.env, CppEnvs):
             self._actor = NativeRollout(self, self.env, network)
         else:
             self._actor = NativeActor(self, network)
@@ -87,7 +87,7 @@ class Collector(RolloutBuffers):
         self.returns[:] = 0
         self.lengths[:] = 0
 
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         """Step T times with action noise `[T, E, num_noise]`, or until cut; return the rollout and episodes that ended.
 
         Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
@@ -100,7 +100,7 @@ class Collector(RolloutBuffers):
         return {}
 
     @torch.inference_mode()
-    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         if self._actor is not None:
             self._actor.begin(noise)
         self._begin()
@@ -194,7 +194,7 @@ class Collector(RolloutBuffers):
             assert mask is not None, "spec.mask_size is set, so every step carries a mask"
             self._mask_rows[row].copy_(torch.from_numpy(mask))
 
-    def _count(self, ends: list[End]) -> list[Episode]:
+    def _count(self, ends: list[End]) -> list[FinishedEpisode]:
         """Return the episodes that ended in this rollout, and keep count of those under way."""
         whole = ((t, i) for t, ended, _ in ends for i in ended.tolist() if (t, i) not in self._going_on)
         rewards, valid = self.rewards[: self._num_acted], self.flags[2, : self._num_acted]

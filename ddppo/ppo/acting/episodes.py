@@ -5,7 +5,7 @@ import torch
 
 from ddppo.envs.vec_env import End
 from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout
 from ddppo.spaces import each
 
 
@@ -19,7 +19,7 @@ class EpisodeCollector(Collector):
     whole_episodes = True
 
     @torch.inference_mode()
-    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         self._begin()
         ends: list[End] = []
         is_over = np.zeros(self.env.num_envs, dtype=bool)
@@ -38,7 +38,7 @@ class EpisodeCollector(Collector):
         self._check(ends)
         return self._finished(is_over, last)
 
-    def _finished(self, is_over: np.ndarray, last: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def _finished(self, is_over: np.ndarray, last: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         """Return the rollout of episodes whose last rows are `last` `[E]`, and those that were not lost."""
         envs, is_within = np.arange(self.env.num_envs), np.arange(self.rollout_steps)[:, None] <= last
         terminated, truncated, valid, episode_start = self.flags
@@ -53,7 +53,9 @@ class EpisodeCollector(Collector):
         episode_start[0] = valid[0]
         rewards = np.where(valid, self.rewards, 0.0)
         episodes = [
-            Episode(int(last[i]), self.first_env + i, float(rewards[:, i].sum()), int(valid[:, i].sum()))
+            FinishedEpisode(
+                int(last[i]), self.first_env + i, float(rewards[:, i].sum()), int(valid[:, i].sum())
+            )
             for i in np.flatnonzero(~is_lost).tolist()
         ]
         masks, _ = self._compute_logprobs(self.rollout_steps)

@@ -53,7 +53,7 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class FinishedEpisode:
     """A finished training episode: when and where it ended, its undiscounted return and its length in steps."""
 
     step: int
@@ -82,7 +82,7 @@ class RolloutCollector(Protocol):
         """Start an episode in every environment, each from its own seed and with its own options, if any."""
         ...
 
-    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         """Act with noise `[T, E, num_noise]`; return the rollout and the episodes that ended in it. Raises EnvError."""
         ...
 
@@ -192,19 +192,19 @@ def count_(
     valid: np.ndarray,
     ends: list[tuple[int, int]],
     first_env: int,
-) -> list[Episode]:
+) -> list[FinishedEpisode]:
     """Return the episodes that ended in a rollout, in the order of `ends`, rows and environments.
 
     returns, lengths `[E]`: of the episodes under way, before the rollout and then after it. rewards, valid `[T, E]`.
     """
     rewards = np.where(valid, rewards, 0.0)
     first_rows = np.zeros(len(returns), dtype=np.int64)  # of the episodes under way
-    episodes: list[Episode] = []
+    episodes: list[FinishedEpisode] = []
     for t, i in ends:
         rows = slice(first_rows[i], t + 1)
         episode_return = float(returns[i] + rewards[rows, i].sum())
         length = int(lengths[i] + valid[rows, i].sum())
-        episodes.append(Episode(t, first_env + i, episode_return, length))
+        episodes.append(FinishedEpisode(t, first_env + i, episode_return, length))
         returns[i], lengths[i], first_rows[i] = 0.0, 0, t + 1
     is_under_way = np.arange(len(rewards))[:, None] >= first_rows
     # Row after row: a sum over rows adds in another order where there is one environment alone.

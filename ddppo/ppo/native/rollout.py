@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ddppo.envs.backends.classic_cpp import NativeEnvs, TaskBatch
+from ddppo.envs.backends.classic_cpp import CppEnvs, TaskBatch
 from ddppo.envs.vec_env import check_finite
-from ddppo.ppo.acting.rollout import Cut, Episode, Rollout
+from ddppo.ppo.acting.rollout import Cut, FinishedEpisode, Rollout
 from ddppo.ppo.native.network import ActingBuffers, NativeActor, NativeNetwork, library
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RolloutArgs(ActingBuffers):
 class NativeRollout(NativeActor):
     """Fills the buffers of a collector as its own loop would."""
 
-    def __init__(self, collector: "Collector", envs: NativeEnvs, network: NativeNetwork) -> None:
+    def __init__(self, collector: "Collector", envs: CppEnvs, network: NativeNetwork) -> None:
         super().__init__(collector, network)
         steps, num_envs = collector.rollout_steps, envs.num_envs
         like, normalizer, flags = collector.logprobs, collector.normalizer, torch.from_numpy(collector.flags)
@@ -116,7 +116,7 @@ class NativeRollout(NativeActor):
     def _empty(self) -> Any:
         return RolloutArgs()
 
-    def record(self, noise: np.ndarray) -> tuple[Rollout, list[Episode]]:
+    def record(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         """Step T times with action noise `[T, E, num_noise]`, or until cut, as `Collector.collect`."""
         first_step = self._envs.batch.num_steps + 1
         self.begin(noise)
@@ -151,11 +151,11 @@ class NativeRollout(NativeActor):
             self._envs.names, first_step, self._obs_after[:taken], self._rewards[:taken].numpy(), ends
         )
 
-    def _episodes(self) -> list[Episode]:
+    def _episodes(self) -> list[FinishedEpisode]:
         num_ends, first_env = self.buffers.num_ends, self._first_env
         ends = (self._end_steps, self._end_envs, self._end_returns, self._end_lengths)
         return [
-            Episode(t, first_env + i, episode_return, length)
+            FinishedEpisode(t, first_env + i, episode_return, length)
             for t, i, episode_return, length in zip(*(x[:num_ends].tolist() for x in ends), strict=True)
         ]
 

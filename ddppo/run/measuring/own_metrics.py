@@ -20,7 +20,7 @@ from ddppo.collectives.peers import OwnPace
 from ddppo.distributed.programs.kit import Collected
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.plugins import imported
-from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout
 from ddppo.processes.machine import allowed_cores, at_most, cpu_quota
 from ddppo.run.loop.exchange import gather_bytes
 from ddppo.run.records.summary import machine
@@ -39,7 +39,7 @@ class Seen:
 
     iteration: int
     rollout: Rollout
-    episodes: Sequence[Episode]
+    episodes: Sequence[FinishedEpisode]
 
 
 Sums = dict[str, float | tuple[float, float]]  # a number, or a sum and a count

@@ -13,7 +13,7 @@ import torch
 from ddppo.collectives import Group
 from ddppo.distributed.programs.kit import News
 from ddppo.errors import ReplicaMismatchError
-from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.acting.rollout import FinishedEpisode
 from ddppo.ppo.learning.learner import Update
 from ddppo.ppo.learning.step import STATISTICS
 from ddppo.run.measuring.timing import LocalTimes, split_waiting
@@ -35,7 +35,7 @@ class LocalIteration:
     times: LocalTimes
     update: Update
     num_steps: int
-    episodes: list[Episode]
+    episodes: list[FinishedEpisode]
     stop_requested: bool
     save_due: bool
     params_hash: float
@@ -253,7 +253,7 @@ class Reporter:
         group.records[-1:] = [record._replace(num_bytes=None) for record in group.records[-1:]]
         return gathered
 
-    def _share_episodes(self, episodes: list[Episode], most: int) -> None:
+    def _share_episodes(self, episodes: list[FinishedEpisode], most: int) -> None:
         """Add all ranks' finished episodes to the window, in an order that does not depend on W."""
         most = min(most, self.window.maxlen or 0)
         if most == 0:

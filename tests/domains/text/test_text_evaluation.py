@@ -13,7 +13,7 @@ from ddppo.envs import probe
 from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.models import build_model
 from ddppo.policies import load_policy
-from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.acting.rollout import FinishedEpisode
 from ddppo.run.evaluation import Evaluator, Policy, evaluator_of
 from ddppo.seeding import derived_seed
 from tests.unit.test_policies import run_folder
@@ -37,7 +37,7 @@ class Played:
         assert noise is None
         self.achieved = [options.get("task") != "b" for _, options in self.now]
         ended = [
-            Episode(0, self.first_env + i, float(seed), 10 + i)
+            FinishedEpisode(0, self.first_env + i, float(seed), 10 + i)
             for i, (seed, _) in enumerate(self.now)
             if seed not in self.lost
         ]

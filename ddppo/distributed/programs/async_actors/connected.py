@@ -26,7 +26,7 @@ from ddppo.distributed.programs.async_actors.messages import (
 )
 from ddppo.distributed.programs.kit import News
 from ddppo.errors import CollectiveError
-from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.acting.rollout import FinishedEpisode
 
 
 class Actor:
@@ -100,7 +100,7 @@ class ActorConnections:
             return []
         return sorted(ready, key=lambda actor: actor.since)
 
-    def receive(self, actor: Actor, into: torch.Tensor) -> tuple[Sent, list[Episode]] | None:
+    def receive(self, actor: Actor, into: torch.Tensor) -> tuple[Sent, list[FinishedEpisode]] | None:
         """Receive a rollout as bytes and return what is said of it; None where its actor is gone."""
         assert actor.wire is not None
         start = time.perf_counter()

@@ -16,7 +16,7 @@ from ddppo.distributed.programs.async_actors.off_policy import with_ratios
 from ddppo.distributed.programs.async_actors.rewards import RewardsByActor
 from ddppo.distributed.programs.kit import Collected, News, Program, RankContext
 from ddppo.distributed.programs.messages import RolloutMessage
-from ddppo.ppo.acting.rollout import Episode, Rollout
+from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout
 from ddppo.ppo.learning.learner import Update
 from ddppo.terminal import warn
 from ddppo.topologies.settings import AsyncActorsSettings
@@ -79,7 +79,7 @@ class AsyncLearner(Program):
 
     def collect(self, iteration: int) -> Collected:
         self._num_refused = self._depths = 0
-        episodes: list[Episode] = []
+        episodes: list[FinishedEpisode] = []
         while (num_missing := self._per_update - len(self._taken)) > 0:
             ready = self._actors.ready()
             for place, actor in enumerate(ready[:num_missing]):
@@ -114,7 +114,7 @@ class AsyncLearner(Program):
         is_old = torch.tensor(lags, device=kit.device).repeat_interleave(kit.shape.local_num_envs) > 0
         return with_ratios(rollout, is_old, kit.model, kit.obs_normalizer)
 
-    def _take(self, actor: Actor) -> list[Episode]:
+    def _take(self, actor: Actor) -> list[FinishedEpisode]:
         """Receive an actor's rollout, and keep it unless it is too old; return the episodes that ended in it."""
         row = len(self._taken)
         received = self._actors.receive(actor, self._room[row]) if actor.wire is not None else None

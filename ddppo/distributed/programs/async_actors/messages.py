@@ -8,7 +8,7 @@ import torch
 
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.programs.async_actors.line import Wire
-from ddppo.ppo.acting.rollout import Episode
+from ddppo.ppo.acting.rollout import FinishedEpisode
 from ddppo.ppo.normalization import ObsNormalizer
 
 
@@ -52,16 +52,16 @@ def as_bytes(x: torch.Tensor) -> memoryview:
     return x.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def episode_rows(episodes: list[Episode]) -> np.ndarray:
+def episode_rows(episodes: list[FinishedEpisode]) -> np.ndarray:
     """Return when and where episodes ended, their returns and lengths, `[n, 4]`."""
     rows = [(e.step, e.env_index, e.episode_return, e.length) for e in episodes]
     return np.array(rows, np.float64).reshape(len(rows), _EPISODE)
 
 
-def receive_episodes(wire: Wire, number: int) -> list[Episode]:
+def receive_episodes(wire: Wire, number: int) -> list[FinishedEpisode]:
     rows = np.empty((number, _EPISODE))
     wire.receive(rows.reshape(-1).view(np.uint8).data)
-    return [Episode(int(t), int(i), total, int(length)) for t, i, total, length in rows.tolist()]
+    return [FinishedEpisode(int(t), int(i), total, int(length)) for t, i, total, length in rows.tolist()]
 
 
 class Parameters:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ddppo.domains.cage2.search import orders
 from ddppo.domains.cage2.search.orders import ORDERS, Order, nearest, words
-from ddppo.domains.cage2.search.outcomes import Outcome, read
+from ddppo.domains.cage2.search.outcomes import OrderOutcome, read
 from ddppo.domains.cage2.search.settings import SearchSettings
 from ddppo.errors import TrainingError
 from ddppo.search.ucb import Estimate
@@ -42,7 +42,7 @@ class Proposer(Protocol):
 
 
 @dataclass(slots=True)
-class Trial:
+class OrderTrial:
     """One order while it is tried, for `episodes` of all environments so far; `episodes_total` with those before it.
 
     inherited_from: the trial whose policy it began with, None for the parameters as at the start of the run. passed:
@@ -107,14 +107,14 @@ class Campaign:
     def __init__(self, settings: SearchSettings, num_envs: int, proposer: Proposer) -> None:
         self.settings = settings
         self.proposer = proposer
-        self.trials: list[Trial] = []
+        self.trials: list[OrderTrial] = []
         self.noted: list[list[dict[str, Any]]] = []
-        self.heard: tuple[int, list[Outcome]] = (0, [])
+        self.heard: tuple[int, list[OrderOutcome]] = (0, [])
         self._limit = settings.max_episodes_per_order * num_envs
         self._course = Course()
 
     @property
-    def under_way(self) -> Trial | None:
+    def under_way(self) -> OrderTrial | None:
         """The trial that lasts; None before the first, and between the end of one and the begin of the next."""
         return self.trials[-1] if self.trials and self.trials[-1].ended_by is None else None
 
@@ -131,17 +131,17 @@ class Campaign:
         """Return the id of the order to try next."""
         return orders.order_id(self.proposer.ask()[0])
 
-    def begin(self, order_id: int) -> Trial:
+    def begin(self, order_id: int) -> OrderTrial:
         """Begin a trial of an order."""
         assert self.under_way is None, self.under_way
         self.noted.append(self._best_by_ucb(order_id))
         source = self._source(ORDERS[order_id])
-        trial = Trial(len(self.trials), order_id, source, episodes_total=self.num_episodes)
+        trial = OrderTrial(len(self.trials), order_id, source, episodes_total=self.num_episodes)
         self.trials.append(trial)
         self._course = Course()
         return trial
 
-    def hear(self, news: Sequence[bytes]) -> Trial | None:
+    def hear(self, news: Sequence[bytes]) -> OrderTrial | None:
         """Hear of an iteration's episodes; return the trial if it ended with it. Raises TrainingError.
 
         So it does where no episode ended, or several of an environment: iterations are whole episodes, of one order.
@@ -185,7 +185,7 @@ class Campaign:
         passed = {trial.order_id: trial.trial for trial in ended if trial.passed}
         return sorted({*last.values(), *passed.values()})
 
-    def conclude(self) -> Trial | None:
+    def conclude(self) -> OrderTrial | None:
         """End the run: a trial that is under way, as where episodes were lost, ends with the budget; return it."""
         trial = self.under_way
         if trial is None:
@@ -251,7 +251,7 @@ class Campaign:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.trials = [Trial(**each) for each in state["trials"]]
+        self.trials = [OrderTrial(**each) for each in state["trials"]]
         self.noted = list(state["noted"])
         self._course = Course(**state["course"])
         self.proposer.restore(state["proposer"])
@@ -275,7 +275,7 @@ class Campaign:
                 return latest[nearest(order, latest)] if latest else None
         return None
 
-    def _why_ended(self, trial: Trial) -> str | None:
+    def _why_ended(self, trial: OrderTrial) -> str | None:
         settings = self.settings
         assert trial.compliance is not None
         assert trial.repairs is not None
@@ -288,7 +288,7 @@ class Campaign:
             return "plateau"
         return "budget" if self.is_over else None
 
-    def _score(self, trial: Trial) -> None:
+    def _score(self, trial: OrderTrial) -> None:
         """Give an ended trial its score, and tell the proposer, whether it passed or not."""
         assert trial.compliance is not None
         returns = np.array(list(chain(*self._course.returns)))

@@ -13,7 +13,7 @@ _NUMBERS = ("reward", "alignment", "repairs", "compliant")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OrderOutcome:
     """An episode. reward: its return by the environment alone; alignment: what keeping to the order brought besides."""
 
     environment: int
@@ -33,12 +33,12 @@ def written(episodes: Sequence[Mapping[str, Any]]) -> bytes:
     return "\n".join(json.dumps(dict(episode)) for episode in episodes).encode()
 
 
-def read(news: Sequence[bytes]) -> list[Outcome]:
+def read(news: Sequence[bytes]) -> list[OrderOutcome]:
     """Return the episodes that news tell of, by the environments' indices. Raises EnvOutputError for what is none."""
     return [_read(i, line) for i, each in enumerate(news) for line in each.splitlines()]
 
 
-def _read(environment: int, line: bytes) -> Outcome:
+def _read(environment: int, line: bytes) -> OrderOutcome:
     try:
         told = json.loads(line)
         order = tuple(told["order"])
@@ -46,7 +46,7 @@ def _read(environment: int, line: bytes) -> Outcome:
         reward, alignment, repairs, compliant = (told[name] for name in _NUMBERS)
         if not (0 <= compliant <= repairs):
             raise ValueError(f"{compliant} compliant of {repairs} repairs")
-        return Outcome(environment, order, float(reward), float(alignment), int(repairs), int(compliant))
+        return OrderOutcome(environment, order, float(reward), float(alignment), int(repairs), int(compliant))
     except (ValueError, KeyError, TypeError) as e:
         raise EnvOutputError(
             f"environment {environment} published {line!r:.80}, no episode under an order ({type(e).__name__}: {e}): a "

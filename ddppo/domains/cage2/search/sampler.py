@@ -12,7 +12,7 @@ from typing import Any
 from ddppo.algorithms.task_sampler import EpisodeResults, RunAccess, SamplerRecords, TaskSample, TaskSampler
 from ddppo.config import Config, section
 from ddppo.domains.cage2.search import orders
-from ddppo.domains.cage2.search.campaign import Campaign, Proposer, Trial
+from ddppo.domains.cage2.search.campaign import Campaign, OrderTrial, Proposer
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, code
 from ddppo.domains.cage2.search.records import SearchRecords
 from ddppo.envs.single import CONTEXT
@@ -147,6 +147,6 @@ class OrderSearch(TaskSampler):
         source = trial.inherited_from
         self._run.put_policy_(self._beginning if source is None else self._kept[source])
 
-    def _keep(self, ended: Trial) -> None:
+    def _keep(self, ended: OrderTrial) -> None:
         self._kept[ended.trial] = self._run.policy_snapshot()
         self._kept = {trial: self._kept[trial] for trial in self.campaign.to_keep()}
