@@ -145,7 +145,7 @@ def share(whole, group):
     columns = slice(group.rank * envs, (group.rank + 1) * envs)
     kept = {f.name: getattr(whole, f.name) for f in fields(whole)}
     return Rollout(
-        **{name: x[:, columns].contiguous() if x is not None else None for name, x in kept.items()}
+        **{name: x[:, columns].contiguous() if isinstance(x, torch.Tensor) else x for name, x in kept.items()}
     )
 
 
