@@ -1,0 +1,123 @@
+"""The core stands by itself: without domains, studies, clusters and servers it trains and passes its tests."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import CHECKOUT, PATIENCE_S, TINY, Finished, summary
+
+WINGS = ("domains", "study", "cluster", "serve")  # folders of ddppo that the core does without
+TESTS_OF_WINGS = ("tests/domains/", "tests/study/", "tests/cluster/", "tests/serve/", "tests/slurm/")
+# Of the repository as a whole: its pages, its commands, its package, the settings of all variants, and this file.
+TESTS_OF_THE_WHOLE = (
+    "tests/package/", "tests/conf/test_variants.py", "tests/conf/test_wrong_command_lines.py",
+    "tests/unit/test_commands_in_docs.py", "tests/unit/test_core_alone.py", "tests/unit/test_kept_runs.py",
+    "tests/unit/test_layers.py", "tests/unit/test_site.py",
+)  # fmt: skip
+QUICK = tuple(
+    f"tests/unit/test_{name}.py"
+    for name in (
+        "advantages",
+        "checkpoint",
+        "collector",
+        "distributions",
+        "learner",
+        "losses",
+        "models",
+        "observations",
+    )
+)
+MOST_MODULES = 160  # of ddppo, that a run of CartPole imports
+COUNT = """
+import json, sys
+from ddppo.train import main
+try:
+    main()
+except SystemExit as e:
+    assert not e.code, e.code
+print(json.dumps(sorted(name for name in sys.modules if name.partition(".")[0] == "ddppo")))
+"""
+
+
+def files() -> list[str]:
+    """Return the repository's files, those that are new included."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if shutil.which("git") is None or not (CHECKOUT / ".git").exists():
+        pytest.skip("needs a checkout of the repository, and git, to know which files are its own")
+    listed = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split("\0") if name and (CHECKOUT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory):
+    """A copy of the repository without the wings and their tests."""
+    folder = tmp_path_factory.mktemp("core") / "repository"
+    left_out = (*(f"ddppo/{wing}/" for wing in WINGS), *TESTS_OF_WINGS)
+    for name in files():
+        if not name.startswith(left_out):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / name, folder / name)
+    return folder
+
+
+def in_copy(core: Path, *arguments: str) -> Finished:
+    """Run Python in the copy: a program of its own, for what this process imported is not the copy's."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=core, env=os.environ | {"PYTHONPATH": str(core)}, capture_output=True,
+        text=True, timeout=2 * PATIENCE_S,
+    )  # fmt: skip
+    return Finished(done.returncode, done.stdout, done.stderr, core)
+
+
+def test_cartpole_is_trained_on_two_ranks_without_the_wings(core, tmp_path):
+    arguments = ("env=cartpole", "dist.world_size=2", "ppo.total_steps=2048", "log.progress=none")
+    result = in_copy(core, "-m", "ddppo.train", *arguments, f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.code == 0, result.stderr
+    assert summary(tmp_path / "run")["env_steps"] == 2048
+
+
+def test_a_preset_of_a_wing_is_unknown_where_the_wing_is_not_there(core, tmp_path):
+    result = in_copy(core, "-m", "ddppo.train", "env=cage2", f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.code == 2, result.stderr
+    assert "cartpole" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def is_declaration(name: list[str]) -> bool:
+    """Whether a module of a wing, ["domains", "text", ...], says what the wing adds, or with which settings."""
+    return name[-1] in ("settings", "resources") or (name[0] == "domains" and len(name) == 2)
+
+
+def test_a_run_of_cartpole_imports_few_modules_and_nothing_of_a_wing_but_its_declaration(tmp_path):
+    arguments = (*TINY, "env=cartpole", "env.backend=sync", "compile=off", "ppo.total_steps=1280")
+    result = in_copy(CHECKOUT, "-c", COUNT, *arguments, f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.code == 0, result.stderr
+    imported = json.loads(result.stdout.splitlines()[-1])
+    of_wings = [
+        name.split(".")[1:] for name in imported if name.split(".")[1:2] and name.split(".")[1] in WINGS
+    ]
+    packages = {tuple(name[:-1]) for name in of_wings} | {(wing,) for wing in WINGS}
+    modules = [
+        ".".join(name) for name in of_wings if tuple(name) not in packages and not is_declaration(name)
+    ]
+    assert modules == []
+    assert len(imported) <= MOST_MODULES
+
+
+def assert_passing(core: Path, *arguments: str) -> None:
+    result = in_copy(core, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *arguments)
+    assert result.code == 0, result.stdout[-6000:] + result.stderr[-2000:]
+
+
+def test_quick_tests_of_the_core_pass_without_the_wings(core):
+    assert_passing(core, *QUICK)
+
+
+@pytest.mark.slow
+def test_all_tests_of_the_core_that_are_not_slow_pass_without_the_wings(core):
+    assert_passing(core, "-n", "2", *(f"--ignore={core / name}" for name in TESTS_OF_THE_WHOLE), "tests")
