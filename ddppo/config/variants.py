@@ -156,7 +156,9 @@ def stored_names(folder: Path) -> dict[str, str]:
     """Return the variants that a run folder's config.yaml names, by section; none where it cannot be read."""
     try:
         loaded: Any = OmegaConf.load(folder / "config.yaml")
-        return {section: name_in(section, loaded.get(section) or {}) for section in SECTIONS_BY_NAME}
+        names = {section: name_in(section, loaded.get(section) or {}) for section in SECTIONS_BY_NAME}
+        # Before it was a preset of env_workers (stored.load).
+        return {section: "env_workers" if x == "env_workers_hetero" else x for section, x in names.items()}
     except Exception:  # what is wrong with it is told by those who load it
         return {}
 
