@@ -61,7 +61,7 @@ def _to_target(run: Run, what: str) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class MeasuredRank:
     """One rank at one W: mean seconds per iteration, and whether the others wait for it.
 
     ratio: t_rollout / that of the ranks that are not slow. blame: share of all ranks' waiting in iterations where this
@@ -106,7 +106,7 @@ class SpeedupRow:
     efficiency_by_target: SeedMedian
     t_iter: dict[str, float]
     parts: dict[str, float]
-    ranks: tuple[Rank, ...]
+    ranks: tuple[MeasuredRank, ...]
     slowness: tuple[Slowness, ...]
     final_return: SeedMedian
     stability: dict[str, dict[str, float]]
@@ -120,7 +120,7 @@ class SpeedupRow:
         return self.parts.get("t_sync", math.nan) / self.t_iter["mean"]
 
     @property
-    def slow_ranks(self) -> tuple[Rank, ...]:
+    def slow_ranks(self) -> tuple[MeasuredRank, ...]:
         return tuple(rank for rank in self.ranks if rank.slow)
 
 
@@ -232,7 +232,7 @@ def _row(runs: list[Run], base: list[Run], slow: tuple[Slowness, ...]) -> Speedu
     )
 
 
-def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Rank, ...]:
+def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[MeasuredRank, ...]:
     if "t_iter" not in times or "t_rollout" not in times:
         return ()
     rollout = times["t_rollout"]
@@ -242,7 +242,7 @@ def _ranks(times: dict[str, np.ndarray], slow: tuple[Slowness, ...]) -> tuple[Ra
     blame = _blame(times["t_sync"]) if "t_sync" in times else np.zeros(len(means))
     factors = {p: [s.ranks.get(p, {}) for s in slow] for p in PHASES}
     return tuple(
-        Rank(
+        MeasuredRank(
             rank=r,
             times={name: float(values[:, r].mean()) for name, values in times.items()},
             t_rollout_p5=float(low[r]),
