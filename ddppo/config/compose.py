@@ -38,8 +38,8 @@ from ddppo.plugins import added, imported, plugins
 
 _SCHEMAS = {"hydra/sweeper/gp_ucb_schema": "ddppo.search.settings:GpUcbSweeperConfig"}  # and those of plugins
 # Which keys a section has follows from the variant that presets name in it, and the command line sets these keys: the
-# section gets its dataclass between the two. Hydra has no hook there, so its own step is wrapped (`_applied`). It is the
-# same in all of 1.3, to which pyproject.toml keeps; tests/conf/test_variants.py fails where Hydra changes it.
+# section gets its dataclass between the two. Hydra has no hook there, so its own step is wrapped (`_applied`). It is
+# the same in all of 1.3, to which pyproject.toml keeps; tests/conf/test_variants.py fails where Hydra changes it.
 _apply = ConfigLoaderImpl._apply_overrides_to_config
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.config.fields import near
-from ddppo.config.variants import SECTIONS_BY_NAME, known, names_of, owners_of
+from ddppo.config.variants import RENAMED, SECTIONS_BY_NAME, known, names_of, owners_of
 
 _USAGE = """ddppo: data-parallel PPO on one worker or many
 
@@ -34,8 +34,6 @@ _OF_HYDRA = {
         "optuna": "Optuna draws hydra.sweeper.n_trials settings, guided by `objective`. Needs the extra tune.",
     },
 }
-
-_RENAMED = {"dist.backend": "dist.collective"}
 
 
 def description(path: Path) -> str:
@@ -71,8 +69,8 @@ def help_text(
 
 def unknown_setting(key: str, root: type) -> str:
     """Return that there is no setting of this name, with what it is called now or what is meant, perhaps."""
-    if key in _RENAMED:
-        return f"{key} is called {_RENAMED[key]} now"
+    if key in RENAMED:
+        return f"{key} is called {RENAMED[key]} now"
     return f"there is no setting {key}{near(key, all_names(root))}; --help lists all"
 
 

@@ -24,6 +24,8 @@ from ddppo.plugins import added, imported
 from ddppo.topologies import TOPOLOGIES, find
 from ddppo.tracebacks import in_one_line
 
+RENAMED = {"dist.backend": "dist.collective"}  # settings, by the names that they had before
+
 
 class Variants(NamedTuple):
     """A section whose variants have keys of their own: `key` names the variant, which `chosen_by=<name>` chooses.
@@ -210,6 +212,8 @@ def check_keys(section: str, name: str, keys: Iterable[str]) -> None:
 
 def unknown_key(section: str, name: str, key: str) -> str:
     """Return that a variant has no such key, and which others have it, or which of its own is meant, perhaps."""
+    if (full := f"{section}.{key}") in RENAMED:
+        return f"{full} is called {RENAMED[full]} now"
     variants = SECTIONS_BY_NAME[section]
     chosen_by = variants.chosen_by
     said = f"there is no setting {section}.{key}"

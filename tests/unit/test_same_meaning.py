@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from ddppo import load_policy
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config import EnvConfig, MlpSettings
 from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.envs import probe
 from ddppo.envs.meaning import differences, spaces_described
@@ -366,7 +366,7 @@ def test_a_task_with_a_part_that_learns_is_refused_before_training(backend):
 
 
 def advice(obs=UNIT, action=THREE, **model):
-    return on_spaces(spaces_described(obs, action, has_mask=False), settings_of("model", **model))
+    return on_spaces(spaces_described(obs, action, has_mask=False), MlpSettings(**model))
 
 
 ADVICE = {
