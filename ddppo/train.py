@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from ddppo import config as configuration
+from ddppo.config import variants
 from ddppo.door.arguments import composition_message, one_line, prepared_arguments
 from ddppo.door.one_run import train_alone
 from ddppo.door.sweeps import SweepFolder, tell_sweep, train_in_sweep
@@ -85,6 +86,8 @@ def _command() -> None:
         os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
         sys.argv[1:] = prepared_arguments(sys.argv[1:])
         configuration.register()
+        if not under_torchrun():
+            setattr(variants, "before_import", _fork_server)  # noqa: B010 (mypy lets no function be assigned)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
         conf = str(configuration.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
@@ -127,6 +130,12 @@ def _command() -> None:
         _leave(AFTER_TRAINING)
     if under_torchrun():
         _leave(0)
+
+
+def _fork_server() -> None:
+    from ddppo.distributed import launcher
+
+    launcher.prepare(1)
 
 
 def _leave(code: int) -> NoReturn:

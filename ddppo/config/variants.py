@@ -112,6 +112,14 @@ def settings_class(section: str, name: str) -> type:
     return SECTIONS_BY_NAME[section].find(name)
 
 
+def before_import() -> None:
+    """Do nothing: a command that starts ranks puts a function here that forks their server.
+
+    It is called before a user's model is imported for its settings: ranks import the module themselves, each with its
+    own RANK, and inherit nothing that it computed or opened in the command's process.
+    """
+
+
 def model_at(name: str) -> Any:
     """Return what stands where model.name points to, a plugin's name or an import path. Raises ConfigError."""
     models = added("models")
@@ -122,6 +130,7 @@ def model_at(name: str) -> Any:
         raise ConfigError(
             f"model.name={name}: neither one of {', '.join(names)} nor an import path like my_pkg.models:MyModel"
         )
+    before_import()
     try:
         return imported(path)
     except (Exception, SystemExit) as e:  # a user's module may raise anything

@@ -258,7 +258,9 @@ class Played:
 def copied(rollout):
     """A rollout that the next one does not overwrite."""
     kept = {name: getattr(rollout, name) for name in rollout.__slots__}
-    return type(rollout)(**{name: x.clone() if x is not None else None for name, x in kept.items()})
+    return type(rollout)(
+        **{name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in kept.items()}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, Text
 
 from ddppo.config import EnvConfig
-from ddppo.envs.probing.probe import trial
+from ddppo.envs.probing import trial
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError
 from tests.support import NEVER_S
