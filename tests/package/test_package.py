@@ -48,10 +48,10 @@ for command in importlib.metadata.distribution("ddppo").entry_points:
         assert not e.code
 """
 DOWNSTREAM = """
-import ddppo
+from ddppo.api import train
 from ddppo.errors import ConfigError
 
-number: int = ddppo.train
+number: int = train
 error: ConfigError = ValueError("not one of ours")
 """
 
