@@ -24,7 +24,7 @@ __all__ = ["Summary", "evaluate", "train"]
 
 
 class Summary(dict[str, Any]):
-    """summary.json as a dict, whose repr is a line; run_dir is the run folder."""
+    """summary.json as a dict with a repr of one line. run_dir: the run folder."""
 
     run_dir: Path
 

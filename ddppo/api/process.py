@@ -33,7 +33,7 @@ _COLUMNS = 100  # of a notebook's output
 
 
 class View:
-    """Hands on what the run prints, to whatever sys.stdout and sys.stderr are. environ: what the run is told."""
+    """Copies the run's output to sys.stdout and sys.stderr as they are. environ: environment variables of the run."""
 
     environ: dict[str, str]
 

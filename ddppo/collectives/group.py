@@ -30,9 +30,9 @@ class Record(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Waiting outside collectives, for ranks or processes of the role `whom`: as Record."""
+    """Waiting outside collectives, for ranks or processes of `role`; times as in Record."""
 
-    whom: str
+    role: str
     start: float
     end: float
 
@@ -86,7 +86,7 @@ class Group:
         return tensor
 
     def sum_call(self, dtype: "torch.dtype") -> SumCall | None:
-        """Return how C sums without Python, who then records it; None where only `sum_` can."""
+        """Return how C sums without Python, and Python records it after; None where only `sum_` can."""
         return None
 
     def gather(self, values: "torch.Tensor") -> "torch.Tensor":
@@ -94,7 +94,7 @@ class Group:
         return values.unsqueeze(0)
 
     def gather_at_root(self, values: "torch.Tensor") -> "torch.Tensor | None":
-        """Return every rank's `values` as `gather` does, on rank 0; None on the others, who receive nothing."""
+        """Return every rank's `values` as `gather` does, on rank 0; None on the others, which receive nothing."""
         return values.unsqueeze(0)
 
     def broadcast_(self, tensor: "torch.Tensor") -> "torch.Tensor":
@@ -112,13 +112,13 @@ class Group:
         self.records.append(record)
 
     @contextmanager
-    def wait_for(self, whom: str) -> Iterator[None]:
+    def wait_for(self, role: str) -> Iterator[None]:
         """Note the enclosed time as waiting for a role, outside collectives."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self.waits.append(Wait(whom, start, time.perf_counter()))
+            self.waits.append(Wait(role, start, time.perf_counter()))
 
     def lost(self, what: str, waited_s: float) -> str:
         """Return the message of a rank that waited in vain in the collective `what`."""
@@ -177,7 +177,7 @@ class StoreBoard(Board):
     def __init__(self, store: "dist.Store") -> None:
         super().__init__()
         self._store = store
-        self._listening = store.clone()  # type: ignore[attr-defined]  # for who waits keeps a connection to itself
+        self._listening = store.clone()  # type: ignore[attr-defined]  # a rank that waits keeps a connection to itself
         self._number = self._num_ranks = 0
         self._has_begun = threading.Event()
         threading.Thread(target=self._listen, name="ddppo board", daemon=True).start()
@@ -198,7 +198,7 @@ class StoreBoard(Board):
         """Note each number that enough have posted, as long as the process lives."""
         import torch.distributed as dist
 
-        with suppress(dist.DistError):  # the store is gone: whoever waits for others hears of it
+        with suppress(dist.DistError):  # the store is gone: ranks that wait for others notice
             while True:
                 self._has_begun.wait()
                 self._has_begun.clear()

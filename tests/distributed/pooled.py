@@ -51,7 +51,7 @@ class PooledWorker(Ddp):
         pooled = {
             field.name: torch.cat([self._whole(getattr(rollout, field.name)) for rollout in rollouts], 1)
             for field in dataclasses.fields(Rollout)
-            if getattr(rollouts[0], field.name) is not None
+            if isinstance(getattr(rollouts[0], field.name), torch.Tensor)
         }
         return Collected(
             sum(part.num_steps for part in parts), episodes, Rollout(**({"action_mask": None} | pooled))

@@ -122,7 +122,7 @@ def test_messages_to_and_from_observers_are_counted_and_waiting_for_them_is_note
     assert len(sends) == 2 * STEPS * num_observers
     # An action; an observation, a reward and two flags; and the last observation of every episode.
     assert sum(sends) == STEPS * NUM_ENVS * (8 + 16 + 10) + 16 * len(episodes)
-    assert [wait.whom for wait in central._group.waits] == ["observer"] * STEPS
+    assert [wait.role for wait in central._group.waits] == ["observer"] * STEPS
 
 
 def test_who_answers_early_is_not_held_up_by_who_is_late(observers):

@@ -109,7 +109,7 @@ class IterationClock:
             origin = next((r.end for r in records if r.is_barrier), 0.0)
         waits: dict[str, float] = {}
         for wait in (wait for group in self.groups for wait in group.waits):
-            waits[wait.whom] = waits.get(wait.whom, 0.0) + wait.end - wait.start
+            waits[wait.role] = waits.get(wait.role, 0.0) + wait.end - wait.start
         times = LocalTimes(
             t_iter=now - self._start,
             t_rollout=self._phases["rollout"],
