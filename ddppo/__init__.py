@@ -11,13 +11,13 @@ if sys.platform == "win32":  # before an import of what Windows lacks: fcntl, os
     sys.exit("error: ddppo needs Linux or macOS (on Windows: WSL 2)")
 
 if TYPE_CHECKING:
-    from ddppo.policies import load_policy
+    from ddppo.policies.acting import load_policy
 
 __all__ = ["load_policy"]
 __version__ = "0.1.0"
 
 # For users' programs: its module imports torch. `train` and `evaluate` are functions of ddppo.api, and commands here.
-_FROM = {"load_policy": "ddppo.policies"}
+_FROM = {"load_policy": "ddppo.policies.acting"}
 _COMMANDS = ("evaluate", "train")
 
 

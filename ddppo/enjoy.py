@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
 from ddppo.options import door, parse
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import MISSING
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
@@ -92,9 +92,9 @@ class _Said(NamedTuple):
 def _evaluated(options: EvaluateConfig) -> _Said:
     folders = _check(options)
 
+    from ddppo.loop.evaluation import evaluator_of
     from ddppo.policies.loading import no_text, trained
     from ddppo.policies.scores import by_task, evaluated
-    from ddppo.run.evaluation import evaluator_of
 
     # All are read before any is played: a mistake in the last costs no minutes.
     found = [

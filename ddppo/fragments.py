@@ -4,12 +4,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddppo.config import Config, batch_shape, setting
-from ddppo.door.arguments import composed
+from ddppo.config.fields import setting
+from ddppo.config.rank_rules import batch_shape
+from ddppo.config.settings import Config
+from ddppo.distributed.topologies.contract import Layout, Sizes
+from ddppo.distributed.topologies.drawing import as_mermaid, as_svg, as_text
+from ddppo.distributed.topologies.known import find
 from ddppo.files import stored
+from ddppo.launch.arguments import composed
 from ddppo.options import door, parse, parted
-from ddppo.topologies import Layout, Sizes, find
-from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
 
 _USAGE = """python -m ddppo.fragments [settings of ddppo.train] [key=value ...]
 python -m ddppo.fragments distributed=sync_actors dist.world_size=5
@@ -48,9 +51,9 @@ def fragments(config: Config) -> Layout:
     import numpy as np
     import torch
 
-    from ddppo.envs import probe
-    from ddppo.models import build_model
-    from ddppo.run.checks import check
+    from ddppo.envs.probing.probe import probe
+    from ddppo.launch.checks import check
+    from ddppo.models.build import build_model
     from ddppo.spaces import leaves
 
     check(config)

@@ -1,4 +1,4 @@
-"""The command line of the small doors: `key=value` arguments into a dataclass of `ddppo.config.setting` fields.
+"""The command line of the small doors: `key=value` arguments into a dataclass of `ddppo.config.fields.setting` fields.
 
     options = parse(EvaluateConfig, sys.argv[1:], path="run", usage="python -m ddppo.evaluate run=<run folder> ...")
 
@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo.config import SECTIONS, check_fields, config_class, escaped, in_words, near
-from ddppo.config.fields import is_integer, is_truth, written_out
+from ddppo.config.fields import check_fields, in_words, is_integer, is_truth, near, written_out
 from ddppo.config.help import setting_line
+from ddppo.config.settings import SECTIONS, config_class
+from ddppo.config.stored import escaped
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.package import see_current_folder, versions
 from ddppo.processes.signals import ends_without_waiting

@@ -51,7 +51,7 @@ class Plugin:
     )  # Hydra's: {"model/my_schema": dataclass of settings}
     models: Mapping[str, str] = field(
         default_factory=dict
-    )  # model.name: a subclass of ddppo.models.ActorCritic
+    )  # model.name: a subclass of ddppo.models.actor_critic.ActorCritic
     # {"model/my_net": dataclass of the settings that model.name=my_net has}; what is not named here is looked for in
     # the class of the model, as `Settings`, for which it is imported
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -60,15 +60,15 @@ class Plugin:
         default_factory=dict
     )  # entry point of a task: its batch, env.backend=batched
     backends: Mapping[str, Backend] = field(default_factory=dict)  # env.backend: how environments are stepped
-    # What episodes begin with: a section of settings, ddppo.config.SamplerSettings, and by the same name a function
-    # that makes a ddppo.algorithms.task_sampler.TaskSampler
+    # What episodes begin with: a section of settings (a SamplerSettings), and by the same name a function that makes a
+    # ddppo.algorithms.task_sampler.TaskSampler
     sections: Mapping[str, str] = field(default_factory=dict)
     samplers: Mapping[str, str] = field(default_factory=dict)
-    # What names of metrics begin with: a tuple of rows of the table, ddppo.run.records.metrics.Metric
+    # What names of metrics begin with: a tuple of rows of the table, ddppo.records.metrics.Metric
     metrics: Mapping[str, str] = field(default_factory=dict)
     evaluators: Mapping[str, str] = field(
         default_factory=dict
-    )  # kind of actions that no VecEnv takes: a ddppo.run.evaluation.Evaluator
+    )  # kind of actions that no VecEnv takes: a ddppo.loop.evaluation.Evaluator
     extra: str | None = None  # of ddppo's optional dependencies, the name of those that its tasks need
     # A file that marks a run folder with a report of its own: report(ReportOptions, width) -> what is printed.
     reports: Mapping[str, str] = field(default_factory=dict)

@@ -18,13 +18,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ddppo import config as configuration
-from ddppo.config import variants
-from ddppo.door.arguments import composition_message, one_line, prepared_arguments
-from ddppo.door.one_run import train_alone
-from ddppo.door.sweeps import SweepFolder, tell_sweep, train_in_sweep
-from ddppo.door.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
+from ddppo.config import compose, variants
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
+from ddppo.launch.arguments import composition_message, one_line, prepared_arguments
+from ddppo.launch.run import train_alone
+from ddppo.launch.sweep import SweepFolder, tell_sweep, train_in_sweep
+from ddppo.launch.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
 from ddppo.processes.signals import die_with_parent, ends_without_waiting, note_beginning, stop_signals_raise
@@ -85,11 +84,11 @@ def _command() -> None:
         # For summary.json, which rank 0 writes, in whatever process: as it was typed.
         os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
         sys.argv[1:] = prepared_arguments(sys.argv[1:])
-        configuration.register()
+        compose.register()
         if not under_torchrun():
             setattr(variants, "before_import", _fork_server)  # noqa: B010 (mypy lets no function be assigned)
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
-        conf = str(configuration.conf_dir())
+        conf = str(compose.conf_dir())
         hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
     except KeyboardInterrupt as e:
         CommandResult.error = e
@@ -133,7 +132,7 @@ def _command() -> None:
 
 
 def _fork_server() -> None:
-    from ddppo.distributed import launcher
+    from ddppo.launch import local_ranks as launcher
 
     launcher.prepare(1)
 
@@ -143,7 +142,7 @@ def _leave(code: int) -> NoReturn:
     if under_torchrun():
         dismiss(code)
     if under_torchrun() and "torch" in sys.modules:
-        from ddppo.distributed.launch import leave
+        from ddppo.distributed.join import leave
 
         leave(code)
     sys.exit(code)

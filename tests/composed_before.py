@@ -5,14 +5,14 @@ import sys
 from hydra import compose, initialize_config_dir
 from hydra.core.plugins import Plugins
 
-import ddppo.door.sweeps  # noqa: F401
+import ddppo.launch.sweep  # noqa: F401
 import tests.composed_once  # noqa: F401
-from ddppo import config as configuration
+from ddppo.config.compose import conf_dir, register
 
-conf = configuration.conf_dir()
+conf = conf_dir()
 sys.path += [str(folder) for folder in sorted((conf.parent / "ddppo").glob("*/_plugins"))]
 Plugins.instance()
-configuration.register()
+register()
 with initialize_config_dir(str(conf), version_base="1.3"):
     for env in ("cartpole", "pendulum"):
         compose("config", [f"env={env}"])

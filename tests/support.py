@@ -25,9 +25,9 @@ IMPORTED = (
     "hydra",
     "torch.utils.tensorboard",
     "torch._dynamo",
-    "ddppo.run.worker",
-    "ddppo.run.checks",
-    "ddppo.run.sweep",
+    "ddppo.loop.rank",
+    "ddppo.launch.checks",
+    "ddppo.launch.jobs",
 )
 FORKED = ("ddppo.", "tests.", "torch.distributed.run")
 # The limit of every wait, in seconds: it ends what hangs and nothing that is slow. No test expects it to pass, and what
@@ -136,7 +136,7 @@ def run_id(process: subprocess.Popen) -> str:
 
 def descendants(folder: str) -> list[int]:
     """Return the processes that are ranks of the run in `folder`, whoever their parent is by now."""
-    return processes(f"ddppo.run.rank {folder} rank ")
+    return processes(f"ddppo.launch.rank {folder} rank ")
 
 
 def processes(title: str) -> list[int]:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from ddppo.config import Config, section
 from ddppo.config.algorithm_settings import check_groups
+from ddppo.config.settings import Config, section
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import added, imported
 from ddppo.scaling import BatchShape

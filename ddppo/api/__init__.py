@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.api.process import started
-from ddppo.config import escaped
+from ddppo.config.stored import escaped
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import filled
 

@@ -27,7 +27,7 @@ from ddppo.errors import (
 from ddppo.files import write_json
 from ddppo.processes import limits
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, how_ended
-from ddppo.run.records.display import FRAME_BEGINS, FRAMES
+from ddppo.records.display import FRAME_BEGINS, FRAMES
 
 _COLUMNS = 100  # of a notebook's output
 
@@ -100,7 +100,7 @@ def view() -> View:
 # -- the process
 
 # What a run needs at once; a second run starts without waiting for it.
-_IMPORTS = ("ddppo.train", "ddppo.run.checks", "ddppo.run.worker", "torch.utils.tensorboard")
+_IMPORTS = ("ddppo.train", "ddppo.launch.checks", "ddppo.loop.rank", "torch.utils.tensorboard")
 _OF_TORCHRUN = (
     "RANK",
     "LOCAL_RANK",

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from ddppo.cluster import slurm
 from ddppo.cluster.jobs import Book, SlurmJob, Status, counts, table, tail, watch
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.package import command
 

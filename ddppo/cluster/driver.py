@@ -25,8 +25,7 @@ from ddppo.cluster.resources import RankLayout
 from ddppo.cluster.slurm import command
 from ddppo.errors import LOST_PEERS, MAY_PASS, ClusterError, RankLost, TrainingError
 from ddppo.processes.signals import note_beginning
-from ddppo.run.folder import RunFolder, with_restarts
-from ddppo.run.lock import held
+from ddppo.records.run_folder import RunFolder, held, with_restarts
 from ddppo.terminal import warn
 
 _FORWARD_EVERY_S = 2.0

@@ -26,7 +26,7 @@ from ddppo.errors import ClusterError, ConfigError, RunFolderError
 from ddppo.files import write_json
 from ddppo.package import command
 from ddppo.processes.signals import seconds_since
-from ddppo.run.folder import RunFolder
+from ddppo.records.run_folder import RunFolder
 
 _BOOK = "jobs.json"
 _GRACE_S = 30.0  # slurmctld may not list a job at once after sbatch has returned

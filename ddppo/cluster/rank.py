@@ -19,7 +19,7 @@ def main() -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(torchrun_variables(os.environ))
-    from ddppo.run.worker import run_rank
+    from ddppo.loop.rank import run_rank
 
     run_rank(Path(sys.argv[1]))
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ddppo.config import Config, layout, setting
+from ddppo.config.fields import setting
+from ddppo.config.rank_rules import layout
+from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 
 _Need = TypeVar("_Need")

@@ -13,7 +13,6 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.helpers import clean_env
 
-from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver
 from ddppo.cluster.jobs import Book, SlurmJob, watch
@@ -25,13 +24,14 @@ from ddppo.cluster.resources import (
     rank_layout,
     sbatch_parameters,
 )
-from ddppo.config import Config
+from ddppo.config import stored
+from ddppo.config.settings import Config
 from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
+from ddppo.launch import checks
+from ddppo.launch import jobs as sweep
 from ddppo.package import command
 from ddppo.processes.signals import now_here
-from ddppo.run import checks, sweep
-from ddppo.run.folder import RunFolder
-from ddppo.run.lock import held
+from ddppo.records.run_folder import RunFolder, held
 
 Result = float | Exception | None  # what a sweeper optimises, why the run failed, or nothing
 Composed = tuple[Config, SlurmLauncherConfig] | ConfigError
@@ -160,7 +160,7 @@ def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
 
 
 def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
-    if different := sweep.differences(configuration.load(run_dir / "config.yaml"), config):
+    if different := sweep.differences(stored.load_config(run_dir / "config.yaml"), config):
         raise ConfigError(
             f"job {job_id} is under way with other settings ({', '.join(different[:3])}): cancel it first, by "
             "python -m ddppo.jobs <sweep folder> cancel=true, or use another sweep folder"

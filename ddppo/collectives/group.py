@@ -265,3 +265,23 @@ class OrderedSum:
 def _pairs(rows: torch.Tensor) -> torch.Tensor:
     last = len(rows) // 2 * 2
     return rows[0:last:2] + rows[1:last:2]
+
+
+def gather_bytes(
+    group: Group, mine: bytes, *, asks: bool = False, at_root: bool = False
+) -> tuple[list[bytes], bool]:
+    """Return the bytes of all ranks, [] but on rank 0 if `at_root`, and whether any of them asks.
+
+    A gather of sizes, then one of as much as the longest, where there is any.
+    """
+    heads = group.gather(torch.tensor([len(mine), asks])).tolist()
+    sizes = [size for size, _ in heads]
+    any_asks = any(asked for _, asked in heads)
+    if not any(sizes):
+        return [b""] * len(sizes), any_asks
+    padded = torch.zeros(max(sizes), dtype=torch.uint8)
+    padded.numpy()[: len(mine)] = memoryview(mine)
+    rows = group.gather_at_root(padded) if at_root else group.gather(padded)
+    if rows is None:
+        return [], any_asks
+    return [row[:size].tobytes() for row, size in zip(rows.numpy(), sizes, strict=True)], any_asks

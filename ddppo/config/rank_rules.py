@@ -4,9 +4,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from ddppo.config.settings import Config, DistSettings
+from ddppo.distributed.topologies.contract import Layout, Sizes
+from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape, check_division, strong, weak
-from ddppo.topologies import Layout, Sizes, find
 
 _NEAR = 16  # other world sizes that a message may name
 

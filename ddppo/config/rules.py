@@ -19,10 +19,10 @@ from ddppo.config.rank_rules import (
 )
 from ddppo.config.settings import Config, section, sections
 from ddppo.config.variants import SECTIONS_BY_NAME
+from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
 from ddppo.scaling import BatchShape
-from ddppo.topologies import find
 
 _LARGEST_BATCH = 2**31
 

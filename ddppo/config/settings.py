@@ -20,7 +20,7 @@ from ddppo.spaces import EnvSpec
 
 @dataclass(slots=True)
 class DistSettings:
-    """What every topology has; those that have more derive from it (ddppo.topologies.settings)."""
+    """What every topology has; those that have more derive from it (ddppo.distributed.topologies.settings)."""
 
     world_size: int = setting(1, "number of ranks W", low=1, high=1_000_000)
     topology: str = setting(

@@ -81,7 +81,7 @@ def _kinds(plain: Mapping[str, Any]) -> tuple[type, ...]:
     return tuple(kinds)
 
 
-def load(path: Path) -> Config:
+def load_config(path: Path) -> Config:
     """Read the resolved config.yaml of a run folder. Raises ConfigError with the path where it is not whole or ours."""
     try:
         loaded = OmegaConf.load(path)

@@ -19,9 +19,9 @@ from ddppo.config.algorithm_settings import AlgorithmSettings, GrpoSettings, PPO
 from ddppo.config.fields import in_words
 from ddppo.config.model_settings import CnnSettings, DictSettings, MlpSettings, ModelSettings, ResnetSettings
 from ddppo.config.settings import DistSettings
+from ddppo.distributed.topologies.known import TOPOLOGIES, find
 from ddppo.errors import ConfigError, near
 from ddppo.plugins import added, imported
-from ddppo.topologies import TOPOLOGIES, find
 from ddppo.tracebacks import in_one_line
 
 RENAMED = {"dist.backend": "dist.collective"}  # settings, by the names that they had before
@@ -168,7 +168,7 @@ def stored_names(folder: Path) -> dict[str, str]:
     try:
         loaded: Any = OmegaConf.load(folder / "config.yaml")
         names = {section: name_in(section, loaded.get(section) or {}) for section in SECTIONS_BY_NAME}
-        # Before it was a preset of env_workers (stored.load).
+        # Before it was a preset of env_workers (stored.load_config).
         return {section: "env_workers" if x == "env_workers_hetero" else x for section, x in names.items()}
     except Exception:  # what is wrong with it is told by those who load it
         return {}

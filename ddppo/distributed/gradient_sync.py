@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddppo.collectives import Group, Record
-from ddppo.collectives.group import OrderedSum
-from ddppo.config import AlgorithmSettings
+from ddppo.collectives.group import Group, OrderedSum, Record
+from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.errors import CollectiveError
-from ddppo.models import ActorCritic, At, part_of
+from ddppo.models.actor_critic import ActorCritic, At
+from ddppo.models.build import part_of
 
 # -- A model's parameters and gradients as two flat vectors.
 

@@ -12,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Text
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
+from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.encoding.codec import decode_actions
 from ddppo.envs.encoding.returned import (
     MASK,

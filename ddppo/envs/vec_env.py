@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.returned import WrongOutput, translated
 from ddppo.envs.encoding.rows import ObsArrays
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, EnvStateError

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import LayerSettings, MlpSettings, ModelSettings
+from ddppo.config.model_settings import LayerSettings, MlpSettings, ModelSettings
 from ddppo.models.distributions import (
     ActionDistribution,
     action_distribution,
@@ -85,12 +85,12 @@ class ActorCritic(nn.Module, abc.ABC):
     values_are_of_actions = False
     # Import paths, `module:attribute`, of what a kind of models needs otherwise than the core has it; None: the core's.
     # All three are inherited, and docs/design.md says what each of the classes has to have.
-    collector_class: str | None = None  # acts with the model, a ddppo.ppo.acting.rollout.RolloutCollector
-    minibatch_class: str | None = None  # of a rollout, a ddppo.ppo.learning.minibatches.Minibatches
+    collector_class: str | None = None  # acts with the model, a ddppo.ppo.rollout.RolloutCollector
+    minibatch_class: str | None = None  # of a rollout, a ddppo.ppo.minibatches.Minibatches
     trial_class: str | None = None  # tries the model before a run, a ddppo.models.trial.Trial
     takes_text = False  # observations and actions are text, of which the model's collector makes arrays
     state_size = (
-        0  # S, numbers remembered of each environment; 0 where nothing is. Others: ddppo.models.Recurrent
+        0  # S, numbers remembered of each environment; 0 for a model without memory (models/recurrent.py)
     )
     stays_eager: str | None = None  # why the learner's step cannot be compiled, or would gain nothing by it
     compiles_by_itself = True  # whether compile=auto has it compiled; else only who asks for it

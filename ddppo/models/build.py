@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ddppo.config import ImageSettings, LayerSettings, ModelSettings
+from ddppo.config.model_settings import ImageSettings, LayerSettings, ModelSettings
 from ddppo.config.variants import model_at
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP, ActorCritic
@@ -67,7 +67,7 @@ def model_class(config: ModelSettings) -> type[ActorCritic]:
 def _imported(name: str) -> type[ActorCritic]:
     found = model_at(name)
     if not (isinstance(found, type) and issubclass(found, ActorCritic)):
-        raise ConfigError(f"model.name={name}: must be a subclass of ddppo.models.ActorCritic")
+        raise ConfigError(f"model.name={name}: must be a subclass of ddppo.models.actor_critic.ActorCritic")
     if missing := getattr(found, "__abstractmethods__", None):
         raise ConfigError(f"model.name={name}: does not define {', '.join(sorted(missing))}")
     return found

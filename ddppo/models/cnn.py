@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import ImageSettings
+from ddppo.config.model_settings import ImageSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ACTIVATIONS, Obs, Trunk, linear
 from ddppo.spaces import ArraySpec, EnvSpec

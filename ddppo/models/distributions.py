@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import LayerSettings, ModelSettings
-from ddppo.config.model_settings import LOG_STD_RANGE
+from ddppo.config.model_settings import LOG_STD_RANGE, LayerSettings, ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec
 

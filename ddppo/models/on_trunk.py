@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ddppo.config import CnnSettings, DictSettings, LayerSettings, ResnetSettings
+from ddppo.config.model_settings import CnnSettings, DictSettings, LayerSettings, ResnetSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Flat, Obs, Trunk, hidden_layers, linear
 from ddppo.models.cnn import Convolutions, image_of, layers_for, only_image

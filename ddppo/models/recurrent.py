@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ddppo.config import LayerSettings
+from ddppo.config.model_settings import LayerSettings
 from ddppo.models.actor_critic import ActorCritic, Obs, linear
 from ddppo.models.distributions import begin_log_std_, policy_outputs, policy_params
 from ddppo.models.on_trunk import make_trunk

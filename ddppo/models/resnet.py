@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ddppo.config import DictSettings, ImageSettings, ResnetSettings
+from ddppo.config.model_settings import DictSettings, ImageSettings, ResnetSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import Obs, Trunk, linear
 from ddppo.models.cnn import Image, OfImages, Weights

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from ddppo.config import ModelSettings
+from ddppo.config.model_settings import ModelSettings
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic, Obs, random_obs
 from ddppo.models.build import build_model, model_class, part_of
@@ -485,7 +485,7 @@ def _check_state(model: ActorCritic, config: ModelSettings) -> None:
     if (memory := getattr(config, "memory", "none")) != "none":
         raise ConfigError(
             f"model.memory={memory} has no effect on a model of your own, as model.name={config.name}: derive "
-            "it from ddppo.models.Recurrent (docs/guide/memory.md), or leave model.memory out"
+            "it from ddppo.models.recurrent.Recurrent (docs/guide/memory.md), or leave model.memory out"
         )
 
 

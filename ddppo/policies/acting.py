@@ -14,8 +14,8 @@ import numpy as np
 from ddppo.envs.encoding.codec import MASK, decode_actions, space_leaves
 from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
 from ddppo.envs.extras import numbered
+from ddppo.loop.evaluation import Remembered
 from ddppo.policies.loading import Trained, no_text, spaces, trained
-from ddppo.run.evaluation import Remembered
 from ddppo.seeding import stream
 
 

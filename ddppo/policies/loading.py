@@ -10,13 +10,14 @@ import numpy as np
 import yaml
 from gymnasium.spaces import Box, Discrete
 
-from ddppo import config as configuration
-from ddppo.config import Config, EnvConfig
-from ddppo.envs import EnvSpec, make_env
+from ddppo.config import stored
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.envs.probing.probe import make_env
+from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.run import checkpoint
-from ddppo.run.evaluation import Policy
-from ddppo.run.evaluation import load_policy as policy_of
+from ddppo.loop.evaluation import Policy
+from ddppo.loop.evaluation import load_policy as policy_of
+from ddppo.records import checkpoint
 from ddppo.spaces import ArraySpec
 
 
@@ -40,7 +41,7 @@ def config_of(run: str | Path, device: str = "cpu", *, other_spaces: bool = Fals
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"run={run}: not a run folder, it has no config.yaml")
-    return dataclasses.replace(configuration.load(path), device=device, other_spaces=other_spaces)
+    return dataclasses.replace(stored.load_config(path), device=device, other_spaces=other_spaces)
 
 
 def trained(

@@ -12,11 +12,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_env, make_eval_env
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.encoding.returned import PlainAnswers, as_number
 from ddppo.envs.guard import STEPPED, guarded
+from ddppo.envs.make import make_eval_env
+from ddppo.envs.probing.probe import make_env
 from ddppo.errors import ConfigError, EnvError, TrainingError
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from ddppo.loop.evaluation import Evaluator, Scores, evaluator_of
 from ddppo.policies.loading import Trained
-from ddppo.run.evaluation import Evaluator, Scores, evaluator_of
-from ddppo.run.records.summary import evaluation_metrics
+from ddppo.records.summary import evaluation_metrics
 from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
 
 _MOST_ENVS = 64

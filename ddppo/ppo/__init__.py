@@ -1,1 +1,1 @@
-"""The PPO arithmetic, ignorant of who steps the environments and who owns the parameters."""
+"""PPO in the order of an iteration: rollout, collector, advantages, normalization, minibatches, losses, learner."""

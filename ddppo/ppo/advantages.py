@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
-from ddppo.config import AlgorithmSettings, GrpoSettings
-from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.native.network import returns_and_moments
+from ddppo.config.algorithm_settings import AlgorithmSettings, GrpoSettings
+from ddppo.ppo.cpp.network import returns_and_moments
 from ddppo.ppo.normalization import Gather, merge_moments, moments
+from ddppo.ppo.rollout import Rollout
 
 _SHARE, _SHARE_FLOAT32 = 1e-12, 1e-6  # of a reward, by which rounding may have moved it
 

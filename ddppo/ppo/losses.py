@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.models import ActionDistribution, Obs
+from ddppo.models.actor_critic import Obs
+from ddppo.models.distributions import ActionDistribution
 from ddppo.plugins import imported
-from ddppo.ppo.learning.minibatches import At, Minibatch, OfRollout, outputs
+from ddppo.ppo.minibatches import At, Minibatch, OfRollout, outputs
 from ddppo.spaces import each
 from ddppo.tracebacks import in_one_line
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ddppo.models import Obs
+from ddppo.models.actor_critic import Obs
 from ddppo.spaces import ArraySpec, each, leaves, zipped
 
 Gather = Callable[[torch.Tensor], torch.Tensor]

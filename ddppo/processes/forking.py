@@ -1,8 +1,8 @@
 """A process that has imported what takes long and computes nothing, and processes that fork from it.
 
     server = ForkServer.forked() or ForkServer.started()
-    server.have_imported(["ddppo.run.worker"])
-    process = server.start("ddppo.run.rank", [str(run_dir)], environ, title="rank 0")    # as `python -m` would
+    server.have_imported(["ddppo.loop.rank"])
+    process = server.start("ddppo.launch.rank", [str(run_dir)], environ, title="rank 0")    # as `python -m` would
     process.poll()
 
 A forked process is a session of its own and ends with its server, which ends with the process that made it: nobody of

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
-from ddppo.config import setting
-from ddppo.door.arguments import composed
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
+from ddppo.launch.arguments import composed
 from ddppo.options import door, parse, parted
 from ddppo.package import install_command
 from ddppo.serve.client.served import can_serve, token_in

@@ -10,7 +10,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.processes.fork_server import exactly
 from ddppo.processes.signals import live_on

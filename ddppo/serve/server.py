@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.serve.app import Server, make_app

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import added, imported
 from ddppo.study.explain import accounting, criteria, topologies

@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from ddppo.config import folder_name
+from ddppo.config.compose import folder_name
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.study.page import files
 from ddppo.study.page.html import Live

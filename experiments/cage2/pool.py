@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
 from experiments.env_backends.measure import family
 
 SLICE_S = 0.3

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.cage2 import games as module
 from ddppo.domains.cage2.games import Games
 from ddppo.domains.cage2.rules import NUM_ACTIONS
-from ddppo.envs import make_vec_env
+from ddppo.envs.make import make_vec_env
 
 SLICE_S, SLICES = 0.02, 60
 Way = Callable[[np.ndarray], object]

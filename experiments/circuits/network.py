@@ -19,12 +19,13 @@ from torch import nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.utils import k_hop_subgraph
 
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.circuits.graph_layers import EDGE_KINDS, QGNN, Graph, graph_around
 from ddppo.domains.circuits.model import GNN
 from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.envs.probing.probe import probe
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 
 BATCH = 512
 

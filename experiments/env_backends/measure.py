@@ -27,8 +27,8 @@ def serve(task: str, num_envs: int, backends: list[str], real_time: bool) -> Non
 
     import numpy as np
 
-    from ddppo.config import EnvConfig
-    from ddppo.envs import make_vec_env
+    from ddppo.config.settings import EnvConfig
+    from ddppo.envs.make import make_vec_env
 
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # MuJoCo warns there

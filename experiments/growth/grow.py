@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from ddppo.files import write_json
-from ddppo.run.records.summary import machine, versions
+from ddppo.records.summary import machine, versions
 from ddppo.study.bench.measured import Clock, run_rounds, this_code
 from ddppo.study.bench.results import Measurement
 from ddppo.study.bench.workloads import Configuration, fixed

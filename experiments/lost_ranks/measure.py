@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ddppo.run import checkpoint
-from ddppo.run.checkpoint import copied
+from ddppo.records import checkpoint
+from ddppo.records.checkpoint import copied
 
 STEPS = 256  # of an iteration of env=cartpole: 8 environments, 32 steps
 LIMIT_S = 120.0
@@ -56,7 +56,7 @@ def killed(folder: Path, world_size: int, every: int) -> tuple[float, float, int
         "log.progress=none", "log.tensorboard=false", f"checkpoint.every_steps={every * STEPS}",
         f"dist.world_size={world_size}", "dist.on_lost=restart", f"hydra.run.dir={folder}",
     ]  # fmt: skip
-    metrics, title = folder / "metrics.jsonl", f"ddppo.run.rank {folder} rank "
+    metrics, title = folder / "metrics.jsonl", f"ddppo.launch.rank {folder} rank "
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             wait(lambda: num_lines(metrics) >= 35 * world_size, "iteration 35")

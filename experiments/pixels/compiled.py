@@ -9,13 +9,14 @@ from collections.abc import Callable
 
 import torch
 
-from ddppo.collectives import Group
-from ddppo.config import PPOSettings, settings_of
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.models import build_model
-from ddppo.ppo.learning.compiled import CompiledStep
-from ddppo.ppo.learning.gradient_check import example, worst_error
-from ddppo.ppo.learning.step import EagerStep
+from ddppo.loop.backend import example, worst_error
+from ddppo.models.build import build_model
+from ddppo.ppo.compiled import CompiledStep
+from ddppo.ppo.step import EagerStep
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from experiments.pixels.precision import MODELS, ROUNDS, ROWS
 

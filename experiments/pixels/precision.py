@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from ddppo.config import settings_of
-from ddppo.models import build_model, random_obs
+from ddppo.config.variants import settings_of
+from ddppo.models.actor_critic import random_obs
+from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 NATURE = [[32, 8, 4], [64, 4, 2], [64, 3, 1]]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddppo.domains.cage2.search import orders
 from ddppo.files import write_json
-from ddppo.run.records.summary import machine
+from ddppo.records.summary import machine
 from ddppo.search.spaces import Interval, Space
 from ddppo.search.ucb import UCB
 from ddppo.study.page.chart import Axis, Chart

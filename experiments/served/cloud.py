@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.cloud.tokenizer import CloudDialogue, CloudTokens
 from ddppo.domains.text.turns import make_turns
 from experiments.served.messages import cpu_s, processes

@@ -4,7 +4,7 @@ import sys
 import time
 from itertools import repeat
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.text.turns import make_turns
 
 NUM_ENVS, NUM_TURNS, STEP_S = 8, 6, 0.05

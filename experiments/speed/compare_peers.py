@@ -16,8 +16,8 @@ import statistics
 import subprocess
 from pathlib import Path
 
-from ddppo.door.arguments import composed
-from ddppo.run.records.summary import machine, versions
+from ddppo.launch.arguments import composed
+from ddppo.records.summary import machine, versions
 from ddppo.study.bench.measured import Clock, measure, this_code
 from ddppo.study.bench.workloads import Configuration, fixed
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 
 HERE = Path(__file__).parent
 ITERATIONS = 50

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
-from ddppo.door.arguments import prepared_arguments
+from ddppo.launch.arguments import prepared_arguments
 from tests.conf.kubernetes_schemas import faults
 from tests.support import CHECKOUT
 

@@ -8,12 +8,12 @@ from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
-from ddppo import config as configuration
+from ddppo.config.compose import conf_dir, register
 from tests import composed_once
 
 
 def composed(*overrides):
-    with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", list(overrides), return_hydra_config=True)
     return OmegaConf.to_yaml(cfg)
 
@@ -28,7 +28,7 @@ def composed(*overrides):
     ],
 )
 def test_what_is_composed_again_is_what_hydra_composes(overrides):
-    configuration.register()
+    register()
     first, again = composed(*overrides), composed(*overrides)
     with (
         mock.patch.object(config_loader_impl, "create_defaults_list", composed_once._defaults_of),
@@ -40,7 +40,7 @@ def test_what_is_composed_again_is_what_hydra_composes(overrides):
 
 
 def test_nothing_that_is_done_to_a_composed_configuration_is_in_the_next():
-    configuration.register()
+    register()
     assert "gamma: 0.123" in composed("ppo.gamma=0.123", "+env.kwargs.size=3")
     assert "gamma: 0.123" not in composed()
     assert "size: 3" not in composed()

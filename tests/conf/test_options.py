@@ -10,14 +10,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 
-from ddppo import config as configuration
-from ddppo.config import Config
+from ddppo.config import rules, stored
+from ddppo.config.compose import conf_dir, presets, register, schemas
 from ddppo.config.help import description, setting_names
+from ddppo.config.settings import Config, config_class
 from tests.support import run
 
-CONF = configuration.conf_dir()
+CONF = conf_dir()
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra")
-PRESETS = {(group, name): path for group in GROUPS for name, path in configuration.presets(group).items()}
+PRESETS = {(group, name): path for group in GROUPS for name, path in presets(group).items()}
 OPTIONS = list(PRESETS)  # of plugins too
 SECTION = {"distributed": "dist"}
 NEEDS = {"hf": ["model.hf_path=a-model"], "gym": ["env.id=CartPole-v1"], "a3c": ["distributed=async_actors"]}
@@ -26,7 +27,7 @@ NEEDS["remote"] = ["env.backend=remote", "env.urls=[ws://127.0.0.1:8000]"]
 
 @pytest.fixture(scope="module")
 def composed():
-    configuration.register()
+    register()
 
     def from_overrides(*overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -44,8 +45,8 @@ def needs_extra(group, option):
 
 
 def convert(cfg):
-    config = configuration.from_omegaconf(cfg)
-    return config, configuration.validate(config)
+    config = stored.from_omegaconf(cfg)
+    return config, rules.validate(config)
 
 
 def test_the_groups_are_those_of_the_issue():
@@ -67,7 +68,7 @@ def test_every_option_composes_converts_and_fits(composed, group, option):
     num_rollouts = config.ppo.rollouts_per_update
     batch_envs = num_rollouts * shape.local_num_envs if num_rollouts else config.env.num_envs
     assert shape.batch_size == batch_envs * config.ppo.rollout_steps
-    assert configuration.to_yaml(config) == configuration.to_yaml(configuration.from_omegaconf(cfg))
+    assert stored.to_yaml(config) == stored.to_yaml(stored.from_omegaconf(cfg))
 
 
 @pytest.mark.parametrize("env", [o for g, o in OPTIONS if g == "env"])
@@ -97,7 +98,7 @@ def test_every_setting_has_a_meaning():
             else:
                 yield prefix + item.name, item.metadata["meaning"]
 
-    assert [name for name, meaning in meanings(configuration.config_class()) if len(meaning) < 6] == []
+    assert [name for name, meaning in meanings(config_class()) if len(meaning) < 6] == []
 
 
 TUNED = ["acrobot", "cartpole", "lunarlander", "mountaincar_continuous", "pendulum"]
@@ -174,17 +175,17 @@ def test_weak_scaling_keeps_a_rank_s_batch_and_scales_the_learning_rate(composed
 def test_a_resolved_configuration_reads_back_as_itself(composed, tmp_path):
     config, _ = convert(composed("env=synthetic", "++env.slow_ranks={0: 0.5}", "dist.world_size=2"))
     path = tmp_path / "config.yaml"
-    path.write_text(configuration.to_yaml(config))
-    assert configuration.load(path) == config
+    path.write_text(stored.to_yaml(config))
+    assert stored.load_config(path) == config
     config.env.kwargs = {"text": "${nothing} \\${more", "list": ["${x}"]}
-    path.write_text(configuration.to_yaml(config))
-    assert configuration.load(path) == config
+    path.write_text(stored.to_yaml(config))
+    assert stored.load_config(path) == config
 
 
 def test_commands_of_one_second_name_different_folders_and_each_keeps_to_its_own():
     names = set()
     for _ in range(3):
-        configuration.register()  # as every command does
+        register()  # as every command does
         with initialize_config_dir(str(CONF), version_base="1.3"):
             cfg = compose("config", return_hydra_config=True)
             HydraConfig.instance().set_config(cfg)
@@ -224,10 +225,10 @@ def test_help_lists_every_option_and_setting_and_imports_no_torch(tmp_path):
         expected = description(PRESETS[group, option])
         assert any(line.startswith(option) and line.endswith(expected) for line in shown), (group, option)
     settings = [
-        *setting_names(configuration.config_class()),
+        *setting_names(config_class()),
         *(
             name
-            for schema, section in configuration.schemas().items()
+            for schema, section in schemas().items()
             if schema.startswith("hydra/")
             for name in setting_names(section, schema.rpartition("/")[0].replace("/", ".") + ".")
         ),

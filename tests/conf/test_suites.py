@@ -3,12 +3,12 @@
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ddppo import config as configuration
+from ddppo.config.compose import conf_dir, register
 
 
 def tasks(experiment):
-    configuration.register()
-    with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
+    register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         cfg = compose("config", [f"experiment={experiment}"], return_hydra_config=True)
     return cfg, str(cfg.hydra.sweeper.params["env.id"]).replace(" ", "").split(",")
 

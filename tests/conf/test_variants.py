@@ -7,22 +7,25 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from ddppo import config as configuration
-from ddppo.config import MlpSettings
-from ddppo.config.stored import _OF_ALL_VARIANTS
+from ddppo.config import rules
+from ddppo.config.compose import conf_dir, register
+from ddppo.config.model_settings import MlpSettings
+from ddppo.config.stored import _OF_ALL_VARIANTS, from_omegaconf, load_config, to_yaml
 from ddppo.config.variants import SECTIONS_BY_NAME, known, names_of, settings_class
 from ddppo.domains.circuits.settings import GnnSettings
 from ddppo.errors import ConfigError
-from ddppo.models import build_model  # noqa: F401 (its classes are asked for their Settings)
 from ddppo.plugins import added, imported
 
 OWN = """
 from dataclasses import dataclass, field
 
-from ddppo.config import DistSettings, MlpSettings, ModelSettings, setting
+from ddppo.config.settings import DistSettings
+from ddppo.config.model_settings import MlpSettings, ModelSettings
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
-from ddppo.models import MLP
-from ddppo.topologies import TOPOLOGIES, Topology
+from ddppo.models.actor_critic import MLP
+from ddppo.distributed.topologies.known import TOPOLOGIES
+from ddppo.distributed.topologies.contract import Topology
 
 
 @dataclass
@@ -72,10 +75,10 @@ def composed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own")
     (folder / "own_variants.py").write_text(OWN)
     sys.path.insert(0, str(folder))
-    configuration.register()
+    register()
 
     def from_overrides(*overrides):
-        with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return compose("config", list(overrides))
 
     yield from_overrides
@@ -84,8 +87,8 @@ def composed(tmp_path_factory):
 
 
 def checked(cfg):
-    config = configuration.from_omegaconf(cfg)
-    configuration.validate(config)
+    config = from_omegaconf(cfg)
+    rules.validate(config)
     return config
 
 
@@ -111,7 +114,7 @@ def checked(cfg):
         ("dist.max_lg=2", r"did you mean dist.max_lag of distributed=async_actors\?"),
         (
             "dist.topology=own_variants:OLD",
-            "its settings must be a dataclass derived from ddppo.config.DistSettings",
+            "its settings must be a dataclass derived from ddppo.config.settings.DistSettings",
         ),
         ("dist.topology=own_variants:RING dist.hop=2", r"did you mean dist.hops\?"),
         ("dist.topology=own_variants:RING dist.hops=0", "dist.hops=0: must be at least 1"),
@@ -122,7 +125,7 @@ def checked(cfg):
         ),
         (
             "model.name=own_variants:Wrong",
-            "its Settings must be a dataclass derived from ddppo.config.ModelSettings",
+            "its Settings must be a dataclass derived from ddppo.config.model_settings.ModelSettings",
         ),
         ("model.name=own_variants:Odd", "own_variants.Odd.Settings: settings are of types that YAML knows"),
         ("model.name=own_variants:None_", "model.name=own_variants:None_: cannot be imported"),
@@ -179,27 +182,27 @@ LINES = ["model=gnn", "model=dict", "model.name=own_variants:Wide model.width=4"
 def test_what_is_stored_holds_the_variant_s_keys_alone_and_reads_back(composed, tmp_path, line):
     config = checked(composed(*line.split()))
     path = tmp_path / "config.yaml"
-    path.write_text(configuration.to_yaml(config))
+    path.write_text(to_yaml(config))
     for section in SECTIONS_BY_NAME:
         assert list(OmegaConf.load(path)[section]) == names_of(type(getattr(config, section)))
-    assert configuration.load(path) == config
+    assert load_config(path) == config
 
 
 def test_a_file_with_the_keys_of_all_variants_loads_unless_one_without_effect_was_set(composed, tmp_path):
     path = tmp_path / "config.yaml"
     config = checked(composed("model=gnn", "model.graph_width=8", "distributed=async_actors"))
-    stored = OmegaConf.create(configuration.to_yaml(config))
+    stored = OmegaConf.create(to_yaml(config))
     for section, defaults in _OF_ALL_VARIANTS.items():
         stored[section] = {**defaults, **stored[section]}
     stored.model.image_layout = "chw"  # a default of still earlier runs
     OmegaConf.save(stored, path)
-    assert configuration.load(path) == config
+    assert load_config(path) == config
     stored.model.token_width = 8
     OmegaConf.save(stored, path)
     with pytest.raises(
         ConfigError, match=r"config.yaml is not .*no setting model.token_width with model.name=gnn"
     ):
-        configuration.load(path)
+        load_config(path)
 
 
 def test_every_setting_of_a_variant_has_a_meaning_and_a_default_of_before():

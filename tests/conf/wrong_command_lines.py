@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ddppo.config import config_class, schemas
+from ddppo.config.compose import schemas
+from ddppo.config.settings import config_class
 from ddppo.plugins import imported
 from tests.conf.wrong_algorithms import LINES as OF_ALGORITHMS
 from tests.conf.wrong_memories import LINES as OF_MEMORIES
@@ -366,7 +367,7 @@ _TOGETHER = (
     "model.name=no.such:Model",
     "model.name=os:path",
     "model.name=torch.nn:Linear",
-    "model.name=ddppo.models:nothing",
+    "model.name=ddppo.models.actor_critic:nothing",
     "model.name=:",
     "model.name=mlp:",
     "model.name=null",
@@ -1053,7 +1054,7 @@ def _called(door: str, arguments: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_ranks() -> Iterator[None]:
-    starts = ["ddppo.run.worker.train_rank", "ddppo.distributed.launcher.start_ranks"]
+    starts = ["ddppo.loop.rank.train_rank", "ddppo.launch.local_ranks.start_ranks"]
     starts += (
         ["ddppo.study.advise.command.Probes", "ddppo.study.advise.race._runs"] if "advise" in _PATHS else []
     )

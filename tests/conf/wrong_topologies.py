@@ -1,6 +1,6 @@
 """Topologies that cannot be: command lines with what is said of them, and some of a user's own."""
 
-from ddppo.topologies import Layout, Message, Role, Topology
+from ddppo.distributed.topologies.contract import Layout, Message, Role, Topology
 
 LINES = {
     "distributed=sync_actors dist.world_size=1": "takes at least 2 ranks",
@@ -14,8 +14,8 @@ LINES = {
     "dist.topology=": "one of your own goes by its import path",
     "dist.topology=:": "cannot be imported: ValueError",
     "distributed=no_such_pkg.topologies:Ring": "cannot be imported: ModuleNotFoundError",
-    "distributed=ddppo.topologies:nothing": "cannot be imported: AttributeError",
-    "distributed=ddppo.topologies:Role": "is of type type, not a ddppo.topologies.Topology",
+    "distributed=ddppo.distributed.topologies.known:nothing": "cannot be imported: AttributeError",
+    "distributed=ddppo.distributed.topologies.contract:Role": "is of type type, no Topology (ddppo.dist",
     "distributed=tests.conf.unimportable:Ring": "cannot be imported: ZeroDivisionError",
     "distributed=tests.conf.wrong_topologies:Failing": "its layout of 1 ranks failed with KeyError",
     "distributed=tests.conf.wrong_topologies:Partial": "every rank from 0 on needs one",
@@ -82,7 +82,7 @@ LINES = {
     ),
 }
 
-_WORKER = "ddppo.distributed.programs.ddp:Ddp"
+_WORKER = "ddppo.distributed.topologies.ddp:Ddp"
 
 
 def role(ranks, *, learns=True):
@@ -101,4 +101,4 @@ Astray = topology(
 )
 Small = topology(lambda world_size, sizes: Layout((role((0,)),), ()))
 Unrunnable = topology(Small.layout, "tests.conf.nothing:X")
-NoProgram = topology(Small.layout, "ddppo.topologies:Role")
+NoProgram = topology(Small.layout, "ddppo.distributed.topologies.contract:Role")

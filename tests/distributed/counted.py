@@ -84,7 +84,7 @@ def _maybe_die() -> None:
 if (
     "COUNTED" in os.environ and "torch" in sys.modules
 ):  # a rank; others only step environments, or read this file
-    from ddppo.ppo.learning.learner import Learner
+    from ddppo.ppo.learner import Learner
 
     def _recorded(self, rollout, *args, update=Learner.update, **kwargs):
         names = (

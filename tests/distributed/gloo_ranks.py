@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ddppo.collectives.peers import Watch
 from ddppo.collectives.torch_distributed import ProcessGroup
-from ddppo.distributed.launch import loopback_interface
+from ddppo.distributed.join import loopback_interface
 from tests.support import CHECKOUT, PATIENCE_S, warm_server
 
 TIMEOUT_S = PATIENCE_S

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ddppo.distributed.programs.ddp import Ddp
-from ddppo.distributed.programs.kit import Collected
-from ddppo.envs import make_vec_env
-from ddppo.ppo.acting.rollout import Cut, Rollout
-from ddppo.topologies import Layout, Role, Topology
+from ddppo.distributed.topologies.contract import Layout, Role, Topology
+from ddppo.distributed.topologies.ddp import Ddp
+from ddppo.distributed.topologies.program import Collected
+from ddppo.envs.make import make_vec_env
+from ddppo.ppo.rollout import Cut, Rollout
 
 
 def layout(world_size, sizes):

@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from ddppo import native
 from ddppo.collectives.peers import OwnPace
-from ddppo.door.arguments import composed
-from ddppo.ppo.native.network import NativeActor
-from ddppo.run.loop.backend import choose_backend
-from ddppo.run.worker import Rank
+from ddppo.launch.arguments import composed
+from ddppo.loop.backend import choose_backend
+from ddppo.loop.rank import Rank
+from ddppo.ppo.cpp.network import NativeActor
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.fault.test_bad_endings import iterations, running, wait_for_end_of_ranks, wait_for_iteration
 from tests.support import (

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
+from ddppo.distributed.topologies.known import TOPOLOGIES
 from ddppo.seeding import derived_seed
-from ddppo.topologies import TOPOLOGIES
 from tests.distributed.counted import SCALE, length
 from tests.support import NEVER_S, PATIENCE_S, TINY, door, lines, started, summary, wait_until
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.collectives import Group
-from ddppo.door.arguments import composed
+from ddppo.collectives.group import Group
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.run.checks import check
-from ddppo.run.worker import Rank
+from ddppo.launch.arguments import composed
+from ddppo.launch.checks import check
+from ddppo.loop.rank import Rank
 from tests.distributed.test_independence import SIZES, largest_difference, state
 from tests.support import TINY, door, summary
 
@@ -56,7 +56,7 @@ def test_what_stands_against_it_is_said_before_the_start(arguments, said):
 
 
 def test_a_gradient_that_is_not_torchs_ends_the_run_instead_of_slowing_it(tmp_path):
-    with mock.patch("ddppo.run.loop.backend.agrees", return_value=False):
+    with mock.patch("ddppo.loop.backend.agrees", return_value=False):
         how = [*SIZES, "env=cartpole", "distributed=device", "device=cpu"]
         config = composed(how)
         worker = Rank(config, tmp_path, Group(), torch.device("cpu"))

@@ -9,15 +9,17 @@ import torch
 import torch.distributed as dist
 from gloo_ranks import run_ranks
 
-from ddppo.collectives import Group, torch_distributed
-from ddppo.config import settings_of
+from ddppo.collectives import torch_distributed
+from ddppo.collectives.group import Group
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, make_gradient_sync
 from ddppo.errors import NonFiniteError
-from ddppo.models import action_distribution, build_model
+from ddppo.models.build import build_model
+from ddppo.models.distributions import action_distribution
 from ddppo.ppo import losses
-from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.learning.learner import Learner
+from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
+from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

@@ -63,8 +63,8 @@ def test_one_rank_runs_in_process_without_a_process_group(tmp_path):
 
 
 def test_a_rank_has_its_share_of_the_cores_where_a_minibatch_is_work_enough(monkeypatch):
-    from ddppo.config import Config
-    from ddppo.distributed import launch
+    from ddppo.config.settings import Config
+    from ddppo.distributed import join as launch
 
     monkeypatch.setattr(launch, "available_cores", lambda: 8)
     large, small = 10**9, 10**6

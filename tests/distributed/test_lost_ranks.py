@@ -8,11 +8,10 @@ import sys
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig
-from ddppo.config.settings import DistSettings
+from ddppo.config.settings import Config, DistSettings, EnvConfig
 from ddppo.errors import NonFiniteError, RankLost, Stopped
-from ddppo.run import checkpoint
-from ddppo.run.folder import RunFolder, with_restarts
+from ddppo.records import checkpoint
+from ddppo.records.run_folder import RunFolder, with_restarts
 from tests.fault.test_bad_endings import iterations, running, wait_for_iteration
 from tests.support import PATIENCE_S, TINY, descendants, door, lines, rank_of, run, summary
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from ddppo.distributed import formation
+from ddppo.launch import formation
 from tests.support import CHECKOUT, TINY, door, run, started, summary, wait_until
 
 SMALL = [
@@ -121,7 +121,7 @@ def test_beside_torchrun_only_rank_0_speaks_of_a_mistake_and_all_end_with_its_co
 def test_beside_torchrun_an_exception_in_rank_0_s_checks_has_one_traceback(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text(
-        "from ddppo.door import one_run\n"
+        "from ddppo.launch import run as one_run\n"
         "from ddppo.train import main\n"
         "one_run.check = lambda config: 1 / 0\n"
         "main()\n"
@@ -212,7 +212,7 @@ def test_ctrl_c_ends_a_rank_that_waits_for_rank_0_and_it_says_nothing(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["dist.world_size", "torchrun"])
 def test_two_runs_at_once_on_one_machine_do_not_meet(tmp_path, launcher):
-    # The rendezvous outlives both: where the first torchrun keeps it, the second fails when the first has ended (docs/clusters.md).
+    # The rendezvous outlives both: kept by the first torchrun, it would end with it, and the second would fail.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     commands = []
     for name in ("a", "b"):

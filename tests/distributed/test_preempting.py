@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.door.arguments import composed
-from ddppo.run import checkpoint
-from ddppo.run.worker import Rank
+from ddppo.collectives.group import Group
+from ddppo.launch.arguments import composed
+from ddppo.loop.rank import Rank
+from ddppo.records import checkpoint
 from tests.distributed.forked_ranks import forked_ranks
 from tests.distributed.test_independence import largest_difference
 from tests.distributed.test_machines import TORCHRUN

@@ -12,13 +12,14 @@ import torch
 
 from ddppo import train
 from ddppo.api.process import NotebookView
-from ddppo.config import EnvConfig
-from ddppo.envs import guard, make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.envs import guard
 from ddppo.envs.guard import IMPORT, MADE, STEPPED, guarded, guarding, watched
+from ddppo.envs.make import make_vec_env
 from ddppo.errors import EnvError
 from ddppo.policies.playing import blamed_on
 from ddppo.processes.signals import StopRequest
-from ddppo.run.records.display import FRAME_BEGINS
+from ddppo.records.display import FRAME_BEGINS
 from ddppo.terminal import unbroken_streams
 from tests.distributed.rude_tasks import HARMLESS, RUDE, START_METHOD
 from tests.support import CHECKOUT, TINY, door, lines, summary

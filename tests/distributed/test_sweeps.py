@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from ddppo import train
-from ddppo.run import checks
-from ddppo.run.lock import held
+from ddppo.launch import checks
+from ddppo.records.run_folder import held
 from tests.fault import saboteurs
 from tests.support import CHECKOUT, PATIENCE_S, TINY, descendants, lines, run, started, summary, wait_until
 

@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 
-from ddppo.door.arguments import composed
+from ddppo.distributed.topologies.contract import Sizes
+from ddppo.distributed.topologies.known import TOPOLOGIES
 from ddppo.fragments import fragments
-from ddppo.topologies import TOPOLOGIES, Sizes
+from ddppo.launch.arguments import composed
 from tests.distributed.test_independence import EVERYTHING, ITERATIONS, SIZES, largest_difference, state
 from tests.support import TINY, door, lines, run, summary
 

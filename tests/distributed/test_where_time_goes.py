@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from ddppo.run.records.metrics import METRICS
+from ddppo.records.metrics import METRICS
 from tests.distributed.forked_ranks import need_shared_memory
 from tests.support import TINY, door, lines, summary
 

@@ -12,7 +12,7 @@ import time
 
 from ddppo import train
 from ddppo.processes import fork_server
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 
 
 def files(most):

@@ -98,7 +98,7 @@ class DisturbedRun:
         self._close_fault(at_once=True)
         self._lost_before, self._struck_at, self._struck = self.iterations_lost(), time.monotonic(), True
         {
-            "rank": lambda: self._kill(self._one("ddppo.run.rank ")),
+            "rank": lambda: self._kill(self._one("ddppo.launch.rank ")),
             "environments": lambda: self._kill(self._one("ddppo environment")),
             "server": lambda: self._kill(self._one("ddppo.processes.forking for ")),
             "command": self._kill_command,
@@ -133,7 +133,7 @@ class DisturbedRun:
         wait_until(lambda: self._command.poll() is not None, "end of the command")
 
     def _freeze(self) -> None:
-        pid = self._one(("ddppo.run.rank ", "ddppo environment"))
+        pid = self._one(("ddppo.launch.rank ", "ddppo environment"))
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

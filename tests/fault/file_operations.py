@@ -21,9 +21,9 @@ from pathlib import Path
 
 from hydra.core.plugins import Plugins
 
-from ddppo.config import load
-from ddppo.run.checkpoint import is_whole
-from ddppo.run.folder import RunFolder
+from ddppo.config.stored import load_config
+from ddppo.records.checkpoint import is_whole
+from ddppo.records.run_folder import RunFolder
 from tests.support import IMPORTED
 
 STEPS = 16  # of an iteration
@@ -226,7 +226,7 @@ def trial(scenario: str, action: str, at: int, folder: Path) -> tuple[list[str],
         if leftovers := [str(path) for path in folder.rglob(".*.tmp")]:
             wrong.append(f"left behind {leftovers}")
     if (run_dir / "config.yaml").exists():
-        load(run_dir / "config.yaml")  # raises if it is not whole
+        load_config(run_dir / "config.yaml")  # raises if it is not whole
     elif scenario == "resume":
         wrong.append("config.yaml is gone")
     lines, current = everywhere(run_dir, "metrics"), texts(run_dir / "metrics.jsonl")
@@ -240,7 +240,7 @@ def trial(scenario: str, action: str, at: int, folder: Path) -> tuple[list[str],
             return [*wrong, f"going on ended with {code}: {log.read_text()[-2000:]!r}"], True
     elif action == "full" and code != 0:
         wrong.append(f"the run is complete, but exit code {code}")
-    total = load(run_dir / "config.yaml").ppo.total_steps // STEPS
+    total = load_config(run_dir / "config.yaml").ppo.total_steps // STEPS
     summary = json.loads((run_dir / "summary.json").read_text())
     if (summary["status"], summary["iterations"]) != ("completed", total):
         wrong.append(f"summary.json: {summary['status']} after {summary['iterations']} iterations")

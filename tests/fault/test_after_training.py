@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ddppo import evaluate, train
-from ddppo.run import checkpoint, evaluation
-from ddppo.run.records import recorder
-from ddppo.run.records.words import closing
+from ddppo.loop import evaluation
+from ddppo.records import checkpoint, recorder
+from ddppo.records.words import closing
 from ddppo.seeding import derived_seed
 from tests.support import PATIENCE_S, TINY, door, lines, started, summary, wait_until
 
@@ -341,7 +341,7 @@ def test_a_last_upload_that_fails_leaves_a_complete_run_and_can_be_repeated(call
 
     tracker = Tracker()
     monkeypatch.setattr(recorder, "open_tracker", lambda *arguments, **named: tracker)
-    monkeypatch.setattr("ddppo.run.checks.check_installed", lambda names: None)
+    monkeypatch.setattr("ddppo.launch.checks.check_installed", lambda names: None)
     code, stderr = call(*SMALL, "log.trackers=[wandb]", f"hydra.run.dir={tmp_path}")
     again = f"python -m ddppo.train resume={tmp_path}"
     said = f"the last upload to wandb failed: OSError: the service is gone; repeat it by: {again}\n"
@@ -381,7 +381,7 @@ def test_what_all_environments_have_is_stored_once_and_gone_on_from_to_the_bit(c
 
 
 def test_a_checkpoint_that_is_large_says_what_is_and_how_to_leave_it_out(call, tmp_path, monkeypatch):
-    monkeypatch.setattr("ddppo.run.checkpoints.saving._LARGE", 1e6)  # bytes; 16 MB would take seconds
+    monkeypatch.setattr("ddppo.loop.saving._LARGE", 1e6)  # bytes; 16 MB would take seconds
     run_dir = tmp_path / "run"
     code, stderr = call(
         *MAPPED, "env.kwargs.megabytes=2", "checkpoint.every_steps=32", f"hydra.run.dir={run_dir}"

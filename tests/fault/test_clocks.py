@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from ddppo.launch import jobs as sweep
 from ddppo.processes import signals
-from ddppo.run import sweep
 from tests.fault.test_limits import SMALL
 from tests.support import CHECKOUT, run, summary
 
@@ -14,7 +14,7 @@ LIMITED = (*SMALL, "ppo.total_steps=1000000000", "run.max_minutes=0.02")
 # Where a stamp is only shown or written down, or `watch` draws what it shows.
 STAMPS = {
     "ddppo/study/watch.py", "ddppo/study/runs/records.py",
-    "ddppo/run/records/trackers/mlflow.py", "ddppo/run/sweep.py",
+    "ddppo/records/trackers/mlflow.py", "ddppo/launch/jobs.py",
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_a_clock_that_is_set_during_a_sweep_loses_none_of_its_outcomes(tmp_path,
 
 def test_outcomes_are_those_noted_since_in_the_order_of_the_journal(tmp_path, monkeypatch):
     times = iter([1000.0, 10.0, 5000.0])
-    monkeypatch.setattr("ddppo.run.sweep.time.time", lambda: next(times))
+    monkeypatch.setattr("ddppo.launch.jobs.time.time", lambda: next(times))
     sweep.note(tmp_path, tmp_path / "a", "completed")
     before = sweep.Before.of(tmp_path)
     sweep.note(tmp_path, tmp_path / "b", "failed", "a clock set back")

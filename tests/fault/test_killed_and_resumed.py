@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 from tests.distributed.test_exact_resume import assert_same, untimed
 from tests.support import TINY, descendants, door, lines, run, started, summary, wait_until
 

@@ -273,7 +273,7 @@ def test_a_dev_shm_that_holds_nothing_suffices(tmp_path, option):
 
 
 @linux
-@pytest.mark.parametrize("module", ["omegaconf", "hydra.core", "ddppo.run.resuming"])
+@pytest.mark.parametrize("module", ["omegaconf", "hydra.core", "ddppo.launch.resuming"])
 def test_ctrl_c_while_a_run_starts_leaves_no_traceback_and_nothing_behind(tmp_path, module):
     run_dir, mark = tmp_path / "run", tmp_path / "importing"
     (tmp_path / "sitecustomize.py").write_text(

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 from tests.fault.test_bad_endings import LONG, iterations, running, wait_for_end_of_ranks, wait_for_iteration
 from tests.support import PATIENCE_S, descendants, door, lines, rank_of, summary
 

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 from ddppo import train
-from ddppo.config import load
-from ddppo.run import sweep
-from ddppo.run.folder import RunFolder
-from ddppo.run.records import recorder
+from ddppo.config.stored import load_config
+from ddppo.launch import jobs as sweep
+from ddppo.records import recorder
+from ddppo.records.run_folder import RunFolder
 from tests.support import CHECKOUT, PATIENCE_S, TINY, Fork, door, lines, summary
 
 SMALL = (*TINY, "ppo.total_steps=128", "ppo.rollout_steps=8", "checkpoint.every_steps=64")
@@ -79,7 +79,7 @@ def test_a_run_without_a_checkpoint_begins_anew_and_keeps_what_was_there(trained
     assert iterations(copied_run) == [1, 2]
     assert (copied_run / "metrics.superseded.jsonl").read_text() == before
     assert (copied_run / "summary.1.json").exists()
-    assert not load(copied_run / "config.yaml").resume
+    assert not load_config(copied_run / "config.yaml").resume
 
 
 def test_a_damaged_newest_checkpoint_is_kept_and_the_one_before_it_gone_on_from(trained, copied_run):
@@ -168,7 +168,7 @@ def test_a_display_that_fails_is_switched_off_with_one_warning(trained, tmp_path
     def fail(*args):
         raise fault
 
-    monkeypatch.setattr(f"ddppo.run.records.display.PlainDisplay.{method}", fail)
+    monkeypatch.setattr(f"ddppo.records.display.PlainDisplay.{method}", fail)
     code, stderr = trained(*SMALL, "log.progress=plain", f"hydra.run.dir={tmp_path}")
     assert code == 0
     assert stderr.count("the progress display failed and is switched off") == 1

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 from tests.fault.test_bad_endings import iterations
 from tests.support import TINY, door, lines, summary
 

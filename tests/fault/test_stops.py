@@ -61,7 +61,7 @@ def signal_before(monkeypatch, target, number, *, nth=1):
     monkeypatch.setattr(owner, name, signalled)
 
 
-COLLECT = "ddppo.ppo.acting.collector.Collector.collect"
+COLLECT = "ddppo.ppo.collector.Collector.collect"
 
 
 @pytest.mark.parametrize("number", STOPPING)
@@ -80,7 +80,7 @@ def test_a_signal_in_an_iteration_has_it_finished_and_saved_and_says_how_to_go_o
 
 def test_a_second_sigterm_while_the_summary_is_written_loses_nothing(call, monkeypatch, tmp_path):
     signal_before(monkeypatch, COLLECT, signal.SIGTERM, nth=2)
-    signal_before(monkeypatch, "ddppo.run.records.recorder.Recorder.close", signal.SIGTERM)
+    signal_before(monkeypatch, "ddppo.records.recorder.Recorder.close", signal.SIGTERM)
     assert call(*SMALL, f"hydra.run.dir={tmp_path}")[0] == 75
     assert summary(tmp_path)["status"] == "stopped"
 
@@ -99,7 +99,7 @@ def test_a_hangup_that_nohup_has_ignored_stops_nothing(call, monkeypatch, tmp_pa
 def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on_from(
     call, monkeypatch, tmp_path
 ):
-    signal_before(monkeypatch, "ddppo.run.parts.build_model", signal.SIGTERM)
+    signal_before(monkeypatch, "ddppo.loop.build.build_model", signal.SIGTERM)
     code, stderr = call(*SMALL, f"hydra.run.dir={tmp_path}")
     assert (code, stderr) == (143, "stopped by SIGTERM; there is no checkpoint\n")
 
@@ -108,8 +108,8 @@ def test_a_signal_before_the_first_iteration_says_that_there_is_nothing_to_go_on
     ("target", "outcome"),
     [
         (COLLECT, "stopped"),
-        ("ddppo.run.evaluation.play_episodes", "stopped"),
-        ("ddppo.run.records.recorder.Recorder.close", "completed"),
+        ("ddppo.loop.evaluation.play_episodes", "stopped"),
+        ("ddppo.records.recorder.Recorder.close", "completed"),
     ],
 )
 def test_a_signal_ends_a_sweep_even_where_it_comes_too_late_for_the_run(
@@ -206,8 +206,8 @@ def test_a_frozen_rank_is_named_after_the_limit(tmp_path):
 HANGING_BATCH = """
 import os
 import numpy as np
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
 task = EnvConfig("tests.fault.saboteurs:Hangs-v0", backend="pool", num_workers=2, kwargs={"owner": os.getpid()})
 envs = make_vec_env(task, range(2), rank=0, cores=2)
 envs.reset([0, 1])

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, Text
 from torch import nn
 
-from ddppo.models import ActorCritic
+from ddppo.models.actor_critic import ActorCritic
 
 WORDS = {"go": "warm-up", "stay": "warm-up", "turn": "beginner"}  # tasks of text, and the tier of each
 

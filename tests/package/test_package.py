@@ -20,7 +20,7 @@ from hydra._internal.utils import get_args_parser
 
 import ddppo
 from ddppo import package
-from ddppo.door.arguments import let_hydra_parse
+from ddppo.launch.arguments import let_hydra_parse
 from tests.support import CHECKOUT
 
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]

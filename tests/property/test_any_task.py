@@ -21,9 +21,11 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddppo.config import EnvConfig
-from ddppo.envs import EnvNames, make_vec_env, probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.single import played
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvRaised
 from ddppo.spaces import leaves
 

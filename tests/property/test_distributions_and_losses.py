@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.models import action_distribution, num_action_params, num_noise
+from ddppo.models.distributions import action_distribution, num_action_params, num_noise
 from ddppo.ppo import losses
 from ddppo.spaces import ActionSpec
 

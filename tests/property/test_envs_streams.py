@@ -6,9 +6,9 @@ from gymnasium.spaces import Box
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.codec import decode_actions
+from ddppo.envs.make import make_vec_env
 from ddppo.seeding import derived_seed
 
 NUM_ENVS, NUM_STEPS = 6, 60

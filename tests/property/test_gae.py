@@ -10,14 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.collectives import Group
-from ddppo.config import EnvConfig, PPOSettings, settings_of
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.envs import make_vec_env
-from ddppo.models import build_model
-from ddppo.ppo.acting.collector import Collector
+from ddppo.envs.make import make_vec_env
+from ddppo.models.build import build_model
 from ddppo.ppo.advantages import gae
-from ddppo.ppo.learning.learner import Learner
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.ppo.learning.minibatches import local_minibatches
+from ddppo.ppo.minibatches import local_minibatches
 from ddppo.scaling import BatchShape
 
 

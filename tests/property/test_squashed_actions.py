@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.models import action_distribution
+from ddppo.models.distributions import action_distribution
 from ddppo.spaces import ActionSpec
 
 BOUNDS = st.lists(st.tuples(st.floats(-50, 50), st.floats(0.01, 50)), min_size=1, max_size=4)

@@ -23,8 +23,10 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
 from websockets.asyncio.client import connect  # noqa: E402
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 
-from ddppo.config import Config, EnvConfig  # noqa: E402
-from ddppo.envs import EnvNames, make_vec_env, probe  # noqa: E402
+from ddppo.config.settings import Config, EnvConfig  # noqa: E402
+from ddppo.envs.make import make_vec_env  # noqa: E402
+from ddppo.envs.probing.probe import probe  # noqa: E402
+from ddppo.envs.vec_env import EnvNames  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
 from ddppo.serve.client.backend import make_remote  # noqa: E402
 from ddppo.serve.client.connection import (  # noqa: E402

@@ -20,7 +20,7 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
-from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.config.settings import EnvConfig  # noqa: E402
 from ddppo.errors import ConfigError  # noqa: E402
 from ddppo.serve.client.connection import Connection, EnvServerLost  # noqa: E402
 from ddppo.serve.limits import Confinement  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 for needed in ("moto", "boto3", "msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extras cloud,serve: pip install '.[cloud,serve]'")
 
-from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.config.settings import EnvConfig  # noqa: E402
 from ddppo.serve.client.connection import Connection  # noqa: E402
 from tests.serve.test_serve import world  # noqa: E402
 from tests.support import PATIENCE_S  # noqa: E402

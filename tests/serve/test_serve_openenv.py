@@ -14,7 +14,7 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.config.settings import EnvConfig  # noqa: E402
 from tests.serve.served_tasks import EXIT, HANG, MARK, RAISE  # noqa: E402
 from tests.serve.test_serve import get, health, metric, world  # noqa: E402
 from tests.support import PATIENCE_S, wait_until  # noqa: E402

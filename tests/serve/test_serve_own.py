@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.config import EnvConfig
-from ddppo.envs import probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.probing.probe import probe
 from ddppo.serve.protocol import plain_spec
 from tests.support import CHECKOUT, PATIENCE_S
 

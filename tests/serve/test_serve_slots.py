@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[serve]'")
 
 import tests.serve.served_tasks  # noqa: F401 (registers)
-from ddppo.config import EnvConfig
-from ddppo.envs import probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.probing.probe import probe
 from ddppo.processes.forking import ForkServer
 from ddppo.serve.protocol import JSON, decoded, encoded
 from ddppo.serve.slots.line import framed, hear

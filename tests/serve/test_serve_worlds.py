@@ -16,7 +16,7 @@ pytest.importorskip("msgpack", reason="needs the extra serve: pip install '.[ser
 if sys.platform != "linux":
     pytest.skip("prctl and /proc are Linux's", allow_module_level=True)
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.serve.limits import Confinement
 from ddppo.serve.protocol import MSGPACK, decoded, encoded

@@ -7,7 +7,7 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.config.settings import EnvConfig  # noqa: E402
 from ddppo.serve.server import ServeSettings, served  # noqa: E402
 from tests.support import TINY, door, lines, summary  # noqa: E402
 

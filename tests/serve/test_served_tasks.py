@@ -8,9 +8,10 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.config import EnvConfig  # noqa: E402
-from ddppo.envs import ActionSpec, EnvSpec, probe  # noqa: E402
+from ddppo.config.settings import EnvConfig  # noqa: E402
+from ddppo.envs.probing.probe import probe  # noqa: E402
 from ddppo.envs.probing.trial import tried  # noqa: E402
+from ddppo.envs.vec_env import ActionSpec, EnvSpec  # noqa: E402
 from ddppo.serve.protocol import JSON, plain_spec, spec_of  # noqa: E402
 from ddppo.serve.slots.world import ServedWorld  # noqa: E402
 from ddppo.spaces import ArraySpec  # noqa: E402

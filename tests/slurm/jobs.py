@@ -11,18 +11,12 @@ from typing import Any
 
 import submitit
 
-from ddppo import config as configuration
 from ddppo.cluster import slurm
 from ddppo.cluster.driver import Driver
 from ddppo.cluster.resources import RankLayout, SlurmLauncherConfig, sbatch_parameters
-from ddppo.config import (
-    CheckpointConfig,
-    Config,
-    EnvConfig,
-    EvalConfig,
-    LogConfig,
-    PPOSettings,
-)
+from ddppo.config import stored
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.settings import CheckpointConfig, Config, EnvConfig, EvalConfig, LogConfig
 from tests.slurm.local_cluster import LocalCluster
 from tests.support import CHECKOUT, lines, summary, wait_until
 
@@ -142,7 +136,7 @@ class Jobs:
         )
         executor.update_parameters(**(sbatch_parameters(layout, launcher, "test") | more))
         for config, run_dir in runs:
-            (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
+            (run_dir / "config.yaml").write_text(stored.to_yaml(config))
         submitted = executor.submit_array([Driver(run_dir, layout) for _, run_dir in runs])
         jobs = [Job(job, run_dir, self.cluster) for job, (_, run_dir) in zip(submitted, runs, strict=True)]
         self.submitted += jobs

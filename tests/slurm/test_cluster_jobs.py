@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from ddppo import config as configuration
 from ddppo.cluster import jobs as cluster_jobs
 from ddppo.cluster.jobs import Book, SlurmJob, counts, last_error, progress, table, watch
 from ddppo.cluster.resources import (
@@ -20,10 +19,12 @@ from ddppo.cluster.resources import (
 )
 from ddppo.cluster.slurm import JobInfo
 from ddppo.cluster.submit import launch
-from ddppo.config import Config, EnvConfig, settings_of
+from ddppo.config import stored
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, Stopped
 from ddppo.processes.signals import now_here
-from ddppo.run.records.summary import SCHEMA_VERSION
+from ddppo.records.summary import SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def known(monkeypatch, *infos):
 def complete(book):
     config = Config(env=EnvConfig(id="CartPole-v1"))
     summary = {"schema_version": SCHEMA_VERSION, "status": "completed", "env_steps": config.ppo.total_steps}
-    (book.sweep_dir / "run" / "config.yaml").write_text(configuration.to_yaml(config))
+    (book.sweep_dir / "run" / "config.yaml").write_text(stored.to_yaml(config))
     (book.sweep_dir / "run" / "summary.json").write_text(json.dumps(summary))
 
 

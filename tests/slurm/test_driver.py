@@ -9,9 +9,9 @@ import pytest
 
 from ddppo.cluster import driver, slurm
 from ddppo.cluster.resources import RankLayout
-from ddppo.config import EnvConfig, EvalConfig
+from ddppo.config.settings import EnvConfig, EvalConfig
 from ddppo.errors import RunFolderError
-from ddppo.run.lock import held
+from ddppo.records.run_folder import held
 from ddppo.seeding import derived_seed
 from tests.slurm.jobs import STEPS, config, iterations
 from tests.support import PATIENCE_S, wait_until

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from ddppo import config as configuration
 from ddppo.cluster import driver, slurm
 from ddppo.cluster.rank import tasks_per_node, torchrun_variables
 from ddppo.cluster.resources import RankLayout
-from ddppo.config import Config, EnvConfig
-from ddppo.config.settings import DistSettings
-from ddppo.door.arguments import prepared_arguments
+from ddppo.config import stored
+from ddppo.config.settings import Config, DistSettings, EnvConfig
 from ddppo.errors import ClusterError, ConfigError, RunFolderError, TrainingError
-from ddppo.run.folder import RunFolder, with_restarts
-from ddppo.run.lock import held
+from ddppo.launch.arguments import prepared_arguments
+from ddppo.records.run_folder import RunFolder, held, with_restarts
 from tests.slurm.local_cluster import LocalCluster, _user
 from tests.support import run
 
@@ -175,7 +173,7 @@ def test_a_job_whose_run_another_process_trains_fails_and_changes_nothing(tmp_pa
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"status": "completed"}'])
 def test_a_run_whose_summary_is_broken_is_not_complete(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(configuration.to_yaml(Config(env=EnvConfig(id="CartPole-v1"))))
+    (tmp_path / "config.yaml").write_text(stored.to_yaml(Config(env=EnvConfig(id="CartPole-v1"))))
     (tmp_path / "summary.json").write_text(text)
     assert not RunFolder(tmp_path).is_complete
 

@@ -5,11 +5,12 @@ import json
 
 import numpy as np
 
-from ddppo.config import Config, validate
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
 from ddppo.files import write_json
-from ddppo.run.records.jsonl import JsonlWriter, read_reports
-from ddppo.run.records.metrics import IterationReport
-from ddppo.run.records.summary import SummaryBuilder
+from ddppo.records.jsonl import JsonlWriter, read_reports
+from ddppo.records.metrics import IterationReport
+from ddppo.records.summary import SummaryBuilder
 from ddppo.study.read.record import PARTS, Evaluation, Run
 
 CONFIG = {

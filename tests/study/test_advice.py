@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from ddppo import advise
-from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.launch.arguments import composed
+from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.advise.candidates import candidates, changes_learning, question, variants, world_sizes
 from ddppo.study.advise.probe import OutOfTimeError, Slice, busy_s, used_s
 from ddppo.study.advise.race import SLOWER, Entrant, Race, choose, ratio

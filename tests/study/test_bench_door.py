@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ddppo import bench
-from ddppo.door.arguments import composed
 from ddppo.errors import ConfigError, TrainingError
+from ddppo.launch.arguments import composed
 from ddppo.options import parted
 from ddppo.processes.machine import descendants, memory_of
 from ddppo.study.bench.command import BenchConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ddppo import config as configuration
-from ddppo.config import Config
+from ddppo.config import stored
+from ddppo.config.settings import Config
 from ddppo.study.runs.command import CompareOptions, compare
 from ddppo.study.runs.comparison import compared
 from ddppo.study.runs.records import read_curves, read_record, read_records
@@ -45,7 +45,7 @@ def write_run(
     config = Config()
     config.env.id, config.seed, config.ppo.gamma, config.dtype = env, seed, gamma, dtype
     config.dist.world_size, config.ppo.total_steps = world_size, 100 * len(returns)
-    (folder / "config.yaml").write_text(configuration.to_yaml(config))
+    (folder / "config.yaml").write_text(stored.to_yaml(config))
     text = "".join(
         line(i, rank, **({"rollout/return_mean": x, "rollout/fps": 200.0} if rank == 0 else {}))
         for i, x in enumerate(returns, start=1)

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from ddppo.errors import ConfigError
-from ddppo.run.records import summary as run_summary
+from ddppo.records import summary as run_summary
 from ddppo.study.page.files import make_report
 from ddppo.study.read import metrics_file, run_folders
 from ddppo.study.read.run_folders import read_run, read_runs

@@ -10,10 +10,12 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.wrappers import NormalizeObservation
 from gymnasium.wrappers.vector import NormalizeObservation as BatchNormalizeObservation
 
-from ddppo.config import Config, EnvConfig, settings_of, to_yaml
-from ddppo.envs import probe
-from ddppo.models import build_model
-from ddppo.run import checkpoint
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.stored import to_yaml
+from ddppo.config.variants import settings_of
+from ddppo.envs.probing.probe import probe
+from ddppo.models.build import build_model
+from ddppo.records import checkpoint
 from ddppo.spaces import leaves
 
 

@@ -6,7 +6,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import nn
 
-from ddppo.models import Recurrent, num_action_params
+from ddppo.models.distributions import num_action_params
+from ddppo.models.recurrent import Recurrent
 
 LENGTH = 5
 

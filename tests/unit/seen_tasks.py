@@ -7,7 +7,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import nn
 
-from ddppo.models import ActorCritic, num_action_params
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.distributions import num_action_params
 
 
 class PictureEnv(gym.Env):

@@ -6,7 +6,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from torch import nn
 
-from ddppo.models import ActorCritic
+from ddppo.models.actor_critic import ActorCritic
 
 ROOMS, DOORS = 4, 2
 NEVER = -1e30

@@ -4,8 +4,8 @@ import math
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.models import At
+from ddppo.collectives.group import Group
+from ddppo.models.actor_critic import At
 from ddppo.ppo.advantages import Gae, GroupRelative, gae
 from ddppo.ppo.losses import Reference
 from tests.unit.test_learner import LN2, Constant, learner, means, rollout

@@ -67,7 +67,7 @@ def test_several_ranks_learn_the_same_and_change_nothing_of_the_caller(tmp_path)
     )
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert one["eval"]["final"]["return_mean"] == two["eval"]["final"]["return_mean"]
-    assert not processes(f"ddppo.run.rank {tmp_path}")
+    assert not processes(f"ddppo.launch.rank {tmp_path}")
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == signals
 
 

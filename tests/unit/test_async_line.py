@@ -5,12 +5,11 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from ddppo.collectives import last_words
-from ddppo.collectives.peers import OwnPace
+from ddppo.collectives.peers import OwnPace, last_words
 from ddppo.config.settings import DistSettings
-from ddppo.distributed.programs.async_actors.connected import ActorConnections
-from ddppo.distributed.programs.async_actors.learner import largest_lag, updates_ahead
-from ddppo.distributed.programs.async_actors.line import Door, Wire, connect
+from ddppo.distributed.topologies.async_actors.connected import ActorConnections
+from ddppo.distributed.topologies.async_actors.learner import largest_lag, updates_ahead
+from ddppo.distributed.topologies.async_actors.line import Door, Wire, connect
 from ddppo.errors import CollectiveError
 from tests.support import PATIENCE_S
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env, probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 
 ale_py = pytest.importorskip("ale_py", reason="needs the extra atari: pip install '.[atari]'")
 

@@ -6,14 +6,13 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from ddppo.collectives import leave_word, note_met
-from ddppo.config import Config
-from ddppo.config.settings import DistSettings
-from ddppo.distributed import launcher
-from ddppo.distributed.launcher import _blame, _ended_well, _Replacements, _wait_for_end
+from ddppo.collectives.peers import leave_word, note_met
+from ddppo.config.settings import Config, DistSettings
+from ddppo.distributed.topologies.contract import Layout, Role, Topology
 from ddppo.errors import LOST_PEERS
+from ddppo.launch import local_ranks as launcher
+from ddppo.launch.local_ranks import _blame, _ended_well, _Replacements, _wait_for_end
 from ddppo.processes.signals import StopRequest
-from ddppo.topologies import Layout, Role, Topology
 
 
 @pytest.fixture

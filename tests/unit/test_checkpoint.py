@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ddppo.errors import RunFolderError, StorageError
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 
 STATE = {
     "iteration": 3,

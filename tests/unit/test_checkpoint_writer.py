@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from ddppo.errors import StorageError
-from ddppo.run import checkpoint
-from ddppo.run.checkpoints.writer import BEST, PREVIOUS, Writer, copied
-from ddppo.run.evaluation import _best_is_there
+from ddppo.loop.evaluation import _best_is_there
+from ddppo.loop.saving import Writer, copied
+from ddppo.records import checkpoint
+from ddppo.records.checkpoint import BEST, PREVIOUS
 from tests.support import PATIENCE_S
 
 

@@ -2,15 +2,18 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, settings_of
-from ddppo.distributed.programs.async_actors.off_policy import with_ratios
-from ddppo.distributed.programs.messages import RolloutMessage
-from ddppo.envs import EnvNames, EnvStep, make_vec_env
-from ddppo.models import action_distribution, build_model, num_noise
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.rollout import FinishedEpisode
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
+from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
+from ddppo.distributed.topologies.messages import RolloutMessage
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.vec_env import EnvNames, EnvStep
+from ddppo.loop.evaluation import Policy
+from ddppo.models.build import build_model
+from ddppo.models.distributions import action_distribution, num_noise
+from ddppo.ppo.collector import Collector
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.run.evaluation import Policy
+from ddppo.ppo.rollout import FinishedEpisode
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 CPU = torch.device("cpu")
@@ -260,7 +263,7 @@ def test_observations_are_normalised_by_moments_that_are_frozen_while_a_rollout_
 def test_a_rollout_is_collected_the_same_when_values_are_computed_in_small_chunks(monkeypatch):
     whole, _ = collect(collector())
     values = whole.values.clone()
-    monkeypatch.setattr("ddppo.ppo.acting.collector._VALUE_NUMBERS", 6)  # 3 rows
+    monkeypatch.setattr("ddppo.ppo.collector._VALUE_NUMBERS", 6)  # 3 rows
     chunked, _ = collect(collector())
     torch.testing.assert_close(chunked.values, values)
 

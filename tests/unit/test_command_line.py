@@ -4,13 +4,13 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from ddppo import config as configuration
 from ddppo import train
-from ddppo.config import folder_name
-from ddppo.door.arguments import one_line, prepared_arguments
-from ddppo.door.sweeps import check_objective
+from ddppo.config import compose
+from ddppo.config.compose import folder_name
 from ddppo.errors import ConfigError
-from ddppo.run.sweep import _OF_NO_ACCOUNT, objective
+from ddppo.launch.arguments import one_line, prepared_arguments
+from ddppo.launch.jobs import _OF_NO_ACCOUNT, objective
+from ddppo.launch.sweep import check_objective
 
 
 def test_folders_are_quoted_whatever_their_characters(tmp_path):
@@ -158,7 +158,7 @@ def test_names_of_run_folders_have_no_slash_and_no_prefix_and_tell_settings_apar
 
 
 def test_settings_that_change_nothing_about_a_run_stay_out_of_its_folder_s_name():
-    cfg = OmegaConf.load(configuration.conf_dir() / "config.yaml")
+    cfg = OmegaConf.load(compose.conf_dir() / "config.yaml")
     excluded = set(cfg.hydra.job.config.override_dirname.exclude_keys)
     assert excluded == _OF_NO_ACCOUNT - {"resume"} | {"experiment"}
 

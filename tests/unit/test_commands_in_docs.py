@@ -16,9 +16,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 
-from ddppo import config as configuration
 from ddppo import options
-from ddppo.door.arguments import prepared_arguments
+from ddppo.config import rules, stored
+from ddppo.config.compose import conf_dir, register
+from ddppo.launch.arguments import prepared_arguments
 from tests.support import CHECKOUT
 
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -66,7 +67,7 @@ class Understood(BaseException):
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    configuration.register()
+    register()
     yield
     GlobalHydra.instance().clear()
 
@@ -79,9 +80,9 @@ def somewhere(tmp_path, monkeypatch):
 def assert_composes(settings):
     """Compose and check the first of the runs that `settings` are."""
     single = [first_value(setting) for setting in settings]
-    with initialize_config_dir(str(configuration.conf_dir()), version_base="1.3"):
-        config = configuration.from_omegaconf(compose("config", single))
-    configuration.validate(config)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = stored.from_omegaconf(compose("config", single))
+    rules.validate(config)
 
 
 def first_value(setting):

@@ -5,19 +5,19 @@ import shutil
 import pytest
 import torch
 
-from ddppo import config as configuration
 from ddppo import native
-from ddppo.collectives import Group
-from ddppo.config import Config
-from ddppo.distributed import launch
-from ddppo.distributed.launch import resolve_device
+from ddppo.collectives.group import Group
+from ddppo.config import stored
+from ddppo.config.settings import Config
+from ddppo.distributed import join as launch
+from ddppo.distributed.join import resolve_device
 from ddppo.errors import TrainingError
+from ddppo.loop import backend
+from ddppo.loop.rank import Rank
 from ddppo.models.actor_critic import MLP
 from ddppo.native.compiling import CPP, NotCompiled
-from ddppo.ppo.learning import compiled as compiled_step
-from ddppo.run import checkpoint
-from ddppo.run.loop import backend
-from ddppo.run.worker import Rank
+from ddppo.ppo import compiled as compiled_step
+from ddppo.records import checkpoint
 from tests.support import summary
 
 
@@ -44,7 +44,7 @@ def settings(**changed):
 def train(config, run_dir, monkeypatch, *, state=None):
     """Train in this process, where what torch would compile is taken as it stands."""
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "config.yaml").write_text(configuration.to_yaml(config))
+    (run_dir / "config.yaml").write_text(stored.to_yaml(config))
     worker = Rank(config, run_dir, Group(), resolve_device("cpu"))
     if state is not None:
         worker.restore(state)

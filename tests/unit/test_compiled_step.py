@@ -10,18 +10,21 @@ import torch
 from torch import nn
 
 from ddppo import native
-from ddppo.collectives import Group
-from ddppo.config import PPOSettings, settings_of
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync, step_scale
 from ddppo.errors import NonFiniteError
-from ddppo.models import ActorCritic, action_distribution, build_model, num_noise, random_obs
-from ddppo.ppo.acting.rollout import Rollout
-from ddppo.ppo.learning import compiled as compiled_step
-from ddppo.ppo.learning.compiled import CannotCompile, CompiledStep
-from ddppo.ppo.learning.gradient_check import agrees, example, worst_error
-from ddppo.ppo.learning.learner import Learner
-from ddppo.ppo.native.network import NativeNetwork
-from ddppo.ppo.native.step import NativeStep
+from ddppo.models.actor_critic import ActorCritic, random_obs
+from ddppo.models.build import build_model
+from ddppo.models.distributions import action_distribution, num_noise
+from ddppo.ppo import compiled as compiled_step
+from ddppo.ppo.compiled import CannotCompile, CompiledStep
+from ddppo.ppo.cpp.learner import NativeStep
+from ddppo.ppo.cpp.network import NativeNetwork
+from ddppo.ppo.gradient_check import agrees, example, worst_error
+from ddppo.ppo.learner import Learner
+from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 

@@ -8,8 +8,8 @@ import textwrap
 
 import pytest
 
-from ddppo.config import Config
-from ddppo.distributed.launch import check_collective, resolve_device
+from ddppo.config.settings import Config
+from ddppo.distributed.join import check_collective, resolve_device
 from ddppo.errors import ConfigError
 from ddppo.native import compiling
 from ddppo.native.compiling import CPP, SHARED_MEMORY, Library, NotCompiled, cpp

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_eval_env, make_vec_env, probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_eval_env, make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.single import ContextEnv
 from ddppo.errors import ConfigError, EnvError
 from ddppo.spaces import ArraySpec

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.distributed.programs.preempt import best_awaited
-from ddppo.ppo.acting.rollout import Cut
-from ddppo.ppo.learning.minibatches import local_minibatches, of_first
+from ddppo.distributed.topologies.preempt import best_awaited
+from ddppo.distributed.topologies.settings import PreemptSettings
+from ddppo.ppo.minibatches import local_minibatches, of_first
+from ddppo.ppo.rollout import Cut
 from ddppo.scaling import BatchShape
-from ddppo.topologies.settings import PreemptSettings
 from tests.unit import test_native_rollout as of_native
 from tests.unit.test_collector import collector as counting_collector
 from tests.unit.test_native_rollout import assert_equal

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, settings_of, validate
-from ddppo.distributed.launch import device_of_rank
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of
+from ddppo.distributed.join import device_of_rank
 from ddppo.errors import ConfigError
 
 

@@ -8,8 +8,9 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from ddppo.config import Config, validate
-from ddppo.run.records.display import (
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
+from ddppo.records.display import (
     FrameDisplay,
     NullDisplay,
     PlainDisplay,
@@ -19,9 +20,9 @@ from ddppo.run.records.display import (
     make_display,
     sparkline,
 )
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS, IterationReport
-from ddppo.run.records.summary import SummaryBuilder
-from ddppo.run.records.words import closing, header
+from ddppo.records.metrics import EXCLUSIVE_PARTS, IterationReport
+from ddppo.records.summary import SummaryBuilder
+from ddppo.records.words import closing, header
 
 
 def console(terminal=False, width=120, color_system=None):

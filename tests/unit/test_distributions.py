@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
-from ddppo.models import action_distribution, num_action_params, num_noise
+from ddppo.models.distributions import action_distribution, num_action_params, num_noise
 from ddppo.spaces import ActionSpec
 
 SPECS = {

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import MISSING
 
 import ddppo
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.config.help import setting_line
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import door, parse, parse_all

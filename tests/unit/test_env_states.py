@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.rows import RowEncoder
+from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.probing.trial import tried
 from ddppo.envs.saving import packed, unpacked

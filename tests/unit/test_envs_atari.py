@@ -7,10 +7,12 @@ import zlib
 import numpy as np
 import pytest
 
-from ddppo.config import Config, EnvConfig, validate
-from ddppo.envs import make_eval_env, make_vec_env, probe, settled
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config, EnvConfig
 from ddppo.envs.backends import atari
 from ddppo.envs.backends.atari import GameJournal
+from ddppo.envs.make import make_eval_env, make_vec_env, settled
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.policies.playing import task_of

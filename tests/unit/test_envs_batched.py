@@ -7,12 +7,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_eval_env, make_vec_env, probe
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends import classic, classic_cpp
 from ddppo.envs.backends.batched import BatchedEnvs
 from ddppo.envs.backends.classic_cpp import CppEnvs, batched_ids, why_not_batched
-from ddppo.envs.make import settled
+from ddppo.envs.make import make_eval_env, make_vec_env, settled
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, EnvRaised, EnvStateError
 from ddppo.native import why_not
 

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 from test_envs_tasks import task
 
-from ddppo.config import EnvConfig
-from ddppo.envs import EnvStep, make_env, make_eval_env, make_vec_env, probe, settled
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool_process import StepCost, choose_num_workers, measure, pool_pays
+from ddppo.envs.make import make_eval_env, make_vec_env, settled
+from ddppo.envs.probing.probe import make_env, probe
 from ddppo.envs.tasks.synthetic import SyntheticEnv
+from ddppo.envs.vec_env import EnvStep
 from ddppo.spaces import ArraySpec, leaves
 
 SHORT = {"id": "CartPole-v1", "max_episode_steps": 15}

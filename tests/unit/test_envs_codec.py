@@ -5,9 +5,10 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from test_envs_tasks import OBSERVATION_SPACES, task
 
-from ddppo.envs import make_env, make_eval_env, probe
 from ddppo.envs.encoding.codec import obs_spec
 from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
+from ddppo.envs.make import make_eval_env
+from ddppo.envs.probing.probe import make_env, probe
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, EnvSpec, each, leaves
 

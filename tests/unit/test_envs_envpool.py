@@ -5,9 +5,10 @@ import importlib.util
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_env, make_vec_env, probe
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.envpool import EnvPoolEnvs
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import make_env, probe
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ActionSpec, ArraySpec

@@ -4,8 +4,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env, probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.tasks.tmaze import EAST, NORTH, SOUTH, WEST
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec

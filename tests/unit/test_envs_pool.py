@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from test_envs_tasks import task
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
 from ddppo.errors import EnvRaised, EnvWorkerLost
 from ddppo.processes.forking import ForkServer
 

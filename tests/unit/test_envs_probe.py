@@ -6,8 +6,9 @@ import gymnasium as gym
 import pytest
 from test_envs_tasks import task
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_env, make_vec_env, probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import make_env, probe
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

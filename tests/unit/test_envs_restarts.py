@@ -7,17 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.config import EnvConfig, settings_of
-from ddppo.distributed.programs.central import CentralCollector
-from ddppo.envs import make_vec_env, probe
+from ddppo.collectives.group import Group
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
+from ddppo.distributed.topologies.central_inference import CentralCollector
 from ddppo.envs.backends import pool_memory as past
 from ddppo.envs.backends.observers import Observers
 from ddppo.envs.backends.pool_memory import Past
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvWorkerLost
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 from tests.distributed.counted import SCALE
 from tests.support import NEVER_S
 from tests.unit.box2d import BOX2D

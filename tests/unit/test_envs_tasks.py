@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 
 
 def task(name, **settings):

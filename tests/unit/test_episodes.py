@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, settings_of
-from ddppo.envs import make_vec_env
-from ddppo.models import build_model
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.acting.episodes import EpisodeCollector
-from ddppo.ppo.acting.rollout import FinishedEpisode
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
+from ddppo.envs.make import make_vec_env
+from ddppo.models.build import build_model
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.episodes import EpisodeCollector
+from ddppo.ppo.rollout import FinishedEpisode
 from tests.unit.test_collector import CPU, DISCRETE, CountingEnvs, noise
 
 

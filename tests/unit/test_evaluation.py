@@ -3,11 +3,12 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, settings_of
-from ddppo.envs import make_eval_env
-from ddppo.models import build_model
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
+from ddppo.envs.make import make_eval_env
+from ddppo.loop.evaluation import Policy, play_episodes
+from ddppo.models.build import build_model
 from ddppo.ppo.normalization import ObsNormalizer, moments
-from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

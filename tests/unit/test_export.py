@@ -187,7 +187,8 @@ def test_without_the_packages_of_onnx_they_are_named(folders, monkeypatch):
 def test_a_model_that_cannot_be_traced_is_named(tmp_path, monkeypatch):
     run = run_folder(tmp_path, "BitsEnv")
     monkeypatch.setattr(
-        "ddppo.models.MLP.portable_params", lambda self, obs: torch.zeros(len(obs), int(obs.sum()))
+        "ddppo.models.actor_critic.MLP.portable_params",
+        lambda self, obs: torch.zeros(len(obs), int(obs.sum())),
     )
     with pytest.raises(ConfigError, match=r"model\.name=mlp does what no such file holds"):
         export(ExportConfig(str(run), format="torch"))

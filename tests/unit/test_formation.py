@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ddppo.distributed import formation
 from ddppo.errors import CollectiveError
+from ddppo.launch import formation
 from tests.support import PATIENCE_S
 
 

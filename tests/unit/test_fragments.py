@@ -7,10 +7,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from ddppo.door.arguments import composed
+from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes
+from ddppo.distributed.topologies.drawing import as_mermaid, as_svg, as_text
+from ddppo.distributed.topologies.known import TOPOLOGIES
 from ddppo.fragments import fragments
-from ddppo.topologies import TOPOLOGIES, Layout, Message, Role, Sizes
-from ddppo.topologies.drawing import as_mermaid, as_svg, as_text
+from ddppo.launch.arguments import composed
 from tests.support import CHECKOUT, PATIENCE_S
 
 SIZES = Sizes(96, 32, 20, 16, 16, 8, 36_600, 4)

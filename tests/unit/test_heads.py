@@ -6,12 +6,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ddppo.config import Config, PPOSettings, settings_of, validate
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
-from ddppo.models import MLP, build_model
+from ddppo.models.actor_critic import MLP
+from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution
 from ddppo.policies.export.check import check
-from ddppo.ppo.native.network import why_not_native
+from ddppo.ppo.cpp.network import why_not_native
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.policy_tasks import run_folder
 from tests.unit.test_compiled_step import assert_equal, both

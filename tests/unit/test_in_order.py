@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.collectives.group import OrderedSum, sum_in_pairs
-from ddppo.config import Config, DistSettings
-from ddppo.distributed.launch import threads_per_rank
-from ddppo.ppo.learning.minibatches import by_shard, local_minibatches
+from ddppo.collectives.group import Group, OrderedSum, sum_in_pairs
+from ddppo.config.settings import Config, DistSettings
+from ddppo.distributed.join import threads_per_rank
+from ddppo.ppo.minibatches import by_shard, local_minibatches
 from ddppo.scaling import BatchShape
 
 

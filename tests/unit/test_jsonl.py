@@ -9,8 +9,8 @@ import pytest
 
 from ddppo.errors import RunFolderError, StorageError
 from ddppo.files import write_json
-from ddppo.run.records.jsonl import JsonlWriter, drop_after, read_reports
-from ddppo.run.records.metrics import IterationReport
+from ddppo.records.jsonl import JsonlWriter, drop_after, read_reports
+from ddppo.records.metrics import IterationReport
 
 
 def report(iteration, num_ranks=2, **global_metrics):

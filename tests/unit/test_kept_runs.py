@@ -9,8 +9,8 @@ import pytest
 import torch
 import yaml
 
-from ddppo import config as configuration
 from ddppo import load_policy
+from ddppo.config import rules, stored
 from ddppo.config.variants import owners_of
 from tests.kept.make import EVALUATED_EPISODES, EXPORTED, HERE, RUNS, flat, parameters
 from tests.support import door, summary
@@ -101,12 +101,12 @@ def config_of(name: str, folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["default", *PRESETS["presets"]])
 def test_the_configuration_of_every_preset_is_read_with_all_that_it_set(name, tmp_path):
     then = config_of(name, tmp_path)
-    config = configuration.load(tmp_path / "config.yaml")
-    configuration.validate(config)
-    now = flat(yaml.safe_load(configuration.to_yaml(config)))
+    config = stored.load_config(tmp_path / "config.yaml")
+    rules.validate(config)
+    now = flat(yaml.safe_load(stored.to_yaml(config)))
     for key, value in then.items():
         is_of_ppo = now["ppo.algorithm"] == "grpo" and owners_of("ppo", key.removeprefix("ppo.")) == ["ppo"]
         if key in PRESETS["presets"].get(name, {}) and key not in GONE and not is_of_ppo:
             assert now[NEW_NAMES.get(key, key)] == NEW_WORDS.get((key, str(value)), value), key
-    (tmp_path / "config.yaml").write_text(configuration.to_yaml(config))
-    assert configuration.load(tmp_path / "config.yaml") == config
+    (tmp_path / "config.yaml").write_text(stored.to_yaml(config))
+    assert stored.load_config(tmp_path / "config.yaml") == config

@@ -7,73 +7,25 @@ import pytest
 
 from tests.support import CHECKOUT
 
-OF_THE_TRAIN_DOOR = {"door.arguments", "door.complaints"}  # for those who start it
-GROUND = {
-    "__init__",
-    "config",
-    "errors",
-    "files",
-    "native",
-    "terminal",
-    "seeding",
-    "collectives",
-    "spaces",
-    "options",
-    "package",
-    "plugins",
-    "processes",
-    "statistics",
-    "topologies",
-    "tracebacks",
-    "scaling",
-}
-MAY_IMPORT = {  # besides the ground floor and itself
-    "ground": set(),
-    "algorithms": set(),
-    "search": set(),
-    "envs": set(),
-    "models": set(),
-    "ppo": {"envs", "models"},
-    "distributed": {"envs", "models", "ppo", "algorithms"},
-    "run": {"envs", "models", "ppo", "algorithms", "distributed"},
-    "cluster": {"envs", "models", "ppo", "distributed", "run"},
-    "serve": {"envs"},
-    "policies": {"envs", "models", "ppo", "distributed", "run"},
-    "study": set(),  # reads run folders, never the trainer
-    "study.watch": {"study"},
-    "study.runs": {"study"},
-    "study.bench": {"envs", "models", "ppo", "distributed", "run", "study"},
-    "study.advise": {"envs", "models", "ppo", "distributed", "run", "study.bench", "study"},
-    "domains": {
-        "envs",
-        "models",
-        "ppo",
-        "algorithms",
-        "search",
-        "distributed",
-        "run",
-        "policies",
-        "doors",
-        "serve",
-        "study",
-    },
-    "doors": {
-        "envs",
-        "models",
-        "ppo",
-        "distributed",
-        "run",
-        "policies",
-        "cluster",
-        "study",
-        "study.bench",
-        "study.advise",
-        "study.watch",
-        "study.runs",
-        "serve",
-        "search",
-    },
-}
+# The order of imports: a subject imports itself and those before it. Subjects in one tuple import one another freely.
+ORDER = [
+    ("__init__", "errors", "plugins", "files", "native", "terminal", "tracebacks", "seeding", "spaces", "package",
+     "statistics", "scaling", "processes"),
+    ("config", "declarations"),
+    ("options", "collectives", "search", "algorithms"),
+    ("envs", "models"),
+    ("ppo",),
+    ("distributed",),
+    ("records",),
+    ("loop",),
+    ("policies", "launch"),
+    ("serve", "study", "cluster"),
+    ("domains",),
+    ("commands",),
+]  # fmt: skip
+# How ranks share the work, as data: config checks it, so it imports no torch; the programs beside it import PPO.
+DECLARATIONS = [f"distributed.topologies.{name}" for name in ("contract", "known", "settings", "drawing")]
+PLACE = {subject: place for place, subjects in enumerate(ORDER) for subject in subjects}
 # Which domain stands on which: the cloud's tasks are of text. Else none imports another.
 OF_DOMAINS = {"cloud": {"text"}}
 # What the core does without; a command at the root belongs to what it opens.
@@ -81,27 +33,19 @@ OUTSIDE = ("domains", "study", "cluster", "serve")
 COMMANDS_OF_OUTSIDE = ("advise", "bench", "jobs", "predict", "report", "runs")
 # Rooms of the study, each of which imports only those before it; `report` computes all, `page` shows it.
 ROOMS = ["columns", "read", "measure", "predict", "explain", "report", "page"]
-TABLES_OF_RUN = {
-    "run.records.metrics",
-    "run.records.summary",
-    "run.records.jsonl",
-}  # formats of a run folder, which study may read
 MODULES = {
     ".".join(path.relative_to(CHECKOUT / "ddppo").with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((CHECKOUT / "ddppo").rglob("*.py"))
 }
 
 
-def layer(module):
-    wing = module.split(".")[0]
-    if (
-        "._plugins." in module or module == "serve.__main__"
-    ):  # a door `python -m ddppo.<wing>`, in the folder of what it opens
-        return "doors"
-    if module in GROUND or wing in GROUND:
-        return "ground"
-    room = ".".join(module.split(".")[:2])
-    return room if room in MAY_IMPORT else wing if wing in MAY_IMPORT else "doors"
+def subject(module):
+    first = module.split(".")[0]
+    if module in (*DECLARATIONS, "distributed", "distributed.topologies"):
+        return "declarations"
+    if "._plugins." in module or module.endswith("__main__"):
+        return "commands"
+    return first if first in PLACE else "commands"
 
 
 def imports(module):
@@ -134,15 +78,11 @@ def imports(module):
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_from_below(module):
-    own = layer(module)
+def test_a_module_imports_only_from_subjects_before_its_own(module):
+    own = subject(module)
     for imported in imports(module):
-        other = layer(imported)
-        allowed = other in {"ground", own} | MAY_IMPORT[own] or (
-            (own == "study" and imported in TABLES_OF_RUN)
-            or (own in ("study.bench", "study.advise") and imported in OF_THE_TRAIN_DOOR)
-        )
-        assert allowed, f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
+        other = subject(imported)
+        assert PLACE[other] <= PLACE[own], f"ddppo.{module} ({own}) imports ddppo.{imported} ({other})"
 
 
 def test_the_core_imports_nothing_that_stands_outside():
@@ -163,12 +103,17 @@ def test_a_domain_imports_no_other_but_one_that_it_stands_on(module):
 
 
 @pytest.mark.parametrize(
-    "module", [module for module in MODULES if layer(module) == "study" and "." in module]
+    "module",
+    [
+        module
+        for module in MODULES
+        if subject(module) == "study" and module.count(".") and module.split(".")[1] in ROOMS
+    ],
 )
 def test_a_room_of_the_study_imports_only_rooms_before_it(module):
     own = ROOMS.index(module.split(".")[1])
     for imported in imports(module):
-        if layer(imported) == "study":
+        if subject(imported) == "study" and imported.count("."):
             assert ROOMS.index(imported.split(".")[1]) <= own, f"ddppo.{module} imports ddppo.{imported}"
 
 
@@ -188,16 +133,23 @@ def test_no_module_imports_itself_by_a_detour():
         visit(module)
 
 
+WITH_TORCH = ("launch.checks", "launch.formation", "launch.local_ranks")  # imported once arguments are right
+
+
 def test_the_configuration_and_the_door_import_no_torch():
     for module in (
         "train",
-        *(module for module in MODULES if module.startswith("door")),
+        *(
+            module
+            for module in MODULES
+            if module.startswith("launch") and module not in ("launch.checks", "launch.formation")
+        ),
         "package",
         "plugins",
         "options",
         *(module for module in MODULES if module.startswith("config")),
         "errors",
-        "run.rank",
+        "launch.rank",
         "native.compiling",
         "files",
         "processes.fork_server",

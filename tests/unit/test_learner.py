@@ -5,18 +5,19 @@ import pytest
 import torch
 from torch import nn
 
-from ddppo.collectives import Group
-from ddppo.config import GrpoSettings, settings_of
-from ddppo.config.variants import names_of
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import GrpoSettings
+from ddppo.config.variants import names_of, settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync, step_scale
 from ddppo.errors import NonFiniteError
-from ddppo.models import ActorCritic, part_of
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.build import part_of
 from ddppo.plugins import imported
-from ddppo.ppo.acting.rollout import Rollout
 from ddppo.ppo.advantages import Gae
-from ddppo.ppo.learning.learner import Learner
-from ddppo.ppo.learning.step import STATISTICS
+from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
+from ddppo.ppo.rollout import Rollout
+from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

@@ -6,7 +6,7 @@ from multiprocessing import current_process
 
 import pytest
 
-from ddppo.distributed.launch import leave
+from ddppo.distributed.join import leave
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ddppo.errors import RunFolderError
-from ddppo.run.lock import held
+from ddppo.records.run_folder import held
 from tests.support import PATIENCE_S
 
 

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import settings_of
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model
+from ddppo.models.build import build_model
 from ddppo.models.recurrent import GRU, LSTM
-from ddppo.ppo.acting.collector import Collector, ShardedCollector
+from ddppo.models.trial import check_model
 from ddppo.ppo.advantages import Estimates
-from ddppo.ppo.learning.minibatches import Histories
+from ddppo.ppo.collector import Collector, ShardedCollector
+from ddppo.ppo.minibatches import Histories
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_collector import CountingEnvs
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ddppo.run.records.metrics import (
+from ddppo.records.metrics import (
     EXCLUSIVE_PARTS,
     METRICS,
     TIME_NAMES,
@@ -60,7 +60,7 @@ def test_the_mean_over_ranks_counts_the_ranks_that_have_the_metric():
 def test_docs_hold_the_table_that_the_module_prints():
     table = re.search(r"<!-- table -->\n(.*)<!-- /table -->", DOCS.read_text(), flags=re.DOTALL)
     assert table is not None
-    assert table.group(1) == markdown(), "update docs/metrics.md from `python -m ddppo.run.records.metrics`"
+    assert table.group(1) == markdown(), "update docs/metrics.md from `python -m ddppo.records.metrics`"
 
 
 def test_every_row_of_the_table_has_five_cells():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from ddppo import native
-from ddppo.ppo.learning.minibatches import local_minibatches, minibatch_bounds
+from ddppo.ppo.minibatches import local_minibatches, minibatch_bounds
 from ddppo.scaling import BatchShape
 from ddppo.seeding import minibatch_permutation
 
@@ -18,7 +18,7 @@ def test_a_batch_of_any_size_is_cut_into_parts_that_differ_by_at_most_one(batch,
 def test_ranks_number_their_samples_by_step_and_local_environment(monkeypatch):
     # N = 4 environments, T = 2: samples 0 to 3 are step 0, samples 4 to 7 step 1; rank 1 steps environments 2 and 3.
     order = np.array([7, 0, 2, 5, 3, 6, 1, 4])
-    monkeypatch.setattr("ddppo.ppo.learning.minibatches.minibatch_permutation", lambda *args: order)
+    monkeypatch.setattr("ddppo.ppo.minibatches.minibatch_permutation", lambda *args: order)
     shape = BatchShape(num_envs=4, rollout_steps=2, world_size=2, num_minibatches=3, num_epochs=1)
     assert minibatch_bounds(8, 3) == [0, 2, 5, 8]
     expected = [([0, 3, 1, 2], [0, 1, 2, 4]), ([3, 0, 1, 2], [0, 1, 3, 4])]
@@ -58,7 +58,7 @@ def test_ranks_shares_in_cpp_are_those_of_numpy(num_envs, steps, world_size, par
 
     native.library()
     found = shares()
-    monkeypatch.setattr("ddppo.ppo.learning.minibatches.loaded", lambda: None)
+    monkeypatch.setattr("ddppo.ppo.minibatches.loaded", lambda: None)
     for (samples, bounds), (expected, expected_bounds) in zip(found, shares(), strict=True):
         np.testing.assert_array_equal(samples, expected)
         assert bounds == expected_bounds

@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from ddppo.config import settings_of
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
-from ddppo.models import ActorCritic, build_model
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 DISCRETE = EnvSpec(ArraySpec((5,)), ActionSpec("discrete", (3,)))
@@ -153,7 +154,7 @@ def test_a_model_of_ones_own_is_found_by_its_import_path():
             "test_models:Missing",
             "cannot be imported: AttributeError: module 'test_models' has no attribute 'Missing'",
         ),
-        ("test_models:DISCRETE", "must be a subclass of ddppo.models.ActorCritic"),
+        ("test_models:DISCRETE", "must be a subclass of ddppo.models.actor_critic.ActorCritic"),
     ],
 )
 def test_a_model_that_does_not_exist_is_a_config_error_that_says_why(name, message):

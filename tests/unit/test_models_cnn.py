@@ -1,9 +1,13 @@
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, settings_of, validate
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model, random_obs
+from ddppo.models.actor_critic import random_obs
+from ddppo.models.build import build_model
+from ddppo.models.trial import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 DISCRETE = ActionSpec("discrete", (6,))

@@ -4,11 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ddppo.config import Config, EnvConfig, settings_of, validate
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model, images_in, random_obs
-from ddppo.models.cnn import Image, image_of
+from ddppo.models.actor_critic import random_obs
+from ddppo.models.build import build_model
+from ddppo.models.cnn import Image, image_of, images_in
 from ddppo.models.on_trunk import TRUNKS, make_trunk
+from ddppo.models.trial import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 DISCRETE = ActionSpec("discrete", (6,))

@@ -7,14 +7,17 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
-from ddppo.envs import make_vec_env, probe
 from ddppo.envs.backends.classic_cpp import CppEnvs
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import EnvOutputError
-from ddppo.models import build_model, num_noise
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.native.network import NativeNetwork
+from ddppo.models.build import build_model
+from ddppo.models.distributions import num_noise
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.cpp.network import NativeNetwork
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.seeding import action_noise
 from ddppo.spaces import ActionSpec

@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.collectives import Group
-from ddppo.config import PPOSettings, settings_of
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
-from ddppo.models import build_model
-from ddppo.ppo.acting.rollout import Rollout
+from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Estimates, gae
-from ddppo.ppo.learning.gradient_check import example, worst_error
-from ddppo.ppo.learning.minibatches import Batch
-from ddppo.ppo.native.network import NativeNetwork, returns_and_moments, why_not_native
-from ddppo.ppo.native.step import NativeStep
+from ddppo.ppo.cpp.learner import NativeStep
+from ddppo.ppo.cpp.network import NativeNetwork, returns_and_moments, why_not_native
+from ddppo.ppo.gradient_check import example, worst_error
+from ddppo.ppo.minibatches import Batch
 from ddppo.ppo.normalization import moments
+from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import ENVS, STEPS, assert_equal, both, made, rollout
 

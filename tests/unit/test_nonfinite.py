@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.config import PPOSettings
+from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.errors import NonFiniteError
-from ddppo.ppo.learning.nonfinite import Tolerance
+from ddppo.ppo.nonfinite import Tolerance
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit import test_learner

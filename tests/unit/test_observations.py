@@ -6,20 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.config import EnvConfig, PPOSettings, settings_of
+from ddppo.collectives.group import Group
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.envs import EnvNames, make_eval_env, make_vec_env, probe
-from ddppo.envs.vec_env import check_finite
+from ddppo.envs.make import make_eval_env, make_vec_env
+from ddppo.envs.probing.probe import probe
+from ddppo.envs.vec_env import EnvNames, check_finite
 from ddppo.errors import ConfigError, EnvOutputError
-from ddppo.models import build_model, check_model
+from ddppo.loop.evaluation import Policy, play_episodes
 from ddppo.models.actor_critic import flat_obs, random_obs
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.learning.learner import Learner
-from ddppo.ppo.native.network import NativeNetwork, why_not_native
-from ddppo.ppo.native.step import NativeStep
+from ddppo.models.build import build_model
+from ddppo.models.trial import check_model
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.cpp.learner import NativeStep
+from ddppo.ppo.cpp.network import NativeNetwork, why_not_native
+from ddppo.ppo.learner import Learner
 from ddppo.ppo.normalization import ObsNormalizer
-from ddppo.run.evaluation import Policy, play_episodes
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 from tests.unit.seen_tasks import Looking

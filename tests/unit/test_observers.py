@@ -9,15 +9,18 @@ import pytest
 import torch
 from test_envs_tasks import task
 
-from ddppo.collectives import Group
-from ddppo.config import EnvConfig, settings_of
-from ddppo.distributed.programs.central import CentralCollector
-from ddppo.envs import make_vec_env, probe
+from ddppo.collectives.group import Group
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
+from ddppo.distributed.topologies.central_inference import CentralCollector
 from ddppo.envs.backends.observers import Observers
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvWorkerLost
-from ddppo.models import action_distribution, build_model
-from ddppo.ppo.acting.collector import Collector
+from ddppo.models.build import build_model
+from ddppo.models.distributions import action_distribution
+from ddppo.ppo.collector import Collector
 from ddppo.spaces import leaves
 from tests.support import PATIENCE_S
 

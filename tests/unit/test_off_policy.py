@@ -2,11 +2,12 @@ import dataclasses
 
 import torch
 
-from ddppo.config import settings_of
-from ddppo.distributed.programs.async_actors.off_policy import with_ratios
-from ddppo.models import action_distribution, build_model
-from ddppo.ppo.acting.rollout import Rollout
+from ddppo.config.variants import settings_of
+from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
+from ddppo.models.build import build_model
+from ddppo.models.distributions import action_distribution
 from ddppo.ppo.normalization import ObsNormalizer
+from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 STEPS, ENVS = 5, 4

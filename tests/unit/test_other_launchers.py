@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from ddppo.distributed import network
-from ddppo.door.torchrun import _timeout_s, contradiction, copies_of
 from ddppo.errors import ConfigError
+from ddppo.launch.torchrun import _timeout_s, contradiction, copies_of
 from ddppo.tracebacks import first_sentence
 
 RANK_1_OF_4 = {

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from ddppo.config import PPOSettings, settings_of
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError, NonFiniteError
-from ddppo.ppo.learning.step import STATISTICS, statistics
-from ddppo.ppo.terms_trial import check_losses
+from ddppo.ppo.gradient_check import check_losses
+from ddppo.ppo.step import STATISTICS, statistics
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import made, rollout
 

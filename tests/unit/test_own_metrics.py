@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from ddppo.collectives import Group
-from ddppo.distributed.programs.kit import Collected
+from ddppo.collectives.group import Group
+from ddppo.distributed.topologies.program import Collected
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.run.measuring.own_metrics import OwnMetrics, functions_of, merged
+from ddppo.records.user_metrics import OwnMetrics, functions_of, merged
 
 HERE = "tests.unit.test_own_metrics"
 SEEN = Collected(8, [], ())  # stands for a rollout, which none of these reads

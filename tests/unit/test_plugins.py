@@ -7,12 +7,13 @@ import sys
 
 import pytest
 
-from ddppo import config as configuration
 from ddppo import plugins
-from ddppo.config import Config, EnvConfig, ModelSettings
+from ddppo.config import compose
+from ddppo.config.model_settings import ModelSettings
+from ddppo.config.settings import Config, EnvConfig
 from ddppo.errors import ConfigError
+from ddppo.launch import checks
 from ddppo.plugins import Plugin
-from ddppo.run import checks
 from tests.support import CHECKOUT, PATIENCE_S
 
 
@@ -94,7 +95,7 @@ def test_two_presets_of_one_name_are_both_named(installed, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"env/cartpole\.yaml and .*own_a/conf/env/cartpole\.yaml are both env="
     ):
-        configuration.presets("env")
+        compose.presets("env")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 
 import ddppo
 from ddppo import load_policy
-from ddppo.config import EnvConfig
-from ddppo.envs import probe
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.policies.loading import spaces
 from ddppo.policies.playing import play, task_of

@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from ddppo.config import Config
+from ddppo.config.settings import Config
 from ddppo.config.variants import SECTIONS_BY_NAME, names_of, owners_of, settings_class
 from tests.support import CHECKOUT
 

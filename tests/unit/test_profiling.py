@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from ddppo.run.measuring.profiling import PAGE, TRACE, NullProfiler, make_profiler
+from ddppo.records.profiling import PAGE, TRACE, NullProfiler, make_profiler
 
 
 def work(seconds):

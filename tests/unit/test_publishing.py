@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env, probe
+from ddppo.collectives.group import Group, gather_bytes
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.observers import Observers
 from ddppo.envs.backends.pool_memory import Past
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvOutputError, EnvWorkerLost
-from ddppo.run.loop.exchange import Exchange, gather_bytes
+from ddppo.loop.env_messages import Exchange
 from tests.distributed.telling import LENGTH, number
 from tests.support import NEVER_S, PATIENCE_S
 

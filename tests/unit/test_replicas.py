@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddppo.errors import ReplicaMismatchError
-from ddppo.run.measuring.reporting import _check_replicas
+from ddppo.records.reporting import _check_replicas
 
 
 @pytest.mark.parametrize(

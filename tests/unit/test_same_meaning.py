@@ -9,11 +9,12 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from ddppo import load_policy
-from ddppo.config import EnvConfig, MlpSettings
+from ddppo.config.model_settings import MlpSettings
+from ddppo.config.settings import EnvConfig
 from ddppo.enjoy import EnjoyConfig, enjoy
-from ddppo.envs import probe
 from ddppo.envs.meaning import differences, spaces_described
 from ddppo.envs.probing.advice import kept_over_resets, learning_wrappers, on_spaces, statistics
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.evaluate import EvaluateConfig, evaluate
@@ -178,7 +179,7 @@ def test_a_policy_is_refused_a_task_whose_actions_mean_something_else_unless_tha
 
 
 def test_a_checkpoint_of_earlier_that_stored_no_spaces_is_played_as_it_was(shifted):
-    from ddppo.run import checkpoint
+    from ddppo.records import checkpoint
 
     (path,) = (shifted / "checkpoints").iterdir()
     state = checkpoint.load(path)

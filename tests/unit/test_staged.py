@@ -4,20 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group
-from ddppo.config import EnvConfig, settings_of
+from ddppo.collectives.group import Group
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
-from ddppo.distributed.programs.async_actors.off_policy import with_ratios
-from ddppo.envs import make_eval_env, probe
+from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
+from ddppo.envs.make import make_eval_env
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model
-from ddppo.ppo.acting.collector import Collector
-from ddppo.ppo.learning import compiled as compiled_step
-from ddppo.ppo.learning.compiled import CompiledStep
-from ddppo.ppo.learning.gradient_check import agrees
-from ddppo.ppo.learning.learner import Learner
-from ddppo.ppo.learning.step import STATISTICS
-from ddppo.run.evaluation import Policy
+from ddppo.loop.evaluation import Policy
+from ddppo.models.build import build_model
+from ddppo.models.trial import check_model
+from ddppo.ppo import compiled as compiled_step
+from ddppo.ppo.collector import Collector
+from ddppo.ppo.compiled import CompiledStep
+from ddppo.ppo.gradient_check import agrees
+from ddppo.ppo.learner import Learner
+from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
 from tests.unit.staged_task import DOORS, Staged
 

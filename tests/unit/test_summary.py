@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddppo.config import Config, validate
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
 from ddppo.files import write_json
-from ddppo.run.records.metrics import IterationReport
-from ddppo.run.records.summary import (
+from ddppo.records.metrics import IterationReport
+from ddppo.records.summary import (
     SummaryBuilder,
     evaluation_metrics,
     git_state,

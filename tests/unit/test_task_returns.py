@@ -12,15 +12,18 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from gymnasium.vector import AutoresetMode
 
 from ddppo import envs as ddppo_envs
-from ddppo.config import EnvConfig, settings_of
-from ddppo.envs import EnvNames, make_env, make_eval_env, make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
 from ddppo.envs.encoding.rows import RowEncoder
+from ddppo.envs.make import make_eval_env, make_vec_env
+from ddppo.envs.probing.probe import make_env
 from ddppo.envs.single import played
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import ConfigError, EnvError, EnvOutputError
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 from ddppo.policies.playing import play, task_of
-from ddppo.ppo.acting.collector import Collector
+from ddppo.ppo.collector import Collector
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from ddppo.terminal import warn
 from tests.unit.returning_tasks import PAIR, VALUES, GivenEnv

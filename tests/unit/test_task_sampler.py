@@ -17,17 +17,11 @@ from ddppo.algorithms.task_sampler import (
     make_sampler,
     state_in,
 )
-from ddppo.config import (
-    Config,
-    EnvConfig,
-    SamplerSettings,
-    config_class,
-    sections,
-    setting,
-    settings_of,
-    stored,
-    validate,
-)
+from ddppo.config import stored
+from ddppo.config.fields import setting
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config, EnvConfig, SamplerSettings, config_class, sections
+from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.plugins import Plugin
 from ddppo.seeding import derived_seed
@@ -187,13 +181,13 @@ def test_a_run_of_a_plugin_that_is_gone_is_read_unless_it_was_sampled_by_it(brou
     path = tmp_path / "config.yaml"
     for name in (None, "twice"):
         path.write_text(stored.to_yaml(loaded(name=name)))
-        assert stored.load(path).asked.name == name
+        assert stored.load_config(path).asked.name == name
     brought()
     with pytest.raises(
         ConfigError, match=r"the run has asked\.name=twice, which no plugin here brings: install its"
     ):
-        stored.load(path)
+        stored.load_config(path)
     brought("asked")
     path.write_text(stored.to_yaml(loaded()))
     brought()
-    assert not hasattr(stored.load(path), "asked")
+    assert not hasattr(stored.load_config(path), "asked")

@@ -6,9 +6,9 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from ddppo.config import Config
-from ddppo.run.records.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
-from ddppo.run.records.tensorboard import LAYOUT, TensorBoardWriter, hyperparameters
+from ddppo.config.settings import Config
+from ddppo.records.metrics import GLOBAL_NAMES, PER_RANK_NAMES, IterationReport
+from ddppo.records.tensorboard import LAYOUT, TensorBoardWriter, hyperparameters
 
 
 def config():

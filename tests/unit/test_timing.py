@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives import Group, Record, Wait
-from ddppo.run.measuring import timing
-from ddppo.run.measuring.timing import IterationClock, split_waiting
+from ddppo.collectives.group import Group, Record, Wait
+from ddppo.records import timing
+from ddppo.records.timing import IterationClock, split_waiting
 
 CPU = torch.device("cpu")
 

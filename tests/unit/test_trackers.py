@@ -8,11 +8,12 @@ import types
 
 import pytest
 
-from ddppo.config import Config, validate
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
-from ddppo.run.records.metrics import IterationReport
-from ddppo.run.records.recorder import Recorder
-from ddppo.run.records.trackers import check_installed, open_tracker
+from ddppo.records.metrics import IterationReport
+from ddppo.records.recorder import Recorder
+from ddppo.records.trackers import check_installed, open_tracker
 
 
 def config(*names):

@@ -8,10 +8,10 @@ import gymnasium as gym
 import pytest
 import torch
 
-from ddppo import config as configuration
 from ddppo import train
-from ddppo.run.lock import held
-from ddppo.topologies.settings import EnvWorkersSettings
+from ddppo.config import settings, stored
+from ddppo.distributed.topologies.settings import EnvWorkersSettings
+from ddppo.records.run_folder import held
 from tests.support import TINY, door, run
 
 SMALL = (*TINY, "ppo.total_steps=64", "ppo.rollout_steps=8")
@@ -36,13 +36,13 @@ def call(monkeypatch, capsys, tmp_path):
 
 @pytest.fixture
 def no_ranks(monkeypatch):
-    monkeypatch.setattr("ddppo.run.checks.available_cores", lambda: 2)
+    monkeypatch.setattr("ddppo.launch.checks.available_cores", lambda: 2)
 
     def started(*arguments):
         raise AssertionError(f"ranks were started: {arguments}")
 
-    monkeypatch.setattr("ddppo.distributed.launcher.start_ranks", started)
-    monkeypatch.setattr("ddppo.run.worker.train_rank", started)
+    monkeypatch.setattr("ddppo.launch.local_ranks.start_ranks", started)
+    monkeypatch.setattr("ddppo.loop.rank.train_rank", started)
 
 
 def assert_one_paragraph(stderr):
@@ -204,7 +204,7 @@ try:
     import hydra_plugins
 except ModuleNotFoundError:  # neither is installed: ours are found by their path
     hydra_plugins = None
-from ddppo import config as configuration
+from ddppo.config import settings, stored
 from ddppo import train
 if hydra_plugins is not None:
     hydra_plugins.__path__ = []  # where pip puts them
@@ -258,8 +258,8 @@ def test_what_was_in_a_sweep_s_folder_stays_when_no_run_can_begin(call, no_ranks
 
 
 def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch):
-    monkeypatch.setattr("ddppo.run.checks.available_cores", lambda: 2)
-    monkeypatch.setattr("ddppo.distributed.launcher.start_ranks", lambda *arguments: sys.exit(7))
+    monkeypatch.setattr("ddppo.launch.checks.available_cores", lambda: 2)
+    monkeypatch.setattr("ddppo.launch.local_ranks.start_ranks", lambda *arguments: sys.exit(7))
     code, stderr = call("dist.world_size=4")
     assert code == 7
     assert stderr == (
@@ -269,7 +269,7 @@ def test_more_ranks_than_cores_are_a_warning_where_they_may_be(call, monkeypatch
 
 
 def test_layers_that_compute_with_the_rest_of_the_batch_are_a_warning_with_their_name(call, monkeypatch):
-    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    monkeypatch.setattr("ddppo.loop.rank.train_rank", lambda *arguments: sys.exit(7))
     code, stderr = call("model.name=tests.fault.saboteurs:NormedModel")
     assert code == 7
     assert stderr.startswith(
@@ -279,7 +279,7 @@ def test_layers_that_compute_with_the_rest_of_the_batch_are_a_warning_with_their
 
 
 def test_a_single_run_of_an_experiment_that_is_a_sweep_says_so(call, monkeypatch):
-    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    monkeypatch.setattr("ddppo.loop.rank.train_rank", lambda *arguments: sys.exit(7))
     code, stderr = call("experiment=learning_classic")
     assert code == 7
     assert stderr == "warning: experiment=learning_classic is a sweep, of which this is one run: add -m\n"
@@ -290,8 +290,8 @@ def be_rank_0_of_2(monkeypatch, **more):
     told = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
     for name, value in (told | {"MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": "none"} | more).items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("ddppo.door.torchrun._has_told", True)
-    monkeypatch.setattr("ddppo.distributed.launch.leave", sys.exit)
+    monkeypatch.setattr("ddppo.launch.torchrun._has_told", True)
+    monkeypatch.setattr("ddppo.distributed.join.leave", sys.exit)
 
 
 def test_torchrun_and_dist_world_size_must_agree(call, no_ranks, monkeypatch):
@@ -313,7 +313,7 @@ def test_what_torchrun_would_start_again_must_find_its_run(call, no_ranks, monke
 
 
 def test_what_torchrun_left_in_the_shell_counts_under_torchrun_only(call, monkeypatch):
-    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    monkeypatch.setattr("ddppo.loop.rank.train_rank", lambda *arguments: sys.exit(7))
     for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "64")
     assert call() == (7, "")  # neither a warning of 64 ranks on this machine
@@ -322,10 +322,10 @@ def test_what_torchrun_left_in_the_shell_counts_under_torchrun_only(call, monkey
 
 @pytest.mark.parametrize("written", ["1e5", "100_000", "1.0e+5", "1E5"])
 def test_whole_numbers_are_read_however_they_are_written(call, monkeypatch, tmp_path, written):
-    monkeypatch.setattr("ddppo.run.worker.train_rank", lambda *arguments: sys.exit(7))
+    monkeypatch.setattr("ddppo.loop.rank.train_rank", lambda *arguments: sys.exit(7))
     code, stderr = call(f"ppo.total_steps={written}", "model.hidden_sizes=[1e1,2_0]")
     assert (code, stderr) == (7, "")
-    config = configuration.load(tmp_path / "outputs" / "run" / "config.yaml")
+    config = stored.load_config(tmp_path / "outputs" / "run" / "config.yaml")
     assert config.ppo.total_steps == 100_000
     assert config.model.hidden_sizes == [10, 20]
 
@@ -436,12 +436,12 @@ NASTY = ("a,b=c(d'e{f g}h[i\"j$k\\l", "~a\\")
 def test_a_run_is_resumed_whatever_its_folder_is_called(name, finished_run, tmp_path, monkeypatch):
     run_dir = shutil.copytree(finished_run, tmp_path / name)
     resumed = []
-    monkeypatch.setattr("ddppo.run.worker.train_rank", resumed.append)
+    monkeypatch.setattr("ddppo.loop.rank.train_rank", resumed.append)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     for _ in range(2):  # the second time from the configuration that names the folder
         monkeypatch.setattr("sys.argv", ["train.py", f"resume={run_dir}", "ppo.total_steps=256"])
         train.main()
-        assert configuration.load(run_dir / "config.yaml").resume == str(run_dir)
+        assert stored.load_config(run_dir / "config.yaml").resume == str(run_dir)
     assert resumed == [run_dir, run_dir]
     assert sorted(p.name for p in tmp_path.iterdir()) == [name]
 
@@ -467,34 +467,34 @@ def test_in_a_process_of_its_own_a_mistake_says_the_same(tmp_path):
 
 
 def test_a_run_from_before_dist_collective_keeps_what_its_dist_backend_said(tmp_path):
-    from ddppo import config as configuration
-    from ddppo.config import Config
+    from ddppo.config import stored
+    from ddppo.config.settings import Config
 
     config = Config()
     config.env.id, config.dist.collective = "CartPole-v1", "gloo"
-    text = configuration.to_yaml(config)
+    text = stored.to_yaml(config)
     assert "  collective: gloo\n" in text
     (tmp_path / "config.yaml").write_text(text.replace("  collective: gloo\n", "  backend: gloo\n"))
-    assert configuration.load(tmp_path / "config.yaml").dist.collective == "gloo"
+    assert stored.load_config(tmp_path / "config.yaml").dist.collective == "gloo"
 
 
 def test_a_run_from_before_there_were_pools_goes_on_with_one(tmp_path):
-    config = configuration.Config()
+    config = settings.Config()
     config.env.id, config.env.backend = "CartPole-v1", "pool"
-    text = configuration.to_yaml(config)
+    text = stored.to_yaml(config)
     (tmp_path / "config.yaml").write_text(text.replace("  backend: pool\n", "  backend: async\n"))
-    assert configuration.load(tmp_path / "config.yaml").env == config.env
+    assert stored.load_config(tmp_path / "config.yaml").env == config.env
 
 
 def test_a_run_of_env_workers_hetero_goes_on_as_the_preset_that_it_is_now(tmp_path):
-    config = configuration.Config(dist=EnvWorkersSettings(world_size=3))
+    config = settings.Config(dist=EnvWorkersSettings(world_size=3))
     config.env.id = "CartPole-v1"
     for shares, now in ("[]", [0]), ("[5, 3]", [5, 3]):
-        old = configuration.to_yaml(config)
+        old = stored.to_yaml(config)
         old = old.replace(
             "  topology: env_workers\n", "  topology: env_workers_hetero\n  max_world_size: null\n"
         )
         old = old.replace("  env_shares: []\n", f"  env_shares: {shares}\n")
         (tmp_path / "config.yaml").write_text(old)
-        found = configuration.load(tmp_path / "config.yaml").dist
+        found = stored.load_config(tmp_path / "config.yaml").dist
         assert found == EnvWorkersSettings(world_size=3, env_shares=now)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, Text
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing import trial
 from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError

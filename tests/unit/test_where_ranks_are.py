@@ -1,9 +1,9 @@
 """What ranks say of their machines, put together."""
 
-from ddppo.collectives import Group
+from ddppo.collectives.group import Group
 from ddppo.processes.machine import available_cores
-from ddppo.run.measuring.own_metrics import gather_machines, merged_machines
-from ddppo.run.records.summary import machine
+from ddppo.records.summary import machine
+from ddppo.records.user_metrics import gather_machines, merged_machines
 
 
 def word(number, cores, hostname="a", quota=None):

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.cage2.games import OBS_SIZE, Games
 from ddppo.domains.cage2.orders import CODE_SIZE, JOURNAL, ordered_step, orders_of
 from ddppo.domains.cage2.rules import NUM_ACTIONS

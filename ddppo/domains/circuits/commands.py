@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import MISSING
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.domains.circuits.optimise import (
     STARTS,
     BestSoFar,

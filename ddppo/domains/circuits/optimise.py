@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddppo import config as configuration
-from ddppo.config import Config
+from ddppo.config import stored
+from ddppo.config.settings import Config
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.quantum.circuit import Cost, measures
 from ddppo.domains.circuits.quantum.qasm_reader import parse
@@ -32,7 +32,7 @@ from ddppo.domains.circuits.task.env import CircuitEnv, Obs
 from ddppo.domains.circuits.task.lineage import Found, replayed
 from ddppo.errors import ConfigError, RunFolderError, TrainingError
 from ddppo.processes.signals import StopRequest, die_with_parent, stop_signals_kill
-from ddppo.run import checkpoint
+from ddppo.records import checkpoint
 from ddppo.seeding import derived_seed, stream
 from ddppo.terminal import warn
 
@@ -298,7 +298,7 @@ class ByPolicy:
         self, config: Config, path: Path, env: CircuitEnv, rngs: Sequence[np.random.Generator]
     ) -> None:
         from ddppo.envs.encoding.rows import RowEncoder
-        from ddppo.run.evaluation import load_policy  # torch, in the processes that walk alone
+        from ddppo.loop.evaluation import load_policy  # torch, in the processes that walk alone
 
         self._policy = load_policy(config, checkpoint.load(path))
         self._encode = RowEncoder(env.observation_space, self._policy.spec)
@@ -357,7 +357,7 @@ def of_run(folder: str, which: str, rules: str | None) -> OfRun:
     run_dir = Path(folder)
     if not (run_dir / "config.yaml").is_file():
         raise RunFolderError(f"run={folder}: not a run folder, it has no config.yaml")
-    config = configuration.load(run_dir / "config.yaml")
+    config = stored.load_config(run_dir / "config.yaml")
     if config.env.id != _TASK:
         raise ConfigError(
             f"run={folder}: it was trained on {config.env.id}, and only a run of env=circuit knows circuits"

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from ddppo.config import Config, ModelSettings, setting
+from ddppo.config.fields import setting
+from ddppo.config.model_settings import ModelSettings
+from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 

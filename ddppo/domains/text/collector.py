@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.config import Config
-from ddppo.distributed.programs.kit import RankContext
+from ddppo.config.settings import Config
+from ddppo.distributed.topologies.program import RankContext
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.tokenizers import Dialogue, Tokenizer, make_tokenizer
 from ddppo.domains.text.turns import Turn, Turns, make_turns
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError
-from ddppo.ppo.acting.rollout import FinishedEpisode, Rollout
 from ddppo.ppo.advantages import Estimates
-from ddppo.ppo.learning.minibatches import Minibatch, fields_of
+from ddppo.ppo.minibatches import Minibatch, fields_of
+from ddppo.ppo.rollout import FinishedEpisode, Rollout
 from ddppo.scaling import BatchShape
 
 _TOKENS = 2**15  # of one forward pass over whole rows; they bound memory, not results

@@ -14,8 +14,8 @@ from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import TrainingError
-from ddppo.run.evaluation import Evaluator, Scores
-from ddppo.run.records.metrics import SUCCESS_OF
+from ddppo.loop.evaluation import Evaluator, Scores
+from ddppo.records.metrics import SUCCESS_OF
 from ddppo.seeding import derived_seed
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ddppo.config import ModelSettings
+from ddppo.config.model_settings import ModelSettings
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import ActorCritic, Obs

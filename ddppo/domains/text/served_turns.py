@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.text.turns import Turn
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.vec_env import EnvNames

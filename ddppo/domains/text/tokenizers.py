@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ddppo.config import ModelSettings
+from ddppo.config.model_settings import ModelSettings
 from ddppo.domains.text.settings import HfSettings, text_settings
 from ddppo.errors import ConfigError
 from ddppo.package import install_command

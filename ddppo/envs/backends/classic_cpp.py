@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends import classic
 from ddppo.envs.backends.batched import BatchedEnvs, Dynamics, Synthetic
 from ddppo.envs.single import make_task

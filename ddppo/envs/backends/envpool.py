@@ -14,7 +14,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
-from ddppo.config import EnvConfig, near
+from ddppo.config.fields import near
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.gym_vector import GymVectorEnvs
 from ddppo.envs.vec_env import EnvNames, EnvSpec, explained
 from ddppo.errors import ConfigError

@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
+from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.encoding.codec import (
     Path,
     action_spec,

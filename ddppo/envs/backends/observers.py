@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool import Pool
 from ddppo.envs.backends.sync import SteppedEnvs
 from ddppo.envs.encoding.codec import decode_actions

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool_memory import (
     DONE,
     RESET,

@@ -21,7 +21,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.sync import Answers, answer_layout
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.processes.fork_server import exactly

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool_memory import (
     CALL,
     DONE,

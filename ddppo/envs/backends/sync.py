@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import gymnasium as gym
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.codec import decode_actions
 from ddppo.envs.encoding.rows import ObsArrays, RowLayout
 from ddppo.envs.single import RowEnv, make_row_env

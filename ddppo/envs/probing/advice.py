@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.wrappers import NormalizeObservation, NormalizeReward
 from gymnasium.wrappers import vector as of_batches
 
-from ddppo.config import LayerSettings, ModelSettings
+from ddppo.config.model_settings import LayerSettings, ModelSettings
 from ddppo.envs.meaning import Plain
 from ddppo.errors import ConfigError
 

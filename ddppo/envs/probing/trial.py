@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.gym_vector import make_native
 from ddppo.envs.encoding.codec import sample_action

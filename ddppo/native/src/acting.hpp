@@ -12,7 +12,7 @@ namespace ddppo {
 
 extern "C" void network_policy(void* network, const void* obs, int64_t n, void* params);  // learn.cpp
 
-// Buffers of a collector, time-major: ActingBuffers of ddppo/ppo/native/network.py mirrors this one. Real is float or
+// Buffers of a collector, time-major: ActingBuffers of ddppo/ppo/cpp/network.py mirrors this one. Real is float or
 // double; P is num_params, K num_noise, M the sum of sizes.
 struct ActingBuffers {
   void* network;

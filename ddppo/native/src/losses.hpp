@@ -7,10 +7,10 @@ namespace ddppo {
 
 enum ActionKind { kDiscrete, kMultiDiscrete, kMultiBinary, kBox };
 
-// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: as STATISTICS in ddppo/ppo/learning/step.py.
+// policy_loss, value_loss, entropy, approx_kl, clip_fraction, ratio_outliers: as STATISTICS in ddppo/ppo/step.py.
 constexpr int kNumStatistics = 6;
 
-struct Coefficients {  // in the order of constants() in ddppo/ppo/learning/step.py
+struct Coefficients {  // in the order of constants() in ddppo/ppo/step.py
   double clip, value, entropy, clip_value, max_norm, adam_eps;
 };
 

@@ -1,5 +1,5 @@
 // Acting in one row, for environments stepped elsewhere; and a rollout in one call: T steps of a batch of tasks, acted in by a network, into the buffers of
-// ddppo/ppo/acting/collector.py; then the values of all that was observed.
+// ddppo/ppo/collector.py; then the values of all that was observed.
 #include <chrono>
 
 #include "acting.hpp"
@@ -9,12 +9,12 @@ namespace ddppo {
 
 extern "C" void network_values(void* network, const void* obs, int64_t n, void* values);  // learn.cpp
 
-// RolloutBuffers of ddppo/ppo/native/rollout.py mirrors this one.
+// RolloutBuffers of ddppo/ppo/cpp/rollout.py mirrors this one.
 struct RolloutBuffers : ActingBuffers {
   TaskBatch* tasks;
   int64_t num_steps, num_ends, is_finite;  // is_finite: observations and rewards
   int64_t num_taken;                       // steps of this rollout
-  // Cut of ddppo/ppo/acting/rollout.py: others write cells meanwhile. deadline: of std::chrono::steady_clock, in seconds.
+  // Cut of ddppo/ppo/rollout.py: others write cells meanwhile. deadline: of std::chrono::steady_clock, in seconds.
   int64_t least_steps, number, awaited, num_cells;
   double deadline;
   const int64_t* cells;

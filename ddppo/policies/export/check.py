@@ -8,11 +8,11 @@ import torch
 
 from ddppo.envs.encoding.codec import MASK, decode_actions
 from ddppo.errors import TrainingError
+from ddppo.loop.evaluation import Remembered
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.export.files import Run
 from ddppo.policies.export.portable import ACTION, NEXT_STATE, STATE, Arrays, Portable, described
 from ddppo.policies.playing import blamed_on, task_of
-from ddppo.run.evaluation import Remembered
 from ddppo.seeding import derived_seed
 
 _NUM_RANDOM, _NUM_REAL = 64, 128

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 import ddppo
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
 from ddppo.files import replacing, stored, write_json
 from ddppo.package import install_command

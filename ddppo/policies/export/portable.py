@@ -9,9 +9,15 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
 from ddppo.envs.encoding.codec import MASK, path_name, space_leaves, without_mask
-from ddppo.models import ActionDistribution
-from ddppo.models.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical, TanhGaussian
-from ddppo.run.evaluation import Policy
+from ddppo.loop.evaluation import Policy
+from ddppo.models.distributions import (
+    ActionDistribution,
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    MultiCategorical,
+    TanhGaussian,
+)
 from ddppo.spaces import leaves
 
 ACTION, STATE, NEXT_STATE = "action", "state", "next_state"

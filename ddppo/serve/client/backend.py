@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.rows import ObsArrays, RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvStep, Options, Unsaved, no_options
 from ddppo.errors import EnvError

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ddppo.config import Config, EnvConfig
+from ddppo.config.settings import Config, EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec

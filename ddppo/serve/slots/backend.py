@@ -10,7 +10,7 @@ import os
 import socket
 from contextlib import suppress
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool_memory import leave_signals_to_the_rank
 from ddppo.envs.guard import leave_alone
 from ddppo.serve.limits import Confinement, confine

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.errors import TrainingError
 from ddppo.processes.forking import ForkServerLost
 from ddppo.serve.limits import Confinement

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs import tasks  # noqa: F401 (registers)
 from ddppo.envs.encoding.codec import MASK
 from ddppo.envs.encoding.rows import ObsArrays

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.errors import ConfigError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost
 from ddppo.serve.limits import Confinement, variables

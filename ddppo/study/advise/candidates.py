@@ -8,9 +8,10 @@ from itertools import product
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from ddppo.config import Config, validate
-from ddppo.door.arguments import composed, prepared_arguments
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
+from ddppo.launch.arguments import composed, prepared_arguments
 
 W = "dist.world_size"
 _NEUTRAL = (

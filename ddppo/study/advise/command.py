@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 
 from ddppo import package
-from ddppo.config import Config, setting
-from ddppo.config.fields import written_out
+from ddppo.config.fields import setting, written_out
+from ddppo.config.settings import Config
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.options import whole_numbers
 from ddppo.processes.forking import ForkServerLost

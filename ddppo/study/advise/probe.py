@@ -21,7 +21,7 @@ from ddppo.files import stored
 from ddppo.processes.forking import ForkedProcess, ForkServer
 from ddppo.processes.machine import allowed_cores, descendants
 from ddppo.processes.signals import runs
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.advise.candidates import Candidate
 
 _POLL_S = 0.003
@@ -31,9 +31,9 @@ _TICKS = os.sysconf("SC_CLK_TCK")  # a second, in /proc
 _IMPORTS = (
     "hydra",
     "torch._dynamo",
-    "ddppo.run.worker",
-    "ddppo.run.checks",
-    "ddppo.run.sweep",
+    "ddppo.loop.rank",
+    "ddppo.launch.checks",
+    "ddppo.launch.jobs",
     "ddppo.train",
 )
 # Last, so that they win: what would be on the clock, or end a probe by itself.

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 
-from ddppo.config import batch_shape
+from ddppo.config.rank_rules import batch_shape
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.advise.candidates import Candidate, Question, W
 from ddppo.study.advise.probe import QUIET, OutOfTimeError, Probe, Slice, temporary_folder
 from ddppo.study.bench.results import Ratio, middle, paired_ratio

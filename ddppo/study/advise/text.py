@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddppo.distributed.topologies.settings import PreemptSettings
 from ddppo.errors import ConfigError
 from ddppo.package import command
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.advise.candidates import Question
 from ddppo.study.advise.race import BUSY, ROUNDS_TO_TELL, Entrant, is_slower, ratio
 from ddppo.study.columns import aligned, duration
 from ddppo.study.predict.usl import fit_usl
-from ddppo.topologies.settings import PreemptSettings
 
 _HEAD = ("", "steps/s", "low to high", "rounds", "times as fast", "low to high", "E")
 _SLOWER = 1.5  # times as long a rollout as the median of all ranks

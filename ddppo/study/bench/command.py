@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddppo.config import setting
-from ddppo.door.arguments import composed
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
+from ddppo.launch.arguments import composed
 from ddppo.options import whole_numbers
 from ddppo.study.bench import results
 from ddppo.study.bench.measured import Clock, Code, other_code, run_rounds, this_code
@@ -194,7 +194,7 @@ def _rules(given: Any) -> list[str]:
 
 
 def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
-    from ddppo.run.records.summary import machine, versions
+    from ddppo.records.summary import machine, versions
 
     return {
         "git_commit": codes[0].commit,

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ddppo import config as configuration
-from ddppo.config import Config
-from ddppo.distributed.launch import join
-from ddppo.envs import make_vec_env
+from ddppo.config import rank_rules, stored
+from ddppo.config.settings import Config
+from ddppo.distributed.join import join
+from ddppo.envs.make import make_vec_env
 from ddppo.processes.machine import available_cores
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ActionSpec
@@ -39,7 +39,7 @@ _START = multiprocessing.get_context("fork")  # torch is imported once; it has c
 def main() -> None:
     """Measure what the command line names and print it."""
     torch.set_num_threads(1)  # a pool of threads would not survive the forks
-    configs = [configuration.load(Path(path)) for path in sys.argv[1:]]
+    configs = [stored.load_config(Path(path)) for path in sys.argv[1:]]
     print(
         json.dumps({"limits": [rates(each) for each in configs], "collective_us": collective_us(configs[0])})
     )
@@ -52,7 +52,7 @@ def rates(config: Config) -> dict[str, float]:
     of MATRIX in the model's type, one thread in each process. calls_per_s: how often a small layer can be called from
     Python. The last two know nothing of our code, so that they tell a slower machine from slower code.
     """
-    num_envs = configuration.batch_shape(config).num_envs
+    num_envs = rank_rules.batch_shape(config).num_envs
     num_processes = min(config.dist.world_size, available_cores(), num_envs)
     bounds = [num_envs * k // num_processes for k in range(num_processes + 1)]
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import ddppo
-from ddppo import config as configuration
-from ddppo.door.arguments import composed
+from ddppo.config.stored import to_yaml
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.files import stored
+from ddppo.launch.arguments import composed
 from ddppo.processes.machine import memory_of
 from ddppo.processes.signals import die_with_parent
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.bench.results import Measurement
 from ddppo.study.bench.workloads import Configuration
 
@@ -37,7 +37,7 @@ _STOPPED_WITHIN_S = 60.0
 _FEWEST_ITERATIONS = 3  # measured, however long they take
 _SHOWN = 12  # lines of what a failed run said
 Say = Callable[[str], None]
-PAGE = "where_the_time_goes.md"  # as ddppo.run.measuring.profiling calls it
+PAGE = "where_the_time_goes.md"  # as ddppo.records.profiling calls it
 _ITERATIONS = 3
 _WITHIN_S = 600.0
 
@@ -320,7 +320,7 @@ def _limits(todo: Sequence[Configuration]) -> dict[str, Mapping[str, Any]]:
         paths = []
         for number, configured in enumerate(todo):
             path = Path(folder) / f"{number}.yaml"
-            path.write_text(configuration.to_yaml(composed(configured.overrides)), encoding="utf-8")
+            path.write_text(to_yaml(composed(configured.overrides)), encoding="utf-8")
             paths.append(str(path))
         found = subprocess.run(
             [sys.executable, "-m", "ddppo.study.bench.limits", *paths],

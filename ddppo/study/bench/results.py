@@ -13,7 +13,7 @@ from typing import Any
 
 from ddppo.errors import ConfigError
 from ddppo.files import stored, write_json
-from ddppo.run.records.metrics import EXCLUSIVE_PARTS
+from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.study.columns import aligned
 
 ERROR = 0.05  # chance that the truth lies below the interval, and that it lies above

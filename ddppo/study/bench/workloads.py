@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from ddppo.config import near
+from ddppo.config.fields import near
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
 

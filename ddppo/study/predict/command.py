@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.options import whole_numbers
 from ddppo.study.columns import aligned, whole

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ddppo import scaling
-from ddppo.config import check_fields, setting
+from ddppo.config.fields import check_fields, setting
 from ddppo.errors import ConfigError
 from ddppo.scaling import BatchShape
 from ddppo.study.predict.fitting import fit_parameters, of_one_stepping

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import near
+from ddppo.config.fields import near
 from ddppo.errors import ConfigError
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.topologies import TOPOLOGIES
+from ddppo.distributed.topologies.known import TOPOLOGIES
 
 SLEEPING_TASK = "ddppo/Synthetic-v0"  # its step time is a setting, env.kwargs.step_time_s
 PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")

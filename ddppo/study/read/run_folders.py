@@ -18,7 +18,7 @@ from ddppo.study.read.metrics_file import DamagedError, Metrics, read_metrics
 from ddppo.study.read.record import LeftOut, Reading, Run
 from ddppo.study.read.summary_file import RunCounts
 
-SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.run.records.summary writes
+SCHEMA_VERSION = 1  # of summary.json; the one that ddppo.records.summary writes
 REPORT_FILE, REPORT_KIND = "summary.json", "scaling report"  # the file of a report, and its key `kind`
 _AGAIN = "run that job again, or remove the folder"
 

@@ -9,12 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-from ddppo.config import near
+from ddppo.config.fields import near
 from ddppo.config.variants import own_keys
+from ddppo.distributed.topologies.known import TOPOLOGIES
 from ddppo.errors import RunFolderError
 from ddppo.study.read.fields import flat, one_line
 from ddppo.study.read.record import LeftOut, Machine, Reading, Run, by_world_size
-from ddppo.topologies import TOPOLOGIES
 
 # Settings that may differ: they change neither what is learnt nor how fast; or name a run.
 OF_NO_EFFECT = (

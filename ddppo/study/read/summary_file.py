@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddppo.config.stored import without_others
-from ddppo.run.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
+from ddppo.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.read.record import SLEEPING_TASK, Machine, Origin

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from ddppo.config import SECTIONS, Config, setting
+from ddppo.config.fields import setting
+from ddppo.config.settings import SECTIONS, Config
 from ddppo.errors import ConfigError, RunFolderError, near
 from ddppo.files import jsonable
 from ddppo.study.runs.comparison import compared, in_words

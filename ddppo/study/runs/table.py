@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.errors import ConfigError, near
 from ddppo.options import whole_numbers
 from ddppo.study.columns import duration

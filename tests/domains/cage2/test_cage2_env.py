@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env, probe
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.batched import BatchedEnvs
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError
 

@@ -4,14 +4,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.cage2.env import OrdersJournal
 from ddppo.domains.cage2.games import Games
 from ddppo.domains.cage2.orders import Orders, ordered_step
 from ddppo.domains.cage2.rules import ACTION, HOST, NUM_ACTIONS
 from ddppo.domains.cage2.search.orders import ORDERS, PRESETS, code
 from ddppo.domains.cage2.search.outcomes import read
-from ddppo.envs import make_vec_env, probe
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import ConfigError, EnvError
 from ddppo.spaces import ArraySpec

@@ -6,8 +6,8 @@ import signal
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
 from ddppo.errors import EnvWorkerLost
 from tests.support import wait_until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing.trial import tried
 from tests.distributed.test_ordered import assert_same_bits, runs
 from tests.unit.test_env_states import _with, batch, goes_on_to_the_bit  # noqa: F401 (a fixture)

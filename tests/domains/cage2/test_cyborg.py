@@ -9,13 +9,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.cage2.orders import KIND_REPAIRED
 from ddppo.domains.cage2.rules import ACTION, ACTIONS, HOST
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, PRESETS, code
 from ddppo.domains.cage2.search.outcomes import read
-from ddppo.envs import make_vec_env, probe
-from ddppo.envs.make import settled
+from ddppo.envs.make import make_vec_env, settled
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from tests.support import CHECKOUT, TINY, Program, run
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from ddppo.config import settings_of
+from ddppo.config.variants import settings_of
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.task.settings import observation_space
 from ddppo.envs.encoding.codec import obs_spec
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, EnvSpec
 from tests.domains.circuits.circuit_oracle import random_circuit
 from tests.domains.circuits.circuit_slow import observed

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.quantum import RZ
 from ddppo.domains.circuits.quantum.benchmarks import benchmark
 from ddppo.domains.circuits.quantum.circuit import TURN
 from ddppo.domains.circuits.task import CircuitEnv, confirmed, replayed
 from ddppo.domains.circuits.task.board import NO_NODE, growth_of
-from ddppo.envs import make_vec_env, probe
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from tests.domains.circuits.circuit_oracle import distance, matrix_of
 from tests.domains.circuits.circuit_play import at_random, choices_of, downhill, qasm, steps

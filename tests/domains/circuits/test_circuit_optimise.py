@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo import config as configuration
-from ddppo.config import Config, EnvConfig, settings_of
+from ddppo.config import stored
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.circuits import PLUGIN, commands
 from ddppo.domains.circuits.commands import run
 from ddppo.domains.circuits.optimise import (
@@ -35,12 +36,12 @@ from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import parse
 from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.domains.circuits.task.journal import BestFile
-from ddppo.envs import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, StorageError, TrainingError
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 from ddppo.options import parse as parse_door
 from ddppo.processes.signals import StopRequest
-from ddppo.run.checkpoint import save_iteration
+from ddppo.records.checkpoint import save_iteration
 from tests.domains.circuits.circuit_play import qasm
 from tests.support import CHECKOUT, PATIENCE_S, door
 
@@ -361,7 +362,7 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     task = EnvConfig(id="ddppo/Circuit-v0", kwargs={"circuit": "tof_3", "buffer": {"draw": "greedy"}})
     config = Config(env=task, model=settings_of("model", name="gnn", graph_width=16, graph_layers=2))
-    (folder / "config.yaml").write_text(configuration.to_yaml(config))
+    (folder / "config.yaml").write_text(stored.to_yaml(config))
     model = build_model(probe(task), config.model, seed=0, dtype=torch.float32)
     save_iteration(folder / "checkpoints", 1, {"model": model.state_dict(), "iteration": 1}, keep=1)
     return folder

@@ -3,8 +3,8 @@
 import pytest
 
 from ddppo.domains.circuits import PLUGIN
-from ddppo.door.arguments import prepared_arguments
 from ddppo.errors import ConfigError
+from ddppo.launch.arguments import prepared_arguments
 from ddppo.policies.export.command import ExportConfig, export
 from tests.unit.policy_tasks import run_folder
 

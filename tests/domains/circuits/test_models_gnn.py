@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import settings_of
+from ddppo.config.variants import settings_of
 from ddppo.domains.circuits import PLUGIN, graph_layers
 from ddppo.domains.circuits.model import NOWHERE
 from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model, random_obs
+from ddppo.models.actor_critic import random_obs
+from ddppo.models.build import build_model
+from ddppo.models.trial import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 from tests.domains.circuits.circuit_play import steps
 from tests.domains.circuits.gnn_oracle import (

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from ddppo import config as configuration
-from ddppo.config import Config, EnvConfig, settings_of
+from ddppo.config import stored
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.circuits import PLUGIN
 from ddppo.domains.circuits.commands import run
 from ddppo.domains.circuits.quantum.rules import PACKAGED
@@ -89,7 +90,7 @@ def a_run(folder, env_id="ddppo/Circuit-v0", model="gnn", **kwargs):
     config = Config(env=EnvConfig(id=env_id, kwargs=kwargs))
     config = dataclasses.replace(config, model=settings_of("model", name=model))
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml").write_text(configuration.to_yaml(config))
+    (folder / "config.yaml").write_text(stored.to_yaml(config))
     return folder
 
 

@@ -194,7 +194,7 @@ def test_a_task_that_is_not_there_and_a_state_of_another_are_refused(env):
 WITHOUT = """
 import sys
 sys.modules["moto"] = None
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.envs.probing.probe import probe
 probe(EnvConfig(id="ddppo/Cloud-v0"))
 """

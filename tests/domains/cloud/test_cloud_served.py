@@ -6,7 +6,7 @@ pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("fastapi", reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.text.turns import make_turns
 from ddppo.serve.server import ServeSettings, served
 from tests.support import PATIENCE_S, TINY, door, summary

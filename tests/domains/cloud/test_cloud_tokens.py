@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("moto", reason="needs the extra cloud: pip install '.[cloud]'")
 pytest.importorskip("boto3", reason="needs the extra cloud: pip install '.[cloud]'")
 
-from ddppo.config import settings_of
+from ddppo.config.variants import settings_of
 from ddppo.domains.cloud.env import CloudEnv
 from ddppo.domains.cloud.tasks import own_tasks
 from ddppo.domains.cloud.tokenizer import MISSING, MOST_ANSWERED, CloudTokens, Form, form_of, names_of

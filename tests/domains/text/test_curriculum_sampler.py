@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults, make_sampler
-from ddppo.config import EnvConfig, config_class
+from ddppo.config.settings import EnvConfig, config_class
 from ddppo.domains.text.curriculum.sampler import CurriculumSampler, make_curriculum
 from ddppo.domains.text.curriculum.settings import CurriculumSettings
 from ddppo.errors import ConfigError, RunFolderError, TrainingError

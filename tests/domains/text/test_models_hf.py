@@ -4,15 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import Config, EnvConfig, PPOSettings
-from ddppo.config import settings_of as settings_by_name
+from ddppo.config.algorithm_settings import PPOSettings
+from ddppo.config.settings import Config, EnvConfig
+from ddppo.config.variants import settings_of as settings_by_name
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.hf_policy import HuggingFacePolicy
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.domains.text.turns import make_turns
-from ddppo.envs import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
-from ddppo.models import build_model, check_model
+from ddppo.models.build import build_model
+from ddppo.models.trial import check_model
 from ddppo.seeding import action_noise
 from tests.support import PATIENCE_S
 

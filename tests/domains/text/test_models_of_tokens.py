@@ -3,12 +3,14 @@
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.token_policy import Cache, TokenPolicy
-from ddppo.envs import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
-from ddppo.models import MLP, check_model
+from ddppo.models.actor_critic import MLP
+from ddppo.models.trial import check_model
 
 REPEAT = "tests.domains.text.text_tasks:tests/Repeat-v0"
 

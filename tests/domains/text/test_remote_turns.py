@@ -11,10 +11,11 @@ import pytest
 for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
-from ddppo.config import EnvConfig  # noqa: E402
+from ddppo.config.settings import EnvConfig  # noqa: E402
 from ddppo.domains.text.served_turns import RemoteTurns  # noqa: E402
 from ddppo.domains.text.turns import make_turns  # noqa: E402
-from ddppo.envs import EnvNames, make_vec_env  # noqa: E402
+from ddppo.envs.make import make_vec_env  # noqa: E402
+from ddppo.envs.vec_env import EnvNames  # noqa: E402
 from ddppo.errors import EnvError  # noqa: E402
 from tests.serve.served_tasks import EXIT, NOTHING, RAISE  # noqa: E402
 from tests.serve.test_serve import own_environ  # noqa: E402
@@ -175,8 +176,8 @@ def test_a_world_that_cannot_be_made_is_said_before_any_session(turns_of):
 
 RANK = """
 import sys
-from ddppo.config import EnvConfig
-from ddppo.envs import make_vec_env
+from ddppo.config.settings import EnvConfig
+from ddppo.envs.make import make_vec_env
 envs = make_vec_env(EnvConfig(id="tests.serve.served_tasks:World-v0", backend="remote"), range(2), 0, 1, 900.0)
 print(*(int(pid) for pid in envs.reset([1, 2])[0][:, 2]), envs._source._own._process.pid, flush=True)
 sys.stdin.read()

@@ -7,12 +7,13 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Text
 
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import BytesTokenizer, make_tokenizer
-from ddppo.envs import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.domains.text.text_tasks import TIERS, RepeatEnv, WordTokenizer
 from tests.support import CHECKOUT

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.text.collector import TextCollector
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.domains.text.turns import make_turns
-from ddppo.envs import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import EnvError, EnvOutputError, TrainingError
-from ddppo.models import build_model
+from ddppo.models.build import build_model
 from ddppo.seeding import action_noise
 from tests.domains.text.text_tasks import TIERS, WORDS, RepeatEnv
 

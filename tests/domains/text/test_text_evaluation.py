@@ -6,15 +6,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddppo.config import Config, DistSettings, EnvConfig, settings_of
+from ddppo.config.settings import Config, DistSettings, EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.text.evaluation import TextEvaluator, play_tasks, rounded_up
 from ddppo.domains.text.token_policy import TokenPolicy
-from ddppo.envs import probe
+from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError, EnvError, TrainingError
-from ddppo.models import build_model
-from ddppo.policies import load_policy
-from ddppo.ppo.acting.rollout import FinishedEpisode
-from ddppo.run.evaluation import Evaluator, Policy, evaluator_of
+from ddppo.loop.evaluation import Evaluator, Policy, evaluator_of
+from ddppo.models.build import build_model
+from ddppo.policies.acting import load_policy
+from ddppo.ppo.rollout import FinishedEpisode
 from ddppo.seeding import derived_seed
 from tests.unit.test_policies import run_folder
 

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from ddppo.config import EnvConfig, settings_of
+from ddppo.config.settings import EnvConfig
+from ddppo.config.variants import settings_of
 from ddppo.domains.text.collector import TokenMinibatches
 from ddppo.domains.text.policy import TokenActorCritic
-from ddppo.envs import probe
-from ddppo.models import build_model
+from ddppo.envs.probing.probe import probe
+from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Gae
 from tests.unit.test_advantages import grpo, with_reference
 from tests.unit.test_learner import LN2, SIMPLE, Constant, learner, rollout

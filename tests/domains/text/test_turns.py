@@ -4,10 +4,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.text.turns import LocalTurns, make_turns
-from ddppo.envs import EnvNames, make_vec_env, probe
+from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.probe import probe
 from ddppo.envs.single import scalars
+from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

@@ -16,9 +16,11 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ddppo.cluster.resources import SlurmLauncherConfig
-from ddppo.config import Config, check_fields, from_omegaconf
-from ddppo.door.sweeps import QuietReturn
+from ddppo.config.fields import check_fields
+from ddppo.config.settings import Config
+from ddppo.config.stored import from_omegaconf
 from ddppo.errors import ConfigError
+from ddppo.launch.sweep import QuietReturn
 
 
 class SlurmLauncher(Launcher):

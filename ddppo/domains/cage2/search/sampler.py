@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.algorithms.task_sampler import EpisodeResults, RunAccess, SamplerRecords, TaskSample, TaskSampler
-from ddppo.config import Config, section
+from ddppo.config.settings import Config, section
 from ddppo.domains.cage2.search import orders
 from ddppo.domains.cage2.search.campaign import Campaign, OrderTrial, Proposer
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, code

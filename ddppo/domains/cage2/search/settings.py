@@ -3,9 +3,10 @@
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from ddppo.config import Config, SamplerSettings, setting
+from ddppo.config.fields import setting
+from ddppo.config.settings import Config, SamplerSettings
 from ddppo.errors import ConfigError
-from ddppo.run.records.metrics import Metric
+from ddppo.records.metrics import Metric
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec
 

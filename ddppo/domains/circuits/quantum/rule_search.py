@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.domains.circuits.quantum.circuit import CX, RZ, TURN, H, X
 from ddppo.domains.circuits.quantum.rewriting import Rewriter
 from ddppo.domains.circuits.quantum.rules import (

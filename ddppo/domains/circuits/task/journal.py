@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.config import EnvConfig
+from ddppo.config.settings import EnvConfig
 from ddppo.domains.circuits.quantum.circuit import measures
 from ddppo.domains.circuits.quantum.drawing import as_pixels
 from ddppo.domains.circuits.quantum.equivalence import verify

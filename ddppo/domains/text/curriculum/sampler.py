@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.algorithms.task_sampler import EpisodeResults, GroupSampler, SamplerRecords, TaskSample
-from ddppo.config import Config, section
+from ddppo.config.settings import Config, section
 from ddppo.domains.text.curriculum.contract import Curriculum, UniformCurriculum
 from ddppo.domains.text.curriculum.settings import TierSettings
 from ddppo.domains.text.curriculum.tiers import TieredCurriculum

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ddppo.config import Config, SamplerSettings, check_fields, setting
+from ddppo.config.fields import check_fields, setting
+from ddppo.config.settings import Config, SamplerSettings
 from ddppo.errors import ConfigError
-from ddppo.run.records.metrics import Metric
+from ddppo.records.metrics import Metric
 from ddppo.spaces import EnvSpec
 
 _PREFIX = "curriculum.settings."

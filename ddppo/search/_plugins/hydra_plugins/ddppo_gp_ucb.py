@@ -19,8 +19,8 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from ddppo.config import check_fields, config_class
-from ddppo.config.fields import is_integer, setting_types
+from ddppo.config.fields import check_fields, is_integer, setting_types
+from ddppo.config.settings import config_class
 from ddppo.config.variants import type_of
 from ddppo.errors import ConfigError
 from ddppo.files import write_text

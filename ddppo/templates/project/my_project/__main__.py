@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
-from ddppo.config import setting
+from ddppo.config.fields import setting
 from ddppo.options import door, parse
 
 USAGE = "python -m my_project <run folder> [key=value ...]"

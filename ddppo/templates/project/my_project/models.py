@@ -4,11 +4,12 @@ import itertools
 
 from torch import nn
 
-from ddppo.models import ActorCritic, num_action_params
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.distributions import num_action_params
 
 
 class Network(ActorCritic):
-    """One trunk, two heads; config is a NetworkSettings. ddppo.models.ActorCritic says what a model must have."""
+    """One trunk, two heads; config is a NetworkSettings. ddppo/models/actor_critic.py says what a model must have."""
 
     def __init__(self, spec, config):
         super().__init__(spec, config)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ddppo.config import ModelSettings, setting
+from ddppo.config.fields import setting
+from ddppo.config.model_settings import ModelSettings
 from ddppo.errors import ConfigError
 
 

@@ -1,0 +1,13 @@
+"""async_actors: actors at their own pace; the learner takes rollouts from any and answers each by itself.
+
+Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv:1602.01783.
+"""
+
+from ddppo.distributed.topologies.async_actors.actor import AsyncActor
+from ddppo.distributed.topologies.async_actors.learner import AsyncLearner
+from ddppo.distributed.topologies.program import Program, RankContext
+
+
+def program(kit: RankContext) -> Program:
+    """Return what this rank runs."""
+    return AsyncLearner(kit) if kit.role.learns else AsyncActor(kit)

@@ -1,1 +1,0 @@
-"""The rooms behind the door `python -m ddppo.train`: its arguments, complaints, one run, a sweep, torchrun."""

@@ -1,0 +1,440 @@
+"""What `python -m ddppo.train` does to its arguments before Hydra sees them.
+
+Hydra's grammar reads paths, numbers and flags in its own way, and lets a setting without effect pass in silence.
+"""
+
+import argparse
+import functools
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, get_origin
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from ddppo.config import rules, stored
+from ddppo.config.compose import conf_dir, in_full, is_schema, presets, register, schemas
+from ddppo.config.fields import in_words, is_integer, is_truth, near, setting_types, written_out
+from ddppo.config.help import setting_names, unknown_setting
+from ddppo.config.settings import SECTIONS, Config, config_class, sections
+from ddppo.config.variants import type_of
+from ddppo.errors import ConfigError, EnvRaised, RunFolderError, TrainingError
+from ddppo.launch.torchrun import under_torchrun
+from ddppo.package import install_command
+
+# Settings whose keys the user makes up, which Hydra would take for typing errors unless told to add them.
+_NAMED = (
+    "env.kwargs",
+    "env.slow_ranks",
+    "model.encoders",
+    "ppo.learning_rates",
+    "ppo.losses",
+)
+_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "sweep")
+_IMPORT_PATH = re.compile(r"[a-z_][\w.]*:[a-z_]\w*", re.IGNORECASE)
+_IPV6 = re.compile(r"(?<![\"'])wss?://\[[\da-f:.]+\](:\d+)?/?", re.IGNORECASE)  # brackets are lists to Hydra
+
+
+class _Parser(argparse.ArgumentParser):
+    """Hydra's parser, which says a mistake in our words and knows flags by their whole names only."""
+
+    def __init__(self) -> None:
+        let_hydra_parse()
+        super().__init__(
+            add_help=False, allow_abbrev=False, parents=[get_args_parser()], conflict_handler="resolve"
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{' '.join(message.split())}; --help shows how ddppo.train is called")
+
+
+def let_hydra_parse() -> None:
+    """Have argparse of Python 3.14, which looks at help texts as they are given, pass those that are no text yet.
+
+    Hydra 1.3 writes one of them when it is shown: without this no command of its would start there.
+    """
+    check = getattr(argparse.ArgumentParser, "_check_help", None)
+    if check is None or hasattr(check, "passes_others"):
+        return
+
+    def check_texts(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
+        if action.help is None or isinstance(action.help, str):
+            check(parser, action)
+
+    ours: Any = check_texts
+    ours.passes_others = True
+    setattr(argparse.ArgumentParser, "_check_help", ours)  # noqa: B010 (mypy knows no such method)
+
+
+def prepared_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments for Hydra: a resumed run's folder is its output, torchrun's world size the run's.
+
+    Paths are quoted whatever their characters, whole numbers and a task's keywords written out, and flags come first.
+    Raises ConfigError where arguments exclude one another, have no effect, or name a folder that cannot be used.
+    """
+    arguments = [_own_topology(argument) for argument in arguments]
+    asked = _Parser().parse_intermixed_args(arguments)
+    flags, settings = _parted(arguments, asked.overrides)
+    if asked.help or asked.hydra_help:
+        return [*flags, *settings]
+    check_flags(asked)
+    if asked.shell_completion:
+        return [*flags, *settings]
+    values = {bare_name(key): value for key, equals, value in (s.partition("=") for s in settings) if equals}
+    check_names(settings, values)
+    settings = in_full(settings, values)
+    is_multirun = asked.multirun or values.get("hydra.mode") == "MULTIRUN"
+    if is_multirun:
+        check_multirun(asked, values)
+    else:
+        check_single(values, runs=asked.cfg is None and asked.info is None)
+    added = _of_resumed(values) if "resume" in values else []
+    for key in _FOLDERS:
+        if key in values:
+            check_writable(key, _unquoted(values[key]))
+    if under_torchrun():
+        added += _of_torchrun(values)
+    return [*flags, *map(_prepared, settings), *added]
+
+
+def composed(overrides: Sequence[str]) -> Config:
+    """Return the checked configuration of `python -m ddppo.train <overrides>`. Raises ConfigError as that does."""
+    arguments = prepared_arguments(list(overrides))
+    register()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = stored.from_omegaconf(compose("config", arguments))
+    except (HydraException, OmegaConfBaseException) as e:
+        raise ConfigError(composition_message(e)) from e
+    rules.validate(config)
+    return config
+
+
+def _own_topology(argument: str) -> str:
+    """Return `distributed=my_pkg.topologies:Ring`, which is no preset, as the setting that it is."""
+    group, equals, value = argument.partition("=")
+    is_path = group == "distributed" and equals and _IMPORT_PATH.fullmatch(value)
+    return f"dist.topology={value}" if is_path else argument
+
+
+def _parted(arguments: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Return flags with their values, and settings: Hydra finds no flag between settings."""
+    flags, left = [], list(overrides)
+    for argument in arguments:
+        if left and argument == left[0]:
+            left.pop(0)
+        else:
+            flags.append(argument)
+    return flags, overrides
+
+
+def _prepared(argument: str) -> str:
+    key, equals, value = argument.partition("=")
+    bare = bare_name(key)
+    if equals and (bare in (*_FOLDERS, "resume") or (bare == "init_from" and _is_one_path(value))):
+        return f"{key}={_quoted(_unquoted(value))}"
+    if equals and bare == "env.urls":
+        return f"{key}={_IPV6.sub(lambda found: _quoted(found[0]), value)}"
+    if equals and is_integer(type_of(bare.removeprefix("hydra.sweeper.params."), types())):
+        return f"{key}={written_out(value)}"
+    mappings = tuple(f"{name}{end}" for name in (*_NAMED, *mappings_of_plugins()) for end in "=.")
+    return f"++{argument}" if argument.startswith(mappings) else argument
+
+
+def _is_one_path(value: str) -> bool:
+    """Return whether a value names what there is, or cannot be several values of a sweep."""
+    return value != "null" and ("," not in value or Path(_unquoted(value)).exists())
+
+
+def _of_resumed(values: dict[str, str]) -> list[str]:
+    """Return what makes the folder of a resumed run its output."""
+    if _unquoted(values["resume"]) == "auto":
+        check_fixed(values)
+        return []
+    if "init_from" in values:
+        raise ConfigError(
+            f"init_from={values['init_from']} and resume={values['resume']} exclude one another: a run that goes on "
+            "has parameters of its own; leave one of them out"
+        )
+    folder = Path(_unquoted(values["resume"])).resolve()
+    if not (folder / "config.yaml").is_file():
+        raise RunFolderError(f"resume={values['resume']}: not a run folder, it has no config.yaml")
+    other = values.get("hydra.run.dir")
+    if other is not None and Path(_unquoted(other)).resolve() != folder:
+        raise ConfigError(
+            f"hydra.run.dir={other} has no effect with resume={values['resume']}: a resumed run stays in its folder"
+        )
+    if "${" in str(folder):
+        raise RunFolderError(
+            f"resume={values['resume']}: Hydra takes ${{ in {folder} for an interpolation: rename it"
+        )
+    return [f"hydra.run.dir={_quoted(str(folder))}"]
+
+
+def _of_torchrun(values: dict[str, str]) -> list[str]:
+    world_size = os.environ["WORLD_SIZE"]
+    if values.get("dist.world_size", world_size) != world_size:
+        raise ConfigError(
+            f"dist.world_size={values['dist.world_size']}, but torchrun started {world_size} ranks: leave it out"
+        )
+    if int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0 and "resume" not in values:
+        raise ConfigError(
+            "torchrun --max-restarts starts this command again after a fault, and without resume=auto it would begin "
+            "another run: add resume=auto hydra.run.dir=<folder>, or leave --max-restarts out"
+        )
+    return [] if "dist.world_size" in values else [f"dist.world_size={world_size}"]
+
+
+def _unquoted(value: str) -> str:
+    """Return a value without the quotes that Hydra's grammar would ask for."""
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1].replace(f"\\{value[0]}", value[0]) if is_quoted else value
+
+
+def _quoted(value: str) -> str:
+    """Return a value as Hydra's grammar reads it whatever its characters; ${} in it is still resolved."""
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+# -- What the door makes of Hydra's complaints about a command line, and of errors, in a line each.
+
+
+# Options that packages of an extra bring, which Hydra cannot name.
+_EXTRAS = {("hydra/sweeper", "optuna"): "tune", ("hydra/launcher", "joblib"): "tune"}
+# Hydra's way to keep the cause to itself.
+_CHAINED = ", set env var HYDRA_FULL_ERROR=1 to see chained exception."
+
+
+def composition_message(error: HydraException | OmegaConfBaseException) -> str:
+    """Return Hydra's complaint about a command line in one line, with near matches of a mistyped name."""
+    text = str(error)
+    if text.startswith("Error merging override"):
+        cause = in_words(str(error.__cause__).splitlines()[0])
+        return f"{text.removeprefix('Error merging override ').lstrip('+')}: {cause}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if found := re.match(r"Could not override '([\w.]+)'", text):
+        return unknown_setting(found[1], config_class())
+    if found := re.search(r"Could not (?:find|load|override) '([\w/]+/[\w-]+)'", text):
+        return unknown_option(found[1], text)
+    details = [line for line in lines if not line.startswith(("full_key", "reference_type", "object_type"))]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
+    message = " ".join(details)
+    if _CHAINED in message and isinstance(error.__cause__, Exception):
+        message = f"{message.replace(_CHAINED, '')}: {one_line(error.__cause__)}"
+    return f"{key + ': ' if key else ''}{message}"
+
+
+def unknown_option(path: str, text: str) -> str:
+    """Return what is wrong with e.g. hydra/launcher/nix or experiment/tune/nix, of which Hydra says `text`."""
+    parts = path.split("/")
+    depth = 2 if parts[0] == "hydra" else 1
+    group, option = "/".join(parts[:depth]), "/".join(parts[depth:])
+    if extra := _EXTRAS.get((group, option)):
+        return f"{group}={option} needs a package that is not installed: {install_command(extra)}"
+    options = set(presets(group))
+    if parts[0] == "hydra":  # its own and those of plugins
+        options |= set(re.findall(r"^\t(\w+)$", text, re.MULTILINE))
+    return f"{group}={option}: must be one of {', '.join(sorted(options))}{near(option, sorted(options))}"
+
+
+def one_line(error: Exception) -> str:
+    """Return an error in one line, with the name of its class unless it is one of ours, which say all."""
+    text = " ".join((error.said if isinstance(error, EnvRaised) else str(error)).split())
+    return text if isinstance(error, (ConfigError, TrainingError)) else f"{type(error).__name__}: {text}"
+
+
+# -- What the door refuses in a command line: what excludes another, has no effect, or means something else to Hydra.
+
+
+_GROUPS = (*SECTIONS, "experiment", "hydra/launcher", "hydra/sweeper")
+_PLAIN_SECTIONS = {
+    "dist": "distributed",
+    "eval": "",
+    "checkpoint": "",
+    "log": "",
+}  # and the group that fills it
+# What a single run does not ask for its value.
+_OF_SWEEPS = (
+    "hydra/launcher",
+    "hydra/sweeper",
+    "hydra.launcher.",
+    "hydra.sweeper.",
+    "hydra.sweep.",
+    "objective",
+)
+_DEFAULTS_OF_SWEEPS = (("hydra/launcher", "basic"), ("hydra/sweeper", "basic"))
+# Values of a group that are the name of no file: null takes the group away, of the others Hydra cannot make sense.
+_NO_NAME = re.compile(r"""[-+.\d]+(e[-+]?\d+)?|true|false|nan|inf|null|['"]{2}|\{.*|\[\s*\]""", re.IGNORECASE)
+_SHELLS = ("bash", "fish", "zsh")
+
+
+@functools.cache
+def types() -> dict[str, Any]:
+    """Return the annotation of every setting by its full key, those of launchers and sweepers too."""
+    found = setting_types(config_class())
+    for schema, section in schemas().items():
+        group = schema.rpartition("/")[0]
+        if group.startswith("hydra/"):
+            found |= setting_types(section, group.replace("/", ".") + ".")
+    return found
+
+
+def mappings_of_plugins() -> list[str]:
+    """Return the settings of plugins whose keys the user makes up."""
+    of_sections = [name for section in sections() for name in types() if name.startswith(f"{section}.")]
+    return [name for name in of_sections if get_origin(types()[name]) is dict]
+
+
+def bare_name(key: str) -> str:
+    """Return the name of a setting without the signs by which Hydra adds and takes away."""
+    return key.lstrip("+~")
+
+
+def check_fixed(values: dict[str, str]) -> None:
+    """Check that resume=auto finds at the next start what this one leaves."""
+    folder = values.get("hydra.run.dir")
+    if folder is None or "${stamp:" in folder or "${now:" in folder:
+        found = "there is none" if folder is None else f"hydra.run.dir={folder} is another at every start"
+        raise ConfigError(
+            f"resume=auto goes on with what it finds in a folder of a fixed name, and {found}: add "
+            "hydra.run.dir=<folder>"
+        )
+
+
+def check_flags(asked: argparse.Namespace) -> None:
+    """Refuse flags of Hydra's that it would answer with a traceback."""
+    named = {
+        "--run": asked.run,
+        "-m": asked.multirun,
+        "--cfg": asked.cfg,
+        "--info": asked.info,
+        "-sc": asked.shell_completion,
+    }
+    given = [flag for flag, value in named.items() if value]
+    if asked.experimental_rerun:
+        raise ConfigError("--experimental-rerun reads what no run of ours leaves: use resume=<run folder>")
+    if "-m" in given and len(given) > 1 and given[1] in ("--cfg", "--info"):
+        raise ConfigError(f"{given[1]} shows one configuration, -m runs several: leave -m out")
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} exclude one another: give one of them")
+    for flag in ("resolve", "package"):
+        if getattr(asked, flag) and not asked.cfg:
+            raise ConfigError(f"--{flag} has no effect without --cfg: add --cfg job")
+    if asked.shell_completion:
+        _check_completion(asked.overrides)
+
+
+def _check_completion(words: list[str]) -> None:
+    action, _, shell = words[0].partition("=") if len(words) == 1 else ("", "", "")
+    if action not in ("install", "uninstall", "query") or shell not in _SHELLS:
+        raise ConfigError(
+            f"-sc {' '.join(words)}: needs one of install= and uninstall= with {', '.join(_SHELLS)}, "
+            'e.g. eval "$(ddppo-train -sc install=bash)"'
+        )
+    if action == "query" and not {"COMP_LINE", "COMP_POINT"} & os.environ.keys():
+        raise ConfigError(f"-sc {words[0]}: is for the shell to ask, once -sc install={shell} has set it up")
+
+
+def check_names(settings: list[str], values: dict[str, str]) -> None:
+    """Refuse what Hydra would take for something else, or say in its own words only."""
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        bare = bare_name(key)
+        if equals and not bare:
+            raise ConfigError(f"{setting} has no name in front of the equals sign; --help lists all settings")
+        taken_away = (
+            "env.kwargs.",
+            "env.slow_ranks.",
+            "hydra",
+            *(f"{name}." for name in mappings_of_plugins()),
+        )
+        if key.startswith("~") and not bare.startswith(taken_away):
+            raise ConfigError(f"{setting}: a setting cannot be taken away: leave it out to have its default")
+        if equals and (bare in _PLAIN_SECTIONS or bare in sections()):
+            raise ConfigError(f"{setting}: {_of_section(bare, value)}")
+        if equals and bare in _GROUPS and _is_no_option(value) and setting != "experiment=null":
+            raise ConfigError(unknown_option(f"{bare}/{value}", ""))
+        if type_of(bare, types()) is bool and equals and not is_truth(value):
+            raise ConfigError(f"{setting}: {value} is not true or false")
+
+
+def _is_no_option(value: str) -> bool:
+    return is_schema(value) or _NO_NAME.fullmatch(value) is not None
+
+
+def _of_section(section: str, value: str) -> str:
+    if group := _PLAIN_SECTIONS.get(section):
+        return (
+            f"{section} is a section of settings, whose options are chosen by {group}=: use {group}={value}"
+        )
+    names = [name for name in setting_names(config_class()) if name.startswith(f"{section}.")]
+    return f"{section} is a section of settings: set one of {', '.join(names)}"
+
+
+def check_single(values: dict[str, str], *, runs: bool) -> None:
+    if "sweep" in values:
+        raise ConfigError(
+            f"sweep={values['sweep']} has no effect on one run: add -m, or use hydra.run.dir for its folder"
+        )
+    if not runs:  # a configuration is only shown
+        return
+    for key, value in values.items():
+        if key.startswith(_OF_SWEEPS) and (key.partition(".")[0], value) not in _DEFAULTS_OF_SWEEPS:
+            raise ConfigError(f"{key}={value} has no effect on one run: add -m, or leave it out")
+
+
+def check_multirun(asked: argparse.Namespace, values: dict[str, str]) -> None:
+    if asked.cfg or asked.info:  # with hydra.mode=MULTIRUN
+        raise ConfigError(
+            "--cfg and --info show one configuration, hydra.mode=MULTIRUN runs several: leave it out"
+        )
+    if under_torchrun():
+        raise ConfigError("-m starts several runs, torchrun one: use one or the other")
+    if "resume" in values:
+        raise ConfigError(
+            "resume goes on with one run; it cannot be combined with -m. A sweep goes on by the same command "
+            "with the same sweep=<folder>"
+        )
+    if re.search(r"[,(]", values.get("experiment", "")):
+        raise ConfigError(
+            f"experiment={values['experiment']}: each experiment is a sweep of its own: a command for each"
+        )
+    if "sweep" in values and "hydra.sweep.dir" in values:
+        raise ConfigError(
+            f"sweep={values['sweep']} and hydra.sweep.dir={values['hydra.sweep.dir']} both name the sweep's folder: "
+            "give sweep= alone"
+        )
+    subdir = values.get("hydra.sweep.subdir")
+    if subdir is not None and "${" not in subdir:
+        raise ConfigError(
+            f"hydra.sweep.subdir={subdir} would put every run of the sweep into one folder: leave it out"
+        )
+    if "hydra.run.dir" in values:
+        raise ConfigError(
+            f"hydra.run.dir={values['hydra.run.dir']} has no effect with -m, whose runs have folders in the sweep's: "
+            "use sweep=<folder>"
+        )
+
+
+def check_writable(key: str, value: str) -> None:
+    if value in ("", "null"):
+        raise RunFolderError(f"{key}={value} names no folder")
+    if "${" in value:  # known once the configuration is composed
+        return
+    folder = Path(value).absolute()
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    try:  # permissions do not tell of names too long, of quotas, or of file systems that take no folders
+        with tempfile.TemporaryDirectory(
+            dir=existing
+        ) as beside:  # another command may want the same folder now
+            (Path(beside) / folder.relative_to(existing)).mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise RunFolderError(
+            f"{key}={folder}: {existing} is not a folder that can be written to: {e.strerror}"
+        ) from e

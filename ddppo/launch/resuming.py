@@ -1,0 +1,136 @@
+"""Runs that go on: what may change, and whether what the run folder holds can be gone on from."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from ddppo.algorithms.task_sampler import make_sampler, state_in
+from ddppo.config import rules, settings
+from ddppo.config.settings import Config
+from ddppo.config.stored import from_omegaconf, load_config, to_omegaconf
+from ddppo.config.variants import SECTIONS_BY_NAME, changed, name_in
+from ddppo.errors import ConfigError, RunFolderError
+from ddppo.launch import jobs as sweep
+from ddppo.loop import env_states as environments
+from ddppo.loop.evaluation import load_policy
+from ddppo.records import checkpoint
+from ddppo.records.run_folder import RunFolder
+from ddppo.terminal import warn
+
+# What a resumed run may change; everything else would make it a different run.
+_MAY_CHANGE = (
+    "ppo.total_steps",
+    "env.backend",
+    "env.num_workers",
+    "env.urls",
+    "env.token_file",
+    "env.batch_wait_ms",
+    "dist.",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "run.",
+    "on_nonfinite",
+    "device",
+    "compile",
+    "target_return",
+    "resume_state",
+    "other_spaces",
+)
+
+
+def _may_change() -> tuple[str, ...]:
+    of_plugins = (f"{name}.{key}" for name, kind in settings.sections().items() for key in kind.may_change)
+    return (*_MAY_CHANGE, *of_plugins)
+
+
+def resumed(cfg: DictConfig, run_dir: Path, overrides: Sequence[str]) -> Config:
+    """Return the configuration of the run in `run_dir` with the command line's `overrides`, composed in `cfg`, on top.
+
+    Raises ConfigError where one of them would make it a different run, or it is complete or damaged beyond use.
+    """
+    before = load_config(run_dir / "config.yaml")
+    stored = to_omegaconf(before)
+    stored.other_spaces = False  # it was meant for the checkpoint of then
+    for section in SECTIONS_BY_NAME:
+        name = name_in(section, cfg[section])
+        if name != name_in(section, stored[section]):  # refused below, but for another topology
+            stored[section] = changed(section, dict(stored[section]), name)
+    for override in overrides:
+        key = override.partition("=")[0]
+        if key == "resume":
+            continue
+        if not key.startswith(may_change := _may_change()):
+            raise ConfigError(
+                f"{override} would turn the resumed run into a different one: a resumed run may change only "
+                f"{', '.join(k + '*' if k.endswith('.') else k for k in may_change)}"
+            )
+        OmegaConf.update(stored, key, OmegaConf.select(cfg, key))
+    config = dataclasses.replace(from_omegaconf(stored), resume=str(run_dir))
+    _check_goes_on(before, config, run_dir)
+    summary = RunFolder(run_dir).summary()
+    is_repeated = bool(RunFolder(run_dir).failed_after_training)  # the step that failed
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps and not is_repeated:
+        raise ConfigError(
+            f"the run in {run_dir} is complete at {summary['env_steps']} of ppo.total_steps="
+            f"{config.ppo.total_steps} steps: set a larger ppo.total_steps to go on"
+        )
+    return config
+
+
+def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
+    """Return the configuration of resume=auto: of a run that begins in `run_dir`, or of the same run, which goes on.
+
+    None if that is complete. Raises ConfigError where the folder holds another run, or one that is damaged beyond use.
+    """
+    config = dataclasses.replace(from_omegaconf(cfg), resume=None)
+    rules.validate(config)
+    if not (run_dir / "config.yaml").exists():
+        return config
+    folder = RunFolder(run_dir)
+    before = folder.config()
+    found = sweep.differences(before, config)
+    if different := [each for each in found if not each.startswith(_may_change())]:
+        raise ConfigError(
+            f"resume=auto: {run_dir} holds another run, whose settings differ: {', '.join(different[:3])}: choose "
+            "another hydra.run.dir, or give the settings of that run"
+        )
+    summary = folder.summary()
+    if summary is not None and summary["env_steps"] >= config.ppo.total_steps:
+        return None
+    _check_goes_on(before, config, run_dir)
+    resume = str(run_dir) if folder.has_checkpoint else None
+    return dataclasses.replace(config, resume=resume, sweep=before.sweep)
+
+
+def _check_goes_on(before: Config, config: Config, run_dir: Path) -> None:
+    """Raise ConfigError where the run in `run_dir`, so far `before`, cannot go on as `config` says."""
+    old, new = rules.validate(before), rules.validate(config)
+    if (old.num_envs, old.batch_size) != (new.num_envs, new.batch_size):
+        envs_before, envs = (shape.batch_size // shape.rollout_steps for shape in (old, new))
+        raise ConfigError(
+            f"dist.world_size={config.dist.world_size} would change the batch of the resumed run from "
+            f"{envs_before} envs * {old.rollout_steps} steps to {envs} * {new.rollout_steps}: "
+            f"keep dist.world_size={before.dist.world_size}"
+        )
+    path, damaged = checkpoint.last_whole(run_dir / "checkpoints")
+    if path is None and damaged:
+        raise RunFolderError(
+            f"every checkpoint of {run_dir} is damaged, as {damaged[0].name} is: move them away to begin the run anew"
+        )
+    if path is not None:
+        state = checkpoint.load(path)
+        if told := checkpoint.made_elsewhere(state):
+            warn(f"{run_dir}: {told}")
+        policy = load_policy(dataclasses.replace(config, device="cpu"), state)
+        sampler = make_sampler(config, policy.spec, new.num_envs)
+        sampler.load(state_in(state, sampler))
+        why = environments.missing(config, policy.spec, state)
+        is_over = state["env_steps"] >= config.ppo.total_steps  # and lacks its summary only
+        if why is not None and config.resume_state == "exact" and not is_over:
+            raise ConfigError(
+                f"{path} does not hold what environments were in the midst of, for {why}: resume_state=approximate "
+                "goes on from it with new episodes"
+            )

@@ -1,0 +1,1 @@
+"""A rank's life and one iteration: begin with rank.py, then iteration.py."""

@@ -1,1 +1,0 @@
-"""Acting: the model's actions in E environments for T steps, kept as one Rollout."""

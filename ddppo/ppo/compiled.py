@@ -1,0 +1,295 @@
+"""The step compiled by torch.compile: one graph for loss, gradient and statistics, one for clipping and Adam.
+
+The sum over ranks stands between the two. The number of rows is free, and coefficients are tensors, so nothing is
+compiled again while a run goes on.
+"""
+
+import copy
+import functools
+import math
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import cast
+
+import torch
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.models.actor_critic import ActorCritic, At
+from ddppo.native.compiling import NotCompiled, cache_folder, processor
+from ddppo.ppo.gradient_check import example
+from ddppo.ppo.minibatches import Minibatch
+from ddppo.ppo.step import (
+    BETAS,
+    CLIP,
+    NORM_EPS,
+    STATISTICS,
+    ByMinibatch,
+    Coefficients,
+    NotFinite,
+    adam_state,
+    constants,
+    losses_and_statistics,
+    poison,
+    scaled_step,
+    statistics_of_ratio,
+)
+from ddppo.spaces import each, leaves
+from ddppo.tracebacks import in_one_line
+
+Compiled = Callable[..., None]
+
+# Traced by few rows, for networks of images take many in parts; and by no layer's width, for equal sizes become one.
+_TRACED_ROWS = 67
+
+
+class CannotCompile(Exception):
+    """torch.compile does not take this model, or not here; says why."""
+
+
+class CompiledStep(ByMinibatch):
+    """Takes the step of any model that torch.compile takes whole. Made with both graphs compiled, in 5 to 30 s.
+
+    sum_: replaces the gradient by its sum over ranks; of several shards, it is called for each and leaves the sum over
+    all with the last. scale: of the step size of each parameter, all 1 if None. num_rows: about as many as a shard of a
+    minibatch has. torch compiles again for far fewer or more, as its kernels differ. Raises CannotCompile.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmSettings,
+        model: ActorCritic,
+        parameters: torch.nn.Parameter,
+        optimizer: torch.optim.Adam,
+        sum_: Callable[[torch.Tensor], torch.Tensor],
+        scale: torch.Tensor | None = None,
+        num_shards: int = 1,
+        num_rows: int = _TRACED_ROWS,
+    ) -> None:
+        device = parameters.device
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._sum_ = sum_
+        self._scale = scale
+        self._constants, self._clip_coef = constants(config, device), config.clip_coef
+        self.sums = torch.zeros(num_shards, len(STATISTICS), dtype=torch.float64, device=device)
+        self._sums_of_shards = self.sums.unbind()
+        self._norms = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._counts: dict[float, torch.Tensor] = {}
+        self._learning_rate = torch.zeros((), dtype=torch.float64, device=device)
+        self._moments: list[torch.Tensor] = []
+        self._buffers = list(model.buffers())
+        self._gradient_of, self._optimize = self._compile(
+            model, num_rows, clips_value=config.clip_value_coef is not None
+        )
+
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
+        self._forget()
+        self._learning_rate.fill_(learning_rate)
+        if clip_coef != self._clip_coef:
+            self._constants[CLIP] = self._clip_coef = clip_coef
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        self._moments = adam_state(self._optimizer, self._parameters)
+
+    def take(self, shards: Sequence[Minibatch], count: float) -> None:
+        for minibatch, sums in zip(shards, self._sums_of_shards, strict=True):
+            gradient = self._gradient_(minibatch, count, sums)
+            self._sum_(gradient)
+        with scaled_step(self._parameters, self._scale):
+            self._optimize(
+                self._parameters.data, gradient, *self._moments, self._norms, self._learning_rate, self._constants
+            )  # fmt: skip
+
+    def end(self) -> float:
+        norms = self._norms.item()
+        if not math.isfinite(norms):
+            raise NotFinite(self._loss.item())
+        return norms
+
+    def gradient(self, minibatch: Minibatch) -> torch.Tensor:
+        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
+        self._forget()
+        return self._gradient_(minibatch, len(minibatch["weights"]), self._sums_of_shards[0])
+
+    def _forget(self) -> None:
+        self.sums.zero_()
+        self._norms.zero_()
+
+    def _gradient_(self, minibatch: Minibatch, count: float, sums: torch.Tensor) -> torch.Tensor:
+        """Leave this rank's gradient in the parameters' and return it."""
+        gradient = self._parameters.grad
+        assert gradient is not None
+        if len(minibatch["weights"]) < 2:  # a size of 0 or 1 would be compiled by itself
+            minibatch = _two_rows(minibatch)
+        if count not in self._counts:
+            self._counts[count] = torch.tensor(float(count), dtype=torch.float64, device=gradient.device)
+        self._gradient_of(
+            self._parameters.data, gradient, sums, self._loss, self._norms, self._constants, self._counts[count],
+            *_tensors(minibatch), *self._buffers,
+        )  # fmt: skip
+        return gradient
+
+    def _compile(self, model: ActorCritic, num_rows: int, *, clips_value: bool) -> tuple[Compiled, Compiled]:
+        """Return both graphs, compiled before the first minibatch; nothing moves."""
+        traced, usual = (
+            example(model.spec, model, n, torch.Generator().manual_seed(0)) for n in (_TRACED_ROWS, num_rows)
+        )
+        # A copy, for tracing leaves tensors of its own in a trunk that has two names.
+        gradient_ = gradient_function(copy.deepcopy(model), list(traced)[1:], clips_value=clips_value)
+        vector, zero = self._parameters.detach(), self._loss
+        state = (
+            vector, vector.clone(), self.sums[0].clone(), zero.clone(), zero.clone(), self._constants, zero + 1,
+        )  # fmt: skip
+        of_optimizer = (
+            vector.clone(), vector.clone(), zero.float(), *(torch.zeros_like(vector) for _ in range(2)),
+            zero.clone(), zero.clone(), self._constants,
+        )  # fmt: skip
+        try:
+            with warnings.catch_warnings():  # of torch's own making
+                warnings.simplefilter("ignore")
+                optimize = compiled(optimize_, of_optimizer, range(6))
+                gradient_of = compiled(gradient_, (*state, *_tensors(traced), *self._buffers), range(1, 4))
+                optimize(*of_optimizer)
+                gradient_of(*state, *_tensors(usual), *self._buffers)
+        except CannotCompile:
+            raise
+        except Exception as e:  # torch raises many kinds, and a user's model may raise any
+            raise CannotCompile(in_one_line(e)[:300]) from e
+        return gradient_of, optimize
+
+
+def compiled(function: Callable[..., None], inputs: Sequence[torch.Tensor], may_change: range) -> Compiled:
+    """Return the function as torch.compile has it, whole and for any number of rows. Raises CannotCompile.
+
+    It is traced first: a model may use any Python that comes to the same operations for every observation. inputs: to
+    trace it by; it may change those in `may_change`. Compiled code is kept in ddppo's cache folder, for this kind of
+    processor, unless TORCHINDUCTOR_CACHE_DIR names another.
+    """
+    if shutil.which(os.environ.get("CXX", "g++").partition(" ")[0]) is None:
+        raise CannotCompile("there is no C++ compiler (g++, or what CXX names)")
+    try:
+        folder = cache_folder() / f"torch_{sha256(processor().encode()).hexdigest()[:16]}"
+    except (NotCompiled, OSError) as e:
+        raise CannotCompile(f"there is no folder to keep it in: {e}") from e
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    os.environ.setdefault(
+        "TORCHINDUCTOR_COMPILE_THREADS", "1"
+    )  # else each rank starts processes that compile
+    traced = make_fx(function, tracing_mode="symbolic")(*inputs)
+    _check(traced.graph, may_change)
+    return cast("Compiled", torch.compile(traced, fullgraph=True, dynamic=True))
+
+
+def _check(graph: torch.fx.Graph, may_change: range) -> None:
+    """Raise CannotCompile where a graph draws random numbers or changes inputs that are not in `may_change`."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for node in graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise CannotCompile(f"it draws random numbers ({node.target})")
+        for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                changed = _viewed(given)
+                if changed in inputs and inputs.index(changed) not in may_change:
+                    raise CannotCompile("its forward changes its buffers")
+
+
+def _viewed(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the node whose storage a view of a view shares."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target._schema.arguments[0].alias_info:
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def gradient_function(model: ActorCritic, names: Sequence[str], *, clips_value: bool) -> Callable[..., None]:
+    """Return the function of flat parameters and a minibatch that leaves the gradient, and adds to the statistics.
+
+    names: of the fields of a minibatch behind obs.
+    """
+    spec, called = model.spec, At(model)
+    named = list(called.named_parameters())
+    sizes = [p.numel() for _, p in named]
+    buffers = [name for name, _ in called.named_buffers()]
+    num_obs = len(leaves(spec.obs))
+    num_fields = num_obs + len(names)
+
+    def gradient_(
+        parameters: torch.Tensor, gradient: torch.Tensor, sums: torch.Tensor, last_loss: torch.Tensor,
+        norms: torch.Tensor, constants: torch.Tensor, count: torch.Tensor, *inputs: torch.Tensor,
+    ) -> None:  # fmt: skip
+        obs = dict(zip(spec.obs, inputs, strict=False)) if isinstance(spec.obs, dict) else inputs[0]
+        minibatch: Minibatch = dict(zip(names, inputs[num_obs:num_fields], strict=True))
+        clip, value, entropy, clip_value = cast("list[float]", constants[:4].to(parameters.dtype).unbind())
+        coefficients = Coefficients(clip, value, entropy, clip_value if clips_value else None)
+        vector = parameters.detach().requires_grad_()
+        state = {
+            name: (x if p.requires_grad else x.detach()).view(p.shape)
+            for (name, p), x in zip(named, vector.split(sizes), strict=True)
+        }
+        state |= dict(zip(buffers, inputs[num_fields:], strict=True))
+        params, values = functional_call(called, state, (obs, minibatch["actions"]))
+        per_sample, log_ratio, parts = losses_and_statistics(
+            params, values, minibatch, model.distribution, coefficients
+        )
+        weights = minibatch["weights"]
+        loss = torch.dot(weights, per_sample) / count.to(parameters.dtype)
+        (found,) = torch.autograd.grad(loss * poison(loss), vector)
+        with torch.no_grad():
+            statistics = [*parts, *statistics_of_ratio(log_ratio, clip)]
+            sums += torch.stack([(x.detach() * weights).sum().double() for x in statistics])
+            last_loss.copy_(torch.where(norms.isfinite(), loss.detach().double(), last_loss))
+            gradient.copy_(found)
+
+    return gradient_
+
+
+def optimize_(
+    parameters: torch.Tensor, gradient: torch.Tensor, step: torch.Tensor, mean: torch.Tensor,
+    square: torch.Tensor, norms: torch.Tensor, learning_rate: torch.Tensor, constants: torch.Tensor,
+) -> None:  # fmt: skip
+    """Clip the gradient, move by Adam (Kingma and Ba 2015, arXiv:1412.6980, algorithm 1) and add to the sum of norms.
+
+    Nothing moves from the first norm on that is not finite: the sum is not finite either then.
+    """
+    dtype, (beta1, beta2) = parameters.dtype, BETAS
+    max_norm, eps = constants[4:].unbind()
+    norm = gradient.norm()
+    norms += norm.double()
+    moves = norms.isfinite()
+    gradient.mul_(torch.where(norm > max_norm, max_norm / (norm.double() + NORM_EPS), 1.0).to(dtype))
+    new_mean = beta1 * mean + (1 - beta1) * gradient
+    new_square = beta2 * square + (1 - beta2) * gradient * gradient
+    step += moves.to(step.dtype)
+    t = step.double()
+    rate = (learning_rate / (1 - beta1**t)).to(dtype)
+    scale = (1 / (1 - beta2**t).sqrt()).to(dtype)
+    moved = parameters - rate * new_mean / (new_square.sqrt() * scale + eps.to(dtype))
+    parameters.copy_(torch.where(moves, moved, parameters))
+    mean.copy_(torch.where(moves, new_mean, mean))
+    square.copy_(torch.where(moves, new_square, square))
+
+
+def _two_rows(minibatch: Minibatch) -> Minibatch:
+    """Return a minibatch of none or one row with rows of weight 0 added."""
+
+    def padded(x: torch.Tensor, *, with_zeros: bool) -> torch.Tensor:
+        padding = x.new_zeros((2, *x.shape[1:])) if len(x) == 0 or with_zeros else torch.cat([x, x])
+        padding[: len(x)] = x
+        return padding
+
+    return {
+        name: each(functools.partial(padded, with_zeros=name == "weights"), field)
+        for name, field in minibatch.items()
+    }
+
+
+def _tensors(minibatch: Minibatch) -> list[torch.Tensor]:
+    """Return all tensors of a minibatch, those of obs first."""
+    obs, *others = minibatch.values()
+    return [*leaves(obs), *others]

@@ -1,0 +1,137 @@
+"""The step in C++ (ddppo/native/src/learn.cpp): an epoch is one call, which gathers its minibatches itself."""
+
+import ctypes
+import math
+
+import numpy as np
+import torch
+
+from ddppo.collectives.group import Group, OrderedSum, Record
+from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.models.actor_critic import flat_obs
+from ddppo.ppo.cpp.network import NativeNetwork, library
+from ddppo.ppo.minibatches import Minibatch, OfRollout
+from ddppo.ppo.step import CLIP, STATISTICS, NotFinite, adam_state, constants
+
+_COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
+_GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+
+
+class _Sum(ctypes.Structure):
+    """struct Sum of src/learn.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("begin", "context")),
+        *((name, ctypes.c_uint64) for name in ("what", "type")),
+        ("gradient", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_uint64),
+        ("go_on", _GO_ON),
+        ("stamps", ctypes.c_void_p),
+        ("num_shards", ctypes.c_int64),
+        ("shards", ctypes.c_void_p),
+    )
+
+
+class NativeStep:
+    """A `Step` on a NativeNetwork, whose gradients are summed over the ranks of `group`.
+
+    num_shards: of a rank, whose gradients are summed in order; 0 where its environments are all one.
+    """
+
+    def __init__(
+        self,
+        network: NativeNetwork,
+        config: AlgorithmSettings,
+        optimizer: torch.optim.Adam,
+        group: Group,
+        num_shards: int = 0,
+    ) -> None:
+        self.sums = torch.zeros(max(1, num_shards), len(STATISTICS), dtype=torch.float64)
+        self.network = network
+        self._optimizer = optimizer
+        self._norms = torch.zeros((), dtype=torch.float64)
+        self._loss = torch.zeros((), dtype=torch.float64)
+        self._constants, self._clip_coef = constants(config, torch.device("cpu")), config.clip_coef
+        self._learning_rate = 0.0
+        mine = [self._norms, self.sums, self._loss, self._constants]
+        self._addresses = (ctypes.c_void_p * 7)(None, None, None, *[x.data_ptr() for x in mine])
+        self._group = group
+        self._ordered = OrderedSum(group, num_shards, network.gradient) if num_shards else None
+        self._sum = self._sum_call() if group.world_size > 1 or num_shards else None
+        self._fault: BaseException | None = None
+
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
+        self.sums.zero_()
+        self._norms.zero_()
+        self._learning_rate = learning_rate
+        if clip_coef != self._clip_coef:
+            self._constants[CLIP] = self._clip_coef = clip_coef
+        self._optimizer.param_groups[0]["lr"] = learning_rate
+        for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
+            self._addresses[place] = x.data_ptr()
+
+    def epoch(self, batch: OfRollout, order: torch.Tensor, bounds: list[int], counts: list[float]) -> None:
+        columns, addresses = self._columns(batch.fields)
+        num_minibatches = len(counts)
+        ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)
+        stamps, sum_ = np.zeros((num_minibatches, 2)), None
+        if self._sum is not None:
+            self._sum.stamps = stamps.ctypes.data
+            sum_ = ctypes.byref(self._sum)
+        failed = library().network_epoch(
+            self.network.handle, addresses, order.data_ptr(), ends, divisors, num_minibatches,
+            self._learning_rate, self._addresses, sum_,
+        )  # fmt: skip
+        del columns
+        for start, end in stamps[stamps[:, 1] > 0].tolist():
+            self._group.record(Record(start, end, num_bytes=self.network.gradient.nbytes))
+        if failed:
+            fault, self._fault = self._fault, None
+            assert fault is not None
+            raise fault
+
+    def end(self) -> float:
+        norms = self._norms.item()
+        if not math.isfinite(norms):
+            raise NotFinite(self._loss.item())
+        return norms
+
+    def gradient(self, minibatch: Minibatch) -> torch.Tensor:
+        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
+        rows = len(minibatch["weights"])
+        columns, addresses = self._columns(minibatch)
+        library().network_gradient(self.network.handle, addresses, None, rows, float(rows), self._addresses)
+        del columns
+        return self.network.gradient
+
+    def _sum_call(self) -> _Sum:
+        gradient, ordered = self.network.gradient, self._ordered
+        call = None if ordered is not None else self._group.sum_call(gradient.dtype)
+
+        def go_on(status: int) -> int:
+            """Sum, or wait for a sum under way; called from C++, where no exception may pass."""
+            try:
+                if ordered is not None:
+                    ordered.finish_(gradient)
+                elif call is None:
+                    self._group.sum_(gradient)
+                else:
+                    call.wait(status)
+            except BaseException as e:
+                self._fault = e
+                return 1
+            return 0
+
+        return _Sum(
+            *(call[:4] if call is not None else (None, None, 0, 0)),
+            gradient.data_ptr(), gradient.nbytes, _GO_ON(go_on), None,
+            *((len(ordered.rows), ordered.rows.data_ptr()) if ordered is not None else (1, None)),
+        )  # fmt: skip
+
+    def _columns(self, fields: Minibatch) -> tuple[list[torch.Tensor], ctypes.Array]:
+        """Return the fields, contiguous, which must outlive the call, and their addresses for src/learn.cpp."""
+        obs = flat_obs(fields["obs"], self.network.spec, self.network.parameters.dtype)
+        columns = [obs, *(fields[name] for name in _COLUMNS[1:] if name in fields)]
+        columns = [x.contiguous() for x in columns]
+        addresses = [x.data_ptr() for x in columns] + [None] * (len(_COLUMNS) - len(columns))
+        return columns, (ctypes.c_void_p * len(_COLUMNS))(*addresses)

@@ -1,0 +1,167 @@
+"""A rollout in one call of C++ (ddppo/native/src/rollout.cpp), where tasks and network are both computed there."""
+
+import ctypes
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ddppo.envs.backends.classic_cpp import CppEnvs, TaskBatch
+from ddppo.envs.vec_env import check_finite
+from ddppo.ppo.cpp.network import ActingBuffers, NativeActor, NativeNetwork, library
+from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout
+
+if TYPE_CHECKING:
+    from ddppo.ppo.collector import Collector
+
+_POINTERS = (
+    *(
+        "raw_obs",
+        "mean",
+        "scale",
+        "values",
+        "next_values",
+        "rewards",
+        "terminated",
+        "truncated",
+        "episode_start",
+    ),
+    *("starts", "returns", "lengths", "end_steps", "end_envs", "end_returns", "end_lengths"),
+    *("final_obs", "final_values"),
+)
+
+
+class RolloutArgs(ActingBuffers):
+    """`RolloutBuffers` of rollout.cpp."""
+
+    _fields_ = [  # noqa: RUF012 (ctypes declares it so)
+        ("tasks", ctypes.POINTER(TaskBatch)),
+        ("num_steps", ctypes.c_int64),
+        ("num_ends", ctypes.c_int64),
+        ("is_finite", ctypes.c_int64),
+        ("num_taken", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("least_steps", "number", "awaited", "num_cells")),
+        ("deadline", ctypes.c_double),
+        ("cells", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in _POINTERS),
+    ]
+
+
+class NativeRollout(NativeActor):
+    """Fills the buffers of a collector as its own loop would."""
+
+    def __init__(self, collector: "Collector", envs: CppEnvs, network: NativeNetwork) -> None:
+        super().__init__(collector, network)
+        steps, num_envs = collector.rollout_steps, envs.num_envs
+        like, normalizer, flags = collector.logprobs, collector.normalizer, torch.from_numpy(collector.flags)
+        flags[2] = True  # every step is a transition
+        obs, raw_obs = collector.obs, collector.raw_obs
+        assert isinstance(obs, torch.Tensor), envs.spec
+        assert isinstance(raw_obs, torch.Tensor), envs.spec
+        assert raw_obs.dtype == obs.dtype, (
+            "tasks in C++ observe float32, which is subtracted in the model's type"
+        )
+        most = steps * num_envs
+        values = like.new_zeros(steps + 1, num_envs)
+        self._rollout = Rollout(
+            obs=obs[:-1],
+            actions=collector.actions,
+            logprobs=like,
+            values=values[:-1],
+            next_values=torch.zeros_like(like),
+            rewards=torch.zeros_like(like),
+            terminated=flags[0],
+            truncated=flags[1],
+            valid=flags[2],
+            episode_start=flags[3],
+            action_mask=None,
+            raw_obs=raw_obs[:-1],
+        )
+        self._collector = collector
+        self._envs = envs
+        self._first_env = collector.first_env
+        self._obs_after = raw_obs[1:].numpy()
+        self._rewards = torch.from_numpy(collector.rewards)
+        self._end_steps, self._end_envs, self._end_lengths = np.zeros((3, most), np.int64)
+        self._end_returns = np.zeros(most)
+        self._final_obs = np.zeros((most, envs.spec.obs_size), self._obs_after.dtype)
+        self.buffers.tasks = ctypes.pointer(envs.batch)
+        self.buffers.num_steps = steps
+        if normalizer is not None:
+            mean, scale = normalizer.mean_and_scale
+            self.point(mean=mean, scale=scale)
+        self.point(
+            raw_obs=raw_obs,
+            values=values,
+            next_values=self._rollout.next_values,
+            rewards=collector.rewards,
+            terminated=flags[0],
+            truncated=flags[1],
+            episode_start=flags[3],
+            starts=collector.starts,
+            returns=collector.returns,
+            lengths=collector.lengths,
+            end_steps=self._end_steps,
+            end_envs=self._end_envs,
+            end_returns=self._end_returns,
+            end_lengths=self._end_lengths,
+            final_obs=self._final_obs,
+            final_values=like.new_zeros(most),
+        )
+
+    def _empty(self) -> Any:
+        return RolloutArgs()
+
+    def record(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
+        """Step T times with action noise `[T, E, num_noise]`, or until cut, as `Collector.collect`."""
+        first_step = self._envs.batch.num_steps + 1
+        self.begin(noise)
+        self._take(self._collector.cut)
+        _record()(ctypes.byref(self.buffers))
+        if not self.buffers.is_finite:
+            self._check(first_step)
+        self._rollout.rewards.copy_(self._rewards)
+        if (taken := self.buffers.num_taken) == self.buffers.num_steps:
+            return self._rollout, self._episodes()
+        rows = {f.name: getattr(self._rollout, f.name) for f in dataclasses.fields(Rollout)}
+        cut: dict[str, Any] = {
+            name: x if x is None or isinstance(x, bool) else x[:taken] for name, x in rows.items()
+        }
+        return Rollout(**cut), self._episodes()
+
+    def _take(self, cut: Cut | None) -> None:
+        buffers = self.buffers
+        if cut is None:
+            buffers.least_steps = sys.maxsize
+            return
+        buffers.least_steps, buffers.number, buffers.awaited = cut.least_steps, cut.number, cut.awaited
+        buffers.num_cells, buffers.deadline = len(cut.cells), cut.deadline
+        self.point(cells=cut.cells)
+
+    def _check(self, first_step: int) -> None:
+        """Raise EnvOutputError as the collector does, for the first NaN or infinity that tasks returned."""
+        steps, envs, final_obs = self._end_steps.tolist(), self._end_envs, self._final_obs
+        ends = [(steps[k], envs[k : k + 1], final_obs[k : k + 1]) for k in range(self.buffers.num_ends)]
+        taken = self.buffers.num_taken
+        check_finite(
+            self._envs.names, first_step, self._obs_after[:taken], self._rewards[:taken].numpy(), ends
+        )
+
+    def _episodes(self) -> list[FinishedEpisode]:
+        num_ends, first_env = self.buffers.num_ends, self._first_env
+        ends = (self._end_steps, self._end_envs, self._end_returns, self._end_lengths)
+        return [
+            FinishedEpisode(t, first_env + i, episode_return, length)
+            for t, i, episode_return, length in zip(*(x[:num_ends].tolist() for x in ends), strict=True)
+        ]
+
+
+@functools.cache
+def _record() -> Callable[..., None]:
+    record = library().rollout_record
+    record.argtypes, record.restype = (ctypes.c_void_p,), None
+    return record

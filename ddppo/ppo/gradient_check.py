@@ -1,0 +1,141 @@
+"""Whether a step other than the eager one computes autograd's gradient here, tried on random samples before a run."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.config.model_settings import ModelSettings
+from ddppo.errors import ConfigError, TrainingError
+from ddppo.models.actor_critic import ActorCritic, random_obs
+from ddppo.models.build import build_model, model_class
+from ddppo.ppo.losses import Samples, Term, samples_of, terms_of
+from ddppo.ppo.minibatches import Minibatch
+from ddppo.ppo.step import Coefficients, losses_and_statistics, poison
+from ddppo.spaces import EnvSpec, each
+from ddppo.tracebacks import in_one_line
+
+_TRIED_ROWS = 11
+_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}
+
+
+class HasGradient(Protocol):
+    """A step that can be tried."""
+
+    def gradient(self, minibatch: Minibatch) -> torch.Tensor:
+        """Leave this rank's gradient of the mean loss over a minibatch in the parameters', and return it."""
+        ...
+
+
+def agrees(step: HasGradient, spec: EnvSpec, model: ActorCritic, config: AlgorithmSettings) -> bool:
+    """Return whether the gradient of `step` is autograd's, up to rounding."""
+    return worst_error(step, spec, model, config) <= _TOLERANCE[next(model.parameters()).dtype]
+
+
+def worst_error(
+    step: HasGradient,
+    spec: EnvSpec,
+    model: ActorCritic,
+    config: AlgorithmSettings,
+    num_rows: int = _TRIED_ROWS,
+) -> float:
+    """Return how far a gradient of `step` is from autograd's, relative to the longest component; nothing moves."""
+    minibatch = example(spec, model, num_rows, torch.Generator().manual_seed(0))
+    gradient = step.gradient(minibatch)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    params, values = model.at(minibatch["obs"], minibatch["actions"])
+    per_sample, *_ = losses_and_statistics(
+        params, values, minibatch, model.distribution, Coefficients.of(config)
+    )
+    loss = per_sample.mean()
+    found = torch.autograd.grad(loss * poison(loss), parameters, materialize_grads=True)
+    expected = iter(found)
+    whole = [next(expected) if p.requires_grad else torch.zeros_like(p) for p in model.parameters()]
+    flat = torch.cat([g.reshape(-1) for g in whole])
+    return ((gradient - flat).abs().max() / flat.abs().max()).item()
+
+
+def example(spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.Generator) -> Minibatch:
+    """Return a minibatch of random numbers, of the types and in the order that the learner's have."""
+    p = next(model.parameters())
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(num_rows, *shape, dtype=p.dtype, generator=generator)
+
+    mask = None if spec.mask_size is None else torch.ones(num_rows, spec.mask_size, dtype=torch.bool)
+    obs = each(lambda x: x.to(p.device), random_obs(spec, num_rows, p.dtype, generator))
+    with torch.no_grad():
+        actions = model.distribution(model.action_params(obs).cpu(), mask).sample(random(model.num_noise))
+        params, values = (x.cpu() for x in model.at(obs, actions.to(p.device)))
+        logprobs = model.distribution(params, mask).log_prob(actions)
+    minibatch = {
+        "obs": obs,
+        "actions": actions,
+        "logprobs": logprobs + 0.4 * (random() - 0.5),  # ratios on both sides of the clip
+        "values": values,
+        "advantages": random() - 0.5,
+        "returns": values + random(),
+        "weights": torch.ones(num_rows, dtype=p.dtype),
+    }
+    if mask is not None:
+        minibatch["mask"] = mask
+    return {name: each(lambda x: x.to(p.device), field) for name, field in minibatch.items()}
+
+
+# -- Loss terms of a user's own, tried on random samples before any process starts.
+
+
+_ROWS = 8
+
+
+def check_losses(
+    losses: Mapping[str, Any], spec: EnvSpec, config: ModelSettings, dtype: torch.dtype
+) -> str | None:
+    """Try every term of ppo.losses on samples that are drawn; return a warning of those in which samples mix.
+
+    Of a model with minibatches of its own only the import is tried. Raises ConfigError for a term that cannot be
+    imported, raises, returns what is no number per sample, or does not depend on what the model puts out.
+    """
+    terms = terms_of(losses)
+    if not terms or model_class(config).minibatch_class is not None:
+        return None
+    whole, part = _drawn(spec, config, dtype)
+    mixing = [term.name for term in terms if _mixes(term, whole, part)]
+    if not mixing:
+        return None
+    return (
+        f"ppo.losses.{', ppo.losses.'.join(mixing)}: a sample's number depends on others of its minibatch, so "
+        "that results depend on dist.world_size: compute each from its own sample alone"
+    )
+
+
+def _drawn(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) -> tuple[Samples, Samples]:
+    """Return some samples, and the first half of them by themselves."""
+    model = build_model(spec, config, 0, dtype)
+    minibatch = example(spec, model, _ROWS, torch.Generator().manual_seed(0))
+    params, values = model.at(minibatch["obs"], minibatch["actions"])
+    half = _ROWS // 2
+    first = {name: each(lambda x: x[:half], field) for name, field in minibatch.items()}
+    return (
+        samples_of(minibatch, params, values, model.distribution),
+        samples_of(first, params[:half], values[:half], model.distribution),
+    )
+
+
+def _mixes(term: Term, whole: Samples, part: Samples) -> bool:
+    """Return whether the numbers of a part of the samples change with the others. Raises ConfigError as above."""
+    said = f"ppo.losses.{term.name}.term"
+    try:
+        of_whole, of_part = term(whole), term(part)
+    except TrainingError as e:
+        raise ConfigError(str(e)) from e
+    except Exception as e:  # a user's function may raise anything
+        raise ConfigError(f"{said}: raised {in_one_line(e)}") from e
+    if not of_whole.requires_grad:
+        raise ConfigError(
+            f"{said}: returned numbers without a gradient: they must depend on samples.policy, samples.params or "
+            "samples.values, or nothing is learned from them; what is only to be seen is a metric (log.metrics)"
+        )
+    close = 1e-4 if of_whole.dtype == torch.float32 else 1e-9
+    return not torch.allclose(of_whole[: len(of_part)], of_part, rtol=close, atol=close, equal_nan=True)

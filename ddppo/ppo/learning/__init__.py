@@ -1,1 +1,0 @@
-"""Learning from a rollout: epochs of minibatches, and the step on each."""

@@ -1,1 +1,0 @@
-"""Acting and learning in C++ (ddppo/native), seen from the collector and the learner."""

@@ -1,0 +1,1 @@
+"""What a run writes: the table of metrics, times, metrics.jsonl, TensorBoard, summary.json, checkpoints, trackers."""

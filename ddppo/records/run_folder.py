@@ -1,0 +1,256 @@
+"""A run's folder as whoever starts, resumes, queues or lists runs sees it. Imports no torch.
+
+What ranks write into it: docs/usage.md, "What a run leaves behind".
+"""
+
+import dataclasses
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from ddppo.config.rules import validate
+from ddppo.config.settings import Config
+from ddppo.config.stored import load_config, to_yaml
+from ddppo.errors import ConfigError, RankLost, RunFolderError
+from ddppo.files import keep_copy, move_aside, remove_leftovers, stored, write_text
+from ddppo.records import checkpoint
+from ddppo.records.jsonl import drop_after
+from ddppo.records.summary import SCHEMA_VERSION
+from ddppo.terminal import warn
+
+_RESTARTS = "restarts.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A folder that holds a run, or is to hold one."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is there but hidden files, such as the lock."""
+        return not self.path.is_dir() or all(path.name.startswith(".") for path in self.path.iterdir())
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return checkpoint.last(self.checkpoints) is not None
+
+    @property
+    def last_iteration(self) -> int:
+        """The iteration of the last checkpoint, 0 where there is none."""
+        last = checkpoint.last(self.checkpoints)
+        return checkpoint.iteration_of(last) if last else 0
+
+    @property
+    def num_restarts(self) -> int:
+        """How often ranks were started again after one was lost, over all starts of the run."""
+        path = self.path / _RESTARTS
+        return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
+
+    def note_restart(self, who: str, *, goes_on_from: int | None, world_size: int | None = None) -> None:
+        """Append to restarts.jsonl which rank was lost, and from which iteration how many go on; None: it alone."""
+        line = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "lost": who,
+            "goes_on_from": goes_on_from,
+            "world_size": world_size,
+        }
+        with stored(self.path / _RESTARTS), (self.path / _RESTARTS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def config(self) -> Config:
+        """Read config.yaml. Raises ConfigError."""
+        return load_config(self.path / "config.yaml")
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return summary.json if the run is complete, else None.
+
+        A run that was complete and was then given more steps to do is not.
+        """
+        try:
+            found = json.loads((self.path / "summary.json").read_text())
+            total_steps = self.config().ppo.total_steps
+        except (OSError, ValueError, ConfigError):
+            return None
+        whole = isinstance(found, dict) and found.get("schema_version") == SCHEMA_VERSION
+        if not whole or found.get("status") != "completed" or not found.get("env_steps", 0) >= total_steps:
+            return None
+        return found
+
+    @property
+    def is_complete(self) -> bool:
+        return self.summary() is not None
+
+    @property
+    def failed_after_training(self) -> str:
+        """What failed after the training of a complete run, and the commands that repeat it; "" where nothing did."""
+        steps = (self.summary() or {}).get("failed_after_training", [])
+        said = (f"{each['step']} failed: {each['why']}; repeat it by: {each['command']}" for each in steps)
+        return "; ".join(said)
+
+    def is_trained(self, total_steps: int) -> bool:
+        """Whether the last checkpoint is that of the end, whatever came after it."""
+        path, _ = checkpoint.last_whole(self.checkpoints)
+        return path is not None and bool(checkpoint.load(path)["env_steps"] >= total_steps)
+
+    @property
+    def lacks_evaluation(self) -> bool:
+        """Whether a run was stopped in its final evaluation, with all steps done and saved."""
+        try:
+            found = json.loads((self.path / "summary.json").read_text())
+            done, total = int(found["env_steps"]), self.config().ppo.total_steps
+        except (OSError, ValueError, TypeError, KeyError, ConfigError):
+            return False
+        return found.get("status") == "stopped" and done >= total
+
+    def begin(self, config: Config) -> Config:
+        """Make the folder ready for the ranks of `config`, and return that with `resume` as they find it written.
+
+        They go on from the last whole checkpoint. Without one they begin anew, and what an earlier start left stays
+        under other names, so that no step counts twice. Damaged checkpoints get other names too, of which a warning
+        tells. config.yaml is whole at every instant; where it said something else, that stays under a number.
+        Call it while the folder is held. Raises StorageError.
+        """
+        with stored(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.tidy()
+        damaged = checkpoint.set_damaged_aside(self.checkpoints)
+        last = checkpoint.last(self.checkpoints)
+        for kept in damaged:
+            warn(
+                f"a damaged checkpoint is kept as {kept}; the last whole one is {last.name if last else 'none'}"
+            )
+        if last is None:
+            drop_after(self.path / "metrics.jsonl", 0)
+            names = (
+                "summary.json",
+                "tensorboard",
+                "checkpoints/best.pt",
+                "checkpoints/best.previous.pt",
+                "best",
+            )
+            if aside := [path.name for name in names if (path := move_aside(self.path / name))]:
+                warn(
+                    f"{self.path} has no checkpoint: the run begins anew, and {', '.join(aside)} keeps what was there"
+                )
+        config = dataclasses.replace(config, resume=str(self.path) if last else None)
+        self._write(config)
+        return config
+
+    def tidy(self) -> None:
+        """Remove the temporary files of processes that were killed. Call it while the folder is held."""
+        for folder in (self.path, self.checkpoints, self.path / "tensorboard"):
+            remove_leftovers(folder)
+
+    def _write(self, config: Config) -> None:
+        path, text = self.path / "config.yaml", to_yaml(config)
+        if path.exists():
+            if path.read_text() == text:
+                return
+            if not self._differs_in_resume_alone(config):
+                keep_copy(path)
+        write_text(path, text)
+
+    def _differs_in_resume_alone(self, config: Config) -> bool:
+        try:
+            return dataclasses.replace(self.config(), resume=config.resume) == config
+        except ConfigError:
+            return False
+
+
+# -- A run that lost a rank ends, or goes on from its last checkpoint (dist.on_lost=restart).
+
+
+_T = TypeVar("_T")
+
+
+def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]) -> _T:
+    """Return what `run` does, called again whenever it lost a rank, at most dist.max_restarts times.
+
+    Where a rank was lost twice without a checkpoint in between, fewer go on, if dist.min_workers allows that. The
+    folder is made ready as resume=<folder> makes it; call this while it is held. Raises RankLost where that was once
+    too often or dist.on_lost=stop, and whatever else `run` raises.
+    """
+    before, most = folder.num_restarts, config.dist.max_restarts
+    gone_on_from: int | None = None
+    while True:
+        try:
+            return run(config)
+        except RankLost as e:
+            if config.dist.on_lost == "stop":
+                raise
+            number = folder.num_restarts - before + 1  # with those of single ranks
+            if number > most:
+                raise RankLost(f"{e}. That was after dist.max_restarts={most} restarts") from None
+            config = folder.begin(config)
+            last = folder.last_iteration
+            goes_on = (
+                f"going on from iteration {last}" if last else "beginning anew, for there is no checkpoint"
+            )
+            if gone_on_from == last and (smaller := fewer(config)) is not None:
+                config = folder.begin(smaller)
+                goes_on += f", on {config.dist.world_size} ranks"
+            gone_on_from = last
+            folder.note_restart(e.who, goes_on_from=last, world_size=config.dist.world_size)
+            warn(f"{e.who}; {goes_on} (restart {number} of {most})")
+
+
+def fewer(config: Config) -> Config | None:
+    """Return the same run on the most ranks below W that its batch can be dealt to; None below dist.min_workers."""
+    dist, sizes = config.dist, validate(config)
+    for world_size in range(dist.world_size - 1, (dist.min_workers or dist.world_size) - 1, -1):
+        smaller = replace(config, dist=replace(dist, world_size=world_size))
+        with suppress(ConfigError):
+            found = validate(smaller)
+            if (found.num_envs, found.batch_size) == (sizes.num_envs, sizes.batch_size):
+                return smaller
+    return None
+
+
+# -- One process at a time in a folder. Imports no torch.
+
+
+_LOOK_EVERY_S = 0.2
+
+
+@contextmanager
+def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold a run's or a sweep's folder: two processes that write into one would ruin it.
+
+    The hold goes with the process, however that ends. Raises RunFolderError if another process, on any machine that
+    locks files on this file system, still has the folder after `patience_s` seconds, StorageError where there can be
+    no folder.
+    """
+    end = time.monotonic() + patience_s
+    with stored(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    with lock as file:
+        while not _take(file, folder):
+            if time.monotonic() >= end:
+                raise RunFolderError(f"{folder} is in use by another process: let that end first")
+            time.sleep(_LOOK_EVERY_S)
+        yield
+
+
+def _take(file: IO[str], folder: Path) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        warn(
+            f"{folder}: the file system has no locks ({e.strerror}): nothing keeps a second command out of it"
+        )
+    return True

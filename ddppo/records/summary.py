@@ -1,0 +1,305 @@
+"""summary.json: what a run was, where it ran, and what came of it."""
+
+import math
+import os
+import platform
+import socket
+import subprocess
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+import ddppo
+from ddppo.config.settings import Config
+from ddppo.processes.machine import available_cores
+from ddppo.records.metrics import TIME_NAMES, WAIT_NAMES, IterationReport
+from ddppo.scaling import BatchShape
+from ddppo.statistics import iqm, spread
+
+SCHEMA_VERSION = 1
+
+
+def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:
+    """Return the eval/* metrics of one evaluation that took `t_eval` seconds; takes at least one episode."""
+    scores = np.asarray(returns, dtype=np.float64)
+    return {
+        "eval/return_mean": float(scores.mean()),
+        "eval/return_median": float(np.median(scores)),
+        "eval/return_iqm": iqm(returns),
+        "eval/return_std": float(scores.std()),
+        "eval/return_min": float(scores.min()),
+        "eval/return_max": float(scores.max()),
+        "eval/length_mean": float(np.mean(lengths)),
+        "eval/episodes": float(len(scores)),
+        "eval/t_eval": t_eval,
+    }
+
+
+class SummaryBuilder:
+    """Collects reports while a run lasts, and tells the whole at its end.
+
+    The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
+    `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
+    themselves in the summary, and its `roles`, one name per rank, with the ranks. task: what its journal tells, if it
+    has one. of_sampler: parts that its task sampler brings, by name.
+    """
+
+    task: Mapping[str, Any] | None = None
+    of_sampler: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
+    ) -> None:
+        self._config = config
+        self._shape = shape
+        self._derived = {name: value for name, value in derived.items() if name not in ("machines", "roles")}
+        self._machines, self._roles = derived.get("machines", []), derived.get("roles", [])
+        self._num_warmup = warmup_iterations
+        self._warmup_left = warmup_iterations
+        self._warmup, self._measured = _Measurements(), _Measurements()
+        self._ranges: list[list[int]] = []  # first and last iteration of each stretch of warm-up
+        self._last: IterationReport | None = None
+        # Now, not at the end: the checkout may change while the run lasts.
+        self._started_at = _now()
+        self._commit = git_state()
+
+    @property
+    def world_size(self) -> int:
+        return self._shape.world_size
+
+    def restore(self, reports: Iterable[IterationReport]) -> None:
+        """Add the reports of earlier starts of a resumed run; warm-up begins anew with each of them, and then.
+
+        Iterations with another number of ranks are history, but none of the means that describe this world size.
+        """
+        for report in reports:
+            if report.resumed:
+                self._warmup_left = self._num_warmup
+            if len(report.rank_metrics) == self._shape.world_size:
+                self.add(report)
+            else:
+                self._last = report
+        self._warmup_left = self._num_warmup
+
+    def add(self, report: IterationReport) -> None:
+        if self._warmup_left > 0:
+            self._warmup_left -= 1
+            if self._ranges and self._ranges[-1][1] == report.iteration - 1:
+                self._ranges[-1][1] = report.iteration
+            else:
+                self._ranges.append([report.iteration, report.iteration])
+            self._warmup.add(report, self._last)
+        else:
+            self._measured.add(report, self._last)
+        self._last = report
+
+    def build(
+        self,
+        *,
+        status: str,
+        params_hash: str | None = None,
+        compiled_from: int | None = None,
+        restarts: int = 0,
+        final_eval: Mapping[str, Any] | None = None,
+        best_eval: Mapping[str, Any] | None = None,
+        target: Mapping[str, Any] | None = None,
+        failed: Sequence[Mapping[str, str]] = (),
+    ) -> dict[str, Any]:
+        """Return the summary as nested dicts; evaluations may have names with or without eval/ in front.
+
+        failed: of each step after training that failed its name (step), why, and the command that repeats it.
+        """
+        all_warm = self._measured.count == 0
+        measured = self._warmup if all_warm else self._measured
+        last, shape = self._last, self._shape
+        waits = [name for name in WAIT_NAMES if name in measured.rank_means]
+        time = {_leaf(name): spread(measured.rank_means[name]) for name in (*TIME_NAMES, *waits)}
+        t_iter = time["t_iter"]["mean"]
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "status": status,
+            "world_size": shape.world_size,
+            "env_steps": last.env_steps if last else 0,
+            "iterations": last.iteration if last else 0,
+            "wall_s": last.wall_s if last else 0.0,
+            "fps": measured.fps,
+            "params_hash": params_hash,
+            "compiled_from": compiled_from,
+            "restarts": restarts,
+            "warmup": {
+                "iterations": self._num_warmup,
+                "left_out": 0 if all_warm else self._warmup.count,
+                "ranges": [] if all_warm else self._ranges,
+                "measured": measured.count,
+                "too_few_iterations": all_warm,
+            },
+            "time": time,
+            "dist": {
+                "rho_comm": time["t_comm"]["mean"] / t_iter,
+                "rho_sync": time["t_sync"]["mean"] / t_iter,
+            },
+            "per_rank": measured.per_rank(self._roles),
+            "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
+            "target": target,
+            "failed_after_training": list(failed),
+            "task": self.task,
+            **self.of_sampler,
+            "derived": sizes(shape) | self._derived,
+            "config": asdict(self._config),
+            "versions": versions(),
+            **self._commit,
+            "machine": machine(with_gpu=self._derived.get("device", "cpu") != "cpu"),
+            "machines": self._machines,
+            "command": os.environ.get("DDPPO_COMMAND"),
+            "started_at": self._started_at,
+            "finished_at": _now(),
+        }
+
+
+class _Measurements:
+    """Sums over iterations, small enough to be kept for millions of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.rank_means: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        self._rank_sums: list[defaultdict[str, float]] = []
+        self._rank_counts: list[defaultdict[str, int]] = []
+        self._steps = 0
+        self._seconds = 0.0
+
+    def add(self, report: IterationReport, previous: IterationReport | None) -> None:
+        self.count += 1
+        for name in (*TIME_NAMES, *WAIT_NAMES):
+            mean = report.rank_mean(name)
+            if mean is not None:
+                self.rank_means[name].append(mean)
+        for rank, metrics in enumerate(report.rank_metrics):
+            if rank == len(self._rank_sums):
+                self._rank_sums.append(defaultdict(float))
+                self._rank_counts.append(defaultdict(int))
+            for name, value in metrics.items():
+                self._rank_sums[rank][name] += value
+                self._rank_counts[rank][name] += 1
+        if previous is not None:
+            self._steps += report.env_steps - previous.env_steps
+            self._seconds += report.wall_s - previous.wall_s
+        elif report.iteration == 1:  # else what came before is unknown, and so is this iteration's share
+            self._steps += report.env_steps
+            self._seconds += report.wall_s
+
+    @property
+    def fps(self) -> float:
+        """Environment steps of all ranks per second of training."""
+        return self._steps / self._seconds if self._seconds > 0 else math.nan
+
+    def per_rank(self, roles: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the mean of every per-rank metric, {"rank": 0, "role": ..., "time": {"t_iter": ...}, ...}, by rank."""
+        ranks = []
+        for rank, (sums, counts) in enumerate(zip(self._rank_sums, self._rank_counts, strict=True)):
+            groups: dict[str, Any] = {"rank": rank} | ({"role": roles[rank]} if roles else {})
+            for name, total in sums.items():
+                groups.setdefault(name.split("/")[0], {})[_leaf(name)] = total / counts[name]
+            ranks.append(groups)
+        return ranks
+
+
+def sizes(shape: BatchShape) -> dict[str, int]:
+    """Return the sizes of an iteration under the letters of the docs: W, E, N, T, B, minibatch, M, K.
+
+    num_stepping: of the W ranks those that step environments.
+    """
+    return {
+        "W": shape.world_size,
+        "num_stepping": shape.num_stepping or shape.world_size,
+        "E": shape.local_num_envs,
+        "N": shape.num_envs,
+        "T": shape.rollout_steps,
+        "B": shape.batch_size,
+        "minibatch": shape.minibatch_size,
+        "M": shape.num_minibatches,
+        "K": shape.num_epochs,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the packages that results depend on."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "ddppo": ddppo.__version__}
+    for package in ("torch", "gymnasium", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any]:
+    """Return git_commit and git_dirty (uncommitted or untracked files) of the checkout that ddppo runs from.
+
+    Both are None where it does not run from one, e.g. installed into a virtual environment.
+    """
+    folder = folder or Path(ddppo.__file__).resolve().parent.parent
+    nothing = {"git_commit": None, "git_dirty": None}
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        # site-packages may lie inside the checkout of something else.
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != folder.resolve():
+            return nothing
+        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return nothing
+
+
+def machine(*, with_gpu: bool) -> dict[str, Any]:
+    """Return hostname, CPU model, cores this process may use, memory in GB, and the GPU if one is used."""
+    gpu = None
+    if with_gpu:
+        import torch
+
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "hostname": socket.gethostname(),
+        "cpu": _cpu_model(),
+        "cores": available_cores(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpu": gpu,
+        "platform": platform.platform(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    if sys.platform == "darwin":
+        with suppress(OSError):
+            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            names = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    return next(iter(names), platform.processor() or platform.machine())
+
+
+def _without_group(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if metrics is None else {name.removeprefix("eval/"): value for name, value in metrics.items()}
+
+
+def _leaf(name: str) -> str:
+    return name.split("/", 1)[1]
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

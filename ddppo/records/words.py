@@ -1,0 +1,167 @@
+"""What a run says in words: its sizes before it begins, and what came of it."""
+
+import math
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddppo.config.settings import Config
+from ddppo.package import command, program
+from ddppo.records import checkpoint
+from ddppo.records.metrics import EXCLUSIVE_PARTS
+from ddppo.scaling import BatchShape
+
+_LEAST_TEXT = 16  # columns beside a label, below which lines are left to the terminal
+
+
+def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width: int | None = None) -> str:
+    """Return the derived sizes of a run, in lines of `width`; `derived` (num_parameters, ...) is shown as it comes."""
+    s, total = shape, config.ppo.total_steps
+    num_updates = s.num_minibatches * s.num_epochs
+    all_step = s.num_stepping in (0, s.world_size)
+    steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
+    dealt = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
+    # Episodes end when they do, within T.
+    at_least, at_most = ("at least ", "at most ") if derived.get("whole_episodes") else ("", "")
+    batch = f"{config.ppo.rollouts_per_update} x E" if s.batch_envs else "N"
+    rows = [
+        ("task", f"{config.env.id}, seed {config.seed}"),
+        ("length", f"{total:,} steps = {at_least}{-(-total // s.batch_size):,} iterations"),
+        ("ranks", f"W = {s.world_size}" + _roles(config, derived.get("roles", ()))),
+        ("envs", f"N = {dealt} = {s.num_envs:,}"),
+        (
+            "batch",
+            f"B = {at_most}{batch} x T = {s.batch_envs or s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
+            f"({config.scaling.rule} scaling)",
+        ),
+        (
+            "updates",
+            f"minibatch {s.minibatch_size:,}, M x K = {s.num_minibatches} minibatches x {s.num_epochs} "
+            f"epochs = {num_updates} per iteration",
+        ),
+    ]
+    for name, value in derived.items():
+        if name in ("roles", "whole_episodes"):  # said above
+            continue
+        if name == "machines":
+            value = ", ".join(f"{each['hostname']} ({each['cores']} cores)" for each in value)
+        label = {"num_parameters": "parameters", "run_dir": "run folder"}.get(name, name.replace("_", " "))
+        rows.append((label, f"{value:,}" if type(value) is int else str(value)))
+    return _columns(rows, width)
+
+
+def _roles(config: Config, roles: Sequence[str]) -> str:
+    """Return how many ranks do what, where not all do the same."""
+    kinds = Counter(roles)
+    said = ", ".join(f"{number} x {name}" for name, number in kinds.items())
+    return f", {config.dist.topology}: {said}" if len(kinds) > 1 else ""
+
+
+def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None) -> str:
+    """Return what came of a run, in lines of `width`, and the commands to look further, each a line to be copied."""
+    rows = [
+        ("status", str(summary["status"])),
+        (
+            "training",
+            f"{summary['env_steps']:,} steps in {duration(summary['wall_s'])}, "
+            f"{number(summary['fps'], ',.0f')} steps/s after warm-up",
+        ),
+    ]
+    means = {part: summary["time"][part]["mean"] for part in ("t_iter", *EXCLUSIVE_PARTS)}
+    if all(mean is not None and math.isfinite(mean) for mean in means.values()):
+        t_iter = means.pop("t_iter")
+        shares = (f"{part[2:]} {100 * mean / t_iter:.0f}%" for part, mean in means.items())
+        rows.append(("time", f"{1000 * t_iter:.1f} ms an iteration: {' '.join(shares)}"))
+    rows += _by_role(summary["per_rank"])
+    for each in summary.get("failed_after_training", ()):
+        # a signal is no fault
+        is_cut_short = each["why"].startswith(("stopped by ", "interrupted"))
+        what = "was" if is_cut_short else "failed:"
+        rows.append((f"{summary['status']}, but", f"{each['step']} {what} {each['why']}"))
+    final, best, target = summary["eval"]["final"], summary["eval"]["best"], summary["target"]
+    if final:
+        rows.append(("evaluation", _scores(final)))
+    if best:
+        rows.append(("best", f"{_scores(best)}, at {number(best.get('env_steps'), ',')} steps"))
+    if target and target.get("return") is not None:
+        reached = (
+            f"reached after {duration(target['time_to_target_s'])}, {target['steps_to_target']:,} steps"
+            if target["reached"]
+            else "not reached"
+        )
+        rows.append((f"return {target['return']:g}", reached))
+    parts = [part for part in summary.values() if isinstance(part, Mapping)]
+    for part in parts:
+        rows += list((part.get("said") or {}).items())
+    more = []
+    if summary["status"] == "completed":
+        more = [setting for part in parts for setting in part.get("go_on", ())]
+        more.append(f"ppo.total_steps={2 * summary['env_steps']}")
+    commands = [("curves", f"{program('tensorboard')} --logdir {shlex.quote(str(run_dir))}")]
+    has_checkpoint = checkpoint.last(run_dir / "checkpoints") is not None
+    if has_checkpoint:
+        commands.append(("evaluate", command("ddppo.evaluate", f"run={run_dir}")))
+    going_on = command("ddppo.train", f"resume={run_dir}", *more)
+    commands.append(("go on" if has_checkpoint else "begin anew", going_on))
+    return _columns(rows, width, [("all numbers", str(run_dir / "summary.json")), *commands])
+
+
+def _by_role(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return where the time of each role's ranks went, if there are several roles, and how old the rollouts were."""
+    roles: dict[str, list[Mapping[str, float]]] = {}
+    for rank in ranks:
+        roles.setdefault(rank.get("role", ""), []).append(rank.get("time", {}))
+    rows = []
+    for role, times in roles.items() if len(roles) > 1 else ():
+        total = sum(each["t_iter"] for each in times) or math.nan
+        shares = {part: sum(each[part] for each in times) / total for part in EXCLUSIVE_PARTS}
+        said = " ".join(f"{part[2:]} {number(100 * share, '.0f')}%" for part, share in shares.items())
+        rows.append(("", f"{len(times)} x {role}: {said}"))
+    lags = [rank["dist"]["lag_mean"] for rank in ranks if "lag_mean" in rank.get("dist", {})]
+    return [*rows, *(("lag", f"{lag:.2f} updates, mean over rollouts") for lag in lags)]
+
+
+def _scores(scores: Mapping[str, Any]) -> str:
+    names = (
+        ("return_mean", "mean"),
+        ("return_median", "median"),
+        ("return_iqm", "IQM"),
+        ("return_std", "std"),
+        ("success_rate", "success"),
+    )
+    values = ", ".join(f"{label} {number(scores[name], '.2f')}" for name, label in names if name in scores)
+    return f"{values} over {number(scores.get('episodes'), '.0f')} episodes"
+
+
+def number(value: Any, form: str = "") -> str:
+    return "?" if value is None or math.isnan(value) else format(value, form)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as 9.3 s, 2:05 or 1:02:05."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _columns(
+    rows: Sequence[tuple[str, str]], width: int | None = None, whole: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Return labels and texts in two columns, in lines of `width` where there is room; each of `whole` is a line."""
+    indent = 2 + max(len(label) for label, _ in (*rows, *whole))
+    lines = []
+    for label, text in rows:
+        parts = [text]
+        if width is not None and width - indent >= _LEAST_TEXT:
+            parts = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [
+                ""
+            ]
+        lines += [
+            f"{head:<{indent}}{part}" for head, part in zip([label, *[""] * len(parts)], parts, strict=False)
+        ]
+    return "\n".join([*lines, *(f"{label:<{indent}}{text}" for label, text in whole)])

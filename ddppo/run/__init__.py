@@ -1,1 +1,0 @@
-"""One rank's life: the worker loop, timing, metrics, checkpoints, evaluation."""

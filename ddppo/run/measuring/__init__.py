@@ -1,1 +1,0 @@
-"""What is measured of iterations, and of the machines they run on."""
