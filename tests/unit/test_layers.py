@@ -139,11 +139,7 @@ WITH_TORCH = ("launch.checks", "launch.formation", "launch.local_ranks")  # impo
 def test_the_configuration_and_the_door_import_no_torch():
     for module in (
         "train",
-        *(
-            module
-            for module in MODULES
-            if module.startswith("launch") and module not in ("launch.checks", "launch.formation")
-        ),
+        *(module for module in MODULES if module.startswith("launch") and module not in WITH_TORCH),
         "package",
         "plugins",
         "options",
