@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddppo.collectives.group import Group, OrderedSum, Record
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.errors import CollectiveError
-from ddppo.models.actor_critic import ActorCritic, At
+from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.models.build import part_of
 
 # -- A model's parameters and gradients as two flat vectors.
@@ -72,8 +72,9 @@ class GradientSync(Protocol):
 
     name: str
 
-    def at(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the model's action parameters and values, ready to be differentiated, of what `At` takes."""
+    @property
+    def model(self) -> torch.nn.Module:
+        """An `EvaluateActions`: called with inputs, it returns action parameters and values to differentiate."""
         ...
 
     def backward_(self, loss: torch.Tensor) -> None:
@@ -87,12 +88,9 @@ class FlatSync:
     name = "flat"
 
     def __init__(self, model: ActorCritic, parameters: FlatParameters, group: Group | OrderedSum) -> None:
-        self.model = At(model)
+        self.model = EvaluateActions(model)
         self.parameters = parameters
         self.group = group
-
-    def at(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.forward(*inputs)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
@@ -135,7 +133,7 @@ class BucketSync:
         self.group = group
         device = parameters.gradient.device
         self.model = DistributedDataParallel(
-            At(model),
+            EvaluateActions(model),
             device_ids=[device.index] if device.type == "cuda" else None,
             bucket_cap_mb=bucket_cap_mb,
             process_group=group.process_group,
@@ -145,9 +143,6 @@ class BucketSync:
         self._lost_peers = False
         self._ready: list[float] = []
         self._done: list[float] = []
-
-    def at(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model(*inputs)
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()

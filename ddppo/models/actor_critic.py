@@ -75,13 +75,14 @@ class ActorCritic(nn.Module, abc.ABC):
     obs are what spec.obs describes, n at once: a tensor `[n, *shape]`, or a dict of them where spec.obs is one. Floats
     come in the type of the parameters; pixels come as uint8, and the model scales them.
 
-    A policy that chooses in stages, of which some do not learn, brings its own `distribution`, and `at`: what `forward`
-    returns is sampled from; by what `at` returns, log_prob and entropy are those of the stages that learn.
+    A policy that chooses in stages, of which some do not learn, brings its own `distribution` and `evaluate_actions`:
+    actions are sampled from the output of `forward`; the output of `evaluate_actions` gives log_prob and entropy of the
+    stages that learn.
     """
 
     values_are_beside = False  # forward costs hardly more than action_params: acting takes values along
-    # The value of a transition is that of what was acted on, which `at` gives; `forward` and `value` give what a state
-    # is worth to whoever comes to it.
+    # True: a rollout records the values of `evaluate_actions`, those of the actions taken, and not the values of
+    # `forward` and `value`, which estimate a state's return.
     values_are_of_actions = False
     # Import paths, `module:attribute`, of what a kind of models needs otherwise than the core has it; None: the core's.
     # All three are inherited, and docs/design.md says what each of the classes has to have.
@@ -112,14 +113,14 @@ class ActorCritic(nn.Module, abc.ABC):
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[n, P]` and values `[n]`."""
 
-    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate_actions(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `forward` does, or what of it actions `[n, *action.shape]` need; used in learning."""
         return self(obs)
 
-    def at_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `at` does of the samples of a minibatch, by what its `minibatch_class` puts under "inputs"."""
+    def evaluate_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `evaluate_actions` of a minibatch, given the "inputs" that `minibatch_class` makes."""
         obs, actions = inputs
-        return self.at(obs, actions)
+        return self.evaluate_actions(obs, actions)
 
     @abc.abstractmethod
     def action_params(self, obs: Obs) -> torch.Tensor:
@@ -179,7 +180,7 @@ class ActorCritic(nn.Module, abc.ABC):
         return sum(p.numel() for p in self.parameters())
 
 
-class At(nn.Module):
+class EvaluateActions(nn.Module):
     """A model called as it learns, as modules are; its parameters and buffers are its own, behind "model.".
 
     It is given obs and actions, or the `inputs` of minibatches of the model's own, or with memory what `unroll` reads.
@@ -190,7 +191,7 @@ class At(nn.Module):
         self.model = model
 
     def forward(self, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.model.unroll(*inputs) if self.model.state_size else self.model.at_minibatch(*inputs)
+        return self.model.unroll(*inputs) if self.model.state_size else self.model.evaluate_minibatch(*inputs)
 
 
 class MLP(ActorCritic):

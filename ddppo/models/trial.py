@@ -35,8 +35,9 @@ class Trial:
         self.name = config.name
         self.spec = spec
         self.num_params = model.num_params
-        self.learns_by = "forward" if type(model).at is ActorCritic.at else "at"
-        own = ("at", "distribution", "num_params", "num_noise")
+        inherits = type(model).evaluate_actions is ActorCritic.evaluate_actions
+        self.learns_by = "forward" if inherits else "evaluate_actions"  # the method that the learner differentiates
+        own = ("evaluate_actions", "distribution", "num_params", "num_noise")
         self.brings_own_policy = any(getattr(type(model), x) is not getattr(ActorCritic, x) for x in own)
 
     def fails(self, method: str, what: str) -> ConfigError:
@@ -56,11 +57,11 @@ class Trial:
             self._check_agreement("value", "values", both[1], values)
 
     def check_policy(self, size: int) -> None:
-        """Act on `size` observations and learn from it, by the model's own distribution and `at`."""
+        """Act on `size` observations and learn from it, by the model's own distribution and `evaluate_actions`."""
         obs, action = self._obs(size), self.spec.action
         actions = self._actions(obs)
-        both = self._call("at", obs, actions)
-        self._check_pair("at", both, obs)
+        both = self._call("evaluate_actions", obs, actions)
+        self._check_pair("evaluate_actions", both, obs)
         policy = self._policy(both[0])
         modes = self._tried(f"{_POLICY}.mode", policy.mode)
         if modes.shape != (size, *action.shape):
@@ -69,7 +70,7 @@ class Trial:
         for method, numbers in (("log_prob", lambda: policy.log_prob(actions)), ("entropy", policy.entropy)):
             found = self._tried(f"{_POLICY}.{method}", numbers)
             self._check_tensor(f"{_POLICY}.{method}", "numbers", found, obs, (size,))
-        if self.learns_by == "at" and not self.model.values_are_of_actions and self._is_repeatable(obs):
+        if self.learns_by == "evaluate_actions" and not self.model.values_are_of_actions and self._is_repeatable(obs):
             params, values = self._call("forward", obs)
             acted = self._policy(params).log_prob(actions)
             self._check_learned("log-probabilities", acted, policy.log_prob(actions))
@@ -79,9 +80,9 @@ class Trial:
         if not torch.allclose(acted, learned, rtol=rounding(acted), atol=rounding(acted), equal_nan=True):
             off = (acted - learned).abs().max().item()
             raise self.fails(
-                "at",
+                "evaluate_actions",
                 f"gives {what} of actions that differ from those of forward, which a rollout holds, by {off:.2g}: set "
-                "values_are_of_actions = True, with which it holds those of at",
+                "values_are_of_actions = True, with which it holds those of evaluate_actions",
             )
 
     def _actions(self, obs: Obs) -> torch.Tensor:
@@ -197,7 +198,7 @@ class Trial:
         """Return the parameters that a loss of both outputs gives no gradient. Raises where it cannot be computed."""
         size = max(size, 2)
         obs = self._obs(size)
-        actions = [self._actions(obs)] if self.learns_by == "at" else []
+        actions = [self._actions(obs)] if self.learns_by == "evaluate_actions" else []
         return self._without_gradient(*self._call(self.learns_by, obs, *actions))
 
     def _without_gradient(self, params: torch.Tensor, values: torch.Tensor) -> list[str]:
@@ -448,6 +449,7 @@ def check_model(
     _check_memory(spec, config, dtype, ranks_here)
     model = build_model(spec, config, 0, dtype)
     _check_state(model, config)
+    _check_old_names(model, config)
     trial_of: type[Trial] = MemoryTrial if model.state_size else Trial
     if model.trial_class is not None:
         trial_of = imported(model.trial_class)
@@ -487,6 +489,14 @@ def _check_state(model: ActorCritic, config: ModelSettings) -> None:
             f"model.memory={memory} has no effect on a model of your own, as model.name={config.name}: derive "
             "it from ddppo.models.recurrent.Recurrent (docs/guide/memory.md), or leave model.memory out"
         )
+
+
+def _check_old_names(model: ActorCritic, config: ModelSettings) -> None:
+    """Raise ConfigError if the model defines a method under the name that it had in an earlier version."""
+    for old, new in (("at", "evaluate_actions"), ("at_minibatch", "evaluate_minibatch")):
+        if callable(getattr(type(model), old, None)):
+            kind = type(model).__name__
+            raise ConfigError(f"model.name={config.name}: {kind}.{old} is now called {new}: rename the method")
 
 
 def _check_memory(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype, ranks_here: int | None) -> None:

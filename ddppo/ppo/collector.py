@@ -25,7 +25,7 @@ class Collector(RolloutBuffers):
     Buffers are allocated once. Acting needs only the policy; values of all T + 1 observations and of the final
     observations are computed in one batch at the end, with the same parameters. A model whose values come beside the
     policy gives those of T observations while it acts. Where values are of actions, they and log-probabilities come
-    from `at` once all are taken, and what the model says of states is next_values alone.
+    from `evaluate_actions` once all are taken, and what the model says of states is next_values alone.
 
     memory: of a model that has one, else None; its values come along.
 
@@ -287,7 +287,7 @@ class Collector(RolloutBuffers):
         return self._at(each(lambda x: x[:rows], self.obs), self.actions[:rows])
 
     def _at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = map(self.model.at, self._chunks(obs, 2), self._chunks(actions, 2))
+        parts = map(self.model.evaluate_actions, self._chunks(obs, 2), self._chunks(actions, 2))
         params, values = (torch.cat(x).unflatten(0, actions.shape[:2]) for x in zip(*parts, strict=True))
         return params, values
 

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ddppo.config.algorithm_settings import AlgorithmSettings
-from ddppo.models.actor_critic import ActorCritic, At
+from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
 from ddppo.ppo.gradient_check import example
 from ddppo.ppo.minibatches import Minibatch
@@ -212,7 +212,7 @@ def gradient_function(model: ActorCritic, names: Sequence[str], *, clips_value: 
 
     names: of the fields of a minibatch behind obs.
     """
-    spec, called = model.spec, At(model)
+    spec, called = model.spec, EvaluateActions(model)
     named = list(called.named_parameters())
     sizes = [p.numel() for _, p in named]
     buffers = [name for name, _ in called.named_buffers()]

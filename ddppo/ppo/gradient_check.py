@@ -44,7 +44,7 @@ def worst_error(
     minibatch = example(spec, model, num_rows, torch.Generator().manual_seed(0))
     gradient = step.gradient(minibatch)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    params, values = model.at(minibatch["obs"], minibatch["actions"])
+    params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
     per_sample, *_ = losses_and_statistics(
         params, values, minibatch, model.distribution, Coefficients.of(config)
     )
@@ -67,7 +67,7 @@ def example(spec: EnvSpec, model: ActorCritic, num_rows: int, generator: torch.G
     obs = each(lambda x: x.to(p.device), random_obs(spec, num_rows, p.dtype, generator))
     with torch.no_grad():
         actions = model.distribution(model.action_params(obs).cpu(), mask).sample(random(model.num_noise))
-        params, values = (x.cpu() for x in model.at(obs, actions.to(p.device)))
+        params, values = (x.cpu() for x in model.evaluate_actions(obs, actions.to(p.device)))
         logprobs = model.distribution(params, mask).log_prob(actions)
     minibatch = {
         "obs": obs,
@@ -114,7 +114,7 @@ def _drawn(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype) -> tuple[Sa
     """Return some samples, and the first half of them by themselves."""
     model = build_model(spec, config, 0, dtype)
     minibatch = example(spec, model, _ROWS, torch.Generator().manual_seed(0))
-    params, values = model.at(minibatch["obs"], minibatch["actions"])
+    params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
     half = _ROWS // 2
     first = {name: each(lambda x: x[:half], field) for name, field in minibatch.items()}
     return (

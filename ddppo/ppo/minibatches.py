@@ -99,7 +99,7 @@ def fields_of(rollout: Rollout, estimates: Estimates) -> Minibatch:
     return fields
 
 
-At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.actor_critic.At
+At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.actor_critic.EvaluateActions
 
 
 def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,8 +124,8 @@ class Minibatches(Protocol):
     def minibatches(self, order: torch.Tensor, bounds: list[int]) -> Iterable[Minibatch]:
         """Return the units in `order` `[n]`, cut at `bounds`: samples `[k, ...]` by field, flattened.
 
-        Besides "inputs", what `ActorCritic.at_minibatch` is given for the k samples, and "places", units and rows,
-        `[k]` each: where they stand in `fields`.
+        Besides "inputs", the arguments of `ActorCritic.evaluate_minibatch`, and "places", units and rows, `[k]`
+        each: where they stand in `fields`.
         """
         ...
 

@@ -155,14 +155,14 @@ def calls(circuit: str) -> tuple[str, dict[str, Callable[[], Any]]]:
 
     forwards: dict[str, Callable[[], Any]] = {
         "gnn": lambda: model(obs),
-        "gnn, at": lambda: model.at(obs, actions),
+        "gnn, at": lambda: model.evaluate_actions(obs, actions),
         "torch_geometric": lambda: all_of(geometric(x, edge_index, edge_attr)),
         "torch_geometric, 4 hops": near,
         "padded, compiled": of_padded,
     }
     wanted, is_chosen = forwards["torch_geometric"](), (obs["pairs"][torch.arange(BATCH), actions, 0] >= 0)
     torch.testing.assert_close(
-        model.at(obs, actions)[1][is_chosen], wanted[0][is_chosen], rtol=1e-4, atol=1e-5
+        model.evaluate_actions(obs, actions)[1][is_chosen], wanted[0][is_chosen], rtol=1e-4, atol=1e-5
     )
     for name in ("torch_geometric, 4 hops", "padded, compiled"):
         torch.testing.assert_close(forwards[name](), wanted, rtol=1e-4, atol=1e-4)

@@ -35,7 +35,7 @@ def measure(size: int, settings: dict, precision: str) -> tuple[float, float, fl
         model.distribution,
         parameters.vector,
         optimizer,
-        at=sync.at,
+        at=sync.model,
         backward_=sync.backward_,
         scale=None,
     )

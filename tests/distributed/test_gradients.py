@@ -75,7 +75,7 @@ def gradients_of(group, kind, splits):
     found = {}
     for name, sizes in splits.items():
         part = {key: x.split(sizes)[group.rank] for key, x in samples().items()}
-        sync.backward_(loss_of(sync.at, part, NUM_SAMPLES))
+        sync.backward_(loss_of(sync.model, part, NUM_SAMPLES))
         found[name] = parameters.gradient.clone()
     start = parameters.gradient.data_ptr()
     offsets = [(p.grad.data_ptr() - start) // 8 for p in model.parameters()]
@@ -196,7 +196,7 @@ def learner_of(group, scenario):
         shape,
         model.distribution,
         parameters.vector,
-        at=sync.at,
+        at=sync.model,
         backward_=sync.backward_,
         gather=group.gather,
         rank=group.rank,

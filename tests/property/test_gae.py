@@ -387,7 +387,7 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
             BatchShape(NUM_ENVS, STEPS, 1, 4, 2),
             model.distribution,
             parameters.vector,
-            at=sync.at,
+            at=sync.model,
             backward_=sync.backward_,
             gather=group.gather,
             rank=0,

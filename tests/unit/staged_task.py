@@ -127,7 +127,7 @@ class Staged(ActorCritic):
         best = self.rooms(obs).masked_fill(~is_fresh, NEVER).amax(-1)
         return best.where(is_fresh.any(-1), 0)
 
-    def at(self, obs, actions):
+    def evaluate_actions(self, obs, actions):
         room = (actions // DOORS).unsqueeze(-1)
         chosen = torch.zeros_like(obs["fresh"]).scatter(-1, room, 1) > 0
         weights = torch.zeros_like(obs["fresh"]).masked_fill(~chosen, NEVER)

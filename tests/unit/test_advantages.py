@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ddppo.collectives.group import Group
-from ddppo.models.actor_critic import At
+from ddppo.models.actor_critic import EvaluateActions
 from ddppo.ppo.advantages import Gae, GroupRelative, gae
 from ddppo.ppo.losses import Reference
 from tests.unit.test_learner import LN2, Constant, learner, means, rollout
@@ -108,7 +108,7 @@ def test_one_whose_rollouts_all_failed_does_no_harm_either():
 
 def with_reference(model, **settings):
     made = grpo((1, 2), model, **settings)
-    made.reference = Reference(made.parameters, model.distribution, At(model))
+    made.reference = Reference(made.parameters, model.distribution, EvaluateActions(model))
     return made
 
 

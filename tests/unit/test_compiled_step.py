@@ -54,7 +54,7 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
         BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs),
         model.distribution,
         parameters.vector,
-        at=sync.at,
+        at=sync.model,
         backward_=sync.backward_,
         gather=group.gather,
         scale=step_scale(model, config),

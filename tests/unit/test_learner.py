@@ -69,7 +69,7 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
         BatchShape(envs, steps, 1, config.num_minibatches, config.num_epochs, scale),
         model.distribution,
         parameters.vector,
-        at=sync.at,
+        at=sync.model,
         backward_=sync.backward_,
         gather=group.gather,
         scale=step_scale(model, config),

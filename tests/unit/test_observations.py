@@ -125,7 +125,7 @@ def learner(made):
         BatchShape(4, 10, 1, 4, 2),
         made.model.distribution,
         parameters.vector,
-        at=sync.at,
+        at=sync.model,
         backward_=sync.backward_,
         gather=group.gather,
         rank=0,

@@ -57,7 +57,7 @@ def learner(model, **settings):
     sync = FlatSync(model, parameters, group)
     shape = BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs)
     return Learner(
-        config, shape, model.distribution, parameters.vector, at=sync.at, backward_=sync.backward_,
+        config, shape, model.distribution, parameters.vector, at=sync.model, backward_=sync.backward_,
         gather=group.gather, rank=0, seed=0, obs_normalizer=None, reward_normalizer=None,
     )  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_what_older_parameters_acted_is_seen_at_its_actions_and_successors_as_st
     _, rollout, _ = collected(spec)
     now = build_model(spec, named("Staged"), 2, torch.float64)
     with torch.no_grad():
-        _, values = now.at(rollout.obs, rollout.actions)
+        _, values = now.evaluate_actions(rollout.obs, rollout.actions)
         of_states = now.value(rollout.obs)
     found = with_ratios(rollout, torch.ones(ENVS, dtype=torch.bool), now, None)
     torch.testing.assert_close(found.values, values)
@@ -160,9 +160,14 @@ def test_the_compiled_step_learns_by_at_too(spec, monkeypatch):
     torch.testing.assert_close(made.parameters, eager.parameters, rtol=1e-9, atol=1e-9)
 
 
-class OneDoor(Staged):
+class OldName(Staged):
     def at(self, obs, actions):
-        params, values = super().at(obs, actions)
+        return self.evaluate_actions(obs, actions)
+
+
+class OneDoor(Staged):
+    def evaluate_actions(self, obs, actions):
+        params, values = super().evaluate_actions(obs, actions)
         return params[..., :-1], values
 
 
@@ -171,8 +176,8 @@ class Paired(Staged):
 
 
 class Blind(Staged):
-    def at(self, obs, actions):
-        params, values = super().at(obs, actions)
+    def evaluate_actions(self, obs, actions):
+        params, values = super().evaluate_actions(obs, actions)
         return params, torch.zeros_like(values, requires_grad=True)
 
 
@@ -181,17 +186,17 @@ class RolloutOfForward(Staged):
 
 
 class OtherValues(RolloutOfForward):
-    def at(self, obs, actions):
+    def evaluate_actions(self, obs, actions):
         params, values = self(obs)
         return params, values + 1
 
 
 class Forward(RolloutOfForward):
-    def at(self, obs, actions):
+    def evaluate_actions(self, obs, actions):
         return self(obs)
 
 
-def test_at_that_returns_what_forward_does_needs_no_values_of_actions(spec):
+def test_evaluate_actions_that_returns_what_forward_does_needs_no_values_of_actions(spec):
     config = settings_of("model", name="tests.unit.test_staged:Forward")
     assert check_model(spec, config, torch.float64, num_envs=4) is None
 
@@ -201,12 +206,13 @@ def test_at_that_returns_what_forward_does_needs_no_values_of_actions(spec):
     [
         (
             RolloutOfForward,
-            "at gives log-probabilities of actions that differ .* set values_are_of_actions = True",
+            "evaluate_actions gives log-probabilities of actions that differ .* set values_are_of_actions = True",
         ),
-        (OtherValues, "at gives values of actions that differ .* by 1: set values_are_of_actions = True"),
-        (OneDoor, r"OneDoor.at returned action parameters of shape \[4, 11\]"),
+        (OtherValues, "evaluate_actions gives values of actions that differ .* by 1: set values_are_of_actions = True"),
+        (OldName, "OldName.at is now called evaluate_actions: rename the method"),
+        (OneDoor, r"OneDoor.evaluate_actions returned action parameters of shape \[4, 11\]"),
         (Paired, r"Paired.distribution\(...\).sample raised: IndexError"),
-        (Blind, r"Blind.at does not use critic.0.weight, .* and dist.grad_sync=ddp waits"),
+        (Blind, r"Blind.evaluate_actions does not use critic.0.weight, .* and dist.grad_sync=ddp waits"),
     ],
 )
 def test_a_mistake_in_its_policy_is_a_sentence(spec, kind, message):

@@ -28,7 +28,7 @@ from ddppo.distributed.topologies.contract import Layout, Role
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models.actor_critic import ActorCritic, At
+from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.plugins import imported
 from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.collector import Collector, ShardedCollector
@@ -295,13 +295,13 @@ class RankContext:
         if isinstance(ppo, GrpoSettings):
             estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)
             if ppo.kl_coef:
-                reference = Reference(self.parameters.vector, model.distribution, At(model))
+                reference = Reference(self.parameters.vector, model.distribution, EvaluateActions(model))
         return Learner(
             ppo,
             shape,
             model.distribution,
             self.parameters.vector,
-            at=sync.at,
+            at=sync.model,
             backward_=sync.backward_,
             gather=group.gather,
             scale=step_scale(model, ppo),

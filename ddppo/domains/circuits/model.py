@@ -152,12 +152,12 @@ class GNN(ActorCritic):
     """Graph convolutions over gates, a value of every gate and logits of the rules at it (Quarl, arXiv:2307.10120).
 
     The value of an observation is the largest of its fresh nodes, 0 without one. What is learned of a transition is the
-    value of the node that was chosen and the logits there, which depend on nodes within graph_layers edges alone: `at`
-    computes no others. Before anything is learned, a rule that adds n gates is e^(-graph_prior n) as likely as one that
-    adds none, at every node: the logits are those of this prior and of the actor together, a node's score is its
-    value's and the prior's of all that is offered there. To change nothing where that is offered once, as node -1, is
-    worth 0 and has no parameters. A pair whose rule is num_rules stands for all rules that do not match at its node,
-    and has their weights' sum.
+    value of the node that was chosen and the logits there, which depend on nodes within graph_layers edges alone:
+    `evaluate_actions` computes no others. Before anything is learned, a rule that adds n gates is e^(-graph_prior n) as
+    likely as one that adds none, at every node: the logits are those of this prior and of the actor together, a node's
+    score is its value's and the prior's of all that is offered there. To change nothing where that is offered once, as
+    node -1, is worth 0 and has no parameters. A pair whose rule is num_rules stands for all rules that do not match at
+    its node, and has their weights' sum.
     """
 
     Settings = GnnSettings
@@ -209,7 +209,7 @@ class GNN(ActorCritic):
         roots = self._roots(obs, _first(obs["num_nodes"], self.max_nodes) & (obs["fresh"] > 0.5))
         return _largest(roots.values, roots.rows, len(obs["fresh"]))
 
-    def at(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate_actions(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the parameters of the pairs at the nodes that were chosen, all others out of choice, and their values.
 
         Gradients of both reach the parameters of the network; scores are 0, for they have none.

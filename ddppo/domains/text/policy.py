@@ -33,7 +33,8 @@ class TokenActorCritic(ActorCritic):
     """An actor-critic over tokens, for tasks of text.
 
     obs of learning are the tokens of whole episodes, `[m, L]` int64 with pad behind their ends, and row l of
-    `at(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, is of the token that follows l.
+    `evaluate_actions(obs, actions)`, action parameters `[m * L, P]` and values `[m * L]`, belongs to the
+    token that follows l.
     most_tokens: a row may have; None for any number.
     """
 
@@ -50,11 +51,11 @@ class TokenActorCritic(ActorCritic):
         """Return the memory of as many rows, empty, of as many tokens each at most, to type in."""
 
     def at_own(self, obs: Obs, actions: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the rows `own` `[k]` of `at`; a model may leave out what others cost."""
-        params, values = self.at(obs, actions)
+        """Return the rows `own` `[k]` of `evaluate_actions`; a model may leave out what others cost."""
+        params, values = self.evaluate_actions(obs, actions)
         return params[own], values[own]
 
-    def at_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def evaluate_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.at_own(*inputs)
 
     def action_params(self, obs: Obs) -> torch.Tensor:
@@ -161,14 +162,14 @@ class TokenTrial(Trial):
     def _alone(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         assert isinstance(obs, torch.Tensor)
         size, num_rows = len(obs), obs.numel()
-        both = self._call("at", obs, self._actions(obs))
+        both = self._call("evaluate_actions", obs, self._actions(obs))
         if not (isinstance(both, tuple) and len(both) == 2):
             raise self.fails(
-                "at", "must return two, action parameters of every token and values of every token"
+                "evaluate_actions", "must return two, action parameters of every token and values of every token"
             )
         params, values = both
-        self._check_tensor("at", "action parameters", params, obs, (num_rows, self.num_params))
-        self._check_tensor("at", "values", values, obs, (num_rows,))
+        self._check_tensor("evaluate_actions", "action parameters", params, obs, (num_rows, self.num_params))
+        self._check_tensor("evaluate_actions", "values", values, obs, (num_rows,))
         return params.unflatten(0, (size, _LENGTH)), values.unflatten(0, (size, _LENGTH))
 
     def _obs(self, size: int) -> torch.Tensor:

@@ -72,7 +72,7 @@ def test_what_is_learned_of_an_action_is_what_forward_says_of_its_node(by, conv)
     model, (obs, mask) = network(graph_conv=conv), circuits(sizes=(20, 26, 7))
     for turn in range(6):
         actions = torch.tensor([(turn * 5) % int(n) for n in obs["num_pairs"][:, 0]])
-        at, values = model.at(obs, actions)
+        at, values = model.evaluate_actions(obs, actions)
         whole = model.distribution(model(obs)[0], mask)
         there = model.distribution(at, mask)
         same(there.log_prob(actions), whole.log_prob(actions))
@@ -98,7 +98,7 @@ def test_what_a_state_is_worth_to_whoever_comes_to_it_is_the_same_alone_and_besi
 def test_gradients_are_those_of_plain_loops_and_none_flows_through_the_choice_of_a_node(by, conv):
     model, (obs, mask) = network(graph_conv=conv), circuits(sizes=(20, 7))
     actions = torch.tensor([5, 2])
-    policy, values = model.at(obs, actions)
+    policy, values = model.evaluate_actions(obs, actions)
     loss = model.distribution(policy, mask).log_prob(actions).sum() + values.square().sum()
     loss = loss + model.distribution(policy, mask).entropy().sum()
     found = torch.autograd.grad(loss, list(model.parameters()))
@@ -151,7 +151,7 @@ def test_numbers_that_are_no_graph_make_none_and_crash_nothing(by):
         each(lambda x: 60 * x, obs),
         each(lambda x: -torch.ones_like(x), obs),
     ):
-        for result in (*model(changed), model.value(changed), *model.at(changed, torch.zeros(5).long())):
+        for result in (*model(changed), model.value(changed), *model.evaluate_actions(changed, torch.zeros(5).long())):
             assert result.isfinite().all()
 
 
@@ -194,21 +194,21 @@ def test_gates_farther_away_than_there_are_layers_change_nothing_and_nearer_ones
     actions = torch.tensor([int((obs["pairs"][0, :, 0] == 12).nonzero()[0, 0])])
     near = graph_layers.graph_around(torch.arange(MAX_NODES)[None] == 12, obs, 2).nodes.tolist()
     assert 3 < len(near) < 20
-    before = torch.cat([x.flatten() for x in model.at(obs, actions)])
+    before = torch.cat([x.flatten() for x in model.evaluate_actions(obs, actions)])
     for node in range(26):
         other = {**obs, "angles": obs["angles"].clone()}
         other["angles"][0, node] += 0.5
-        after = torch.cat([x.flatten() for x in model.at(other, actions)])
+        after = torch.cat([x.flatten() for x in model.evaluate_actions(other, actions)])
         assert torch.equal(before, after) is (node not in near), node
 
 
 def test_a_circuit_counts_for_itself_whatever_is_beside_it_in_the_batch(by):
     model, (obs, _) = network(), circuits(sizes=(20, 26, 7, 3))
     actions = torch.tensor([3, 4, 2, 0])
-    together = (*model(obs), model.value(obs), *model.at(obs, actions))
+    together = (*model(obs), model.value(obs), *model.evaluate_actions(obs, actions))
     for i in range(4):
         row = {key: x[i : i + 1] for key, x in obs.items()}
-        alone = (*model(row), model.value(row), *model.at(row, actions[i : i + 1]))
+        alone = (*model(row), model.value(row), *model.evaluate_actions(row, actions[i : i + 1]))
         for a, b in zip(alone, together, strict=True):
             same(a[0], b[i])
 
@@ -288,7 +288,7 @@ def test_a_rule_that_does_not_match_has_the_weight_of_all_that_do_not():
     for pair, (logit, _, _) in enumerate(expected(model, obs, 0)[1]):
         same(logits[pair], logit)
     action = torch.tensor([offered.index([3, NUM_RULES])])
-    policy, _ = model.at(obs, action)
+    policy, _ = model.evaluate_actions(obs, action)
     same(
         model.distribution(policy, mask).log_prob(action),
         model.distribution(model(obs)[0], mask).log_prob(action),

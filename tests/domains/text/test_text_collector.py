@@ -144,7 +144,7 @@ def test_learning_begins_with_a_ratio_of_one(dtype, close, top_p):
     collector = made(dtype=dtype, top_p=top_p, sampling_temperature=0.7)
     rollout, _ = played(collector)
     own = rollout.valid.T
-    params, values = collector.model.at(rollout.obs.T, rollout.actions.T)
+    params, values = collector.model.evaluate_actions(rollout.obs.T, rollout.actions.T)
     policy = collector.model.distribution(params.view(6, LENGTH, -1), rollout.action_mask.transpose(0, 1))
     logprobs = policy.log_prob(rollout.actions.T)
     assert (logprobs - rollout.logprobs.T)[own].abs().max() < close

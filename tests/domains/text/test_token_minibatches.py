@@ -22,7 +22,7 @@ class Reader(Constant, TokenActorCritic):
     def cache(self, num_rows, num_tokens):
         raise NotImplementedError("it only learns")
 
-    def at(self, obs, actions):
+    def evaluate_actions(self, obs, actions):
         assert obs.shape == actions.shape
         self.read = tuple(obs.shape)
         return self.logits.expand(obs.numel(), 2), self.level.expand(obs.numel())
@@ -80,7 +80,7 @@ def test_what_a_model_of_tokens_says_of_own_ones_is_what_it_says_of_them_among_a
     model = build_model(spec, settings_of("model", name="token_policy"), 0, torch.float64)
     tokens = torch.randint(1, 10, (3, 7), generator=torch.Generator().manual_seed(0))
     own = torch.tensor([1, 4, 6, 13, 20])
-    params, values = model.at(tokens, tokens)
+    params, values = model.evaluate_actions(tokens, tokens)
     torch.testing.assert_close(model.at_own(tokens, tokens, own), (params[own], values[own]))
 
 

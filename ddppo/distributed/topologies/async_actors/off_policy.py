@@ -33,7 +33,7 @@ def with_ratios(
     actions = rollout.actions[:, is_old]
     rows = zipped(each(lambda x: x.flatten(0, 1).split(_ROWS), obs))
     with model.unchanged():
-        at = map(model.at, rows, actions.flatten(0, 1).split(_ROWS))
+        at = map(model.evaluate_actions, rows, actions.flatten(0, 1).split(_ROWS))
         params, values = (torch.cat(parts).unflatten(0, (steps, num_old)) for parts in zip(*at, strict=True))
         of_states = values
         if model.values_are_of_actions:
