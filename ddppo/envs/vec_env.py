@@ -196,8 +196,8 @@ class EnvStep:
     on or counted; so is one whose process was lost, which ends an episode that is not reported, for nobody saw its end.
     ended: `[n]` indices of the environments whose episode ended in this step, and final_obs:
     `[n, *shape]` their true last observations. action_mask: `[E, mask_size]` bool, True where allowed, for `obs`; None
-    without masks. goes_on: `[n]` bool, True where the end is one for learning alone, such as a lost life, and rewards
-    to come belong to the same reported return; None where no end is.
+    without masks. is_life_loss: `[n]` bool, True if the end is a lost life, which ends an episode for learning only:
+    later rewards count towards the same reported return. None if no end is a lost life.
     """
 
     obs: ObsArrays
@@ -208,7 +208,7 @@ class EnvStep:
     ended: np.ndarray
     final_obs: ObsArrays
     action_mask: np.ndarray | None
-    goes_on: np.ndarray | None = None
+    is_life_loss: np.ndarray | None = None
 
 
 class VecEnv(Protocol):

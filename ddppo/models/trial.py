@@ -36,7 +36,9 @@ class Trial:
         self.spec = spec
         self.num_params = model.num_params
         inherits = type(model).evaluate_actions is ActorCritic.evaluate_actions
-        self.learns_by = "forward" if inherits else "evaluate_actions"  # the method that the learner differentiates
+        self.learns_by = (
+            "forward" if inherits else "evaluate_actions"
+        )  # the method that the learner differentiates
         own = ("evaluate_actions", "distribution", "num_params", "num_noise")
         self.brings_own_policy = any(getattr(type(model), x) is not getattr(ActorCritic, x) for x in own)
 
@@ -70,7 +72,11 @@ class Trial:
         for method, numbers in (("log_prob", lambda: policy.log_prob(actions)), ("entropy", policy.entropy)):
             found = self._tried(f"{_POLICY}.{method}", numbers)
             self._check_tensor(f"{_POLICY}.{method}", "numbers", found, obs, (size,))
-        if self.learns_by == "evaluate_actions" and not self.model.values_are_of_actions and self._is_repeatable(obs):
+        if (
+            self.learns_by == "evaluate_actions"
+            and not self.model.values_are_of_actions
+            and self._is_repeatable(obs)
+        ):
             params, values = self._call("forward", obs)
             acted = self._policy(params).log_prob(actions)
             self._check_learned("log-probabilities", acted, policy.log_prob(actions))
@@ -496,7 +502,9 @@ def _check_old_names(model: ActorCritic, config: ModelSettings) -> None:
     for old, new in (("at", "evaluate_actions"), ("at_minibatch", "evaluate_minibatch")):
         if callable(getattr(type(model), old, None)):
             kind = type(model).__name__
-            raise ConfigError(f"model.name={config.name}: {kind}.{old} is now called {new}: rename the method")
+            raise ConfigError(
+                f"model.name={config.name}: {kind}.{old} is now called {new}: rename the method"
+            )
 
 
 def _check_memory(spec: EnvSpec, config: ModelSettings, dtype: torch.dtype, ranks_here: int | None) -> None:

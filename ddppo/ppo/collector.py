@@ -65,7 +65,9 @@ class Collector(RolloutBuffers):
             torch.zeros_like(self.logprobs) if model.values_are_beside or self.memory else None
         )
         self.cut: Cut | None = None
-        self._going_on: set[tuple[int, int]] = set()  # (row, environment) of ends for learning alone
+        self._life_losses: set[tuple[int, int]] = (
+            set()
+        )  # (row, environment) of lost lives, which end no episode
         self._actor: NativeActor | None = None
 
     def act_by(self, network: NativeNetwork) -> None:
@@ -130,7 +132,7 @@ class Collector(RolloutBuffers):
         if self.memory is not None:
             self.memory.begin()
         self._num_acted = 0
-        self._going_on.clear()
+        self._life_losses.clear()
 
     def _step(self, t: int, noise: torch.Tensor, ends: list[End]) -> None:
         """Act on row t with noise `[E, num_noise]`, and write the rest of it and the observations of row t + 1."""
@@ -145,8 +147,8 @@ class Collector(RolloutBuffers):
         terminated[:], truncated[:], valid[:] = step.terminated, step.truncated, step.valid
         if len(step.ended):
             ends.append((t, step.ended.copy(), each(np.ndarray.copy, step.final_obs)))
-            if step.goes_on is not None:
-                self._going_on.update((t, i) for i in step.ended[step.goes_on].tolist())
+            if step.is_life_loss is not None:
+                self._life_losses.update((t, i) for i in step.ended[step.is_life_loss].tolist())
         if self.memory is not None:
             self.memory.stepped(t, step.ended, terminated | truncated | ~valid)
 
@@ -196,7 +198,7 @@ class Collector(RolloutBuffers):
 
     def _count(self, ends: list[End]) -> list[FinishedEpisode]:
         """Return the episodes that ended in this rollout, and keep count of those under way."""
-        whole = ((t, i) for t, ended, _ in ends for i in ended.tolist() if (t, i) not in self._going_on)
+        whole = ((t, i) for t, ended, _ in ends for i in ended.tolist() if (t, i) not in self._life_losses)
         rewards, valid = self.rewards[: self._num_acted], self.flags[2, : self._num_acted]
         return count_(self.returns, self.lengths, rewards, valid, list(whole), self.first_env)
 

@@ -28,7 +28,7 @@ class EpisodeCollector(Collector):
             for t, step_noise in enumerate(torch.from_numpy(noise).to(self.logprobs.dtype).unbind()):
                 self._step(t, step_noise, ends)
                 self._num_acted = t + 1
-                ended = [i for i in _ended_in(t, ends) if (t, i) not in self._going_on and not is_over[i]]
+                ended = [i for i in _ended_in(t, ends) if (t, i) not in self._life_losses and not is_over[i]]
                 is_over[ended], last[ended] = True, t
                 if is_over.all():
                     break
@@ -43,7 +43,7 @@ class EpisodeCollector(Collector):
         envs, is_within = np.arange(self.env.num_envs), np.arange(self.rollout_steps)[:, None] <= last
         terminated, truncated, valid, episode_start = self.flags
         is_lost = is_over & ~valid[last, envs]  # a step that nobody answered ended it
-        for t, i in self._going_on:
+        for t, i in self._life_losses:
             terminated[t, i] = False
         terminated &= is_within
         truncated &= is_within

@@ -99,7 +99,9 @@ def fields_of(rollout: Rollout, estimates: Estimates) -> Minibatch:
     return fields
 
 
-At = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # a model as it learns: ddppo.models.actor_critic.EvaluateActions
+At = Callable[
+    ..., tuple[torch.Tensor, torch.Tensor]
+]  # a model as it learns: ddppo.models.actor_critic.EvaluateActions
 
 
 def outputs(at: At, minibatch: Minibatch) -> tuple[torch.Tensor, torch.Tensor]:

@@ -137,7 +137,7 @@ def test_an_end_for_learning_alone_ends_no_reported_episode():
         answer = step(actions)
         with_two_lives.ends += 0 in answer.ended
         if 0 in answer.ended and with_two_lives.ends % 2:
-            answer.goes_on = answer.ended == 0
+            answer.is_life_loss = answer.ended == 0
         return answer
 
     with_two_lives.ends = 0

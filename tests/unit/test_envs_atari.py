@@ -104,12 +104,14 @@ def test_a_lost_life_ends_an_episode_for_learning_while_the_game_goes_on():
     lives, games = 0, 0
     steps = [step for _, step in played(game(), 800)]
     for step, following in itertools.pairwise(steps):
-        goes_on = np.zeros(len(step.ended), bool) if step.goes_on is None else step.goes_on
+        is_life_loss = np.zeros(len(step.ended), bool) if step.is_life_loss is None else step.is_life_loss
         for k, i in enumerate(step.ended):
             assert step.terminated[i]
-            assert np.array_equal(step.final_obs[k], step.obs[i]) == goes_on[k]
-            assert following.valid[i] != goes_on[k] or following.rewards[i]  # FIRE, then the agent's turn
-        lives, games = lives + goes_on.sum(), games + (~goes_on).sum()
+            assert np.array_equal(step.final_obs[k], step.obs[i]) == is_life_loss[k]
+            assert (
+                following.valid[i] != is_life_loss[k] or following.rewards[i]
+            )  # FIRE, then the agent's turn
+        lives, games = lives + is_life_loss.sum(), games + (~is_life_loss).sum()
     assert games >= 3
     assert lives in (
         4 * games,
@@ -127,7 +129,7 @@ def test_where_lives_are_no_episodes_the_game_starts_by_the_agent_s_own_fire():
 def test_an_evaluation_plays_whole_games_with_rewards_as_they_are():
     env = game("SpaceInvaders")
     found = played(env, 700, make=lambda: make_eval_env(env, 3))
-    assert all(step.goes_on is None for _, step in found)
+    assert all(step.is_life_loss is None for _, step in found)
     rewards = np.concatenate([step.rewards for _, step in found])
     assert {5.0, 10.0} <= set(rewards)
     learning = played(env, 700)
@@ -140,7 +142,7 @@ def test_a_time_limit_truncates_with_the_true_final_observation():
         assert step.truncated.all() == (t == 25)
         assert not step.terminated.any()
     end = found[24][1]
-    assert end.goes_on is None
+    assert end.is_life_loss is None
     # The stack of the last observation holds the frames before it.
     np.testing.assert_array_equal(end.final_obs[:, :3], found[24][0][:, 1:])
 

@@ -92,7 +92,7 @@ class Living(CountingEnvs):
     def step(self, actions):
         answer = super().step(actions)
         if 0 in answer.ended:
-            answer.goes_on = np.array([i == 0 and len(self.actions) % 6 != 0 for i in answer.ended])
+            answer.is_life_loss = np.array([i == 0 and len(self.actions) % 6 != 0 for i in answer.ended])
         return answer
 
 

@@ -208,7 +208,10 @@ def test_evaluate_actions_that_returns_what_forward_does_needs_no_values_of_acti
             RolloutOfForward,
             "evaluate_actions gives log-probabilities of actions that differ .* set values_are_of_actions = True",
         ),
-        (OtherValues, "evaluate_actions gives values of actions that differ .* by 1: set values_are_of_actions = True"),
+        (
+            OtherValues,
+            "evaluate_actions gives values of actions that differ .* by 1: set values_are_of_actions = True",
+        ),
         (OldName, "OldName.at is now called evaluate_actions: rename the method"),
         (OneDoor, r"OneDoor.evaluate_actions returned action parameters of shape \[4, 11\]"),
         (Paired, r"Paired.distribution\(...\).sample raised: IndexError"),

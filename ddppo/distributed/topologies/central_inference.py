@@ -79,7 +79,7 @@ class CentralCollector(Collector):
             self.memory.begin()
         ends: list[Any] = []
         self._num_acted, self.num_forwards = self.rollout_steps, 0
-        self._going_on.clear()
+        self._life_losses.clear()
         rows = [0] * len(self.env.parts)  # that each observer is in
         waiting = list(range(len(rows)))
         busy = 0

@@ -85,7 +85,7 @@ class Line:
         kind = np.dtype(dtype if spec.action.kind == "box" else np.int64)
         self._actions = torch.from_numpy(np.zeros((len(self._rows), *spec.action.shape), kind))
         self._layout = RowLayout(spec)
-        flags = [(name, bool) for name in ("terminated", "truncated", "valid", "ended", "goes_on")]
+        flags = [(name, bool) for name in ("terminated", "truncated", "valid", "ended", "is_life_loss")]
         fields: list[Any] = [
             ("row", self._layout.dtype),
             ("final_row", self._layout.dtype),
@@ -117,7 +117,7 @@ class Line:
         if len(step.ended):
             finals = self._layout.obs(answers["final_row"])
             each(lambda out, x: out.__setitem__(step.ended, x), finals, step.final_obs)
-            answers["goes_on"][step.ended] = False if step.goes_on is None else step.goes_on
+            answers["is_life_loss"][step.ended] = False if step.is_life_loss is None else step.is_life_loss
         self._group.gather_at_root(self._bytes)
 
     def _write(self, field: str, obs: ObsArrays, mask: np.ndarray | None) -> None:
@@ -164,7 +164,7 @@ class FarEnvs(Unsaved):
         obs, mask = self._line.read(answers["row"])
         ended = np.flatnonzero(answers["ended"])
         final_obs, _ = self._line.read(answers["final_row"][ended])
-        goes_on = answers["goes_on"][ended]
+        is_life_loss = answers["is_life_loss"][ended]
         return EnvStep(
             obs=obs,
             rewards=answers["reward"],
@@ -174,7 +174,7 @@ class FarEnvs(Unsaved):
             ended=ended,
             final_obs=final_obs,
             action_mask=mask,
-            goes_on=goes_on if goes_on.any() else None,
+            is_life_loss=is_life_loss if is_life_loss.any() else None,
         )
 
     def close(self) -> None:

@@ -165,7 +165,8 @@ class TokenTrial(Trial):
         both = self._call("evaluate_actions", obs, self._actions(obs))
         if not (isinstance(both, tuple) and len(both) == 2):
             raise self.fails(
-                "evaluate_actions", "must return two, action parameters of every token and values of every token"
+                "evaluate_actions",
+                "must return two, action parameters of every token and values of every token",
             )
         params, values = both
         self._check_tensor("evaluate_actions", "action parameters", params, obs, (num_rows, self.num_params))

@@ -297,7 +297,7 @@ class AtariEnvs:
             ended=ended,
             final_obs=final_obs,
             action_mask=None,
-            goes_on=None if is_over.all() else ~is_over,
+            is_life_loss=None if is_over.all() else ~is_over,
         )
 
     def state(self) -> dict[str, Any]:

@@ -151,7 +151,11 @@ def test_numbers_that_are_no_graph_make_none_and_crash_nothing(by):
         each(lambda x: 60 * x, obs),
         each(lambda x: -torch.ones_like(x), obs),
     ):
-        for result in (*model(changed), model.value(changed), *model.evaluate_actions(changed, torch.zeros(5).long())):
+        for result in (
+            *model(changed),
+            model.value(changed),
+            *model.evaluate_actions(changed, torch.zeros(5).long()),
+        ):
             assert result.isfinite().all()
 
 
