@@ -195,10 +195,10 @@ class GrpoSettings(AlgorithmSettings):
                 f"compile={config.compile} with ppo.algorithm=grpo: the loss of groups is not compiled: use "
                 "compile=auto"
             )
-        if config.env.backend == "native":
+        if config.env.backend == "gym_vector":
             raise ConfigError(
-                "env.backend=native with ppo.algorithm=grpo: a natively vectorised task has one random stream for its "
-                "whole batch, so that no group can begin alike: use env.backend=sync"
+                "env.backend=gym_vector with ppo.algorithm=grpo: its environments share one random stream, so that no "
+                "group can begin alike: use env.backend=sync"
             )
         check_groups(config, shape, "ppo.algorithm=grpo")
 

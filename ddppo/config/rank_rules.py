@@ -182,10 +182,10 @@ def check_ordered(config: Config) -> None:
             f"ppo.normalize_advantages=local {said}: moments of one rank depend on W: use "
             "ppo.normalize_advantages=global"
         )
-    if config.env.backend == "native" and not (config.env.is_ale or config.env.is_envpool):
+    if config.env.backend == "gym_vector" and not (config.env.is_ale or config.env.is_envpool):
         raise ConfigError(
-            f"env.backend=native {said}: its environments share one random stream, so they depend on how many a rank "
-            "steps: use env.backend=auto"
+            f"env.backend=gym_vector {said}: its environments share one random stream, so they depend on how many a "
+            "rank steps: use env.backend=auto"
         )
 
 
@@ -253,7 +253,7 @@ def check_lost(config: Config) -> None:
                 f"dist.on_lost=restart, or leave it at {default}"
             )
         return
-    if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "native"):
+    if (find(dist.topology).env_backend or env.backend) in ("batched", "sync", "gym_vector"):
         check_restarts(config)
 
 

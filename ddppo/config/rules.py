@@ -18,7 +18,7 @@ from ddppo.config.rank_rules import (
     layout,
 )
 from ddppo.config.settings import Config, section, sections
-from ddppo.config.variants import SECTIONS_BY_NAME
+from ddppo.config.variants import RENAMED_BACKENDS, SECTIONS_BY_NAME
 from ddppo.distributed.topologies.known import find
 from ddppo.errors import ConfigError
 from ddppo.plugins import added, imported
@@ -36,6 +36,9 @@ def validate(config: Config) -> BatchShape:
         raise ConfigError(
             "env.backend=async is now pool: fewer processes, which step several environments each"
         )
+    if config.env.backend in RENAMED_BACKENDS:
+        new = RENAMED_BACKENDS[config.env.backend]
+        raise ConfigError(f"env.backend={config.env.backend} is called env.backend={new} now")
     check_fields(config)
     check_own(config)
     check_topology(config)
@@ -93,9 +96,9 @@ def _check_updates(config: Config) -> None:
 
 
 def _check_sizes(config: Config, shape: BatchShape) -> None:
-    if (config.env.backend == "native" or config.env.is_envpool) and shape.rollout_steps < 2:
+    if (config.env.backend == "gym_vector" or config.env.is_envpool) and shape.rollout_steps < 2:
         raise ConfigError(
-            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=native, or of envpool/..., "
+            f"ppo.rollout_steps={shape.rollout_steps} per environment with env.backend=gym_vector, or of envpool/..., "
             "may hold nothing but autoreset pseudo-steps: use at least 2, or env.backend=sync"
         )
     check_workers(config, shape)
@@ -177,7 +180,7 @@ def check_remembering(config: Config, shape: BatchShape, said: str) -> None:
         )
 
 
-_BACKENDS = ("auto", "batched", "sync", "pool", "native")  # and those of plugins
+_BACKENDS = ("auto", "batched", "sync", "pool", "gym_vector")  # and those of plugins
 
 
 def check_backend(config: Config) -> None:

@@ -123,9 +123,9 @@ class EnvConfig:
     backend: str = setting(
         "auto",
         "how environments are stepped: sync (in turn, in the rank), batched (all at once, in the rank: "
-        "classic control and synthetic), pool (in a few processes, by shared memory), native (the task's "
-        "own batch, whose random stream depends on W, except for ALE/... and envpool/...), remote (behind"
-        " an address, see env.urls), auto (batched where it can be; native for ALE/... and envpool/...; "
+        "classic control and synthetic), pool (in a few processes, by shared memory), gym_vector (the "
+        "task's own batch, whose random stream depends on W, except for ALE/... and envpool/...), remote (behind"
+        " an address, see env.urls), auto (batched where it can be; gym_vector for ALE/... and envpool/...; "
         "else sync or pool by measured step time; for text sync, or remote if a process can hold only "
         "one). sync, batched, pool and remote give the same numbers",
     )
@@ -176,12 +176,12 @@ class EnvConfig:
     @property
     def is_ale(self) -> bool:
         """Whether ale-py's batch steps this task, as it does an id ALE/... unless another backend is asked for."""
-        return self.id.startswith("ALE/") and self.backend in ("auto", "native")
+        return self.id.startswith("ALE/") and self.backend in ("auto", "gym_vector")
 
     @property
     def is_envpool(self) -> bool:
         """Whether EnvPool steps this task, as it does an id envpool/... unless another backend is asked for."""
-        return self.id.startswith("envpool/") and self.backend in ("auto", "native")
+        return self.id.startswith("envpool/") and self.backend in ("auto", "gym_vector")
 
 
 @dataclass(slots=True)

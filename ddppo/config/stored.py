@@ -13,7 +13,15 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from ddppo.config.fields import in_words
 from ddppo.config.help import unknown_setting
 from ddppo.config.settings import Config, config_class
-from ddppo.config.variants import SECTIONS_BY_NAME, check_keys, empty, name_in, names_of, settings_class
+from ddppo.config.variants import (
+    RENAMED_BACKENDS,
+    SECTIONS_BY_NAME,
+    check_keys,
+    empty,
+    name_in,
+    names_of,
+    settings_class,
+)
 from ddppo.errors import ConfigError
 
 # What config.yaml held of every model, topology and algorithm until each had settings of its own, with the defaults.
@@ -115,12 +123,15 @@ _ALSO_A_DEFAULT = {"image_layout": "chw"}  # of still earlier runs
 
 
 def without_others(config: Mapping[str, Any], *, imports: bool = True) -> dict[str, Any]:
-    """Return a configuration of before, which held the keys of all variants, without those that had no effect.
+    """Return an older configuration, which held the keys of all variants, without the keys that had no effect.
 
-    Keys of other variants stay where they are not at their defaults. imports: whether one's own model or topology is
-    imported, to see what it has; else its section stays as it is.
+    Keys of other variants stay if they are not at their defaults. Values that were renamed get their new names.
+    imports: whether to import a user's own model or topology, to see its settings; else its section stays as it is.
     """
     found = dict(config)
+    env = found.get("env")
+    if isinstance(env, Mapping) and env.get("backend") in RENAMED_BACKENDS:
+        found["env"] = {**env, "backend": RENAMED_BACKENDS[env["backend"]]}
     for section, defaults in _OF_ALL_VARIANTS.items():
         values = found.get(section)
         if not isinstance(values, Mapping) or not (defaults.keys() & values.keys()):

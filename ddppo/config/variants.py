@@ -25,6 +25,7 @@ from ddppo.plugins import added, imported
 from ddppo.tracebacks import in_one_line
 
 RENAMED = {"dist.backend": "dist.collective"}  # settings, by the names that they had before
+RENAMED_BACKENDS = {"native": "gym_vector"}  # values of env.backend, by the names that they had before
 
 
 class Variants(NamedTuple):

@@ -43,7 +43,7 @@ BACKENDS = {  # env.backend: what makes its batch; besides those of plugins
     "batched": f"{_HERE}.classic_cpp:make_batched",
     "sync": f"{_HERE}.sync:make_sync",
     "pool": f"{_HERE}.pool:make_pool",
-    "native": f"{_HERE}.gym_vector:make_native",
+    "gym_vector": f"{_HERE}.gym_vector:make_gym_vector",
 }
 _ATARI, _ENVPOOL = f"{_HERE}.atari:make_atari", f"{_HERE}.envpool:make_envpool"
 
@@ -98,13 +98,13 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
 def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
     """Return the settings with who steps `num_envs` environments where env.backend=auto; it changes no number.
 
-    That is batched where the task can be, native for ALE's games and EnvPool's tasks, else the faster of sync
+    That is batched where the task can be, gym_vector for ALE's games and EnvPool's tasks, else the faster of sync
     and pool, by a measured step.
     """
     if env.backend != "auto":
         return env
     if env.is_ale or env.is_envpool:
-        return dataclasses.replace(env, backend="native")
+        return dataclasses.replace(env, backend="gym_vector")
     if spec.is_text:
         is_crowd = spec.one_a_process and num_envs > 1
         return dataclasses.replace(env, backend="remote" if is_crowd else "sync")

@@ -1,6 +1,6 @@
 """The contract between a batch of environments and whoever acts in it. Knows numpy, not torch.
 
-Every backend (batched, sync, pool, native) hides its autoreset mode behind the same three facts per step: the
+Every backend (batched, sync, pool, gym_vector) hides its autoreset mode behind the same three facts per step: the
 observation to act on next, the true final observation of every episode that ended, and which rows were real
 transitions.
 """

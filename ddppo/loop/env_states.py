@@ -327,7 +327,7 @@ def _kind(how: str) -> str:
 
 def _kind_now(config: Config) -> str:
     backend = find(config.dist.topology).env_backend or config.env.backend
-    if config.env.is_ale and backend in ("auto", "native"):
+    if config.env.is_ale and backend in ("auto", "gym_vector"):
         return _KINDS["games"]
     is_batch = backend in ("auto", "batched") and why_not_batched(config.env) is None
     return _kind("batched" if is_batch else "")

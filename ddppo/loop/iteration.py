@@ -44,7 +44,7 @@ class Iterations:
         self._exchange = exchange
         self._reporter = reporter
         # In this process, in code of the task's.
-        self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "native")
+        self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "gym_vector")
         self._own_metrics = OwnMetrics(parts.config.log.metrics, parts.group)
 
     def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], SharedDecision]:

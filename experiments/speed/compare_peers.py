@@ -88,7 +88,9 @@ def main() -> None:
     world_sizes = map(int, options.world_sizes.split(","))
     ours = {f"ddppo W={w}": Configuration(workload, w, "strong") for w in world_sizes}
     if workload.name in ("W1", "W2"):  # whose task brings a batched implementation
-        ours["ddppo W=1 native"] = Configuration(fixed(workload.name, ["env.backend=native"]), 1, "strong")
+        ours["ddppo W=1 native"] = Configuration(
+            fixed(workload.name, ["env.backend=gym_vector"]), 1, "strong"
+        )
     if workload.name == "W3":
         ours["ddppo W=1 float32"] = Configuration(
             fixed(workload.name, ["model.precision=float32"]), 1, "strong"

@@ -8,7 +8,7 @@ LINES = {
     "ppo=grpo distributed=sync_actors dist.world_size=3": "only ddp collects groups of whole episodes",
     "ppo=grpo distributed=async_actors dist.world_size=3": "only ddp collects groups of whole episodes",
     "ppo=grpo distributed=device": "only ddp collects groups of whole episodes",
-    "ppo=grpo env=acrobot env.backend=native": "env.backend=native with ppo.algorithm=grpo",
+    "ppo=grpo env=acrobot env.backend=gym_vector": "env.backend=gym_vector with ppo.algorithm=grpo",
     "ppo=grpo env=circuit model=mlp": "go on from there, so that no group can begin alike",
     "ppo=grpo compile=on": "the loss of groups is not compiled: use compile=auto",
     "ppo=grpo ppo.gae_lambda=0.9": "no setting ppo.gae_lambda with ppo.algorithm=grpo: it is of ppo.algorithm=ppo",

@@ -25,7 +25,7 @@ LINES = {
     "distributed=tests.conf.wrong_topologies:Unrunnable": "its program tests.conf.nothing:X cannot be imported",
     "distributed=tests.conf.wrong_topologies:NoProgram": "is no subclass of",
     "distributed=central_inference env.backend=sync": "stepped by env.backend=pool",
-    "distributed=central_inference env.backend=native": "stepped by env.backend=pool",
+    "distributed=central_inference env.backend=gym_vector": "stepped by env.backend=pool",
     "distributed=central_inference env=atari": "stepped by env.backend=pool",
     "distributed=central_inference dist.max_wait_ms=-1": "must be at least 0",
     "distributed=central_inference env.num_workers=99": "exceeds the 8 environments",

@@ -589,7 +589,7 @@ def batch_plans(draw):
 
 def play_batch(plan):
     AnyBatch.plan = plan
-    env = EnvConfig(id="any/Batch-v0", backend="native")
+    env = EnvConfig(id="any/Batch-v0", backend="gym_vector")
     spec = probe(env)
     envs = make_vec_env(env, range(2), rank=0, cores=1)
     obs, _ = envs.reset([1, 2])

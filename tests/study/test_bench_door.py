@@ -123,9 +123,9 @@ def test_at_one_rank_the_rules_are_the_same_and_measured_once():
 
 
 def test_settings_of_the_train_door_change_the_fixed_workloads():
-    options, overrides = parted(BenchConfig, ["workloads=W1", "env.backend=native", "seed=3"])
-    assert (options, overrides) == (["workloads=W1"], ["env.backend=native", "seed=3"])
-    assert composed(fixed("W1", overrides).overrides).env.backend == "native"
+    options, overrides = parted(BenchConfig, ["workloads=W1", "env.backend=gym_vector", "seed=3"])
+    assert (options, overrides) == (["workloads=W1"], ["env.backend=gym_vector", "seed=3"])
+    assert composed(fixed("W1", overrides).overrides).env.backend == "gym_vector"
 
 
 def test_another_commit_is_checked_out_for_as_long_as_it_is_measured():

@@ -156,7 +156,7 @@ def test_a_context_that_cannot_be_is_refused(batch):
             envs.reset([0, 1, 2], [{"context": wrong}] * 3)
 
 
-@pytest.mark.parametrize("backend", ["batched", "native"])
+@pytest.mark.parametrize("backend", ["batched", "gym_vector"])
 def test_who_cannot_hand_options_over_says_so(backend):
     envs = make_vec_env(EnvConfig(id="CartPole-v1", backend=backend), range(2), 0, 1)
     envs.reset([0, 1], None)

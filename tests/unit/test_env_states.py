@@ -326,7 +326,7 @@ def test_a_game_that_gymnasium_steps_is_its_emulator_s_state_unless_actions_stic
 
 
 def test_who_cannot_hand_states_over_is_named():
-    assert "env.backend=native" in tried(EnvConfig(id="CartPole-v1", backend="native")).why_inexact
+    assert "env.backend=gym_vector" in tried(EnvConfig(id="CartPole-v1", backend="gym_vector")).why_inexact
 
 
 def test_the_state_of_another_task_is_refused(batch, monkeypatch):

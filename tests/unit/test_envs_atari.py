@@ -149,7 +149,7 @@ def test_a_time_limit_truncates_with_the_true_final_observation():
 
 def test_auto_is_ale_py_s_batch_and_other_backends_are_gymnasium_s_own_environment():
     env = game("Pong")
-    assert settled(env, probe(env), 8, 2).backend == "native"
+    assert settled(env, probe(env), 8, 2).backend == "gym_vector"
     assert probe(EnvConfig(id="ALE/Pong-v5", backend="sync")).obs == ArraySpec((210, 160, 3), "uint8")
 
 

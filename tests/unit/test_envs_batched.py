@@ -243,7 +243,7 @@ def test_where_numpys_functions_are_not_libms_numpy_steps(monkeypatch):
 
 
 def test_a_backend_that_cannot_hand_over_its_state_names_the_environment():
-    envs = batch(EnvConfig(id="CartPole-v1"), 2, "native", first=4)
+    envs = batch(EnvConfig(id="CartPole-v1"), 2, "gym_vector", first=4)
     envs.reset([0, 1])
     for call in (envs.state, lambda: envs.restore({})):
         with pytest.raises(EnvStateError, match="environment 4 of rank 0 cannot hand over its state"):

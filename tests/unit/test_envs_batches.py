@@ -137,7 +137,7 @@ def test_measuring_a_step_plays_only_allowed_actions():
 
 
 def test_native_flags_the_step_after_an_end_as_no_transition(batch):
-    envs = batch(EnvConfig(backend="native", **SHORT), 4)
+    envs = batch(EnvConfig(backend="gym_vector", **SHORT), 4)
     envs.reset([1, 2, 3, 4])
     rng = np.random.default_rng(0)
     just_ended, num_pseudo = np.zeros(4, bool), 0
@@ -156,7 +156,7 @@ def test_native_flags_the_step_after_an_end_as_no_transition(batch):
 
 def test_native_repeats_itself_from_the_same_seeds_and_differs_for_others(batch):
     def first_obs(seeds):
-        return batch(EnvConfig(backend="native", **SHORT), 2).reset(seeds)[0].tolist()
+        return batch(EnvConfig(backend="gym_vector", **SHORT), 2).reset(seeds)[0].tolist()
 
     assert first_obs([1, 2]) == first_obs([1, 2])
     assert first_obs([1, 2]) != first_obs([1, 3])
@@ -164,7 +164,7 @@ def test_native_repeats_itself_from_the_same_seeds_and_differs_for_others(batch)
 
 @pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
 def test_native_tasks_that_reset_at_once_or_leave_it_to_us_look_the_same(batch, mode):
-    envs = batch(task("Native", backend="native", kwargs={"mode": mode}), 2)
+    envs = batch(task("Native", backend="gym_vector", kwargs={"mode": mode}), 2)
     obs, mask = envs.reset([0, 1])
     assert (obs.tolist(), mask.tolist()) == ([[0], [0]], [[True, False], [True, False]])
     seen = []
@@ -182,7 +182,7 @@ def test_native_tasks_that_reset_at_once_or_leave_it_to_us_look_the_same(batch, 
 
 
 def test_native_next_step_tasks_act_on_the_final_observation_once(batch):
-    envs = batch(task("Native", backend="native", kwargs={"mode": "NEXT_STEP", "masks": False}), 1)
+    envs = batch(task("Native", backend="gym_vector", kwargs={"mode": "NEXT_STEP", "masks": False}), 1)
     envs.reset([0])
     step = [envs.step(np.zeros(1, np.int64)) for _ in range(2)][-1]
     assert (step.ended.tolist(), step.final_obs.tolist(), step.action_mask) == ([0], [[2]], None)

@@ -92,7 +92,7 @@ def test_training_names_the_environment_its_rank_and_the_step_whichever_rollout_
     ],
 )
 def test_a_batch_of_its_own_is_told_of_as_a_whole_unless_one_environment_is_to_blame(fault, said):
-    env = EnvConfig(id="tests.fault.wrong_env:WrongBatch-v0", backend="native", kwargs={"fault": fault})
+    env = EnvConfig(id="tests.fault.wrong_env:WrongBatch-v0", backend="gym_vector", kwargs={"fault": fault})
     with pytest.raises(EnvError) as caught:
         collect(collector(env))
     assert str(caught.value).startswith(said)

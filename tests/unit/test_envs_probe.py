@@ -13,7 +13,7 @@ from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 
-@pytest.mark.parametrize("backend", ["auto", "sync", "native"])
+@pytest.mark.parametrize("backend", ["auto", "sync", "gym_vector"])
 def test_probe_reads_the_shapes_of_cartpole(backend):
     assert probe(EnvConfig(id="CartPole-v1", backend=backend)) == EnvSpec(
         ArraySpec((4,)), ActionSpec("discrete", (2,))
@@ -44,23 +44,23 @@ WRONG = {
     "a mask of another length": (task("Mask", kwargs={"mask_size": 4}), ["has 4 entries", "need 3"]),
     "a mask of continuous actions": (task("Mask", kwargs={"action": "box"}), ["action_mask", "box"]),
     "native where there is none": (
-        EnvConfig(id="Pendulum-v1", backend="native"),
-        ["env.backend=native", "use env.backend=sync"],
+        EnvConfig(id="Pendulum-v1", backend="gym_vector"),
+        ["env.backend=gym_vector", "use env.backend=sync"],
     ),
     "native that observes no Box": (
-        task("NativeDiscrete", backend="native"),
+        task("NativeDiscrete", backend="gym_vector"),
         ["only Box", "env.backend=sync"],
     ),
     "native without an autoreset mode": (
-        task("Native", backend="native", kwargs={"mode": "none"}),
+        task("Native", backend="gym_vector", kwargs={"mode": "none"}),
         ["autoreset_mode", "env.backend=sync"],
     ),
     "native that cannot reset one environment": (
-        task("Native", backend="native", kwargs={"mode": "DISABLED", "obeys_reset_mask": False}),
+        task("Native", backend="gym_vector", kwargs={"mode": "DISABLED", "obeys_reset_mask": False}),
         ["reset_mask", "env.backend=sync"],
     ),
     "native without a time limit": (
-        task("Native", backend="native", max_episode_steps=5, kwargs={"mode": "SAME_STEP"}),
+        task("Native", backend="gym_vector", max_episode_steps=5, kwargs={"mode": "SAME_STEP"}),
         ["env.max_episode_steps=5", "env.backend=sync"],
     ),
     "sync where only native exists": (

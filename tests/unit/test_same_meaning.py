@@ -357,7 +357,7 @@ def test_statistics_that_a_reset_does_not_bring_back_are_warned_of(wrap, is_kept
     assert said is None or (wrap.__name__ in said and "ppo.normalize_obs=true" in said)
 
 
-@pytest.mark.parametrize("backend", ["sync", "native"])
+@pytest.mark.parametrize("backend", ["sync", "gym_vector"])
 def test_a_task_with_a_part_that_learns_is_refused_before_training(backend):
     with pytest.raises(ConfigError, match=r"NormalizeObservation learns .* use ppo.normalize_obs=true"):
         probe(EnvConfig(id="tests.unit.policy_tasks:policies/ScaledEnv-v0", backend=backend))
@@ -431,6 +431,6 @@ def test_a_space_that_is_well_used_is_not_spoken_of(kwargs):
 
 
 def test_a_batch_that_is_not_what_evaluation_steps_is_refused():
-    env = EnvConfig(id="tests.unit.policy_tasks:policies/TwiceEnv-v0", backend="native")
+    env = EnvConfig(id="tests.unit.policy_tasks:policies/TwiceEnv-v0", backend="gym_vector")
     with pytest.raises(ConfigError, match=r"n of its actions was 3 and is 2: use env.backend=sync"):
         tried(env)

@@ -238,19 +238,19 @@ def test_a_task_of_text_says_the_same(field, value, said):
 )
 def test_a_batch_of_its_own_says_the_same_of_all(field, value, said):
     with pytest.raises(EnvOutputError, match=f"environments 0 to 1 of rank 0 returned .*{said}"):
-        stepped(returning(field, value, backend="native", name="Batch"))
+        stepped(returning(field, value, backend="gym_vector", name="Batch"))
 
 
 def test_a_batch_of_its_own_may_return_whole_numbers_as_flags_and_rewards():
-    step = stepped(returning("terminated", "ones", backend="native", name="Batch"), num_steps=2)
+    step = stepped(returning("terminated", "ones", backend="gym_vector", name="Batch"), num_steps=2)
     assert (step.terminated.dtype, step.terminated.tolist()) == (bool, [True, False])
-    step = stepped(returning("reward", "whole rewards", backend="native", name="Batch"), num_steps=2)
+    step = stepped(returning("reward", "whole rewards", backend="gym_vector", name="Batch"), num_steps=2)
     assert (step.rewards.dtype, step.rewards.tolist()) == (float, [1.0, 2.0])
 
 
 def test_a_batch_of_its_own_keeps_to_whole_numbers():
     with pytest.raises(EnvOutputError, match=r"number 0.5 in step 2, its space says whole numbers"):
-        stepped(returning("observation", "halves", backend="native", name="Batch", space="whole"))
+        stepped(returning("observation", "halves", backend="gym_vector", name="Batch", space="whole"))
 
 
 # -- tasks of the old Gym -------------------------------------------------------------------------------------------
@@ -754,7 +754,7 @@ def test_a_mask_that_allows_nothing_is_told_with_its_step(how):
 @pytest.mark.parametrize("masks", ["method", "obs"])
 def test_a_batch_of_its_own_hands_masks_over_by_a_method_or_in_its_observations(masks):
     env = returning(
-        "", "", backend="native", name="Batch", masks=masks, space="obs" if masks == "obs" else "float32"
+        "", "", backend="gym_vector", name="Batch", masks=masks, space="obs" if masks == "obs" else "float32"
     )
     assert probe(env).mask_size == 3
     envs = make_vec_env(env, range(2), rank=0, cores=1)
@@ -793,13 +793,13 @@ def test_a_policy_that_plays_by_itself_ends_no_episode_at_a_list():
 
 
 def test_a_batch_that_lacks_a_part_or_final_observations_is_told(monkeypatch):
-    env = returning("observation", "lists", backend="native", name="Batch", masks="obs", space="obs")
+    env = returning("observation", "lists", backend="gym_vector", name="Batch", masks="obs", space="obs")
     with pytest.raises(
         EnvOutputError, match="observations of type list without 'x' in step 2, which their space lists"
     ):
         stepped(env)
     batch = gym.registry["returns/Batch-v0"].vector_entry_point
     monkeypatch.setitem(batch.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
-    env = returning("terminated", "ones", backend="native", name="Batch")
+    env = returning("terminated", "ones", backend="gym_vector", name="Batch")
     with pytest.raises(EnvOutputError, match="infos without final_obs where an episode ended in step 2"):
         stepped(env)

@@ -117,6 +117,7 @@ def assert_one_paragraph(stderr):
             ["env.num_workers=5", "4 environments of a rank"],
         ),
         ("env.backend=async", ["env.backend=async is now pool"]),
+        ("env.backend=native", ["env.backend=native is called env.backend=gym_vector now"]),
         ("env.slow_ranks={0:-1}", ["env.slow_ranks", "at least 0"]),
         # settings without effect
         ("env.num_workers=2 env.backend=sync", ["env.num_workers=2", "no effect", "env.backend=pool"]),
@@ -171,7 +172,7 @@ def assert_one_paragraph(stderr):
             "env=gym env.id=tests.unit.seen_tasks:seen/Picture-v0 ppo.normalize_obs=true",
             ["ppo.normalize_obs=true", "nothing but pixels", "use ppo.normalize_obs=false"],
         ),
-        ("env.backend=native env.id=Acrobot-v1", ["env.backend=native", "use env.backend=sync"]),
+        ("env.backend=gym_vector env.id=Acrobot-v1", ["env.backend=gym_vector", "use env.backend=sync"]),
         # resuming
         ("resume=/no/such/folder", ["resume=/no/such/folder", "not a run folder"]),
         ("resume=", ["resume=", "not a run folder"]),
@@ -483,6 +484,14 @@ def test_a_run_from_before_there_were_pools_goes_on_with_one(tmp_path):
     config.env.id, config.env.backend = "CartPole-v1", "pool"
     text = stored.to_yaml(config)
     (tmp_path / "config.yaml").write_text(text.replace("  backend: pool\n", "  backend: async\n"))
+    assert stored.load_config(tmp_path / "config.yaml").env == config.env
+
+
+def test_a_run_of_the_backend_that_was_called_native_goes_on_with_gym_vector(tmp_path):
+    config = settings.Config()
+    config.env.id, config.env.backend = "CartPole-v1", "gym_vector"
+    text = stored.to_yaml(config)
+    (tmp_path / "config.yaml").write_text(text.replace("  backend: gym_vector\n", "  backend: native\n"))
     assert stored.load_config(tmp_path / "config.yaml").env == config.env
 
 

@@ -239,7 +239,9 @@ def test_a_task_of_text_is_stepped_too(own):
 def test_a_batch_of_its_own_is_stepped_too():
     with pytest.raises(ConfigError, match=r"raised ArithmeticError in step 3: the wheel came off"):
         tried(
-            EnvConfig(id="tests.fault.wrong_env:WrongBatch-v0", backend="native", kwargs={"fault": "raise"})
+            EnvConfig(
+                id="tests.fault.wrong_env:WrongBatch-v0", backend="gym_vector", kwargs={"fault": "raise"}
+            )
         )
 
 

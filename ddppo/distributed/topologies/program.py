@@ -321,7 +321,7 @@ class RankContext:
     def guarded(self) -> AbstractContextManager[None]:
         """Return a block for code of the task, which it may change this process in: where it is stepped here."""
         env = self.env_config
-        is_elsewhere = env.backend not in ("auto", "sync", "native") or not self.role.steps
+        is_elsewhere = env.backend not in ("auto", "sync", "gym_vector") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
     def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> Collected:

@@ -51,23 +51,23 @@ from ddppo.errors import ConfigError
 from ddppo.spaces import ArraySpec, each
 
 
-def make_native(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "GymVectorEnvs":
+def make_gym_vector(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "GymVectorEnvs":
     """Step all environments by the task's own vector entry point, in this process; timeout_s is not used."""
     try:
-        return GymVectorEnvs(make_native_task(env, len(names.indices)), spec, names)
+        return GymVectorEnvs(make_gym_vector_task(env, len(names.indices)), spec, names)
     except (Exception, SystemExit) as e:
         raise explained(names.all(), "when they were made", e) from e
 
 
 @guarding(MADE)
-def make_native_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
+def make_gym_vector_task(env: EnvConfig, num_envs: int) -> gym.vector.VectorEnv:
     limit: dict[str, Any] = (
         {} if env.max_episode_steps is None else {"max_episode_steps": env.max_episode_steps}
     )
     return gym.make_vec(env.id, num_envs, vectorization_mode="vector_entry_point", **limit, **env.kwargs)
 
 
-def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
+def gym_vector_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
     """Read the shapes of a batched task of two environments. Raises ConfigError if we cannot drive it."""
     remedy = "use env.backend=sync"
     space = envs.single_observation_space
@@ -75,21 +75,21 @@ def learn_native_spec(envs: gym.vector.VectorEnv) -> EnvSpec:
     space = without_mask(space)
     if not all(isinstance(leaf, Box) for _, leaf in space_leaves(space)):
         raise ConfigError(
-            f"env.backend=native: observation space {space} is not supported, "
+            f"env.backend=gym_vector: observation space {space} is not supported, "
             f"only Box, and Dict and Tuple of it: {remedy}"
         )
     action = action_spec(envs.single_action_space)
     mode = envs.metadata.get("autoreset_mode")
     if not isinstance(mode, AutoresetMode):
         raise ConfigError(
-            f"env.backend=native: metadata['autoreset_mode']={mode} is no AutoresetMode: {remedy}"
+            f"env.backend=gym_vector: metadata['autoreset_mode']={mode} is no AutoresetMode: {remedy}"
         )
     obs, infos = as_pair(envs.reset(seed=0))
     masks = mask_of(obs, infos, getattr(envs, "action_masks", None))
     mask_size = None if masks is None else checked_mask_size(flat_mask(masks[0]).size, action)
     if mode == AutoresetMode.DISABLED and not _resets_by_mask(envs):
         raise ConfigError(
-            "env.backend=native: autoreset is disabled, and reset(options={'reset_mask': ...}) resets every "
+            "env.backend=gym_vector: autoreset is disabled, and reset(options={'reset_mask': ...}) resets every "
             f"environment, not only the masked: {remedy}"
         )
     spaces = spaces_described(space, envs.single_action_space, has_mask=mask_size is not None, task=envs)

@@ -16,7 +16,7 @@ from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and oth
 from ddppo.envs.backends.atari import ATARI_OURS, atari_spec
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.envpool import make_envpool_task
-from ddppo.envs.backends.gym_vector import learn_native_spec, make_native_task
+from ddppo.envs.backends.gym_vector import gym_vector_spec, make_gym_vector_task
 from ddppo.envs.encoding.rows import WrongOutput
 from ddppo.envs.extras import register_extra
 from ddppo.envs.guard import IMPORT, TRIED, guarding
@@ -52,20 +52,20 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     at: told what is done next, which a task may never do. remark: told what is odd and harmless, a sentence each.
 
     A task has masks if its Dict observations have the key action_mask, or its first infos have.
-    With env.backend=native it is the batched implementation that is asked, for it may preprocess; with the backend of a
-    plugin that, if it knows, as servers at env.urls do.
+    With env.backend=gym_vector the spec is that of the task's own batch, which may preprocess. A plugin's backend may
+    give the spec itself, as servers at env.urls do.
     """
     if (told := spec_elsewhere(env)) is not None:
         return told
     find_task(env)
     if env.is_ale:
         return _explained(env, lambda: atari_spec(env))
-    if env.backend == "native" or env.is_envpool:
-        make = make_envpool_task if env.is_envpool else make_native_task
+    if env.backend == "gym_vector" or env.is_envpool:
+        make = make_envpool_task if env.is_envpool else make_gym_vector_task
         envs: gym.vector.VectorEnv = _explained(env, lambda: make(env, num_envs=2))
         try:
             _explained(env, lambda: check_wrappers(envs))
-            return _explained(env, lambda: learn_native_spec(envs))
+            return _explained(env, lambda: gym_vector_spec(envs))
         finally:
             envs.close()
     at("when it was made")
@@ -131,14 +131,14 @@ def find_task(env: EnvConfig) -> None:
     registered = gym.registry.get(name)
     if registered is None:
         raise ConfigError(f"env.id={env.id}: {_why_unknown(name, imported=bool(module))}")
-    if env.backend == "native" and registered.vector_entry_point is None:
+    if env.backend == "gym_vector" and registered.vector_entry_point is None:
         raise ConfigError(
-            f"env.backend=native: {env.id} brings no batched implementation (vector_entry_point): "
+            f"env.backend=gym_vector: {env.id} brings no batched implementation (vector_entry_point): "
             "use env.backend=sync"
         )
     if env.backend == "batched" and (why := why_not_batched(env)):
         raise ConfigError(f"env.backend=batched: {env.id} is not stepped as a batch: {why}")
-    if env.backend != "native" and registered.entry_point is None:
+    if env.backend != "gym_vector" and registered.entry_point is None:
         raise ConfigError(
             f"env.id={env.id} is only a batched implementation (vector_entry_point): env.backend=sync, pool and "
             "auto, and evaluation in any case, step single environments: register an entry_point too"
@@ -212,7 +212,7 @@ def _install_hint(env: EnvConfig, error: Exception) -> str:
 
 def _why_keyword(env: EnvConfig, keyword: str) -> str:
     registered = gym.registry[env.id.rpartition(":")[2]]
-    is_batch = env.is_ale or env.backend == "native"
+    is_batch = env.is_ale or env.backend == "gym_vector"
     entry_point = registered.vector_entry_point if is_batch else registered.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     assert creator is not None, env.id

@@ -25,7 +25,7 @@ import numpy as np
 
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
-from ddppo.envs.backends.gym_vector import make_native
+from ddppo.envs.backends.gym_vector import make_gym_vector
 from ddppo.envs.encoding.codec import sample_action
 from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
@@ -269,15 +269,15 @@ def _trial(env: EnvConfig, tell: Tell) -> str | None:
         return None  # an episode of text begins anew
     if (why := why_unsaved(env)) is not None:
         return why
-    if env.backend == "native":
+    if env.backend == "gym_vector":
         single = probe(dataclasses.replace(env, backend="sync"))  # which evaluation steps
         if apart := differences(spec.spaces, single.spaces):
             raise ConfigError(
-                f"env.backend=native: evaluation steps single environments of {env.id}, and they are not what the "
+                f"env.backend=gym_vector: evaluation steps single environments of {env.id}, and they are not what the "
                 f"batch is: {'; '.join(apart)}: use env.backend=sync"
             )
         _step_batch(env, spec, tell)
-        return f"{env.id} is stepped by its own batch (env.backend=native), which hands over no state"
+        return f"{env.id} is stepped by its own batch (env.backend=gym_vector), which hands over no state"
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, _NAMES(i)) for i in range(2))
@@ -314,7 +314,7 @@ def _step_batch(env: EnvConfig, spec: EnvSpec, tell: Tell) -> None:
     """Step a task's own batch for a moment, unless its masks would have to be obeyed."""
     if spec.mask_size is not None:
         return
-    envs = CheckedEnvs(make_native(env, spec, _NAMES, 0.0))
+    envs = CheckedEnvs(make_gym_vector(env, spec, _NAMES, 0.0))
     try:
         envs.reset([1, 2])
         generator, shape = np.random.default_rng(0), (2, *spec.action.shape)

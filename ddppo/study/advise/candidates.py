@@ -188,8 +188,8 @@ def variants(best: Candidate, parts: Mapping[str, float], asked: Question, cores
 def changes_learning(asked: Question, chosen: Candidate) -> list[str]:
     """Return the settings by which candidates learn otherwise from as many steps, so that steps/s do not decide all."""
     found = [f"{key}={','.join(v)}" for key, v in asked.axes.items() if not key.startswith(_NEUTRAL)]
-    if "native" in asked.axes.get("env.backend", ()):
-        found.append("env.backend=native")
+    if "gym_vector" in asked.axes.get("env.backend", ()):
+        found.append("env.backend=gym_vector")
     if not asked.names(W) or W in asked.axes:
         if chosen.config.scaling.rule == "weak":
             found.append("scaling=weak")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddppo.config.stored import without_others
+from ddppo.config.variants import RENAMED_BACKENDS
 from ddppo.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
@@ -110,6 +111,7 @@ def origin(summary: Fields) -> Origin:
     """Return where, when and how the run was made; what an older ddppo did not record is unknown."""
     derived, versions = summary.section("derived"), summary.section("versions", default={})
     machines, hosts = _machines(summary)
+    backend = derived.text("env_backend", default="")
     return Origin(
         started_at=summary.text("started_at", default=""),
         finished_at=summary.text("finished_at", default=""),
@@ -122,7 +124,7 @@ def origin(summary: Fields) -> Origin:
         hosts=hosts,
         machines=machines,
         device=derived.text("device", default="cpu"),
-        env_backend=derived.text("env_backend", default=""),
+        env_backend=RENAMED_BACKENDS.get(backend, backend),
         collective=derived.text("collective", default=""),
         grad_sync=derived.text("grad_sync", default=""),
         step=derived.text("step", default=""),

@@ -42,7 +42,7 @@ def test_the_probe_tells_of_a_task_of_text():
     assert not probe(EnvConfig(id="CartPole-v1")).is_text
 
 
-@pytest.mark.parametrize("backend", ["pool", "batched", "native"])
+@pytest.mark.parametrize("backend", ["pool", "batched", "gym_vector"])
 def test_text_is_stepped_by_no_backend_that_carries_arrays(backend):
     with pytest.raises(ConfigError, match=f"env.backend={backend}"):
         probe(EnvConfig(id=REPEAT, backend=backend))

@@ -102,7 +102,7 @@ class SearchSettings(SamplerSettings):
                 f"ppo.normalize_obs=true with {said}: the running moments are of all trials, so that no policy kept "
                 "would see again what it learned from: use ppo.normalize_obs=false"
             )
-        if config.env.backend in ("native", "remote"):
+        if config.env.backend in ("gym_vector", "remote"):
             raise ConfigError(
                 f"env.backend={config.env.backend} with {said}: it begins episodes without a reset's options, which "
                 "name the order: use env.backend=auto"
