@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
+from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.pool_process import choose_num_workers, measure, pool_pays
 from ddppo.envs.guard import STEPPED, guarded

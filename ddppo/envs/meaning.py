@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
-from ddppo.envs.encoding.codec import MASK, path_name, space_leaves
+from ddppo.envs.encoding.gym_spaces import MASK, path_name, space_leaves
 
 Plain = dict[
     str, Any

@@ -23,7 +23,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 
-from ddppo.envs.encoding.returned import WrongOutput
+from ddppo.envs.encoding.step_values import WrongOutput
 from ddppo.errors import EnvStateError
 from ddppo.files import is_plain
 

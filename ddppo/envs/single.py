@@ -13,9 +13,10 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Text
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
-from ddppo.envs.encoding.codec import decode_actions
-from ddppo.envs.encoding.returned import (
+from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
+from ddppo.envs.encoding.gym_spaces import decode_actions
+from ddppo.envs.encoding.observations import ObsArrays, RowEncoder
+from ddppo.envs.encoding.step_values import (
     MASK,
     REMEDY_OF_GYM,
     WrongOutput,
@@ -28,9 +29,8 @@ from ddppo.envs.encoding.returned import (
     mask_of,
     masks_by_method,
 )
-from ddppo.envs.encoding.rows import ObsArrays, RowEncoder
-from ddppo.envs.extras import adapted, register_extra
 from ddppo.envs.guard import MADE, guarding
+from ddppo.envs.registration import adapted, register_extra
 from ddppo.envs.saving import LONGEST, SAVERS, ByReplay, as_kept, saver_of
 from ddppo.envs.vec_env import (
     check_masks,

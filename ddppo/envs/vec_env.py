@@ -16,8 +16,8 @@ import gymnasium as gym
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.returned import WrongOutput, translated
-from ddppo.envs.encoding.rows import ObsArrays
+from ddppo.envs.encoding.observations import ObsArrays
+from ddppo.envs.encoding.step_values import WrongOutput, translated
 from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, EnvStateError
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 from ddppo.tracebacks import in_one_line, own_traceback

@@ -11,14 +11,14 @@ from ddppo.config.settings import Config
 from ddppo.distributed.gradient_sync import FLAT_BELOW
 from ddppo.distributed.join import check_collective, resolve_device
 from ddppo.distributed.topologies.known import find
-from ddppo.envs.probing.advice import on_spaces
-from ddppo.envs.probing.trial import tried
+from ddppo.envs.probing.dry_run import dry_run
+from ddppo.envs.probing.suitability import on_spaces
 from ddppo.errors import ConfigError
 from ddppo.loop import env_states as environments
 from ddppo.loop.build import players_of, program_of, warning_of_initial
 from ddppo.loop.evaluation import evaluator_of
 from ddppo.models.build import MODELS, build_model, model_class
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.plugins import added, imported, plugins
 from ddppo.processes.machine import available_cores
@@ -37,7 +37,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
     """
     shape = rules.validate(config)
     of_cpp = None if local_world_size is None else _compile_plugins(config)
-    task = tried(config.env)
+    task = dry_run(config.env)
     spec = task.spec
     make_sampler(config, spec, shape.num_envs)
     _check_stepping(config, spec, shape)

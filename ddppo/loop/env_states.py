@@ -18,7 +18,7 @@ from ddppo.config.settings import Config
 from ddppo.distributed.topologies.known import find
 from ddppo.distributed.topologies.program import RankContext
 from ddppo.envs.backends.classic_cpp import why_not_batched
-from ddppo.envs.probing.trial import why_inexact
+from ddppo.envs.probing.dry_run import why_inexact
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from ddppo.loop.env_messages import joined, parted

@@ -88,7 +88,7 @@ class ActorCritic(nn.Module, abc.ABC):
     # All three are inherited, and docs/design.md says what each of the classes has to have.
     collector_class: str | None = None  # acts with the model, a ddppo.ppo.rollout.RolloutCollector
     minibatch_class: str | None = None  # of a rollout, a ddppo.ppo.minibatches.Minibatches
-    trial_class: str | None = None  # tries the model before a run, a ddppo.models.trial.Trial
+    check_class: str | None = None  # tries the model before a run, a ddppo.models.model_check.Trial
     takes_text = False  # observations and actions are text, of which the model's collector makes arrays
     state_size = (
         0  # S, numbers remembered of each environment; 0 for a model without memory (models/recurrent.py)

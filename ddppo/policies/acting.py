@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ddppo.envs.encoding.codec import MASK, decode_actions, space_leaves
-from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
-from ddppo.envs.extras import numbered
+from ddppo.envs.encoding.gym_spaces import MASK, decode_actions, space_leaves
+from ddppo.envs.encoding.observations import RowEncoder, WrongOutput
+from ddppo.envs.registration import numbered
 from ddppo.loop.evaluation import Remembered
 from ddppo.policies.loading import Trained, no_text, spaces, trained
 from ddppo.seeding import stream

@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.codec import MASK
-from ddppo.envs.encoding.returned import PlainAnswers, as_number
+from ddppo.envs.encoding.gym_spaces import MASK
+from ddppo.envs.encoding.step_values import PlainAnswers, as_number
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.probing.probe import make_env

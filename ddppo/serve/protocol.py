@@ -24,7 +24,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
-from ddppo.envs.encoding.rows import ObsArrays
+from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.envs.meaning import plain_of
 from ddppo.envs.single import scalars
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each

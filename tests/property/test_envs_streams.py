@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.codec import decode_actions
+from ddppo.envs.encoding.gym_spaces import decode_actions
 from ddppo.envs.make import make_vec_env
 from ddppo.seeding import derived_seed
 

@@ -6,8 +6,8 @@ from gymnasium.spaces.utils import flatten
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.envs.encoding.codec import obs_spec
-from ddppo.envs.encoding.rows import RowEncoder
+from ddppo.envs.encoding.gym_spaces import obs_spec
+from ddppo.envs.encoding.observations import RowEncoder
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
 
 sizes = st.integers(1, 4)

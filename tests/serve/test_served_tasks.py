@@ -9,8 +9,8 @@ for needed in ("msgpack", "websockets", "uvicorn", "fastapi"):
     pytest.importorskip(needed, reason="needs the extra serve: pip install '.[serve]'")
 
 from ddppo.config.settings import EnvConfig  # noqa: E402
+from ddppo.envs.probing.dry_run import dry_run  # noqa: E402
 from ddppo.envs.probing.probe import probe  # noqa: E402
-from ddppo.envs.probing.trial import tried  # noqa: E402
 from ddppo.envs.vec_env import ActionSpec, EnvSpec  # noqa: E402
 from ddppo.serve.protocol import JSON, plain_spec, spec_of  # noqa: E402
 from ddppo.serve.slots.world import ServedWorld  # noqa: E402
@@ -43,4 +43,4 @@ def test_what_a_server_tells_of_its_task_is_compared_too_and_taken_for_nothing_w
 
 
 def test_that_a_session_hands_over_no_state_is_said():
-    assert "env.backend=remote" in tried(EnvConfig(id="CartPole-v1", backend="remote")).why_inexact
+    assert "env.backend=remote" in dry_run(EnvConfig(id="CartPole-v1", backend="remote")).why_inexact

@@ -12,10 +12,10 @@ import pytest
 from gymnasium.spaces import Box, Discrete, MultiBinary
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.rows import RowEncoder
+from ddppo.envs.encoding.observations import RowEncoder
 from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.probe import probe
-from ddppo.envs.probing.trial import tried
 from ddppo.envs.saving import packed, unpacked
 from ddppo.errors import EnvStateError
 from tests.unit.box2d import BOX2D
@@ -142,8 +142,8 @@ def test_environments_of_a_pool_dealt_otherwise_go_on_to_the_bit(batch, name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_door_finds_that_they_can_be_saved(name):
-    assert tried(TASKS[name]).why_inexact is None
-    assert tried(_with(TASKS[name], "sync")).why_inexact is None
+    assert dry_run(TASKS[name]).why_inexact is None
+    assert dry_run(_with(TASKS[name], "sync")).why_inexact is None
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def registered(monkeypatch, cls):
 
 def test_a_task_that_is_no_data_plays_its_episode_again(batch, monkeypatch):
     env = EnvConfig(id=registered(monkeypatch, Opaque))
-    assert tried(env).why_inexact is None
+    assert dry_run(env).why_inexact is None
     goes_on_to_the_bit(batch, env, "sync")
 
 
@@ -271,7 +271,7 @@ def test_an_episode_that_is_too_long_to_be_played_again_is_not_kept(batch, monke
 
 @pytest.mark.parametrize(("cls", "kwargs"), [(Shared, {}), (Opaque, {"forgets": False})])
 def test_a_task_that_remembers_elsewhere_is_found_at_the_door(monkeypatch, cls, kwargs):
-    reason = tried(EnvConfig(id=registered(monkeypatch, cls), kwargs=kwargs)).why_inexact
+    reason = dry_run(EnvConfig(id=registered(monkeypatch, cls), kwargs=kwargs)).why_inexact
     assert "another observation" in reason
 
 
@@ -289,7 +289,7 @@ class Slow(Shared):
 
 def test_of_a_slow_task_fewer_steps_are_tried_but_the_next_episode_still_is(monkeypatch):
     env = EnvConfig(id=registered(monkeypatch, Slow))
-    assert re.search(r"another observation in the reset after [34] steps", tried(env).why_inexact)  # not 21
+    assert re.search(r"another observation in the reset after [34] steps", dry_run(env).why_inexact)  # not 21
 
 
 class Own(Opaque):
@@ -311,7 +311,7 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
 
     name = registered(monkeypatch, Own)
     monkeypatch.setattr("ddppo.envs.single.make_task", lambda env: Hiding(gym.make(name)))
-    reason = tried(EnvConfig(id=name)).why_inexact
+    reason = dry_run(EnvConfig(id=name)).why_inexact
     assert (
         "cannot hand over its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
     )
@@ -320,13 +320,15 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")
 def test_a_game_that_gymnasium_steps_is_its_emulator_s_state_unless_actions_stick():
     env = EnvConfig(id="ALE/Pong-v5", backend="sync", max_episode_steps=30)
-    assert tried(env).why_inexact.endswith("use env.backend=auto, or env.kwargs.repeat_action_probability=0")
+    assert dry_run(env).why_inexact.endswith(
+        "use env.backend=auto, or env.kwargs.repeat_action_probability=0"
+    )
     kwargs = {"repeat_action_probability": 0.0}
-    assert tried(dataclasses.replace(env, kwargs=kwargs)).why_inexact is None
+    assert dry_run(dataclasses.replace(env, kwargs=kwargs)).why_inexact is None
 
 
 def test_who_cannot_hand_states_over_is_named():
-    assert "env.backend=gym_vector" in tried(EnvConfig(id="CartPole-v1", backend="gym_vector")).why_inexact
+    assert "env.backend=gym_vector" in dry_run(EnvConfig(id="CartPole-v1", backend="gym_vector")).why_inexact
 
 
 def test_the_state_of_another_task_is_refused(batch, monkeypatch):

@@ -5,8 +5,8 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from test_envs_tasks import OBSERVATION_SPACES, task
 
-from ddppo.envs.encoding.codec import obs_spec
-from ddppo.envs.encoding.rows import RowEncoder, WrongOutput
+from ddppo.envs.encoding.gym_spaces import obs_spec
+from ddppo.envs.encoding.observations import RowEncoder, WrongOutput
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.probing.probe import make_env, probe
 from ddppo.errors import ConfigError

@@ -8,8 +8,8 @@ import pytest
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.envpool import EnvPoolEnvs
 from ddppo.envs.make import make_vec_env
+from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.probe import make_env, probe
-from ddppo.envs.probing.trial import tried
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import ActionSpec, ArraySpec
 
@@ -114,7 +114,7 @@ def test_shapes_are_those_that_models_take():
 
 def test_nothing_is_saved_and_that_is_said():
     env = EnvConfig(id=CARTPOLE, num_envs=2)
-    assert tried(env).why_inexact == "envpool/CartPole-v1 is stepped by EnvPool, which hands over no state"
+    assert dry_run(env).why_inexact == "envpool/CartPole-v1 is stepped by EnvPool, which hands over no state"
     envs = make_vec_env(env, range(2), rank=0, cores=1)
     with pytest.raises(EnvStateError, match="environment 0 of rank 0"):
         envs.state()

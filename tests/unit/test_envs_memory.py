@@ -7,7 +7,7 @@ import pytest
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.probing.probe import probe
-from ddppo.envs.tasks.tmaze import EAST, NORTH, SOUTH, WEST
+from ddppo.envs.tasks.memory_tasks import EAST, NORTH, SOUTH, WEST
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 

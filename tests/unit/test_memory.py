@@ -7,8 +7,8 @@ import torch
 from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model
+from ddppo.models.model_check import check_model
 from ddppo.models.recurrent import GRU, LSTM
-from ddppo.models.trial import check_model
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.collector import Collector, ShardedCollector
 from ddppo.ppo.minibatches import Histories

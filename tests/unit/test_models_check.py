@@ -7,7 +7,7 @@ from torch import nn
 from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import ActorCritic
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 SPEC = EnvSpec(ArraySpec((4,)), ActionSpec("discrete", (2,)))

@@ -7,7 +7,7 @@ from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import random_obs
 from ddppo.models.build import build_model
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
 DISCRETE = ActionSpec("discrete", (6,))

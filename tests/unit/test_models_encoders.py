@@ -11,8 +11,8 @@ from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import random_obs
 from ddppo.models.build import build_model
 from ddppo.models.cnn import Image, image_of, images_in
+from ddppo.models.model_check import check_model
 from ddppo.models.on_trunk import TRUNKS, make_trunk
-from ddppo.models.trial import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 
 DISCRETE = ActionSpec("discrete", (6,))

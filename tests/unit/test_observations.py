@@ -18,7 +18,7 @@ from ddppo.errors import ConfigError, EnvOutputError
 from ddppo.loop.evaluation import Policy, play_episodes
 from ddppo.models.actor_critic import flat_obs, random_obs
 from ddppo.models.build import build_model
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.cpp.learner import NativeStep
 from ddppo.ppo.cpp.network import NativeNetwork, why_not_native

@@ -13,9 +13,9 @@ from ddppo.config.model_settings import MlpSettings
 from ddppo.config.settings import EnvConfig
 from ddppo.enjoy import EnjoyConfig, enjoy
 from ddppo.envs.meaning import differences, spaces_described
-from ddppo.envs.probing.advice import kept_over_resets, learning_wrappers, on_spaces, statistics
+from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.probe import probe
-from ddppo.envs.probing.trial import tried
+from ddppo.envs.probing.suitability import kept_over_resets, learning_wrappers, on_spaces, statistics
 from ddppo.errors import ConfigError, RunFolderError
 from ddppo.evaluate import EvaluateConfig, evaluate
 from ddppo.policies.export.command import ExportConfig, export
@@ -433,4 +433,4 @@ def test_a_space_that_is_well_used_is_not_spoken_of(kwargs):
 def test_a_batch_that_is_not_what_evaluation_steps_is_refused():
     env = EnvConfig(id="tests.unit.policy_tasks:policies/TwiceEnv-v0", backend="gym_vector")
     with pytest.raises(ConfigError, match=r"n of its actions was 3 and is 2: use env.backend=sync"):
-        tried(env)
+        dry_run(env)

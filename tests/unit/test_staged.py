@@ -14,7 +14,7 @@ from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.loop.evaluation import Policy
 from ddppo.models.build import build_model
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.ppo import compiled as compiled_step
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.compiled import CompiledStep

@@ -11,12 +11,12 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.vector import AutoresetMode
 
-from ddppo import envs as ddppo_envs
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.envs.encoding.codec import decode_actions, obs_spec, sample_action
-from ddppo.envs.encoding.rows import RowEncoder
+from ddppo.envs.encoding.gym_spaces import decode_actions, obs_spec, sample_action
+from ddppo.envs.encoding.observations import RowEncoder
 from ddppo.envs.make import make_eval_env, make_vec_env
+from ddppo.envs.probing import probe as probing
 from ddppo.envs.probing.probe import make_env
 from ddppo.envs.single import played
 from ddppo.envs.vec_env import EnvNames
@@ -42,7 +42,7 @@ def returning(field, value, at=3, backend="sync", name="Returning", **kwargs):
 
 def probe(env):
     """Probe a task, and say on stderr what is odd about it, as the trial before training does."""
-    return ddppo_envs.probe(env, remark=warn)
+    return probing.probe(env, remark=warn)
 
 
 def given(**kwargs):

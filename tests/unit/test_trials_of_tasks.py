@@ -13,8 +13,8 @@ import torch
 from gymnasium.spaces import Box, Discrete, Text
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.probing import trial
-from ddppo.envs.probing.trial import tried
+from ddppo.envs.probing import dry_run as dry_run_module
+from ddppo.envs.probing.dry_run import dry_run
 from ddppo.errors import ConfigError
 from tests.support import NEVER_S
 
@@ -61,7 +61,7 @@ def in_step(number, do):
 
 def test_a_task_that_keeps_its_contract_is_tried_in_silence(own, capfd):
     pids = []
-    found = tried(own(lambda self, k: print("a step"), lambda self: pids.append(os.getpid())))
+    found = dry_run(own(lambda self, k: print("a step"), lambda self: pids.append(os.getpid())))
     assert found.warnings == ()
     assert found.why_inexact is None
     assert found.spec.action.sizes == (3,)
@@ -75,7 +75,7 @@ def test_one_that_computes_with_torch_is_tried_after_torch_has_computed_here(own
     def compute(self, k):
         torch.ones(400, 400) @ torch.ones(400, 400)
 
-    assert tried(own(compute)).warnings == ()
+    assert dry_run(own(compute)).warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_one_that_computes_with_torch_is_tried_after_torch_has_computed_here(own
 def test_one_that_breaks_its_contract_in_its_later_step_is_refused(own, do, said):
     env = own(in_step(7, do))
     with pytest.raises(ConfigError) as refused:
-        tried(env)
+        dry_run(env)
     assert str(refused.value).startswith(f"env.id=Own-v0 cannot be trained on: {said}")
 
 
@@ -116,7 +116,7 @@ def test_one_that_fails_once_and_not_again_is_tried_once_more(own, tmp_path, cap
             (tmp_path / "failed").touch()
             raise ConnectionError("the server was away")
 
-    assert tried(own(in_step(3, fail_once))).spec.obs.shape == (2,)
+    assert dry_run(own(in_step(3, fail_once))).spec.obs.shape == (2,)
     err = capsys.readouterr().err
     assert (
         "cannot be trained on: it raised ConnectionError in step 1: the server was away, in fail_once ("
@@ -126,8 +126,8 @@ def test_one_that_fails_once_and_not_again_is_tried_once_more(own, tmp_path, cap
 
 
 def test_one_that_hangs_in_a_later_step_is_said_to_be_untried(own, monkeypatch):
-    monkeypatch.setattr(trial, "_ENOUGH_S", 0.3)
-    found = tried(own(in_step(5, lambda: time.sleep(NEVER_S))))
+    monkeypatch.setattr(dry_run_module, "_ENOUGH_S", 0.3)
+    found = dry_run(own(in_step(5, lambda: time.sleep(NEVER_S))))
     assert found.why_inexact is None
     (said,) = found.warnings
     assert said.startswith(
@@ -144,11 +144,11 @@ def test_one_that_resets_slowly_is_reset_a_few_times_only(own, monkeypatch, tmp_
     def num_resets():
         (tmp_path / "resets").unlink(missing_ok=True)
         ends = (np.zeros(2, np.float32), 1.0, True, False, {})
-        assert tried(own(lambda self, k: ends, noted)).warnings == ()
+        assert dry_run(own(lambda self, k: ends, noted)).warnings == ()
         return len((tmp_path / "resets").read_text())
 
     assert num_resets() > 50
-    monkeypatch.setattr(trial, "_SECONDS", 0.0)  # of which any reset takes more
+    monkeypatch.setattr(dry_run_module, "_SECONDS", 0.0)  # of which any reset takes more
     assert num_resets() <= 12
 
 
@@ -157,19 +157,19 @@ def interrupt():
 
 
 def test_one_that_breaks_off_the_trial_otherwise_is_said_to_be_untried(own):
-    (said,) = tried(own(in_step(5, interrupt))).warnings
+    (said,) = dry_run(own(in_step(5, interrupt))).warnings
     assert said.startswith(
         "the trial of env.id=Own-v0 broke off after 4 steps at random, by KeyboardInterrupt, in inter"
     )
     with pytest.raises(ConfigError, match="cannot be made and started: KeyboardInterrupt, in interrupt"):
-        tried(own(resets=lambda self: interrupt()))
+        dry_run(own(resets=lambda self: interrupt()))
 
 
 def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, monkeypatch, capsys):
-    monkeypatch.setattr(trial, "_ENOUGH_S", 0.1)
-    monkeypatch.setattr(trial, "_START_S", 0.3)
+    monkeypatch.setattr(dry_run_module, "_ENOUGH_S", 0.1)
+    monkeypatch.setattr(dry_run_module, "_START_S", 0.3)
     with pytest.raises(ConfigError, match=r"does not answer, in its first reset, within 0.3 s: it hangs"):
-        tried(own(resets=lambda self: time.sleep(NEVER_S)))
+        dry_run(own(resets=lambda self: time.sleep(NEVER_S)))
     assert "has not answered for 0.1 s, in its first reset; it is given 0.3 s" in capsys.readouterr().err
 
 
@@ -191,7 +191,7 @@ def test_one_that_hangs_in_its_reset_is_told_of_and_then_refused(own, monkeypatc
     ids=["a generator of all", "resets that differ", "resets that forget to set something back"],
 )
 def test_one_whose_seed_does_not_decide_all_is_warned_of(own, does, resets, where):
-    (said,) = tried(own(does, resets)).warnings
+    (said,) = dry_run(own(does, resets)).warnings
     assert said.startswith(
         "env.id=Own-v0: two environments that were reset with one seed and did the same actions "
     )
@@ -203,7 +203,7 @@ def test_statistics_that_a_reset_leaves_as_they_are_are_warned_of(own):
     def learn(self, k):
         self.obs_mean = getattr(self, "obs_mean", 0.0) * 0.9 + self.np_random.random()
 
-    (said,) = tried(
+    (said,) = dry_run(
         own(learn, lambda self: setattr(self, "obs_mean", getattr(self, "obs_mean", 0.0)))
     ).warnings
     assert said.startswith(
@@ -233,12 +233,12 @@ def test_a_task_of_text_is_stepped_too(own):
     with pytest.raises(
         ConfigError, match="it returned 0 of type int as an observation in step 3, its space says Text"
     ):
-        tried(own(cls=Speaking))
+        dry_run(own(cls=Speaking))
 
 
 def test_a_batch_of_its_own_is_stepped_too():
     with pytest.raises(ConfigError, match=r"raised ArithmeticError in step 3: the wheel came off"):
-        tried(
+        dry_run(
             EnvConfig(
                 id="tests.fault.wrong_env:WrongBatch-v0", backend="gym_vector", kwargs={"fault": "raise"}
             )
@@ -246,9 +246,9 @@ def test_a_batch_of_its_own_is_stepped_too():
 
 
 def test_where_processes_do_not_fork_the_trial_is_a_program(own, monkeypatch):
-    monkeypatch.setattr(trial, "FORKS", False)
+    monkeypatch.setattr(dry_run_module, "FORKS", False)
     env = EnvConfig(id="tests.fault.wrong_env:Wrong-v0", kwargs={"fault": "die", "step": 3})
     with pytest.raises(ConfigError, match="its process ended with exit code 7, after 4 steps at random"):
-        tried(env)
-    (said,) = tried(own()).warnings
+        dry_run(env)
+    (said,) = dry_run(own()).warnings
     assert said == "env.id=Own-v0 is registered in this process only: its steps are untried"

@@ -13,7 +13,7 @@ import torch
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
 from ddppo.distributed.topologies.program import NO_UPDATE, Collected, Program, RankContext
-from ddppo.envs.encoding.rows import RowLayout
+from ddppo.envs.encoding.observations import RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv, no_options
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update

@@ -297,7 +297,7 @@ class ByPolicy:
     def __init__(
         self, config: Config, path: Path, env: CircuitEnv, rngs: Sequence[np.random.Generator]
     ) -> None:
-        from ddppo.envs.encoding.rows import RowEncoder
+        from ddppo.envs.encoding.observations import RowEncoder
         from ddppo.loop.evaluation import load_policy  # torch, in the processes that walk alone
 
         self._policy = load_policy(config, checkpoint.load(path))

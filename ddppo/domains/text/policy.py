@@ -15,7 +15,7 @@ from ddppo.config.model_settings import ModelSettings
 from ddppo.domains.text.settings import TextSettings
 from ddppo.domains.text.tokenizers import make_tokenizer
 from ddppo.models.actor_critic import ActorCritic, Obs
-from ddppo.models.trial import Trial, rounding
+from ddppo.models.model_check import ModelCheck, rounding
 from ddppo.spaces import EnvSpec
 
 _LENGTH, _LONGEST_PROMPT, _WINDOW = 14, 8, 4  # of the trial
@@ -41,7 +41,7 @@ class TokenActorCritic(ActorCritic):
     Settings = TextSettings
     collector_class = "ddppo.domains.text.collector:TextCollector"
     minibatch_class = "ddppo.domains.text.collector:TokenMinibatches"
-    trial_class = "ddppo.domains.text.policy:TokenTrial"
+    check_class = "ddppo.domains.text.policy:TokenModelCheck"
     takes_text = True
     stays_eager = "episodes are of other lengths in every minibatch"
     most_tokens: int | None = None
@@ -72,7 +72,7 @@ class TokenActorCritic(ActorCritic):
         return nullcontext()
 
 
-class TokenTrial(Trial):
+class TokenModelCheck(ModelCheck):
     """One model over tokens; what it is tried on are random tokens, 14 in a row.
 
     They are read in parts as acting reads them: prompts and answers of other lengths in each row. A row that is some

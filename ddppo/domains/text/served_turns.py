@@ -9,7 +9,7 @@ import numpy as np
 
 from ddppo.config.settings import EnvConfig
 from ddppo.domains.text.turns import Turn
-from ddppo.envs.encoding.codec import MASK
+from ddppo.envs.encoding.gym_spaces import MASK
 from ddppo.envs.vec_env import EnvNames
 from ddppo.errors import EnvError
 from ddppo.serve.client.backend import Source, patience

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.codec import action_spec, decode_actions
+from ddppo.envs.encoding.gym_spaces import action_spec, decode_actions
 from ddppo.envs.meaning import spaces_described
 from ddppo.envs.vec_env import (
     EnvNames,

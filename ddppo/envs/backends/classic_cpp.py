@@ -227,8 +227,8 @@ _DYNAMICS: dict[str, Callable[..., Dynamics] | str] = {
     f"{_CLASSIC}.mountain_car:MountainCarEnv": classic.MountainCar,
     f"{_CLASSIC}.continuous_mountain_car:Continuous_MountainCarEnv": classic.ContinuousMountainCar,
     "ddppo.envs.tasks.synthetic:SyntheticEnv": Synthetic,
-    "ddppo.envs.tasks.masked_cartpole:MaskedCartPoleEnv": "ddppo.envs.tasks.masked_cartpole:MaskedCartPole",
-    "ddppo.envs.tasks.tmaze:TMazeEnv": "ddppo.envs.tasks.tmaze:TMazes",
+    "ddppo.envs.tasks.memory_tasks:MaskedCartPoleEnv": "ddppo.envs.tasks.memory_tasks:MaskedCartPole",
+    "ddppo.envs.tasks.memory_tasks:TMazeEnv": "ddppo.envs.tasks.memory_tasks:TMazes",
 }
 _IDS = (
     "CartPole-v0",

@@ -12,8 +12,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
-from ddppo.envs.encoding.codec import (
+from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
+from ddppo.envs.encoding.gym_spaces import (
     Path,
     action_spec,
     check_is_space,
@@ -23,7 +23,8 @@ from ddppo.envs.encoding.codec import (
     space_leaves,
     without_mask,
 )
-from ddppo.envs.encoding.returned import (
+from ddppo.envs.encoding.observations import ObsArrays, as_floats, as_numbers, as_pixels
+from ddppo.envs.encoding.step_values import (
     MASK,
     WrongOutput,
     as_five,
@@ -33,7 +34,6 @@ from ddppo.envs.encoding.returned import (
     flat_mask,
     mask_of,
 )
-from ddppo.envs.encoding.rows import ObsArrays, as_floats, as_numbers, as_pixels
 from ddppo.envs.guard import MADE, guarding
 from ddppo.envs.meaning import spaces_described
 from ddppo.envs.vec_env import (

@@ -11,7 +11,7 @@ import numpy as np
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.pool import Pool
 from ddppo.envs.backends.sync import SteppedEnvs
-from ddppo.envs.encoding.codec import decode_actions
+from ddppo.envs.encoding.gym_spaces import decode_actions
 from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep
 
 

@@ -30,7 +30,7 @@ from ddppo.envs.backends.pool_memory import (
 )
 from ddppo.envs.backends.pool_process import PoolWorker, choose_num_workers, lost_server
 from ddppo.envs.backends.sync import Answers, SameStepEnvs
-from ddppo.envs.encoding.rows import RowLayout
+from ddppo.envs.encoding.observations import RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvSpec, Options
 from ddppo.errors import EnvError, EnvWorkerLost
 from ddppo.processes import limits

@@ -23,7 +23,7 @@ from ddppo.envs.backends.pool_memory import (
     hear,
     receive_byte,
 )
-from ddppo.envs.encoding.codec import sample_action
+from ddppo.envs.encoding.gym_spaces import sample_action
 from ddppo.envs.guard import STEPPED, guarding
 from ddppo.envs.single import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvNames, EnvSpec, when_reset, when_stepped

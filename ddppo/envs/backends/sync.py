@@ -11,8 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.codec import decode_actions
-from ddppo.envs.encoding.rows import ObsArrays, RowLayout
+from ddppo.envs.encoding.gym_spaces import decode_actions
+from ddppo.envs.encoding.observations import ObsArrays, RowLayout
 from ddppo.envs.single import RowEnv, make_row_env
 from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, Options
 from ddppo.errors import EnvStateError

@@ -12,16 +12,16 @@ from gymnasium.envs.registration import load_env_creator, parse_env_id
 
 from ddppo.config.fields import near
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import tasks  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
+from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.backends.atari import ATARI_OURS, atari_spec
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.envpool import make_envpool_task
 from ddppo.envs.backends.gym_vector import gym_vector_spec, make_gym_vector_task
-from ddppo.envs.encoding.rows import WrongOutput
-from ddppo.envs.extras import register_extra
+from ddppo.envs.encoding.observations import WrongOutput
 from ddppo.envs.guard import IMPORT, TRIED, guarding
-from ddppo.envs.probing.advice import check_wrappers
-from ddppo.envs.probing.shapes import Say, learn_spec, silent
+from ddppo.envs.probing.read_spec import Say, read_spec, silent
+from ddppo.envs.probing.suitability import check_wrappers
+from ddppo.envs.registration import register_extra
 from ddppo.envs.single import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
 from ddppo.errors import ConfigError, EnvError
@@ -71,7 +71,7 @@ def probe(env: EnvConfig, at: Say = silent, remark: Say = silent) -> EnvSpec:
     at("when it was made")
     task = _explained(env, lambda: make_task(env))
     try:
-        spec = _explained(env, lambda: learn_spec(task, at, remark))
+        spec = _explained(env, lambda: read_spec(task, at, remark))
     finally:
         task.close()
     if spec.is_text and env.backend not in _OF_TEXT:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ddppo.envs.encoding.codec import MASK, decode_actions
+from ddppo.envs.encoding.gym_spaces import MASK, decode_actions
 from ddppo.errors import TrainingError
 from ddppo.loop.evaluation import Remembered
 from ddppo.policies.acting import LoadedPolicy

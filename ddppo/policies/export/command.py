@@ -108,7 +108,7 @@ def _described(
     num_observations: int,
 ) -> dict[str, Any]:
     """Return what who uses the file needs to know: see docs/policies.md."""
-    from ddppo.envs.extras import missions_of
+    from ddppo.envs.registration import missions_of
 
     found, missions = policy.trained, missions_of(policy.observation_space)
     is_normalized = found.policy.normalizer is not None

@@ -8,7 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch import nn
 
-from ddppo.envs.encoding.codec import MASK, path_name, space_leaves, without_mask
+from ddppo.envs.encoding.gym_spaces import MASK, path_name, space_leaves, without_mask
 from ddppo.loop.evaluation import Policy
 from ddppo.models.distributions import (
     ActionDistribution,
@@ -119,7 +119,7 @@ def described(distribution: ActionDistribution, params: torch.Tensor) -> dict[st
 
 
 class _Encoder(nn.Module):
-    """What ddppo.envs.encoding.rows makes of a part of an observation, normalised."""
+    """What ddppo.envs.encoding.observations makes of a part of an observation, normalised."""
 
     first: torch.Tensor
     mean: torch.Tensor
@@ -159,7 +159,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """What ddppo.envs.encoding.codec.decode_actions makes of a model's actions."""
+    """What ddppo.envs.encoding.gym_spaces.decode_actions makes of a model's actions."""
 
     low: torch.Tensor
     high: torch.Tensor

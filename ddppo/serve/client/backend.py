@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.encoding.rows import ObsArrays, RowLayout
+from ddppo.envs.encoding.observations import ObsArrays, RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvStep, Options, Unsaved, no_options
 from ddppo.errors import EnvError
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost

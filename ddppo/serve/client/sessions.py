@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddppo.envs.encoding.rows import ObsArrays
+from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.errors import ConfigError, EnvError
 from ddppo.seeding import derived_seed
 from ddppo.serve.client.connection import (

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import tasks  # noqa: F401 (registers)
-from ddppo.envs.encoding.codec import MASK
-from ddppo.envs.encoding.rows import ObsArrays
+from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
+from ddppo.envs.encoding.gym_spaces import MASK
+from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.envs.single import played
 from ddppo.errors import EnvError, EnvRaised
 from ddppo.serve.openenv import OpenEnv, is_spoken

@@ -3,7 +3,7 @@
 import pytest
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs.probing.trial import tried
+from ddppo.envs.probing.dry_run import dry_run
 from tests.distributed.test_ordered import assert_same_bits, runs
 from tests.unit.test_env_states import _with, batch, goes_on_to_the_bit  # noqa: F401 (a fixture)
 
@@ -31,8 +31,8 @@ def test_games_of_a_pool_dealt_otherwise_go_on_to_the_bit(batch):  # noqa: F811
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_door_finds_that_games_can_be_saved(name):
-    assert tried(TASKS[name]).why_inexact is None
-    assert tried(_with(TASKS[name], "sync")).why_inexact is None
+    assert dry_run(TASKS[name]).why_inexact is None
+    assert dry_run(_with(TASKS[name], "sync")).why_inexact is None
 
 
 @pytest.mark.parametrize(

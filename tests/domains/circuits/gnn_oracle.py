@@ -10,7 +10,7 @@ import torch
 from ddppo.config.variants import settings_of
 from ddppo.domains.circuits.quantum import Circuit
 from ddppo.domains.circuits.task.settings import observation_space
-from ddppo.envs.encoding.codec import obs_spec
+from ddppo.envs.encoding.gym_spaces import obs_spec
 from ddppo.models.build import build_model
 from ddppo.spaces import ActionSpec, EnvSpec
 from tests.domains.circuits.circuit_oracle import random_circuit

@@ -11,7 +11,7 @@ from ddppo.domains.circuits.task.env import CircuitEnv
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import random_obs
 from ddppo.models.build import build_model
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
 from tests.domains.circuits.circuit_play import steps
 from tests.domains.circuits.gnn_oracle import (

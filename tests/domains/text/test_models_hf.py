@@ -14,7 +14,7 @@ from ddppo.domains.text.turns import make_turns
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.models.build import build_model
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 from ddppo.seeding import action_noise
 from tests.support import PATIENCE_S
 

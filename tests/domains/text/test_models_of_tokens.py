@@ -10,7 +10,7 @@ from ddppo.domains.text.token_policy import Cache, TokenPolicy
 from ddppo.envs.probing.probe import probe
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP
-from ddppo.models.trial import check_model
+from ddppo.models.model_check import check_model
 
 REPEAT = "tests.domains.text.text_tasks:tests/Repeat-v0"
 

@@ -26,12 +26,12 @@ import numpy as np
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.gym_vector import make_gym_vector
-from ddppo.envs.encoding.codec import sample_action
+from ddppo.envs.encoding.gym_spaces import sample_action
 from ddppo.envs.guard import leave_alone
 from ddppo.envs.make import CheckedEnvs
 from ddppo.envs.meaning import differences
-from ddppo.envs.probing.advice import kept_over_resets, statistics
 from ddppo.envs.probing.probe import find_task, probe, spec_elsewhere, why_unsaved
+from ddppo.envs.probing.suitability import kept_over_resets, statistics
 from ddppo.envs.saving import packed, unpacked
 from ddppo.envs.single import RowEnv, make_row_env, played
 from ddppo.envs.vec_env import EnvNames, EnvSpec, check_finite, check_masks
@@ -56,7 +56,7 @@ Tell = Callable[[str, Any], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class DryRun:
     """What is known of a task before training.
 
     warnings: sentences for the user, each whole. why_inexact: why a checkpoint cannot hold exactly what its
@@ -71,7 +71,7 @@ class Tried:
 _verdicts: dict[str, str | None] = {}  # of the tasks that this process has tried, by their settings
 
 
-def tried(env: EnvConfig) -> Tried:
+def dry_run(env: EnvConfig) -> DryRun:
     """Try a task that is not known to work, and return what is known of it; see the module.
 
     Batched tasks, Atari's and EnvPool's, and those of servers, are only asked for their shapes, in this process.
@@ -83,23 +83,23 @@ def tried(env: EnvConfig) -> Tried:
 
 
 def why_inexact(env: EnvConfig) -> str | None:
-    """Return `tried(env).why_inexact`, remembered from this process's trial; None where the trial fails."""
+    """Return `dry_run(env).why_inexact`, remembered from this process's trial; None where the trial fails."""
     if repr(env) not in _verdicts:
         with suppress(ConfigError):  # training meets the same, and says so
-            tried(env)
+            dry_run(env)
     return _verdicts.get(repr(env))
 
 
-def _tried(env: EnvConfig) -> Tried:
+def _tried(env: EnvConfig) -> DryRun:
     if (spec := spec_elsewhere(env)) is not None:
-        return Tried(spec, why_inexact=why_unsaved(env))
+        return DryRun(spec, why_inexact=why_unsaved(env))
     find_task(env)
     if env.is_ale:
-        return Tried(probe(env))
+        return DryRun(probe(env))
     if env.is_envpool:
-        return Tried(probe(env), why_inexact=f"{env.id} is stepped by EnvPool, which hands over no state")
+        return DryRun(probe(env), why_inexact=f"{env.id} is stepped by EnvPool, which hands over no state")
     if env.backend in ("auto", "batched") and why_not_batched(env) is None:
-        return Tried(probe(env))
+        return DryRun(probe(env))
     try:
         return _in_a_process(env)
     except _Flawed as e:  # it may have met what passes: a port that was taken, a server that was away
@@ -118,7 +118,7 @@ class _Unknown(Exception):
     """The process of the trial does not know the task, which was registered in the one that asks."""
 
 
-def _in_a_process(env: EnvConfig) -> Tried:
+def _in_a_process(env: EnvConfig) -> DryRun:
     reading, writing = multiprocessing.Pipe(duplex=False)
     with reading:
         with writing:
@@ -127,7 +127,7 @@ def _in_a_process(env: EnvConfig) -> Tried:
             return _heard(env, reading, end)
         except _Unknown:
             untold = f"env.id={env.id} is registered in this process only: its steps are untried"
-            return Tried(probe(env), (untold,))
+            return DryRun(probe(env), (untold,))
         finally:
             end()
 
@@ -178,7 +178,7 @@ def _started(env: EnvConfig, writing: Connection) -> Callable[[], int]:
     return end
 
 
-def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> Tried:
+def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> DryRun:
     """Return what a trial tells until it ends, is lost, or has taken too long."""
     spec: EnvSpec | None = None
     said: list[str] = []
@@ -189,7 +189,7 @@ def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> Tried
         if not reading.poll(max(0.0, began + limit_s - time.monotonic())):
             if spec is not None:
                 untried = f"env.id={env.id} was tried for {_ENOUGH_S:g} s, which ended {at}: {_UNTRIED}"
-                return Tried(spec, (*said, untried))
+                return DryRun(spec, (*said, untried))
             if is_late:
                 raise ConfigError(f"env.id={env.id} does not answer, {at}, within {_START_S:g} s: it hangs")
             warn(f"env.id={env.id} has not answered for {_ENOUGH_S:g} s, {at}; it is given {_START_S:g} s")
@@ -216,13 +216,13 @@ def _heard(env: EnvConfig, reading: Connection, end: Callable[[], int]) -> Tried
             case "fault":
                 if spec is None:
                     raise ConfigError(f"env.id={env.id} cannot be made and started: {value}")
-                return Tried(
+                return DryRun(
                     spec, (*said, f"the trial of env.id={env.id} broke off {at}, by {value}: {_UNTRIED}")
                 )
             case _:
                 assert kind == "done", kind
                 assert spec is not None
-                return Tried(spec, tuple(said), value)
+                return DryRun(spec, tuple(said), value)
 
 
 # -- the process of the trial ---------------------------------------------------------------------------------------

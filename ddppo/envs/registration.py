@@ -13,6 +13,30 @@ from gymnasium.spaces import Box, Dict, Discrete
 from ddppo.envs.backends.envpool import PREFIX, register
 from ddppo.errors import ConfigError
 from ddppo.package import install_command
+from ddppo.plugins import added
+
+gym.register(
+    "ddppo/Synthetic-v0",
+    entry_point="ddppo.envs.tasks.synthetic:SyntheticEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)
+
+gym.register(
+    "ddppo/TMaze-v0",
+    entry_point="ddppo.envs.tasks.memory_tasks:TMazeEnv",
+    order_enforce=False,
+    disable_env_checker=True,
+)
+
+gym.register(
+    "ddppo/MaskedCartPole-v0",
+    entry_point="ddppo.envs.tasks.memory_tasks:MaskedCartPoleEnv",
+    max_episode_steps=500,
+)
+
+for task_id, keywords in added("tasks").items():
+    gym.register(task_id, **keywords)
 
 _EXTRAS = {  # by how an id begins: the module to import, and its extra
     "ALE/": ("ale_py", "atari"),

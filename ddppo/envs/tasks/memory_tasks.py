@@ -1,12 +1,19 @@
-"""`ddppo/TMaze-v0`: what was seen at the start decides where to turn at the end."""
+"""Two tasks that a policy can only solve with a memory.
+
+`ddppo/TMaze-v0`: the first observation decides where to turn at the end of a corridor.
+`ddppo/MaskedCartPole-v0`: CartPole-v1 without velocities, which have to be inferred from successive positions.
+Each is written twice: as a `gym.Env`, and as `Dynamics` that step a whole batch at once.
+"""
 
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 
 from ddppo.envs.backends.batched import Dynamics
+from ddppo.envs.backends.classic import CartPole
 
 NORTH, EAST, SOUTH, WEST = range(4)
 _CUES = {NORTH: (0.0, 1.0, 1.0), SOUTH: (1.0, 1.0, 0.0)}
@@ -99,3 +106,42 @@ class TMazes(Dynamics):
         obs[:, 1] = ~in_corridor
         obs[:, 2] = in_corridor | (at_start & (arm == NORTH))
         return rewards, turned
+
+
+class MaskedCartPoleEnv(CartPoleEnv):
+    """Gymnasium's CartPole, observed by the cart's position and the pole's angle alone: float32 `[2]`.
+
+    The task of Wierstra et al. 2007, "Solving Deep Memory POMDPs with Recurrent Policy Gradients", section 5.1.
+    """
+
+    def __init__(self, sutton_barto_reward: bool = False, render_mode: str | None = None) -> None:
+        super().__init__(sutton_barto_reward=sutton_barto_reward, render_mode=render_mode)
+        whole = self.observation_space
+        assert isinstance(whole, Box)
+        self.observation_space = Box(whole.low[::2], whole.high[::2], dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[::2], info
+
+    def step(self, action: int | np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs[::2], float(reward), terminated, truncated, info
+
+
+class MaskedCartPole(CartPole):
+    """All environments of a batch at once."""
+
+    def __init__(self, num_envs: int, sutton_barto_reward: bool = False) -> None:
+        super().__init__(num_envs, sutton_barto_reward)
+        self._whole = np.zeros((num_envs, 4), np.float32)
+
+    def reset(self, i: int) -> np.ndarray:
+        return super().reset(i)[::2]
+
+    def step(self, actions: np.ndarray, obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rewards, terminated = super().step(actions, self._whole)
+        obs[:] = self._whole[:, ::2]
+        return rewards, terminated

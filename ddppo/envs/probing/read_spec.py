@@ -10,14 +10,15 @@ import numpy as np
 from gymnasium.spaces import Dict, Text
 from gymnasium.spaces.utils import flatdim
 
-from ddppo.envs.encoding.codec import (
+from ddppo.envs.encoding.gym_spaces import (
     action_spec,
     check_is_space,
     checked_mask_size,
     obs_spec,
     sample_action,
 )
-from ddppo.envs.encoding.returned import (
+from ddppo.envs.encoding.observations import RowEncoder, outside
+from ddppo.envs.encoding.step_values import (
     MASK,
     WrongOutput,
     as_five,
@@ -31,9 +32,8 @@ from ddppo.envs.encoding.returned import (
     masks_by_method,
     translated,
 )
-from ddppo.envs.encoding.rows import RowEncoder, outside
 from ddppo.envs.meaning import spaces_described
-from ddppo.envs.probing.advice import check_wrappers
+from ddppo.envs.probing.suitability import check_wrappers
 from ddppo.envs.saving import saver_of
 from ddppo.envs.vec_env import (
     EnvNames,
@@ -74,7 +74,7 @@ def silent(said: str) -> None:
     """Say nothing: ranks and evaluations probe a task again of which the trial has told all."""
 
 
-def learn_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
+def read_spec(task: gym.Env, at: Say = silent, remark: Say = silent) -> EnvSpec:
     """Read the shapes off the task's spaces, its first reset and one step, and see that it keeps to them.
 
     at: told what is done next. remark: told what is odd and harmless, such as numbers outside the bounds of their

@@ -12,8 +12,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
-from ddppo.envs.encoding.codec import space_parts, without_mask
-from ddppo.envs.encoding.returned import MASK, WrongOutput, flat_mask
+from ddppo.envs.encoding.gym_spaces import space_parts, without_mask
+from ddppo.envs.encoding.step_values import MASK, WrongOutput, flat_mask
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
 _ARRAY = np.ndarray

@@ -26,7 +26,7 @@ _RUNNING = (nn.modules.batchnorm._NormBase,)
 T = TypeVar("T")
 
 
-class Trial:
+class ModelCheck:
     """One model under test."""
 
     def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
@@ -297,7 +297,7 @@ def listed(names: list[str]) -> str:
 _STEPS = 4
 
 
-class MemoryTrial(Trial):
+class RecurrentModelCheck(ModelCheck):
     """One model that remembers; what it is tried on are 4 steps, in which some environments start an episode."""
 
     def __init__(self, model: ActorCritic, spec: EnvSpec, config: ModelSettings) -> None:
@@ -392,7 +392,7 @@ class MemoryTrial(Trial):
 # -- The parameters of a model under test.
 
 
-def check_parameters(trial: Trial) -> None:
+def check_parameters(trial: ModelCheck) -> None:
     """Check that there are some that learn, each with a shape, all of one type on one device. Raises ConfigError."""
     parameters = dict(trial.model.named_parameters())
     lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]
@@ -416,7 +416,7 @@ def check_parameters(trial: Trial) -> None:
         )
 
 
-def check_parts(trial: Trial, learning_rates: Mapping[str, float]) -> None:
+def check_parts(trial: ModelCheck, learning_rates: Mapping[str, float]) -> None:
     """Check that every part with a step size of its own is a part of the model. Raises ConfigError."""
     names = [name for name, _ in trial.model.named_parameters()]
     for part in learning_rates:
@@ -456,9 +456,9 @@ def check_model(
     model = build_model(spec, config, 0, dtype)
     _check_state(model, config)
     _check_old_names(model, config)
-    trial_of: type[Trial] = MemoryTrial if model.state_size else Trial
-    if model.trial_class is not None:
-        trial_of = imported(model.trial_class)
+    trial_of: type[ModelCheck] = RecurrentModelCheck if model.state_size else ModelCheck
+    if model.check_class is not None:
+        trial_of = imported(model.check_class)
     trial = trial_of(model, spec, config)
     check_parameters(trial)
     check_parts(trial, learning_rates)

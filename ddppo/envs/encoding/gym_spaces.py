@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from gymnasium.spaces.utils import flatdim
 
-from ddppo.envs.encoding.returned import MASK, described
+from ddppo.envs.encoding.step_values import MASK, described
 from ddppo.errors import ConfigError
 from ddppo.spaces import ActionSpec, ArraySpec
 
