@@ -82,9 +82,9 @@ class Iterations:
             save_due=self._saving.is_due(),
             params_hash=fingerprint(parts) if compare else 0,
             measured=program.measured(),
-            news=program.news(),
+            own_pace=program.own_pace_reports(),
         )
-        report, agreed = self._reporter.exchange(
+        report, agreed = self._reporter.reduce(
             local, env_steps_before=progress.env_steps, wall_s=progress.wall_s
         )
         progress.iteration, progress.env_steps = iteration, report.env_steps

@@ -12,7 +12,7 @@ import torch
 
 from ddppo.collectives.group import Group
 from ddppo.distributed.topologies.contract import Layout
-from ddppo.distributed.topologies.program import News
+from ddppo.distributed.topologies.program import OwnPaceReport
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import FinishedEpisode
@@ -29,7 +29,7 @@ _OF_PPO = tuple(f"train/{name}" for name in STATISTICS)
 class LocalIteration:
     """What this rank knows about its iteration. params_hash is 0 where replicas are not compared, NaN
     on a rank that holds no parameters. save_due: of rank 0, whether its clock asks for a checkpoint. measured: by the
-    names of OF_TOPOLOGIES. news: of ranks at their own pace."""
+    names of OF_TOPOLOGIES. own_pace: of ranks at their own pace."""
 
     iteration: int
     times: LocalTimes
@@ -40,7 +40,7 @@ class LocalIteration:
     save_due: bool
     params_hash: float
     measured: dict[str, float] = field(default_factory=dict)
-    news: tuple[News, ...] = ()
+    own_pace: tuple[OwnPaceReport, ...] = ()
 
 
 class SharedDecision(NamedTuple):
@@ -91,7 +91,7 @@ class Reporter:
         self._waited_for = sorted(set(known)) if layout.messages else []
         self.window: deque[tuple[float, int]] = deque(maxlen=episode_window)
 
-    def exchange(
+    def reduce(
         self, local: LocalIteration, *, env_steps_before: int, wall_s: float
     ) -> tuple[IterationReport, SharedDecision]:
         """Return the report of the iteration and what the ranks agreed on, the same on all ranks.
@@ -115,7 +115,7 @@ class Reporter:
         if is_measured:
             per_rank.update(zip(_MEASURED, measured.T, strict=True))
         values_of_ranks = np.array(list(per_rank.values())).T.tolist()
-        num_steps = float(head.num_steps.sum()) + sum(news.num_steps for news in local.news)
+        num_steps = float(head.num_steps.sum()) + sum(report.num_steps for report in local.own_pace)
         metrics = {
             "rollout/steps": num_steps,
             "rollout/fps": num_steps / float(head.t_iter.max()),
@@ -129,7 +129,7 @@ class Reporter:
             rank_metrics=tuple(
                 _told(dict(zip(per_rank, values, strict=True)), is_measured) for values in values_of_ranks
             )
-            + tuple(self._of_own_pace(news) for news in local.news),
+            + tuple(self._own_pace_metrics(own) for own in local.own_pace),
             global_metrics=metrics,
         )
         return report, SharedDecision(
@@ -186,26 +186,26 @@ class Reporter:
             **({"dist/messages": messages, "dist/bytes": num_bytes} if self._waited_for else {}),
         }
 
-    def _of_own_pace(self, news: News) -> dict[str, float]:
+    def _own_pace_metrics(self, own: OwnPaceReport) -> dict[str, float]:
         """Return the metrics of a rank that serves; zeros where it had no news."""
-        t_sync, t_iter = sum(news.waited.values()), news.t_iter or math.inf
+        t_sync, t_iter = sum(own.waited.values()), own.t_iter or math.inf
         return {
-            "rollout/local_steps": news.num_steps,
-            "rollout/local_fps": news.num_steps / t_iter,
-            "time/t_iter": news.t_iter,
-            "time/t_rollout": news.t_rollout,
+            "rollout/local_steps": own.num_steps,
+            "rollout/local_fps": own.num_steps / t_iter,
+            "time/t_iter": own.t_iter,
+            "time/t_rollout": own.t_rollout,
             "time/t_learn": 0.0,
             "time/t_sync": t_sync,
-            "time/t_comm": news.t_comm,
-            "time/t_other": news.t_iter - news.t_rollout - t_sync - news.t_comm,
+            "time/t_comm": own.t_comm,
+            "time/t_other": own.t_iter - own.t_rollout - t_sync - own.t_comm,
             "time/t_checkpoint": 0.0,
-            "time/t_comm_total": news.t_comm,
-            "dist/rho_comm": news.t_comm / t_iter,
+            "time/t_comm_total": own.t_comm,
+            "dist/rho_comm": own.t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,
-            **{f"time/t_wait_{role}": news.waited.get(role, 0.0) for role in self._waited_for},
-            "dist/messages": news.num_messages,
-            "dist/bytes": news.num_bytes,
-            **({"dist/restarts": news.num_restarts} if news.num_restarts else {}),
+            **{f"time/t_wait_{role}": own.waited.get(role, 0.0) for role in self._waited_for},
+            "dist/messages": own.num_messages,
+            "dist/bytes": own.num_bytes,
+            **({"dist/restarts": own.num_restarts} if own.num_restarts else {}),
         }
 
     def _learned(self, update: Update, sums: np.ndarray) -> dict[str, float]:

@@ -44,7 +44,7 @@ from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
 from ddppo.spaces import EnvSpec
 
-__all__ = ["NO_UPDATE", "Collected", "Kit", "News", "Program", "RankContext"]
+__all__ = ["NO_UPDATE", "Collected", "Kit", "OwnPaceReport", "Program", "RankContext"]
 
 
 # -- What a rank runs: the contract of a program, and what it hands over in every iteration.
@@ -73,7 +73,7 @@ class Collected(NamedTuple):
     rollout: Rollout | None
 
 
-class News(NamedTuple):
+class OwnPaceReport(NamedTuple):
     """What a rank at its own pace did of late; t_* as in docs/metrics.md, waited by the role that it waited for.
 
     num_restarts: of processes of its environments, so far; 0 without news.
@@ -141,7 +141,7 @@ class Program(ABC):
         """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in its metrics."""
         return {}
 
-    def news(self) -> tuple[News, ...]:
+    def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:
         """Return what every rank that serves did in the iteration just done, in their order."""
         return ()
 

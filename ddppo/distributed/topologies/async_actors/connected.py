@@ -24,7 +24,7 @@ from ddppo.distributed.topologies.async_actors.messages import (
     as_bytes,
     receive_episodes,
 )
-from ddppo.distributed.topologies.program import News
+from ddppo.distributed.topologies.program import OwnPaceReport
 from ddppo.errors import CollectiveError
 from ddppo.ppo.rollout import FinishedEpisode
 
@@ -39,7 +39,7 @@ class Actor:
         self.since = time.monotonic()  # when it began to act, or to wait
         self.num_hellos = 0
         self.is_new = False
-        self.news = News()
+        self.report = OwnPaceReport()
 
 
 class ActorConnections:

@@ -15,7 +15,7 @@ from ddppo.distributed.topologies.async_actors.messages import Answer, Parameter
 from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
 from ddppo.distributed.topologies.async_actors.rewards import RewardsByActor
 from ddppo.distributed.topologies.messages import RolloutMessage
-from ddppo.distributed.topologies.program import Collected, News, Program, RankContext
+from ddppo.distributed.topologies.program import Collected, OwnPaceReport, Program, RankContext
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
@@ -125,9 +125,9 @@ class AsyncLearner(Program):
         lag = self._version - sent.version
         if lag > self._max_lag:
             self._num_refused += 1
-            actor.news = _with(actor.news, sent, num_steps=0)
+            actor.report = _with(actor.report, sent, num_steps=0)
             return []
-        actor.news = _with(actor.news, sent, sent.num_steps)
+        actor.report = _with(actor.report, sent, sent.num_steps)
         self._taken.append(_Taken(actor.rank, sent.number, lag, row))
         return episodes
 
@@ -158,10 +158,10 @@ class AsyncLearner(Program):
             "dist/restarts": sum(max(0, actor.num_hellos - 1) for actor in self._actors),
         }
 
-    def news(self) -> tuple[News, ...]:
-        found = tuple(actor.news for actor in self._actors)
+    def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:
+        found = tuple(actor.report for actor in self._actors)
         for actor in self._actors:
-            actor.news = News()
+            actor.report = OwnPaceReport()
         return found
 
     def is_asked_to_stop(self) -> bool:
@@ -191,14 +191,14 @@ def updates_ahead(num_taken: int, num_acting: int, per_update: int) -> int:
     return (num_taken + num_acting) // per_update
 
 
-def _with(news: News, sent: Sent, num_steps: int) -> News:
-    return News(
-        news.num_steps + num_steps,
-        news.t_iter + sent.t_iter,
-        news.t_rollout + sent.t_rollout,
-        news.t_comm + sent.t_comm,
-        {"learner": news.waited.get("learner", 0.0) + sent.t_wait},
-        news.num_messages + sent.num_sends,
-        news.num_bytes + sent.num_bytes,
+def _with(report: OwnPaceReport, sent: Sent, num_steps: int) -> OwnPaceReport:
+    return OwnPaceReport(
+        report.num_steps + num_steps,
+        report.t_iter + sent.t_iter,
+        report.t_rollout + sent.t_rollout,
+        report.t_comm + sent.t_comm,
+        {"learner": report.waited.get("learner", 0.0) + sent.t_wait},
+        report.num_messages + sent.num_sends,
+        report.num_bytes + sent.num_bytes,
         sent.num_restarts,
     )
