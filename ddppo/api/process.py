@@ -27,7 +27,7 @@ from ddppo.errors import (
 from ddppo.files import write_json
 from ddppo.processes import limits
 from ddppo.processes.forking import ForkedProcess, ForkServer, ForkServerLost, how_ended
-from ddppo.records.display import FRAME_BEGINS, FRAMES
+from ddppo.records.progress_display import FRAME_BEGINS, FRAMES
 
 _COLUMNS = 100  # of a notebook's output
 

@@ -23,7 +23,7 @@ from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.plugins import added, imported, plugins
 from ddppo.processes.machine import available_cores
 from ddppo.records.trackers import check_installed
-from ddppo.records.user_metrics import functions_of
+from ddppo.records.user_metrics import import_functions
 from ddppo.scaling import BatchShape
 from ddppo.spaces import EnvSpec, leaves
 
@@ -53,7 +53,7 @@ def check(config: Config, *, local_world_size: int | None = None) -> str | None:
             "nodes that it gave: leave it out"
         )
     if config.log.metrics:
-        functions_of(config.log.metrics)
+        import_functions(config.log.metrics)
     if local_world_size is not None:
         check_installed(config.log.trackers)
     of_machine = None if local_world_size is None else check_machine(config, local_world_size)

@@ -28,7 +28,7 @@ from ddppo.plugins import imported
 from ddppo.ppo.cpp.network import why_not_cpp
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.records import checkpoint
-from ddppo.records.user_metrics import gather_machines
+from ddppo.records.provenance import gather_machines
 from ddppo.spaces import EnvSpec, leaves
 from ddppo.tracebacks import in_one_line
 

@@ -20,7 +20,7 @@ from ddppo.records.profiling import NullProfiler
 from ddppo.records.recorder import NullRecorder, Recorder
 from ddppo.records.reporting import LocalIteration, Reporter, SharedDecision
 from ddppo.records.timing import IterationClock
-from ddppo.records.user_metrics import OwnMetrics
+from ddppo.records.user_metrics import UserMetrics
 from ddppo.terminal import warn
 
 
@@ -45,7 +45,7 @@ class Iterations:
         self._reporter = reporter
         # In this process, in code of the task's.
         self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "gym_vector")
-        self._own_metrics = OwnMetrics(parts.config.log.metrics, parts.group)
+        self._user_metrics = UserMetrics(parts.config.log.metrics, parts.group)
 
     def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], SharedDecision]:
         """One iteration: all ranks start it with equal parameters and end it with equal parameters.
@@ -68,7 +68,7 @@ class Iterations:
             results = self._results(collected)
         messages = self._exchange.meet()
         sampler.update(results, messages)
-        own = self._own_metrics.reduced(iteration, collected)
+        own = self._user_metrics.reduce(iteration, collected)
         compare = config.dist.check_every > 0 and iteration % config.dist.check_every == 0
         times = clock.lap()
         progress.wall_s += times.t_iter

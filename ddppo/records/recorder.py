@@ -21,14 +21,14 @@ from ddppo.envs.vec_env import explained, make_journal
 from ddppo.errors import ConfigError, EnvOutputError, TrainingError, near
 from ddppo.files import move_aside, write_json
 from ddppo.package import command
-from ddppo.records.display import Throttle, make_display
 from ddppo.records.jsonl import JsonlWriter, drop_after, read_reports
 from ddppo.records.metrics import OF_TASK, IterationReport
+from ddppo.records.progress_display import Throttle, make_display
 from ddppo.records.run_folder import RunFolder
 from ddppo.records.summary import SummaryBuilder
 from ddppo.records.tensorboard import TensorBoardWriter
+from ddppo.records.terminal_text import closing, header
 from ddppo.records.trackers import Tracker, open_tracker
-from ddppo.records.words import closing, header
 from ddppo.scaling import BatchShape
 from ddppo.terminal import warn
 

@@ -2,27 +2,19 @@
 
 import math
 import os
-import platform
-import socket
-import subprocess
-import sys
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-import ddppo
 from ddppo.config.settings import Config
-from ddppo.processes.machine import available_cores
 from ddppo.records.metrics import TIME_NAMES, WAIT_NAMES, IterationReport
+from ddppo.records.provenance import git_state, machine, versions
 from ddppo.scaling import BatchShape
 from ddppo.statistics import iqm, spread
 
@@ -229,68 +221,6 @@ def sizes(shape: BatchShape) -> dict[str, int]:
         "M": shape.num_minibatches,
         "K": shape.num_epochs,
     }
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of Python and of the packages that results depend on."""
-    found: dict[str, str | None] = {"python": platform.python_version(), "ddppo": ddppo.__version__}
-    for package in ("torch", "gymnasium", "numpy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = None
-    return found
-
-
-def git_state(folder: Path | None = None) -> dict[str, Any]:
-    """Return git_commit and git_dirty (uncommitted or untracked files) of the checkout that ddppo runs from.
-
-    Both are None where it does not run from one, e.g. installed into a virtual environment.
-    """
-    folder = folder or Path(ddppo.__file__).resolve().parent.parent
-    nothing = {"git_commit": None, "git_dirty": None}
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        # site-packages may lie inside the checkout of something else.
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != folder.resolve():
-            return nothing
-        return {"git_commit": git("rev-parse", "HEAD"), "git_dirty": bool(git("status", "--porcelain"))}
-    except (OSError, subprocess.SubprocessError):
-        return nothing
-
-
-def machine(*, with_gpu: bool) -> dict[str, Any]:
-    """Return hostname, CPU model, cores this process may use, memory in GB, and the GPU if one is used."""
-    gpu = None
-    if with_gpu:
-        import torch
-
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "hostname": socket.gethostname(),
-        "cpu": _cpu_model(),
-        "cores": available_cores(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
-        "gpu": gpu,
-        "platform": platform.platform(),
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    if sys.platform == "darwin":
-        with suppress(OSError):
-            command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-            names = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
-    return next(iter(names), platform.processor() or platform.machine())
 
 
 def _without_group(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:

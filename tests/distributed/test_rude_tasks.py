@@ -19,7 +19,7 @@ from ddppo.envs.make import make_vec_env
 from ddppo.errors import EnvError
 from ddppo.policies.playing import blamed_on
 from ddppo.processes.signals import StopRequest
-from ddppo.records.display import FRAME_BEGINS
+from ddppo.records.progress_display import FRAME_BEGINS
 from ddppo.terminal import unbroken_streams
 from tests.distributed.rude_tasks import HARMLESS, RUDE, START_METHOD
 from tests.support import CHECKOUT, TINY, door, lines, summary

@@ -13,7 +13,7 @@ import torch
 from ddppo import evaluate, train
 from ddppo.loop import evaluation
 from ddppo.records import checkpoint, recorder
-from ddppo.records.words import closing
+from ddppo.records.terminal_text import closing
 from ddppo.seeding import derived_seed
 from tests.support import PATIENCE_S, TINY, door, lines, started, summary, wait_until
 

@@ -168,7 +168,7 @@ def test_a_display_that_fails_is_switched_off_with_one_warning(trained, tmp_path
     def fail(*args):
         raise fault
 
-    monkeypatch.setattr(f"ddppo.records.display.PlainDisplay.{method}", fail)
+    monkeypatch.setattr(f"ddppo.records.progress_display.PlainDisplay.{method}", fail)
     code, stderr = trained(*SMALL, "log.progress=plain", f"hydra.run.dir={tmp_path}")
     assert code == 0
     assert stderr.count("the progress display failed and is switched off") == 1

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from ddppo.config.rules import validate
 from ddppo.config.settings import Config
-from ddppo.records.display import (
+from ddppo.records.metrics import EXCLUSIVE_PARTS, IterationReport
+from ddppo.records.progress_display import (
     FrameDisplay,
     NullDisplay,
     PlainDisplay,
@@ -20,9 +21,8 @@ from ddppo.records.display import (
     make_display,
     sparkline,
 )
-from ddppo.records.metrics import EXCLUSIVE_PARTS, IterationReport
 from ddppo.records.summary import SummaryBuilder
-from ddppo.records.words import closing, header
+from ddppo.records.terminal_text import closing, header
 
 
 def console(terminal=False, width=120, color_system=None):

@@ -7,7 +7,7 @@ import pytest
 from ddppo.collectives.group import Group
 from ddppo.distributed.topologies.program import Collected
 from ddppo.errors import ConfigError, TrainingError
-from ddppo.records.user_metrics import OwnMetrics, functions_of, merged
+from ddppo.records.user_metrics import UserMetrics, import_functions, reduce_sums
 
 HERE = "tests.unit.test_own_metrics"
 SEEN = Collected(8, [], ())  # stands for a rollout, which none of these reads
@@ -52,15 +52,15 @@ def failing(seen):
 
 
 def test_a_class_goes_on_from_one_iteration_to_the_next():
-    metrics = OwnMetrics([f"{HERE}:Counting"], Group())
-    assert metrics.reduced(1, SEEN) == {"calls": 1, "share/of_it": 0.25}
-    assert metrics.reduced(2, SEEN._replace(rollout=None)) == {}  # of a rank that does not act
-    assert metrics.reduced(3, SEEN)["calls"] == 2
+    metrics = UserMetrics([f"{HERE}:Counting"], Group())
+    assert metrics.reduce(1, SEEN) == {"calls": 1, "share/of_it": 0.25}
+    assert metrics.reduce(2, SEEN._replace(rollout=None)) == {}  # of a rank that does not act
+    assert metrics.reduce(3, SEEN)["calls"] == 2
 
 
 def test_ranks_count_as_much_as_they_have():
     of_ranks = [{"mean": [6.0, 3.0], "sum": 2.0}, {}, {"mean": [1.0, 1.0], "sum": 5.0, "late": [0.0, 0.0]}]
-    assert merged(json.loads(json.dumps(of_ranks))) == {"mean": 7 / 4, "sum": 7.0}
+    assert reduce_sums(json.loads(json.dumps(of_ranks))) == {"mean": 7 / 4, "sum": 7.0}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_ranks_count_as_much_as_they_have():
 )
 def test_what_is_no_metric_is_said(names, said):
     with pytest.raises(TrainingError, match=said):
-        OwnMetrics([f"{HERE}:{name}" for name in names], Group()).reduced(3, SEEN)
+        UserMetrics([f"{HERE}:{name}" for name in names], Group()).reduce(3, SEEN)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +89,4 @@ def test_what_is_no_metric_is_said(names, said):
 )
 def test_what_is_no_function_is_said_before_anything_starts(path, said):
     with pytest.raises(ConfigError, match=said):
-        functions_of([path])
+        import_functions([path])

@@ -8,16 +8,8 @@ from ddppo.config.rules import validate
 from ddppo.config.settings import Config
 from ddppo.files import write_json
 from ddppo.records.metrics import IterationReport
-from ddppo.records.summary import (
-    SummaryBuilder,
-    evaluation_metrics,
-    git_state,
-    iqm,
-    machine,
-    sizes,
-    spread,
-    versions,
-)
+from ddppo.records.provenance import git_state, machine, versions
+from ddppo.records.summary import SummaryBuilder, evaluation_metrics, iqm, sizes, spread
 from ddppo.scaling import strong
 
 

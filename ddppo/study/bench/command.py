@@ -194,7 +194,7 @@ def _rules(given: Any) -> list[str]:
 
 
 def _about(options: BenchConfig, codes: list[Code]) -> dict[str, Any]:
-    from ddppo.records.summary import machine, versions
+    from ddppo.records.provenance import machine, versions
 
     return {
         "git_commit": codes[0].commit,

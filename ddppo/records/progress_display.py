@@ -17,7 +17,7 @@ from rich.text import Text
 from ddppo.processes.machine import memory_of
 from ddppo.records.metrics import EXCLUSIVE_PARTS, OF_TASK, IterationReport
 from ddppo.records.metrics import of_plugins as metrics_of_plugins
-from ddppo.records.words import duration, number
+from ddppo.records.terminal_text import duration, number
 
 Clock = Callable[[], float]  # seconds, monotonic
 
