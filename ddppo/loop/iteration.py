@@ -18,7 +18,7 @@ from ddppo.processes.signals import StopRequest
 from ddppo.records.metrics import OF_USER, IterationReport
 from ddppo.records.profiling import NullProfiler
 from ddppo.records.recorder import NullRecorder, Recorder
-from ddppo.records.reporting import LocalIteration, Reporter, SharedDecision
+from ddppo.records.reporting import LocalIteration, LoopRequests, Reporter
 from ddppo.records.timing import IterationClock
 from ddppo.records.user_metrics import UserMetrics
 from ddppo.terminal import warn
@@ -47,10 +47,10 @@ class Iterations:
         self._steps_tasks = parts.derived["env_backend"] in ("auto", "sync", "gym_vector")
         self._user_metrics = UserMetrics(parts.config.log.metrics, parts.group)
 
-    def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], SharedDecision]:
+    def next(self, stop: StopRequest) -> tuple[IterationReport, list[bytes], LoopRequests]:
         """One iteration: all ranks start it with equal parameters and end it with equal parameters.
 
-        Returns its report, what environments published in it, and what the ranks agreed on.
+        Returns its report, what environments published in it, and what the ranks ask of the loop.
         """
         parts, progress, program = self.parts, self.progress, self.parts.program
         config, group, clock, iteration = parts.config, parts.group, self.clock, progress.iteration + 1
@@ -75,16 +75,16 @@ class Iterations:
         local = LocalIteration(
             iteration=iteration,
             times=times,
+            collected=collected,
             update=update,
-            num_steps=collected.num_steps,
-            episodes=collected.episodes,
-            stop_requested=stop.requested or program.is_asked_to_stop(),
-            save_due=self._saving.is_due(),
+            requests=LoopRequests(
+                stop=stop.requested or program.is_asked_to_stop(), save=self._saving.is_due()
+            ),
             params_hash=fingerprint(parts) if compare else 0,
             measured=program.measured(),
             own_pace=program.own_pace_reports(),
         )
-        report, agreed = self._reporter.reduce(
+        report, requests = self._reporter.reduce(
             local, env_steps_before=progress.env_steps, wall_s=progress.wall_s
         )
         progress.iteration, progress.env_steps = iteration, report.env_steps
@@ -93,7 +93,7 @@ class Iterations:
             more["rollout/success_rate"] = known.mean().item()
         if more:
             report = dataclasses.replace(report, global_metrics=report.global_metrics | more)
-        return report, messages, agreed
+        return report, messages, requests
 
     def _results(self, collected: Collected) -> EpisodeResults | None:
         """Return what came of all environments' episodes, where they tell whether they achieved their tasks.
@@ -149,10 +149,10 @@ class Loop:
         next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
         while True:
             with self._profiler.iteration():
-                report, news, agreed = self._iterations.next(stop)
+                report, messages, requests = self._iterations.next(stop)
             if progress.env_steps >= config.ppo.total_steps:
                 self._parts.sampler.conclude()
-                report = self._recorder.noted(report, news)
+                report = self._recorder.add_task_metrics(report, messages)
                 if config.eval.final_episodes:
                     with self._clock.checkpoint():
                         self._saving.save_before_evaluation(report)
@@ -161,15 +161,15 @@ class Loop:
                 self._save()
                 self._saving.writer.wait()
                 return "completed"
-            if progress.env_steps >= next_eval and not agreed.stopping:
+            if progress.env_steps >= next_eval and not requests.stop:
                 report = self._with_evaluation(report)
                 next_eval = _next_multiple(progress.env_steps, config.eval.every_steps)
-            self._recorder.record(report, news, is_last=False)
+            self._recorder.record(report, messages, is_last=False)
             self._saving.writer.check()
-            if agreed.stopping or agreed.save_due or progress.env_steps >= next_save:
+            if requests.stop or requests.save or progress.env_steps >= next_save:
                 self._save()
                 next_save = _next_multiple(progress.env_steps, config.checkpoint.every_steps)
-            if agreed.stopping:
+            if requests.stop:
                 self._saving.writer.wait()
                 return "stopped"
 
@@ -194,7 +194,7 @@ class Loop:
         else:
             is_cut_short = False
         if report is None:
-            self._recorder.conclude(scores)
+            self._recorder.set_final_evaluation(scores)
         else:
             metrics = {**report.global_metrics, **scores.global_metrics}
             self._recorder.record(dataclasses.replace(report, global_metrics=metrics), None, is_last=True)

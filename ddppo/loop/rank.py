@@ -45,7 +45,7 @@ from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.records import checkpoint
 from ddppo.records.profiling import make_profiler
-from ddppo.records.recorder import NullRecorder, Recorder
+from ddppo.records.recorder import NullRecorder, Recorder, ResumePoint
 from ddppo.records.reporting import Reporter
 from ddppo.records.run_folder import RunFolder
 from ddppo.records.timing import IterationClock
@@ -130,17 +130,14 @@ class Rank:
             parts.shape,
             self.run_dir,
             parts.derived,
-            iteration=progress.iteration,
-            env_steps=progress.env_steps,
-            wall_s=progress.wall_s,
+            ResumePoint(progress.iteration, progress.env_steps, progress.wall_s, self.saving.unrecorded),
             journal=parts.spec.journal,
             sampler=parts.sampler,
-            unrecorded=self.saving.unrecorded,
         )
 
     def _begin(self, recorder: Recorder | NullRecorder) -> Loop:
         """Start the environments, and return the loop with its clock at zero."""
-        exchange = make_exchange(self.parts, self.group, recorder.known)
+        exchange = make_exchange(self.parts, self.group, recorder.earlier_messages)
         self.saving.begin_environments(exchange)
         num_profiled = self.config.log.profile_iterations if self.group.rank == 0 else 0
         profiler = make_profiler(num_profiled, self.run_dir / "profile")

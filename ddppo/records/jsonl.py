@@ -30,7 +30,7 @@ class JsonlWriter:
             self._file = path.open("ab", buffering=0)
             self._resumes = os.fstat(self._file.fileno()).st_size > 0
 
-    def write(self, report: IterationReport, *, goes_on: bool = True) -> None:
+    def write(self, report: IterationReport, *, is_new: bool = True) -> None:
         """Append the report's lines, all of them or, where the disk refuses, none. Raises StorageError.
 
         goes_on: whether a resumed run did this iteration; one that was done before the stop is not marked as resumed.
@@ -42,7 +42,7 @@ class JsonlWriter:
             position = (report.iteration, rank, report.env_steps, report.wall_s)
             line = dict(zip(_LINE_KEYS, position, strict=True)) | metrics
             if rank == 0:
-                line |= report.global_metrics | ({"resumed": True} if self._resumes and goes_on else {})
+                line |= report.global_metrics | ({"resumed": True} if self._resumes and is_new else {})
             lines.append(_as_json(line) + "\n")
         rest = memoryview("".join(lines).encode())
         ours = os.fstat(self._file.fileno())
@@ -57,7 +57,7 @@ class JsonlWriter:
         except OSError as e:
             os.ftruncate(self._file.fileno(), ours.st_size)
             raise StorageError.of(self._path, e) from e
-        self._resumes = self._resumes and not goes_on
+        self._resumes = self._resumes and not is_new
 
     def close(self) -> None:
         self._file.close()

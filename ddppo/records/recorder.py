@@ -1,7 +1,7 @@
-"""Everything rank 0 writes and shows: metrics.jsonl and summary.json, TensorBoard and the terminal.
+"""The recorder of rank 0: it writes metrics.jsonl and summary.json, and shows the run in viewers.
 
-The first two are the run's results, and a disk that refuses them ends it. The others only show them: one that fails is
-switched off with a warning.
+The two files are the run's results: a disk that refuses them ends the run. Viewers are TensorBoard, trackers and the
+terminal: one that fails is switched off with a warning.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,18 +37,18 @@ TABLE_INTERVAL_S = 120.0
 
 
 class NullRecorder:
-    """What the other ranks hold."""
+    """The recorder of ranks other than 0: it writes nothing."""
 
-    def noted(self, report: IterationReport, news: list[bytes]) -> IterationReport:
-        return report
-
-    def record(self, report: IterationReport, news: list[bytes] | None, *, is_last: bool) -> None:
-        pass
-
-    def known(self) -> list[bytes]:
+    def earlier_messages(self) -> list[bytes]:
         return []
 
-    def conclude(self, report: IterationReport) -> None:
+    def add_task_metrics(self, report: IterationReport, messages: list[bytes]) -> IterationReport:
+        return report
+
+    def record(self, report: IterationReport, messages: list[bytes] | None, *, is_last: bool) -> None:
+        pass
+
+    def set_final_evaluation(self, report: IterationReport) -> None:
         pass
 
     def close(
@@ -57,13 +58,25 @@ class NullRecorder:
         pass
 
 
-class Recorder:
-    """Opens the run folder's records, continuing those of a run resumed at an iteration without doubled steps.
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """How far a run has come when its recorder opens: all zero for a new run."""
 
-    `derived` holds what only the process knows: num_parameters, device, threads. journal: the import path of the
-    task's, if it has one. sampler: whose records are kept. unrecorded: the last report before `iteration`'s end, where
-    the run was saved before its final evaluation: metrics.jsonl may lack it, or have it without the evaluation, which
-    is then done again.
+    iteration: int = 0
+    env_steps: int = 0
+    wall_s: float = 0.0
+    unrecorded: IterationReport | None = None
+    """The report of `iteration`, if the run was saved between its last iteration and its final evaluation.
+
+    metrics.jsonl may lack this report, or have it without the evaluation. A resumed run evaluates again.
+    """
+
+
+class Recorder:
+    """Records a run in its folder and shows it on the terminal. Rank 0 has one.
+
+    A resumed run continues the files of its folder; iterations behind the resume point are removed from them, so that
+    no step is counted twice.
     """
 
     def __init__(
@@ -71,62 +84,65 @@ class Recorder:
         config: Config,
         shape: BatchShape,
         run_dir: Path,
-        derived: Mapping[str, Any],
+        derived: Mapping[str, Any],  # facts that only the process knows: num_parameters, device, threads, ...
+        resume_point: ResumePoint = ResumePoint(),  # frozen
         *,
-        iteration: int,
-        env_steps: int,
-        wall_s: float,
-        journal: str | None = None,
+        journal: str | None = None,  # import path of the task's journal, if it has one
         sampler: TaskSampler | None = None,
-        unrecorded: IterationReport | None = None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.journal = TaskJournal(config.env, journal, run_dir) if journal else None
-        self.of_sampler = SamplerRecords() if sampler is None else sampler.open_records(run_dir)
+        self.sampler_records = SamplerRecords() if sampler is None else sampler.open_records(run_dir)
         self._table_is_due = Throttle(TABLE_INTERVAL_S)
-        self._table_is_due()  # not before anything is known
-        resumed = iteration > 0
-        self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
-        metrics_path = run_dir / "metrics.jsonl"
-        self._unrecorded: IterationReport | None = None  # counted by the summary, and to be written
-        self._recorded_to = (
-            0  # the last iteration that a command before this one wrote, if it may be met again
-        )
-        is_over = env_steps >= config.ppo.total_steps
-        if resumed:
-            drop_after(metrics_path, iteration)
-            self._restore(metrics_path, unrecorded, is_over=is_over)
-            move_aside(run_dir / "summary.json")
-            if self._unrecorded is not None:
-                env_steps, wall_s = (
-                    env_steps - 1,
-                    wall_s - 1e-3,
-                )  # curves have it without the evaluation, if at all
-        self.metrics = JsonlWriter(metrics_path)
+        self._table_is_due()  # the first table comes after one interval, once the sampler knows something
         self.final_eval: dict[str, float] | None = None
         self.quiet = config.log.progress == "none"
+
+        # 1. The results: metrics.jsonl, cut back to the resume point, and the summary, which counts its lines.
+        self.summary = SummaryBuilder(config, shape, derived, config.log.warmup_iterations)
+        self._unrecorded: IterationReport | None = None  # in the summary's counts, but yet to be written
+        self._recorded_to = (
+            0  # an earlier start wrote this iteration and its evaluation: do not write it again
+        )
+        env_steps, wall_s = resume_point.env_steps, resume_point.wall_s
+        is_resumed, is_over = resume_point.iteration > 0, env_steps >= config.ppo.total_steps
+        metrics_path = run_dir / "metrics.jsonl"
+        if is_resumed:
+            drop_after(metrics_path, resume_point.iteration)
+            self._restore_summary(metrics_path, resume_point.unrecorded, is_over=is_over)
+            move_aside(run_dir / "summary.json")
+            if self._unrecorded is not None:
+                # TensorBoard's curves may have this iteration without its evaluation: remove it there too.
+                env_steps, wall_s = env_steps - 1, wall_s - 1e-3
+        self.metrics = JsonlWriter(metrics_path)
+
+        # 2. The viewers.
+        self._switched_off: set[str] = set()
         self.display = make_display(config.log.progress, config.ppo.total_steps)
         self.tensorboard: TensorBoardWriter | None = None
-        self._switched_off: set[str] = set()
         if config.log.tensorboard:
-            self._view("TensorBoard", self._open_tensorboard, env_steps if resumed else None, wall_s)
+            self._view("TensorBoard", self._open_tensorboard, env_steps if is_resumed else None, wall_s)
         self.trackers: dict[str, Tracker] = {}
         for name in config.log.trackers:
-            self._view(name, self._open_tracker, name, resumed=resumed)
+            self._view(name, self._open_tracker, name, resumed=is_resumed)
         if not self.quiet:
             print(header(config, shape, {**derived, "run_dir": run_dir}, _columns()), flush=True)
         self._view("the progress display", self.display.start)
-        if self._unrecorded is not None and not is_over:  # it goes on beyond that end
+
+        # 3. A run that continues beyond its former end: write the report of that end now.
+        if self._unrecorded is not None and not is_over:
             self.record(self._unrecorded, None, is_last=False)
 
-    def _restore(self, path: Path, unrecorded: IterationReport | None, *, is_over: bool) -> None:
-        """Count what metrics.jsonl has of a resumed run, and the report that it lacks or that is written again."""
+    def _restore_summary(self, path: Path, unrecorded: IterationReport | None, *, is_over: bool) -> None:
+        """Count the iterations in metrics.jsonl, and `unrecorded` if the file lacks it or will have it anew."""
         if unrecorded is not None:
             last = next(iter(deque(read_reports(path) if path.exists() else (), maxlen=1)), None)
             self._unrecorded = unrecorded
             if last is not None and last.iteration == unrecorded.iteration:
-                if is_over and not any(name.startswith("eval/") for name in last.global_metrics):
+                has_evaluation = any(name.startswith("eval/") for name in last.global_metrics)
+                if is_over and not has_evaluation:
+                    # The line is written again, with the evaluation that is still to come.
                     drop_after(path, unrecorded.iteration - 1)
                 else:
                     self._unrecorded, self._recorded_to = None, unrecorded.iteration
@@ -146,36 +162,46 @@ class Recorder:
         self.trackers[name] = open_tracker(name, self.config, self.run_dir, resumed=resumed)
 
     def _view(self, viewer: str, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Have a viewer do something, unless it failed before; if it fails now, warn and never call it again."""
+        """Call a viewer; if it fails, warn once and never call it again: a chart is no reason to end a run."""
         if viewer in self._switched_off:
             return
         try:
             call(*args, **kwargs)
-        except (Exception, SystemExit) as e:  # rich would end the program whose output nobody reads
+        except (Exception, SystemExit) as e:  # rich raises SystemExit if its output pipe is closed
             self._switched_off.add(viewer)
             warn(f"{viewer} failed and is switched off, the run goes on: {type(e).__name__}: {e}")
 
-    def known(self) -> list[bytes]:
-        """Return what the task's journal knows of before, as news."""
+    # -- During training.
+
+    def earlier_messages(self) -> list[bytes]:
+        """Return the environment messages that the task's journal kept from earlier starts of the run."""
         return self.journal.before() if self.journal is not None else []
 
-    def noted(self, report: IterationReport, news: list[bytes]) -> IterationReport:
-        """Have the task's journal note what environments published; return the report with what it says."""
-        return report if self.journal is None else self.journal.noted(report, news)
+    def add_task_metrics(self, report: IterationReport, messages: list[bytes]) -> IterationReport:
+        """Hand the iteration's environment messages to the task's journal; return the report with task/* added."""
+        return report if self.journal is None else self.journal.note(report, messages)
 
-    def record(self, report: IterationReport, news: list[bytes] | None, *, is_last: bool) -> None:
-        """Write and show one iteration; `is_last` makes its evaluation final. news: None where `noted` was called."""
+    def record(self, report: IterationReport, messages: list[bytes] | None, *, is_last: bool) -> None:
+        """Write and show one iteration.
+
+        Args:
+            report: the iteration.
+            messages: from environments in this iteration; None if `add_task_metrics` was called already.
+            is_last: whether the evaluation in `report` is the final one.
+        """
         if is_last:
-            self.conclude(report)
+            self.set_final_evaluation(report)
         if report.iteration <= self._recorded_to:
             return
-        if news is not None:
-            report = self.noted(report, news)
-        self.of_sampler.note()
+        if messages is not None:
+            report = self.add_task_metrics(report, messages)
+        self.sampler_records.note()
+        # The results first: a disk that refuses them ends the run here.
         is_new = self._unrecorded is None or report.iteration > self._unrecorded.iteration
         if is_new:
             self.summary.add(report)
-        self.metrics.write(report, goes_on=is_new)
+        self.metrics.write(report, is_new=is_new)
+        # Then the viewers.
         if self.tensorboard is not None:
             self._view("TensorBoard", self.tensorboard.write, report)
             if self.journal is not None:
@@ -192,15 +218,13 @@ class Recorder:
         self.tensorboard.show(self.journal.pictures(), env_steps)
 
     def _show_table(self) -> None:
-        if table := self.of_sampler.table():
+        if table := self.sampler_records.table():
             self.display.say(table)
 
-    def _summarise_journal(self) -> None:
-        assert self.journal is not None
-        self.summary.task = self.journal.summary()
+    # -- At the end.
 
-    def conclude(self, report: IterationReport) -> None:
-        """Make the report's evaluation, if it has one, the final one."""
+    def set_final_evaluation(self, report: IterationReport) -> None:
+        """Make the report's evaluation, if it has one, the final one of summary.json."""
         scores = {k: v for k, v in report.global_metrics.items() if k.startswith("eval/")}
         self.final_eval = scores or None
 
@@ -208,21 +232,31 @@ class Recorder:
         self, status: str, *, params_hash: str, compiled_from: int | None, best: dict[str, float],
         target: dict[str, float], failed: Sequence[dict[str, str]] = (),
     ) -> None:  # fmt: skip
-        """Write summary.json and close the files; status is completed, stopped or failed. Raises StorageError.
+        """Write summary.json, close all files and print the results. Raises StorageError.
 
-        `best` are the best evaluation's scores, `target` when target_return was reached; empty where there is none.
-        failed: steps after training that failed, to which what fails here is added.
+        Args:
+            status: completed, stopped or failed.
+            params_hash: of the final parameters.
+            compiled_from: the iteration from which torch.compile made the step; None if it never did.
+            best: the scores of the best evaluation, {} if there is none.
+            target: when target_return was reached (time_to_target_s, steps_to_target), {} if it was not.
+            failed: steps after training that failed; a tracker that fails here is added to them.
         """
         self._view("the progress display", self.display.close)
         self._view("the task sampler's table", self._show_table)
         self.metrics.close()
+        # Build the summary.
         reached = None
         if self.config.target_return is not None:
-            nothing = {"time_to_target_s": None, "steps_to_target": None}
-            reached = {"return": self.config.target_return, "reached": bool(target), **(target or nothing)}
+            not_reached = {"time_to_target_s": None, "steps_to_target": None}
+            reached = {
+                "return": self.config.target_return,
+                "reached": bool(target),
+                **(target or not_reached),
+            }
         if self.journal is not None:
             self._view("the journal's summary", self._summarise_journal)
-        self.summary.of_sampler = self.of_sampler.summary()
+        self.summary.sampler_parts = self.sampler_records.summary()
         summary = self.summary.build(
             status=status,
             params_hash=params_hash,
@@ -234,24 +268,36 @@ class Recorder:
             failed=failed,
         )
         write_json(self.run_dir / "summary.json", summary)
+        # Close the viewers. TensorBoard is last: its thread may hang for a while on a disk that hangs.
         for name, tracker in self.trackers.items():
-            if status != "completed" or name in self._switched_off:
-                self._view(name, tracker.close, summary)
-                continue
-            try:
-                tracker.close(summary)
-            except (Exception, SystemExit) as e:
-                again = command("ddppo.train", f"resume={self.run_dir}")
-                why = f"{type(e).__name__}: {' '.join(str(e).split())}"
-                step = {"step": f"the last upload to {name}", "why": why, "command": again}
-                summary["failed_after_training"].append(step)
-                write_json(self.run_dir / "summary.json", summary)
-        if self.tensorboard is not None:  # last: its thread may hang for a while on a disk that does
+            self._close_tracker(name, tracker, summary)
+        if self.tensorboard is not None:
             self._view(
                 "TensorBoard", self.tensorboard.close, self.final_eval, completed=status == "completed"
             )
         if not self.quiet:
             print(closing(summary, self.run_dir, _columns()), flush=True)
+
+    def _summarise_journal(self) -> None:
+        assert self.journal is not None
+        self.summary.task = self.journal.summary()
+
+    def _close_tracker(self, name: str, tracker: Tracker, summary: dict[str, Any]) -> None:
+        """Close a tracker; if that fails in a completed run, note it in summary.json, with a command to repeat it."""
+        if summary["status"] != "completed" or name in self._switched_off:
+            self._view(name, tracker.close, summary)
+            return
+        try:
+            tracker.close(summary)
+        except (Exception, SystemExit) as e:
+            summary["failed_after_training"].append(
+                {
+                    "step": f"the last upload to {name}",
+                    "why": f"{type(e).__name__}: {' '.join(str(e).split())}",
+                    "command": command("ddppo.train", f"resume={self.run_dir}"),
+                }
+            )
+            write_json(self.run_dir / "summary.json", summary)
 
 
 def _columns() -> int | None:
@@ -259,30 +305,35 @@ def _columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-# -- The journal of a task whose environments publish, as rank 0 keeps it: a user's own code, so answers are checked.
+# -- The journal of a task, if its environments publish messages.
 
 
 T = TypeVar("T")
 
 
 class TaskJournal:
-    """Raises EnvError, which names the journal, where it raises or returns what it should not."""
+    """The journal of the task (ddppo.envs.vec_env.Journal), with every answer checked: it is the user's own code.
+
+    Raises EnvError, which names the journal and its method, if a method raises or returns something else than it
+    should.
+    """
 
     def __init__(self, env: EnvConfig, path: str, run_dir: Path) -> None:
         self._name = f"the journal {path}"
-        self._journal = self._explained("when it was made", lambda: make_journal(env, path, run_dir))
+        self._journal = self._call("when it was made", lambda: make_journal(env, path, run_dir))
 
-    def noted(self, report: IterationReport, news: list[bytes]) -> IterationReport:
-        """Have the journal note the news of an iteration; return its report with task/* added."""
-        metrics = self._explained(
-            "from note()", lambda: self._journal.note(news, report.env_steps, report.wall_s)
+    def note(self, report: IterationReport, messages: list[bytes]) -> IterationReport:
+        """Hand the messages of an iteration to the journal; return its report with task/* added."""
+        metrics = self._call(
+            "from note()", lambda: self._journal.note(messages, report.env_steps, report.wall_s)
         )
-        self._check(metrics)
-        named = {OF_TASK + name: float(value) for name, value in metrics.items()}
-        return dataclasses.replace(report, global_metrics={**report.global_metrics, **named})
+        self._check_metrics(metrics)
+        task_metrics = {OF_TASK + name: float(value) for name, value in metrics.items()}
+        return dataclasses.replace(report, global_metrics={**report.global_metrics, **task_metrics})
 
     def pictures(self) -> dict[str, np.ndarray]:
-        pictures = self._explained("from pictures()", self._journal.pictures)
+        """Return the journal's pictures, uint8 `[height, width, 3]`, by name."""
+        pictures = self._call("from pictures()", self._journal.pictures)
         for name, picture in pictures.items():
             if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
                 raise self._wrong(
@@ -292,22 +343,24 @@ class TaskJournal:
         return pictures
 
     def before(self) -> list[bytes]:
-        news = self._explained("from before()", self._journal.before)
-        if not (isinstance(news, list) and all(isinstance(each, bytes) for each in news)):
+        """Return the messages that the journal kept from earlier starts of the run."""
+        messages = self._call("from before()", self._journal.before)
+        if not (isinstance(messages, list) and all(isinstance(each, bytes) for each in messages)):
             raise self._wrong(
-                f"{news!r:.60} from before()", "it must be a list of bytes, [] where it knows nothing"
+                f"{messages!r:.60} from before()", "it must be a list of bytes, [] where it knows nothing"
             )
-        return news
+        return messages
 
     def summary(self) -> dict[str, Any]:
-        summary = self._explained("from summary()", self._journal.summary)
+        """Return the journal's part of summary.json."""
+        summary = self._call("from summary()", self._journal.summary)
         if not (isinstance(summary, dict) and isinstance(summary.get("said", {}), dict)):
             raise self._wrong(
                 f"{summary!r:.60} from summary()", 'it must be a dict, and so must "said" in it'
             )
         return summary
 
-    def _check(self, metrics: dict[str, float]) -> None:
+    def _check_metrics(self, metrics: dict[str, float]) -> None:
         if not isinstance(metrics, dict):
             raise self._wrong(f"{metrics!r:.60} from note()", "it must be a dict of numbers, {} for none")
         listed = self._journal.metrics
@@ -319,13 +372,14 @@ class TaskJournal:
             if not isinstance(value, int | float | np.number):
                 raise self._wrong(f"{value!r} as the metric {name}", "it must be a number")
 
-    def _explained(self, when: str, call: Callable[[], T]) -> T:
+    def _call(self, when: str, call: Callable[[], T]) -> T:
+        """Return call(); an exception of the journal's code becomes an EnvError that says when it was raised."""
         try:
             return call()
-        except (ConfigError, TrainingError):  # says what it is of
+        except (ConfigError, TrainingError):  # it names its cause already
             raise
         except Exception as e:
             raise explained(self._name, when, e) from e
 
-    def _wrong(self, found: str, wanted: str) -> EnvOutputError:
-        return EnvOutputError(f"{self._name} returned {found}: {wanted}")
+    def _wrong(self, found: str, rule: str) -> EnvOutputError:
+        return EnvOutputError(f"{self._name} returned {found}: {rule}")

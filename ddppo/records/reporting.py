@@ -1,18 +1,25 @@
-"""One exchange of numbers per iteration: what every rank measured becomes the same report on all ranks."""
+"""The end of an iteration: the numbers of all ranks become one report, which is the same on all ranks.
 
-import itertools
+Each rank describes its iteration as a `LocalIteration`. `Reporter.reduce` packs the numbers in it into one row of
+float64, gathers the rows of all ranks in a single collective, and computes the `IterationReport` that rank 0 records.
+`_row_type` lists the row by name: it is the one place that says what ranks send to each other here.
+
+The gather's own bytes are not counted in dist/bytes: they belong to no topology.
+"""
+
+import functools
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ddppo.collectives.group import Group
 from ddppo.distributed.topologies.contract import Layout
-from ddppo.distributed.topologies.program import OwnPaceReport
+from ddppo.distributed.topologies.program import Collected, OwnPaceReport
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import FinishedEpisode
@@ -20,174 +27,232 @@ from ddppo.ppo.step import STATISTICS
 from ddppo.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
 from ddppo.records.timing import LocalTimes, split_waiting
 
-_MEASURED = [metric.name for metric in OF_TOPOLOGIES]
-_NOTHING = [math.nan] * len(_MEASURED)
-_OF_PPO = tuple(f"train/{name}" for name in STATISTICS)
+TOPOLOGY_METRICS = tuple(metric.name for metric in OF_TOPOLOGIES)
+_PPO_STATISTICS = tuple(f"train/{name}" for name in STATISTICS)
+
+
+# -- What a rank knows of its iteration, and what it sends to the others.
+
+
+class LoopRequests(NamedTuple):
+    """What a rank asks of the loop or, once reduced over ranks, what any of them asks.
+
+    All ranks act on the reduced requests, never on their own: otherwise one would leave the loop and the others hang.
+    """
+
+    stop: bool  # end the run after this iteration
+    save: bool  # save a checkpoint after this iteration
 
 
 @dataclass(frozen=True, slots=True)
 class LocalIteration:
-    """What this rank knows about its iteration. params_hash is 0 where replicas are not compared, NaN
-    on a rank that holds no parameters. save_due: of rank 0, whether its clock asks for a checkpoint. measured: by the
-    names of OF_TOPOLOGIES. own_pace: of ranks at their own pace."""
+    """One iteration on one rank."""
 
-    iteration: int
+    iteration: int  # counted from 1
     times: LocalTimes
+    collected: Collected  # steps and finished episodes are reported
     update: Update
-    num_steps: int
-    episodes: list[FinishedEpisode]
-    stop_requested: bool
-    save_due: bool
-    params_hash: float
-    measured: dict[str, float] = field(default_factory=dict)
-    own_pace: tuple[OwnPaceReport, ...] = ()
+    requests: LoopRequests
+    params_hash: (
+        float  # 0 if replicas are not compared in this iteration; NaN if this rank holds no parameters
+    )
+    measured: dict[str, float] = field(default_factory=dict)  # by the topology; a subset of TOPOLOGY_METRICS
+    own_pace: tuple[OwnPaceReport, ...] = ()  # of the ranks that act at their own pace and send no row
 
 
-class SharedDecision(NamedTuple):
-    """What the ranks decide on together: whether any asks to stop, and whether a checkpoint is due."""
+@functools.lru_cache(maxsize=16)
+def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
+    """Return the layout of the row that every rank sends: float64, by name.
 
-    stopping: bool
-    save_due: bool
+    num_collectives is the same on all ranks, which is why the rows have one length.
+    """
+    return np.dtype(
+        [
+            # Times of the iteration, in seconds.
+            ("t_iter", "f8"),
+            ("t_rollout", "f8"),
+            ("t_learn", "f8"),
+            ("t_checkpoint", "f8"),
+            ("t_comm", "f8"),  # in collectives of some of the ranks; stamps say it for those of all ranks
+            ("hidden_comm", "f8"),
+            ("t_wait", "f8", (len(ROLES),)),  # outside collectives, and in those of some of the ranks
+            ("stamps", "f8", (num_collectives, 2)),  # start and end of each collective of all ranks
+            # Counts.
+            ("num_messages", "f8"),
+            ("num_bytes", "f8"),
+            ("num_steps", "f8"),
+            ("num_episodes", "f8"),
+            # The update: sums over this rank's samples, zeros on a rank that does not learn.
+            ("statistics", "f8", (num_statistics,)),
+            ("params_hash", "f8"),
+            # Requests, 0 or 1.
+            ("stop", "f8"),
+            ("save", "f8"),
+            # Measured by the topology, NaN where it measures nothing.
+            ("measured", "f8", (len(TOPOLOGY_METRICS),)),
+        ]
+    )
 
 
-class _Head(NamedTuple):
-    """What every rank tells of itself first: a number each, or a column `[W]` of all ranks' each."""
-
-    t_iter: Any
-    t_rollout: Any
-    t_learn: Any
-    t_checkpoint: Any
-    hidden_comm: Any
-    num_steps: Any
-    num_episodes: Any
-    stop_requested: Any
-    save_due: Any
-    params_hash: Any
+# -- How the ranks' rows become a report.
 
 
 class Reporter:
-    """Turns LocalIterations of all ranks into IterationReports, and keeps the window of finished episodes.
-
-    groups: those of the clock, the first of which holds all ranks. compared: what params_hash is of. learned: the
-    metrics that a learner's sums are of.
-    """
+    """Reduces LocalIterations to IterationReports, and keeps the window of finished episodes."""
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Group],  # of the iteration's clock; the first one holds all ranks
         layout: Layout,
-        episode_window: int,
-        compared: str = "parameters",
-        learned: Sequence[str] = _OF_PPO,
+        episode_window: int,  # episodes in rollout/return_mean
+        compared: str = "parameters",  # the content of params_hash, for the message of an error
+        statistics: Sequence[str] = _PPO_STATISTICS,  # names of Update.local_sums, in order
     ) -> None:
-        self._compared = compared
-        self._learned_names = tuple(learned)
         self.groups = groups
         self.group = groups[0]
+        self._compared = compared
+        self._statistics = tuple(statistics)
+        # A role that a topology of the user's own defines counts as "other".
         names = [layout.role(rank).name for rank in range(layout.world_size)]
         self._roles = [name if name in ROLES else "other" for name in names]
-        known = [role.name if role.name in ROLES else "other" for role in layout.roles]
-        # Where nothing travels nobody waits.
-        self._waited_for = sorted(set(known)) if layout.messages else []
-        self.window: deque[tuple[float, int]] = deque(maxlen=episode_window)
+        roles = {role.name if role.name in ROLES else "other" for role in layout.roles}
+        # A topology without messages has no time/t_wait_<role> and no dist/messages: its ranks wait for nothing.
+        self._awaited_roles = sorted(roles) if layout.messages else []
+        self.window: deque[tuple[float, int]] = deque(maxlen=episode_window)  # (return, length) of all ranks
 
     def reduce(
         self, local: LocalIteration, *, env_steps_before: int, wall_s: float
-    ) -> tuple[IterationReport, SharedDecision]:
-        """Return the report of the iteration and what the ranks agreed on, the same on all ranks.
+    ) -> tuple[IterationReport, LoopRequests]:
+        """Return the report of the iteration and the requests of all ranks. All ranks call it.
 
-        Raises ReplicaMismatchError on all ranks if parameters differ.
+        Raises ReplicaMismatchError on all ranks if replicas differ.
         """
-        of_all = local.times.collectives[0]
-        parts = [*self._own_parts(local), of_all.stamps.ravel()]
-        ends = [*itertools.accumulate(map(len, parts))]
-        rows = self._gather(self.group, np.concatenate(parts))
-        heads, sums, traffic, measured, stamps = (
-            rows[:, end - len(part) : end] for part, end in zip(parts, ends, strict=True)
-        )
-        head = _Head(*heads.T)
-        _check_replicas(head.params_hash, local.iteration, self._compared)
-        roles = [self._roles[rank] for rank in self.group.members]
-        waited = split_waiting(stamps.reshape(len(rows), -1, 2), of_all.is_barrier, roles)
-        self._share_episodes(local.episodes, int(head.num_episodes.max()))
-        is_measured = not np.isnan(measured).all()
-        per_rank = self._per_rank(head, traffic, *waited)
-        if is_measured:
-            per_rank.update(zip(_MEASURED, measured.T, strict=True))
-        values_of_ranks = np.array(list(per_rank.values())).T.tolist()
-        num_steps = float(head.num_steps.sum()) + sum(report.num_steps for report in local.own_pace)
-        metrics = {
+        # 1. One gather: a row from every rank. From here on a field of `rows` is an array over ranks, [W] or [W, n].
+        row = self._pack(local)
+        rows = self._gather(self.group, row.reshape(1).view(np.float64)).view(row.dtype)[:, 0]
+        _check_replicas(rows["params_hash"], local.iteration, self._compared)
+        # 2. A second gather shares the finished episodes, only if there are any.
+        self._share_episodes(local.collected.episodes, int(rows["num_episodes"].max()))
+        # 3. Metrics that stay one number per rank.
+        per_rank = self._per_rank_metrics(rows, local.times.collectives[0].is_barrier)
+        rank_metrics = _one_dict_per_rank(per_rank)
+        rank_metrics += [self._own_pace_metrics(own) for own in local.own_pace]
+        # 4. Metrics over all ranks. An iteration lasts as long as its slowest rank takes.
+        num_steps = float(rows["num_steps"].sum()) + sum(own.num_steps for own in local.own_pace)
+        global_metrics = {
             "rollout/steps": num_steps,
-            "rollout/fps": num_steps / float(head.t_iter.max()),
-            "rollout/episodes": float(head.num_episodes.sum()),
-            **self._learned(local.update, sums.sum(axis=0)),
+            "rollout/fps": num_steps / float(rows["t_iter"].max()),
+            "rollout/episodes": float(rows["num_episodes"].sum()),
+            **self._learning_metrics(local.update, rows["statistics"].sum(axis=0)),
         }
         report = IterationReport(
             iteration=local.iteration,
             env_steps=env_steps_before + int(num_steps),
             wall_s=wall_s,
-            rank_metrics=tuple(
-                _told(dict(zip(per_rank, values, strict=True)), is_measured) for values in values_of_ranks
-            )
-            + tuple(self._own_pace_metrics(own) for own in local.own_pace),
-            global_metrics=metrics,
+            rank_metrics=tuple(rank_metrics),
+            global_metrics=global_metrics,
         )
-        return report, SharedDecision(
-            1.0 in head.stop_requested.tolist(),
-            1.0 in head.save_due.tolist(),
-        )
+        return report, LoopRequests(stop=bool(rows["stop"].any()), save=bool(rows["save"].any()))
 
-    def _own_parts(self, local: LocalIteration) -> list[np.ndarray]:
-        """Return what this rank tells: its head, its sums, its traffic, what its topology measured."""
-        times = local.times
-        waited, communicated = self._within_parts(times)
+    def _pack(self, local: LocalIteration) -> np.ndarray:
+        """Return the row of this rank, of `_row_type`."""
+        times, collected = local.times, local.collected
+        stamps = times.collectives[0].stamps
+        row = np.zeros((), _row_type(len(self._statistics), len(stamps)))
+        row["t_iter"] = times.t_iter
+        row["t_rollout"] = times.t_rollout
+        row["t_learn"] = times.t_learn
+        row["t_checkpoint"] = times.t_checkpoint
+        row["hidden_comm"] = times.hidden_comm
+        row["t_wait"], row["t_comm"] = self._split_subgroups(times)
         for role, seconds in times.waits.items():
-            waited[ROLES.index(role)] += seconds
-        head = _Head(
-            t_iter=times.t_iter,
-            t_rollout=times.t_rollout,
-            t_learn=times.t_learn,
-            t_checkpoint=times.t_checkpoint,
-            hidden_comm=times.hidden_comm,
-            num_steps=local.num_steps,
-            num_episodes=len(local.episodes),
-            stop_requested=local.stop_requested,
-            save_due=local.save_due,
-            params_hash=local.params_hash,
-        )
-        traffic = [times.num_messages, times.num_bytes, communicated, *waited]
-        measured = [local.measured.get(name, np.nan) for name in _MEASURED] if local.measured else _NOTHING
-        return [np.array(head, float), self._sums(local.update), np.array(traffic), np.array(measured)]
+            row["t_wait"][ROLES.index(role)] += seconds
+        row["stamps"] = stamps
+        row["num_messages"] = times.num_messages
+        row["num_bytes"] = times.num_bytes
+        row["num_steps"] = collected.num_steps
+        row["num_episodes"] = len(collected.episodes)
+        # A rank that does not learn may have fewer sums than the learner: the rest stay zero.
+        sums = local.update.local_sums.numpy()
+        row["statistics"][: len(sums)] = sums
+        row["params_hash"] = local.params_hash
+        row["stop"], row["save"] = local.requests
+        row["measured"] = [local.measured.get(name, math.nan) for name in TOPOLOGY_METRICS]
+        return row
 
-    def _per_rank(
-        self, head: _Head, traffic: np.ndarray, together: dict[str, np.ndarray], comm: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Return metrics `[W]` of ranks from what they told, and from what they waited and sent all together."""
-        messages, num_bytes, t_comm, *waits = traffic.T
-        t_comm = t_comm + comm
-        t_wait = dict(zip(ROLES, waits, strict=True))
-        for role, of_ranks in together.items():
-            t_wait[role] = t_wait[role] + of_ranks
-        t_iter, t_sync = head.t_iter, sum(t_wait.values(), start=np.zeros(len(comm)))
-        return {
-            "rollout/local_steps": head.num_steps,
-            "rollout/local_fps": head.num_steps / t_iter,
+    def _split_subgroups(self, times: LocalTimes) -> tuple[np.ndarray, float]:
+        """Return seconds waited, by ROLES, and communicated in collectives of some of the ranks.
+
+        One gather within each subgroup: its members alone know when they entered its collectives.
+        """
+        waited, communicated = np.zeros(len(ROLES)), 0.0
+        for group, collectives in zip(self.groups[1:], times.collectives[1:], strict=True):
+            stamps = self._gather(group, collectives.stamps)
+            roles = [self._roles[rank] for rank in group.members]
+            by_role, t_comm = split_waiting(stamps, collectives.is_barrier, roles)
+            for role, seconds in by_role.items():
+                waited[ROLES.index(role)] += seconds[group.rank]
+            communicated += float(t_comm[group.rank])
+        return waited, communicated
+
+    @staticmethod
+    def _gather(group: Group, values: np.ndarray) -> np.ndarray:
+        """Return the values of all ranks `[W, ...]`, without counting the message."""
+        gathered = group.gather(torch.from_numpy(values)).numpy()
+        group.records[-1:] = [record._replace(num_bytes=None) for record in group.records[-1:]]
+        return gathered
+
+    def _share_episodes(self, episodes: list[FinishedEpisode], most: int) -> None:
+        """Append the finished episodes of all ranks to the window; `most` is the largest number on one rank.
+
+        They are appended in order of step and global environment index, so that the window is the same for every W.
+        """
+        most = min(most, self.window.maxlen or 0)
+        if most == 0:
+            return
+        # All ranks send `most` rows; rows of -1 fill up.
+        rows = np.full((most, 4), -1.0)
+        for row, e in zip(rows, episodes[-most:], strict=False):
+            row[:] = e.step, e.env_index, e.episode_return, e.length
+        gathered = self._gather(self.group, rows)
+        ended = [row for row in gathered.reshape(-1, 4).tolist() if row[0] >= 0]
+        self.window.extend((episode_return, int(length)) for _, _, episode_return, length in sorted(ended))
+
+    # -- Metrics from the rows.
+
+    def _per_rank_metrics(self, rows: np.ndarray, is_barrier: tuple[bool, ...]) -> dict[str, np.ndarray]:
+        """Return the metrics per rank `[W]`, by name; the formulas of times are in records/timing.py."""
+        # Stamps of all ranks tell how long each waited in the collectives of all ranks, and for which role.
+        roles = [self._roles[rank] for rank in self.group.members]
+        waited, communicated = split_waiting(rows["stamps"], is_barrier, roles)
+        t_wait = dict(zip(ROLES, rows["t_wait"].T, strict=True))
+        for role, seconds in waited.items():
+            t_wait[role] = t_wait[role] + seconds
+        t_comm = rows["t_comm"] + communicated
+        t_iter, t_sync = rows["t_iter"], sum(t_wait.values(), start=np.zeros(len(rows)))
+        metrics = {
+            "rollout/local_steps": rows["num_steps"],
+            "rollout/local_fps": rows["num_steps"] / t_iter,
             "time/t_iter": t_iter,
-            "time/t_rollout": head.t_rollout,
-            "time/t_learn": head.t_learn,
+            "time/t_rollout": rows["t_rollout"],
+            "time/t_learn": rows["t_learn"],
             "time/t_sync": t_sync,
             "time/t_comm": t_comm,
-            "time/t_other": t_iter - head.t_rollout - head.t_learn - t_sync - t_comm,
-            "time/t_checkpoint": head.t_checkpoint,
-            "time/t_comm_total": t_comm + head.hidden_comm,
+            "time/t_other": t_iter - rows["t_rollout"] - rows["t_learn"] - t_sync - t_comm,
+            "time/t_checkpoint": rows["t_checkpoint"],
+            "time/t_comm_total": t_comm + rows["hidden_comm"],
             "dist/rho_comm": t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,
-            **{f"time/t_wait_{role}": t_wait[role] for role in self._waited_for},
-            **({"dist/messages": messages, "dist/bytes": num_bytes} if self._waited_for else {}),
         }
+        if self._awaited_roles:
+            metrics |= {f"time/t_wait_{role}": t_wait[role] for role in self._awaited_roles}
+            metrics |= {"dist/messages": rows["num_messages"], "dist/bytes": rows["num_bytes"]}
+        if not np.isnan(rows["measured"]).all():
+            metrics |= dict(zip(TOPOLOGY_METRICS, rows["measured"].T, strict=True))
+        return metrics
 
     def _own_pace_metrics(self, own: OwnPaceReport) -> dict[str, float]:
-        """Return the metrics of a rank that serves; zeros where it had no news."""
+        """Return the metrics of a rank that acts at its own pace; zeros if it sent nothing in this iteration."""
         t_sync, t_iter = sum(own.waited.values()), own.t_iter or math.inf
         return {
             "rollout/local_steps": own.num_steps,
@@ -202,23 +267,24 @@ class Reporter:
             "time/t_comm_total": own.t_comm,
             "dist/rho_comm": own.t_comm / t_iter,
             "dist/rho_sync": t_sync / t_iter,
-            **{f"time/t_wait_{role}": own.waited.get(role, 0.0) for role in self._waited_for},
+            **{f"time/t_wait_{role}": own.waited.get(role, 0.0) for role in self._awaited_roles},
             "dist/messages": own.num_messages,
             "dist/bytes": own.num_bytes,
             **({"dist/restarts": own.num_restarts} if own.num_restarts else {}),
         }
 
-    def _learned(self, update: Update, sums: np.ndarray) -> dict[str, float]:
-        """Return how the update went, with the sums of all ranks, and the window's returns."""
-        # Of an iteration without samples to learn from, means are unknown.
+    def _learning_metrics(self, update: Update, sums: np.ndarray) -> dict[str, float]:
+        """Return the metrics of the update, whose statistics are `sums` over all ranks, and the window's means."""
+        # NaN rather than 0 / 0 if there was no sample to learn from.
         means = (sums / (update.num_samples or math.nan)).tolist()
         metrics = {
-            **dict(zip(self._learned_names, means, strict=True)),
+            **dict(zip(self._statistics, means, strict=True)),
             **update.metrics,
             "train/grad_norm": update.grad_norm,
             "train/learning_rate": update.learning_rate,
             "train/epochs": float(update.epochs),
         }
+        # An algorithm without a critic (GRPO) has no loss of values.
         if update.explained_variance is None:
             del metrics["train/value_loss"]
         else:
@@ -229,57 +295,31 @@ class Reporter:
             metrics["rollout/length_mean"] = sum(lengths) / len(lengths)
         return metrics
 
-    def _sums(self, update: Update) -> np.ndarray:
-        """Return this rank's sums of what is learned by; zeros on one that does not learn."""
-        sums, missing = update.local_sums.numpy(), len(self._learned_names) - len(update.local_sums)
-        return np.pad(sums, (0, missing)) if missing else sums
 
-    def _within_parts(self, times: LocalTimes) -> tuple[np.ndarray, float]:
-        """Return seconds waited for each of ROLES, and communicated, in collectives of some of the ranks."""
-        waited, communicated = np.zeros(len(ROLES)), 0.0
-        for group, own in zip(self.groups[1:], times.collectives[1:], strict=True):
-            stamps = self._gather(group, own.stamps)
-            roles = [self._roles[rank] for rank in group.members]
-            by_role, t_comm = split_waiting(stamps, own.is_barrier, roles)
-            for role, seconds in by_role.items():
-                waited[ROLES.index(role)] += seconds[group.rank]
-            communicated += float(t_comm[group.rank])
-        return waited, communicated
-
-    @staticmethod
-    def _gather(group: Group, values: np.ndarray) -> np.ndarray:
-        """Gather what no topology sends: the message is not counted."""
-        gathered = group.gather(torch.from_numpy(values)).numpy()
-        group.records[-1:] = [record._replace(num_bytes=None) for record in group.records[-1:]]
-        return gathered
-
-    def _share_episodes(self, episodes: list[FinishedEpisode], most: int) -> None:
-        """Add all ranks' finished episodes to the window, in an order that does not depend on W."""
-        most = min(most, self.window.maxlen or 0)
-        if most == 0:
-            return
-        rows = np.full((most, 4), -1.0)
-        for row, e in zip(rows, episodes[-most:], strict=False):
-            row[:] = e.step, e.env_index, e.episode_return, e.length
-        gathered = self._gather(self.group, rows)
-        ended = [row for row in gathered.reshape(-1, 4).tolist() if row[0] >= 0]
-        self.window.extend((episode_return, int(length)) for _, _, episode_return, length in sorted(ended))
-
-
-def _told(metrics: dict[str, float], is_measured: bool) -> dict[str, float]:
-    """Return a rank's metrics without those of topologies that it did not measure."""
-    if not is_measured:
-        return metrics
-    return {k: v for k, v in metrics.items() if not (k in _MEASURED and math.isnan(v))}
+def _one_dict_per_rank(per_rank: dict[str, np.ndarray]) -> list[dict[str, float]]:
+    """Return the metrics of each rank, without those of the topology that the rank did not measure (NaN)."""
+    # One array and one tolist: far cheaper than a float() for each value.
+    values_of_ranks = np.array(list(per_rank.values())).T.tolist()
+    ranks = [dict(zip(per_rank, values, strict=True)) for values in values_of_ranks]
+    if TOPOLOGY_METRICS[0] not in per_rank:
+        return ranks
+    unmeasured = ({name for name in TOPOLOGY_METRICS if math.isnan(rank[name])} for rank in ranks)
+    return [
+        {name: value for name, value in rank.items() if name not in left_out}
+        for rank, left_out in zip(ranks, unmeasured, strict=True)
+    ]
 
 
 def _check_replicas(hashes: np.ndarray, iteration: int, compared: str) -> None:
-    """Stop all ranks if what is `compared` of one differs from the most common; of as many, from the lowest rank's."""
+    """Raise ReplicaMismatchError on all ranks unless the hashes `[W]` are equal; NaN: the rank holds no parameters.
+
+    The message names the ranks that differ from the most common hash. In a tie the lowest rank's hash counts as right.
+    """
     known = hashes[~np.isnan(hashes)]
     if (known == known[0]).all():
         return
-    kind, _ = Counter(known.tolist()).most_common(1)[0]  # of as many, that which came first
-    different = np.flatnonzero(~np.isnan(hashes) & (hashes != kind)).tolist()
+    expected, _ = Counter(known.tolist()).most_common(1)[0]  # in a tie, the first one counted
+    different = np.flatnonzero(~np.isnan(hashes) & (hashes != expected)).tolist()
     raise ReplicaMismatchError(
         f"after iteration {iteration} the {compared} of rank {', '.join(map(str, different))} differ from those "
         f"of the other {len(known) - len(different)} of {len(known)} ranks; all ranks stopped"

@@ -43,11 +43,11 @@ class SummaryBuilder:
     The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
     `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
     themselves in the summary, and its `roles`, one name per rank, with the ranks. task: what its journal tells, if it
-    has one. of_sampler: parts that its task sampler brings, by name.
+    has one. sampler_parts: parts that its task sampler brings, by name.
     """
 
     task: Mapping[str, Any] | None = None
-    of_sampler: Mapping[str, Any] = MappingProxyType({})
+    sampler_parts: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
@@ -145,7 +145,7 @@ class SummaryBuilder:
             "target": target,
             "failed_after_training": list(failed),
             "task": self.task,
-            **self.of_sampler,
+            **self.sampler_parts,
             "derived": sizes(shape) | self._derived,
             "config": asdict(self._config),
             "versions": versions(),

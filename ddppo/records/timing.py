@@ -1,9 +1,22 @@
-"""Where an iteration's time went, in exclusive parts that sum to t_iter.
+"""The clock of an iteration: where the seconds of each rank went.
 
-t_rollout and t_learn are phases less the collectives inside them; t_other is what no phase covers. Collectives are
-split into waiting and communication from the records of all ranks: a rank waited until the last one had arrived,
-and what remained of the collective was communication. The barrier that follows the rollout is all waiting. Waiting is
-told apart by the role of the rank that came last.
+Five parts exclude each other and sum to the iteration. On every rank, in seconds:
+
+    t_iter    = t_rollout + t_learn + t_sync + t_comm + t_other
+
+    t_rollout = duration of the phase "rollout" - collectives and waits inside it
+    t_learn   = duration of the phase "learn"   - collectives and waits inside it
+    t_sync    = sum of wait(c) over the iteration's collectives c + waits outside collectives
+    t_comm    = sum of duration(c) - wait(c) over the iteration's collectives c
+    t_other   = t_iter - t_rollout - t_learn - t_sync - t_comm
+
+    wait(c)   = duration(c)                                                        if c is a barrier
+              = min(max over ranks of start(c) - start(c) on this rank, duration(c))       otherwise
+
+So a rank waits in a collective until the last rank has entered it; the remainder of the collective is communication.
+
+`IterationClock` measures t_iter, t_rollout and t_learn and keeps the stamps of collectives. wait(c) needs the stamps
+of all ranks: records/reporting.py gathers them and calls `split_waiting`.
 """
 
 import time
@@ -16,84 +29,84 @@ import torch
 
 from ddppo.collectives.group import Group, Record
 
+# -- What a rank knows by itself at the end of an iteration.
+
 
 @dataclass(frozen=True, slots=True)
-class Collectives:
-    """This rank's C collectives of one group: starts and ends `[C, 2]` in seconds, and which are barriers `[C]`."""
+class CollectiveStamps:
+    """This rank's C collectives of one group, in order."""
 
-    stamps: np.ndarray
-    is_barrier: tuple[bool, ...]
+    stamps: np.ndarray  # [C, 2], start and end in seconds
+    is_barrier: tuple[bool, ...]  # [C]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalTimes:
-    """One rank's iteration in seconds, before waiting and communication are told apart.
-
-    collectives: of each of the clock's groups. waits: outside collectives, by the role waited for. num_bytes: handed
-    over in num_messages collectives and sends.
-    """
+    """One iteration of one rank in seconds, before collectives are split into waiting and communication."""
 
     t_iter: float
     t_rollout: float
     t_learn: float
-    t_checkpoint: float
-    hidden_comm: float
-    collectives: tuple[Collectives, ...]
-    waits: dict[str, float]
-    num_messages: int
-    num_bytes: int
+    t_checkpoint: float  # part of t_other
+    hidden_comm: float  # communication that ran while this rank computed; in no part
+    collectives: tuple[CollectiveStamps, ...]  # one entry per group of the clock
+    waits: dict[str, float]  # outside collectives, by the role waited for
+    num_messages: int  # collectives and sends in which this rank handed over bytes
+    num_bytes: int  # handed over in them
 
 
 class IterationClock:
-    """Times consecutive iterations of one rank without gaps; `excluded` sections are on nobody's account.
+    """Times consecutive iterations of one rank, without a gap between them.
 
-    groups: all those whose collectives the rank takes part in. `around` is entered around every phase, with its name:
-    a profiler's.
+    Groups note their collectives, waits and sends in lists; the clock reads these lists, and `lap` empties them.
     """
 
     def __init__(
         self,
-        groups: Sequence[Group],
+        groups: Sequence[Group],  # all groups whose collectives this rank takes part in
         device: torch.device,
-        around: Callable[[str], AbstractContextManager] = nullcontext,
+        profile_phase: Callable[[str], AbstractContextManager] = nullcontext,  # entered around each phase
     ) -> None:
         self.groups = groups
         self._cuda = device if device.type == "cuda" else None
-        self._around = around
-        self.elapsed = 0.0
+        self._profile_phase = profile_phase
+        self.elapsed = 0.0  # seconds of all iterations so far
         self._start = time.perf_counter()
         self._phases = {"rollout": 0.0, "learn": 0.0}
         self._t_checkpoint = 0.0
-        self._forget()
+        self._clear_notes()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Book the enclosed time, less its collectives and waits, to `name`: "rollout" or "learn"."""
-        noted = self._noted()
+        """Count the enclosed time, less its collectives and waits, as the phase "rollout" or "learn"."""
+        lengths = self._note_lengths()
         start = time.perf_counter()
-        with self._around(name):
+        with self._profile_phase(name):
             yield
+        # A GPU works behind the host: without this its kernels would be charged to the next phase.
         if self._cuda is not None:
             torch.cuda.synchronize(self._cuda)
         elapsed = time.perf_counter() - start
-        since = [r for notes, first in zip(self._timed(), noted, strict=False) for r in notes[first:]]
-        self._phases[name] += elapsed - sum(r.end - r.start for r in since)
+        inside = [
+            r for notes, first in zip(self._timed_notes(), lengths, strict=False) for r in notes[first:]
+        ]
+        self._phases[name] += elapsed - sum(r.end - r.start for r in inside)
 
     @contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Book the enclosed time, less its collectives, to saving, which is a part of what no phase covers."""
-        start, before = time.perf_counter(), sum(map(_seconds, self._timed()))
+        """Count the enclosed time, less its collectives and waits, as t_checkpoint, which is a part of t_other."""
+        start, before = time.perf_counter(), sum(map(_seconds, self._timed_notes()))
         yield
-        after = sum(map(_seconds, self._timed()))
+        after = sum(map(_seconds, self._timed_notes()))
         self._t_checkpoint += time.perf_counter() - start - (after - before)
 
     @contextmanager
     def excluded(self) -> Iterator[None]:
-        """Keep the enclosed time and collectives out of every account (evaluation has its own clock)."""
-        noted = self._noted()
+        """Leave the enclosed time and collectives out of the iteration: evaluation is timed as eval/t_eval."""
+        lengths = self._note_lengths()
         start = time.perf_counter()
         yield
-        for notes, first in zip(self._notes(), noted, strict=True):
+        for notes, first in zip(self._all_notes(), lengths, strict=True):
             del notes[first:]
         self._start += time.perf_counter() - start
 
@@ -101,9 +114,11 @@ class IterationClock:
         """End the iteration and begin the next one at the same instant."""
         now = time.perf_counter()
         records = [record for group in self.groups for record in group.records]
-        given = [record.num_bytes for record in records if record.num_bytes is not None]
-        given += [num_bytes for group in self.groups for num_bytes in group.sends]
-        # Ranks on one host share a monotonic clock; ranks on several count from when the barrier let them go.
+        # Messages: collectives that count bytes, and sends. A barrier hands over nothing (num_bytes is None).
+        bytes_sent = [record.num_bytes for record in records if record.num_bytes is not None]
+        bytes_sent += [num_bytes for group in self.groups for num_bytes in group.sends]
+        # Ranks on one machine share a monotonic clock. Clocks of several machines differ, so these ranks count from
+        # the end of the iteration's first barrier, which releases all of them at nearly the same moment.
         origin = 0.0
         if not self.groups[0].clocks_shared:
             origin = next((r.end for r in records if r.is_barrier), 0.0)
@@ -116,30 +131,32 @@ class IterationClock:
             t_learn=self._phases["learn"],
             t_checkpoint=self._t_checkpoint,
             hidden_comm=sum(r.hidden for r in records),
-            collectives=tuple(_collectives(group.records, origin) for group in self.groups),
+            collectives=tuple(_stamps(group.records, origin) for group in self.groups),
             waits=waits,
-            num_messages=len(given),
-            num_bytes=sum(given),
+            num_messages=len(bytes_sent),
+            num_bytes=sum(bytes_sent),
         )
+        # The next iteration begins.
         self.elapsed += times.t_iter
         self._start = now
         self._phases = dict.fromkeys(self._phases, 0.0)
         self._t_checkpoint = 0.0
-        self._forget()
+        self._clear_notes()
         return times
 
-    def _timed(self) -> list[list]:
+    def _timed_notes(self) -> list[list]:
+        """Return the lists in which groups note collectives and waits, which have a start and an end."""
         return [notes for group in self.groups for notes in (group.records, group.waits)]
 
-    def _notes(self) -> list[list]:
-        """Return what every group has noted since the iteration began, which goes on in the same lists."""
-        return [*self._timed(), *(group.sends for group in self.groups)]
+    def _all_notes(self) -> list[list]:
+        # Timed notes first: `phase` pairs them with the first lengths of _note_lengths().
+        return [*self._timed_notes(), *(group.sends for group in self.groups)]
 
-    def _noted(self) -> list[int]:
-        return list(map(len, self._notes()))
+    def _note_lengths(self) -> list[int]:
+        return list(map(len, self._all_notes()))
 
-    def _forget(self) -> None:
-        for notes in self._notes():
+    def _clear_notes(self) -> None:
+        for notes in self._all_notes():
             notes.clear()
 
 
@@ -147,25 +164,34 @@ def _seconds(notes: Sequence) -> float:
     return sum(note.end - note.start for note in notes)
 
 
-def _collectives(records: Sequence[Record], origin: float) -> Collectives:
+def _stamps(records: Sequence[Record], origin: float) -> CollectiveStamps:
     stamps = np.array([(r.start - origin, r.end - origin) for r in records])
-    return Collectives(stamps.reshape(-1, 2), tuple(r.is_barrier for r in records))
+    return CollectiveStamps(stamps.reshape(-1, 2), tuple(r.is_barrier for r in records))
+
+
+# -- What the stamps of all ranks say.
 
 
 def split_waiting(
     stamps: np.ndarray, is_barrier: tuple[bool, ...], roles: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return seconds waited for each role, and seconds communicated, `[W]` in collectives with stamps `[W, C, 2]`.
+    """Split the collectives of W ranks into waiting and communication, by wait(c) of the module's docstring.
 
-    wait = min(max over ranks of start - own start, own duration); communication = own duration - wait. Who came last
-    was waited for. roles: one of each rank.
+    Args:
+        stamps: starts and ends `[W, C, 2]` in seconds, the same C collectives on each rank.
+        is_barrier: `[C]`, whether the collective is a barrier.
+        roles: the role of each rank; all ranks waited for the one that entered last, so for its role.
+
+    Returns:
+        Seconds waited `[W]` by role, and seconds communicated `[W]`.
     """
     starts, ends = stamps[..., 0], stamps[..., 1]
     durations = ends - starts
+    # A rank may leave before the last one enters (it sent its part of a broadcast): it waited at most its duration.
     waits = np.minimum(starts.max(axis=0, initial=-np.inf) - starts, durations)
     waits = np.where(is_barrier, durations, waits) if is_barrier else waits
     communicated = (durations - waits).sum(axis=-1)
     if len(set(roles)) == 1:
         return {roles[0]: waits.sum(axis=-1)}, communicated
-    last = np.array(roles)[starts.argmax(axis=0)]
-    return {role: waits[:, last == role].sum(axis=-1) for role in dict.fromkeys(roles)}, communicated
+    last_role = np.array(roles)[starts.argmax(axis=0)]  # [C]
+    return {role: waits[:, last_role == role].sum(axis=-1) for role in dict.fromkeys(roles)}, communicated

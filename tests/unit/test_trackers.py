@@ -12,7 +12,7 @@ from ddppo.config.rules import validate
 from ddppo.config.settings import Config
 from ddppo.errors import ConfigError
 from ddppo.records.metrics import IterationReport
-from ddppo.records.recorder import Recorder
+from ddppo.records.recorder import Recorder, ResumePoint
 from ddppo.records.trackers import check_installed, open_tracker
 
 
@@ -32,8 +32,8 @@ def report(iteration, **metrics):
 
 
 def recorder(config, run_dir, iteration=0):
-    position = {"iteration": iteration, "env_steps": 100 * iteration, "wall_s": 0.5 * iteration}
-    return Recorder(config, validate(config), run_dir, {}, **position)
+    resume_point = ResumePoint(iteration, 100 * iteration, 0.5 * iteration)
+    return Recorder(config, validate(config), run_dir, {}, resume_point)
 
 
 def end(recorder, status="completed"):
