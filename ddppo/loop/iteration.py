@@ -15,7 +15,7 @@ from ddppo.loop.evaluation import Scoring
 from ddppo.loop.saving import Saving
 from ddppo.package import command
 from ddppo.processes.signals import StopRequest
-from ddppo.records.metrics import OF_USER, IterationReport
+from ddppo.records.metrics import USER_PREFIX, IterationReport
 from ddppo.records.profiling import NullProfiler
 from ddppo.records.recorder import NullRecorder, Recorder
 from ddppo.records.reporting import LocalIteration, LoopRequests, Reporter
@@ -88,7 +88,7 @@ class Iterations:
             local, env_steps_before=progress.env_steps, wall_s=progress.wall_s
         )
         progress.iteration, progress.env_steps = iteration, report.env_steps
-        more = {OF_USER + name: x for name, x in own.items()} | sampler.metrics()
+        more = {USER_PREFIX + name: x for name, x in own.items()} | sampler.metrics()
         if results is not None and len(known := results.achieved[~results.achieved.isnan()]):
             more["rollout/success_rate"] = known.mean().item()
         if more:

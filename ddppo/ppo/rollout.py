@@ -87,7 +87,7 @@ class RolloutCollector(Protocol):
         ...
 
     def measured(self) -> dict[str, float]:
-        """Return what the last `collect` measured, by names of OF_TOPOLOGIES in the metrics."""
+        """Return what the last `collect` measured, by names of TOPOLOGY_METRICS in the metrics."""
         ...
 
 

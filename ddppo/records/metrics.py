@@ -42,18 +42,18 @@ EPISODES = "over all episodes"
 GREEDY = "deterministic evaluation"
 
 # What names begin with.
-SUCCESS_OF = "eval/success_rate_"  # and the name of a tier
-OF_LOSSES = "loss/"  # and the name of one of ppo.losses
-OF_USER = "user/"  # and what one of log.metrics calls its own
-OF_TASK = "task/"  # listed by a task's journal (ddppo/records/recorder.py)
+SUCCESS_RATE_PREFIX = "eval/success_rate_"  # and the name of a tier
+LOSS_PREFIX = "loss/"  # and the name of one of ppo.losses
+USER_PREFIX = "user/"  # and what one of log.metrics calls its own
+TASK_PREFIX = "task/"  # listed by a task's journal (ddppo/records/recorder.py)
 
 
 # -- What an evaluation says.
 
 
-OF_EVALUATION: tuple[Metric, ...] = (
+EVALUATION_METRICS: tuple[Metric, ...] = (
     Metric(
-        f"{OF_USER}<name>",
+        f"{USER_PREFIX}<name>",
         "yours",
         "mean by count, or sum",
         "a metric of your own (log.metrics)",
@@ -80,7 +80,7 @@ OF_EVALUATION: tuple[Metric, ...] = (
         "episodes of text that achieved their task, of those whose environment tells (is_success in its info)",
         GREEDY,
     ),
-    Metric(f"{SUCCESS_OF}<tier>", "fraction", EPISODES, "the same of the tasks of a tier", GREEDY),
+    Metric(f"{SUCCESS_RATE_PREFIX}<tier>", "fraction", EPISODES, "the same of the tasks of a tier", GREEDY),
     Metric("eval/t_eval", "s", "rank 0", "duration, in neither t_iter nor wall_s", TIME),
 )
 
@@ -88,7 +88,7 @@ OF_EVALUATION: tuple[Metric, ...] = (
 # -- What a rollout brought, and how the update went.
 
 
-OF_LEARNING: tuple[Metric, ...] = (
+LEARNING_METRICS: tuple[Metric, ...] = (
     Metric("rollout/local_steps", "steps", PER_RANK, "valid environment steps of this rank", "count"),
     Metric(
         "rollout/local_fps",
@@ -177,7 +177,7 @@ OF_LEARNING: tuple[Metric, ...] = (
         f"{GRPO}, eq. 4",
     ),
     Metric(
-        f"{OF_LOSSES}<name>",
+        f"{LOSS_PREFIX}<name>",
         "1",
         SAMPLES,
         "a loss term of your own, before its coefficient",
@@ -242,7 +242,7 @@ OF_LEARNING: tuple[Metric, ...] = (
 ROLES = ("worker", "learner", "actor", "environments", "agent", "observer", "other")
 
 # What a topology measures on a rank, where it makes sense.
-OF_TOPOLOGIES: tuple[Metric, ...] = (
+TOPOLOGY_METRICS: tuple[Metric, ...] = (
     Metric(
         "rollout/inference_batch", "rows", PER_RANK, "environments answered by one forward, mean", TOPOLOGY
     ),
@@ -318,7 +318,7 @@ OF_TOPOLOGIES: tuple[Metric, ...] = (
     ),
 )
 
-OF_TIME: tuple[Metric, ...] = (
+TIME_METRICS: tuple[Metric, ...] = (
     Metric("time/t_iter", "s", PER_RANK, "the whole iteration without evaluation", TIME),
     Metric("time/t_rollout", "s", PER_RANK, "acting and stepping environments", TIME),
     Metric("time/t_learn", "s", PER_RANK, "returns, forward, backward, optimizer", TIME),
@@ -357,25 +357,25 @@ OF_TIME: tuple[Metric, ...] = (
     ),
     Metric("dist/messages", "messages", PER_RANK, "sums, gathers, broadcasts and sends", TOPOLOGY),
     Metric("dist/bytes", "bytes", PER_RANK, "that this rank handed over in them", TOPOLOGY),
-    *OF_TOPOLOGIES,
+    *TOPOLOGY_METRICS,
     Metric("dist/rho_comm", "fraction", PER_RANK, "t_comm / t_iter", TIME),
     Metric("dist/rho_sync", "fraction", PER_RANK, "t_sync / t_iter", TIME),
 )
 
 # In the order of the table; t_iter is the sum of the exclusive parts.
 WAIT_NAMES = tuple(f"time/t_wait_{role}" for role in ROLES)  # of t_sync, where there are such roles
-TIME_NAMES = tuple(m.name for m in OF_TIME if m.name.startswith("time/") and m.name not in WAIT_NAMES)
+TIME_NAMES = tuple(m.name for m in TIME_METRICS if m.name.startswith("time/") and m.name not in WAIT_NAMES)
 EXCLUSIVE_PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
 
 
 # -- The one table of metrics, and what it says about names.
 
 
-METRICS: tuple[Metric, ...] = (*OF_LEARNING, *OF_TIME, *OF_EVALUATION)
+METRICS: tuple[Metric, ...] = (*LEARNING_METRICS, *TIME_METRICS, *EVALUATION_METRICS)
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
-_OF_OTHERS = (OF_TASK, OF_LOSSES, OF_USER, SUCCESS_OF)  # who name what follows
+_OF_OTHERS = (TASK_PREFIX, LOSS_PREFIX, USER_PREFIX, SUCCESS_RATE_PREFIX)  # who name what follows
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddppo.processes.machine import memory_of
-from ddppo.records.metrics import EXCLUSIVE_PARTS, OF_TASK, IterationReport
+from ddppo.records.metrics import EXCLUSIVE_PARTS, TASK_PREFIX, IterationReport
 from ddppo.records.metrics import of_plugins as metrics_of_plugins
 from ddppo.records.terminal_text import duration, number
 
@@ -119,7 +119,7 @@ class ProgressLine:
         self._latest |= report.global_metrics
         if (score := report.global_metrics.get("eval/return_mean")) is not None:
             self._evaluations.append(score)
-        of_task = [name for name in report.global_metrics if name.startswith(OF_TASK)]
+        of_task = [name for name in report.global_metrics if name.startswith(TASK_PREFIX)]
         self._of_task = [name for name in of_task if name.split("/")[1] == of_task[0].split("/")[1]]
         for part in EXCLUSIVE_PARTS:
             self._parts[part] += report.rank_mean(f"time/{part}") or 0.0
@@ -159,7 +159,8 @@ class ProgressLine:
                     label = f"{label} {sparkline(self._evaluations)}"
                 words.append(f"{label} {number(self._latest[name], form)}")
         words += (
-            f"{name.removeprefix(OF_TASK)} {self._latest[name]:g}" for name in self._of_task[:_MOST_OF_TASK]
+            f"{name.removeprefix(TASK_PREFIX)} {self._latest[name]:g}"
+            for name in self._of_task[:_MOST_OF_TASK]
         )
         return words
 

@@ -23,7 +23,7 @@ from ddppo.errors import ConfigError, EnvOutputError, TrainingError, near
 from ddppo.files import move_aside, write_json
 from ddppo.package import command
 from ddppo.records.jsonl import JsonlWriter, drop_after, read_reports
-from ddppo.records.metrics import OF_TASK, IterationReport
+from ddppo.records.metrics import TASK_PREFIX, IterationReport
 from ddppo.records.progress_display import Throttle, make_display
 from ddppo.records.run_folder import RunFolder
 from ddppo.records.summary import SummaryBuilder
@@ -328,7 +328,7 @@ class TaskJournal:
             "from note()", lambda: self._journal.note(messages, report.env_steps, report.wall_s)
         )
         self._check_metrics(metrics)
-        task_metrics = {OF_TASK + name: float(value) for name, value in metrics.items()}
+        task_metrics = {TASK_PREFIX + name: float(value) for name, value in metrics.items()}
         return dataclasses.replace(report, global_metrics={**report.global_metrics, **task_metrics})
 
     def pictures(self) -> dict[str, np.ndarray]:

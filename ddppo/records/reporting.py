@@ -24,10 +24,10 @@ from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import FinishedEpisode
 from ddppo.ppo.step import STATISTICS
-from ddppo.records.metrics import OF_TOPOLOGIES, ROLES, IterationReport
+from ddppo.records.metrics import ROLES, TOPOLOGY_METRICS, IterationReport
 from ddppo.records.timing import LocalTimes, split_waiting
 
-TOPOLOGY_METRICS = tuple(metric.name for metric in OF_TOPOLOGIES)
+TOPOLOGY_METRIC_NAMES = tuple(metric.name for metric in TOPOLOGY_METRICS)
 _PPO_STATISTICS = tuple(f"train/{name}" for name in STATISTICS)
 
 
@@ -56,7 +56,9 @@ class LocalIteration:
     params_hash: (
         float  # 0 if replicas are not compared in this iteration; NaN if this rank holds no parameters
     )
-    measured: dict[str, float] = field(default_factory=dict)  # by the topology; a subset of TOPOLOGY_METRICS
+    measured: dict[str, float] = field(
+        default_factory=dict
+    )  # by the topology; a subset of TOPOLOGY_METRIC_NAMES
     own_pace: tuple[OwnPaceReport, ...] = ()  # of the ranks that act at their own pace and send no row
 
 
@@ -89,7 +91,7 @@ def _row_type(num_statistics: int, num_collectives: int) -> np.dtype:
             ("stop", "f8"),
             ("save", "f8"),
             # Measured by the topology, NaN where it measures nothing.
-            ("measured", "f8", (len(TOPOLOGY_METRICS),)),
+            ("measured", "f8", (len(TOPOLOGY_METRIC_NAMES),)),
         ]
     )
 
@@ -177,7 +179,7 @@ class Reporter:
         row["statistics"][: len(sums)] = sums
         row["params_hash"] = local.params_hash
         row["stop"], row["save"] = local.requests
-        row["measured"] = [local.measured.get(name, math.nan) for name in TOPOLOGY_METRICS]
+        row["measured"] = [local.measured.get(name, math.nan) for name in TOPOLOGY_METRIC_NAMES]
         return row
 
     def _split_subgroups(self, times: LocalTimes) -> tuple[np.ndarray, float]:
@@ -248,7 +250,7 @@ class Reporter:
             metrics |= {f"time/t_wait_{role}": t_wait[role] for role in self._awaited_roles}
             metrics |= {"dist/messages": rows["num_messages"], "dist/bytes": rows["num_bytes"]}
         if not np.isnan(rows["measured"]).all():
-            metrics |= dict(zip(TOPOLOGY_METRICS, rows["measured"].T, strict=True))
+            metrics |= dict(zip(TOPOLOGY_METRIC_NAMES, rows["measured"].T, strict=True))
         return metrics
 
     def _own_pace_metrics(self, own: OwnPaceReport) -> dict[str, float]:
@@ -301,9 +303,9 @@ def _one_dict_per_rank(per_rank: dict[str, np.ndarray]) -> list[dict[str, float]
     # One array and one tolist: far cheaper than a float() for each value.
     values_of_ranks = np.array(list(per_rank.values())).T.tolist()
     ranks = [dict(zip(per_rank, values, strict=True)) for values in values_of_ranks]
-    if TOPOLOGY_METRICS[0] not in per_rank:
+    if TOPOLOGY_METRIC_NAMES[0] not in per_rank:
         return ranks
-    unmeasured = ({name for name in TOPOLOGY_METRICS if math.isnan(rank[name])} for rank in ranks)
+    unmeasured = ({name for name in TOPOLOGY_METRIC_NAMES if math.isnan(rank[name])} for rank in ranks)
     return [
         {name: value for name, value in rank.items() if name not in left_out}
         for rank, left_out in zip(ranks, unmeasured, strict=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddppo.config.settings import Config
 from ddppo.files import free_name, replacing
-from ddppo.records.metrics import OF_TASK, OF_TOPOLOGIES, WAIT_NAMES, IterationReport
+from ddppo.records.metrics import TASK_PREFIX, TOPOLOGY_METRICS, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
 
 # Page -> chart -> tags. TensorBoard reads the tags as regular expressions that match from the start.
@@ -41,7 +41,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "environments answered by one forward": ["rollout/inference_batch$"],
         "lag (updates)": ["dist/lag_mean$", "dist/lag_max$"],
         "rollouts learned from, by their lag": [
-            f"{m.name}$" for m in OF_TOPOLOGIES if "lag_" in m.name and m.unit == "rollouts"
+            f"{m.name}$" for m in TOPOLOGY_METRICS if "lag_" in m.name and m.unit == "rollouts"
         ],
         "rollouts waiting and refused": ["dist/queue_depth$", "dist/refused$"],
         "processes started again, episodes lost with them": [
@@ -123,8 +123,8 @@ class TensorBoardWriter:
         for name, value in report.global_metrics.items():
             if name.startswith("eval/return_"):
                 by_wall[_BY_WALL + name.removeprefix("eval/")] = value
-            elif name.startswith(OF_TASK):
-                by_wall[_TASK_BY_WALL + name.removeprefix(OF_TASK)] = value
+            elif name.startswith(TASK_PREFIX):
+                by_wall[_TASK_BY_WALL + name.removeprefix(TASK_PREFIX)] = value
         if by_wall:
             _add_scalars(self._writer, by_wall, _ms(report.wall_s))
         self._env_steps = report.env_steps
@@ -132,7 +132,7 @@ class TensorBoardWriter:
     def show(self, pictures: Mapping[str, np.ndarray], env_steps: int) -> None:
         """Show pictures `[height, width, 3]` uint8 by name."""
         for name, picture in pictures.items():
-            self._writer.add_image(OF_TASK + name, picture, env_steps, dataformats="HWC")
+            self._writer.add_image(TASK_PREFIX + name, picture, env_steps, dataformats="HWC")
 
     def close(self, final_eval: Mapping[str, float] | None = None, *, completed: bool = True) -> None:
         if final_eval is not None:

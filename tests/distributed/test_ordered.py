@@ -26,7 +26,7 @@ PONG = [
 ROUNDED = [
     *PONG[:2], "model=resnet", "model.resnet_channels=[8,8]", "model.precision=bfloat16", *PONG[4:],
 ]  # fmt: skip
-OF_TIME = ("time/", "dist/", "fps", "_per_s", "eval/t_")
+TIME_METRICS = ("time/", "dist/", "fps", "_per_s", "eval/t_")
 
 
 def runs(folder, *arguments, reduction="ordered", world_sizes="1,2,4"):
@@ -49,7 +49,7 @@ def runs(folder, *arguments, reduction="ordered", world_sizes="1,2,4"):
 def learned(run_dir):
     """Return what a run's numbers were, but for times: those of rank 0, and its summary's."""
     told = [
-        {name: x for name, x in line.items() if not any(of_time in name for of_time in OF_TIME)}
+        {name: x for name, x in line.items() if not any(of_time in name for of_time in TIME_METRICS)}
         for line in lines(run_dir)
         if line["rank"] == 0
     ]

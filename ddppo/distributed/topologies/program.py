@@ -138,7 +138,7 @@ class Program(ABC):
         raise NotImplementedError
 
     def measured(self) -> dict[str, float]:
-        """Return what this rank measured in the iteration just done, by names of OF_TOPOLOGIES in its metrics."""
+        """Return what this rank measured in the iteration just done, by names of TOPOLOGY_METRICS in its metrics."""
         return {}
 
     def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:

@@ -156,7 +156,7 @@ class TextCollector:
         return self._record.achieved
 
     def measured(self) -> dict[str, float]:
-        """Return what the last `play` took, by names of OF_TOPOLOGIES."""
+        """Return what the last `play` took, by names of TOPOLOGY_METRICS."""
         num_tokens, seconds = int(self._record.own.sum()), self._t_typed
         return {
             "rollout/inference_batch": num_tokens / max(self._num_forwards, 1),

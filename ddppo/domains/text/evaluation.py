@@ -15,7 +15,7 @@ from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.turns import make_turns
 from ddppo.errors import TrainingError
 from ddppo.loop.evaluation import Evaluator, Scores
-from ddppo.records.metrics import SUCCESS_OF
+from ddppo.records.metrics import SUCCESS_RATE_PREFIX
 from ddppo.seeding import derived_seed
 
 
@@ -110,5 +110,5 @@ class TextEvaluator(Evaluator):
             if not math.isnan(achieved):
                 found.setdefault("eval/success_rate", []).append(achieved)
                 if tier:
-                    found.setdefault(SUCCESS_OF + tier, []).append(achieved)
+                    found.setdefault(SUCCESS_RATE_PREFIX + tier, []).append(achieved)
         return {name: sum(each) / len(each) for name, each in found.items()}

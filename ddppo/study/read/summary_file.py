@@ -6,12 +6,12 @@ from typing import Any
 
 from ddppo.config.stored import without_others
 from ddppo.config.variants import RENAMED_BACKENDS
-from ddppo.records.metrics import OF_TOPOLOGIES, WAIT_NAMES
+from ddppo.records.metrics import TOPOLOGY_METRICS, WAIT_NAMES
 from ddppo.study.read import fields
 from ddppo.study.read.fields import FieldError, Fields
 from ddppo.study.read.record import SLEEPING_TASK, Machine, Origin
 
-_TELLING = {*WAIT_NAMES, "dist/messages", "dist/bytes", *(m.name for m in OF_TOPOLOGIES)}
+_TELLING = {*WAIT_NAMES, "dist/messages", "dist/bytes", *(m.name for m in TOPOLOGY_METRICS)}
 _LONGEST_COMMAND = 2000  # characters; what was typed may have any, and lines
 
 
