@@ -1,6 +1,7 @@
-"""The one table of metrics: every number that is written has its name, unit, reduction and source here.
+"""The table of metrics: every number that a run records has its name, unit, reduction and source here.
 
-`python -m ddppo.records.metrics` prints the table of docs/metrics.md.
+To add a metric, add a row to one of the tables below; a name that is in no table raises KeyError. The file ends with
+`IterationReport`, the numbers of one iteration. `python -m ddppo.records.metrics` prints the table of docs/metrics.md.
 """
 
 import difflib
@@ -10,28 +11,27 @@ from dataclasses import dataclass
 
 from ddppo.plugins import added, imported
 
-# -- What a metric is, and the words that the table's rows share.
+# -- A row of the table, and words that rows share.
 
 
-PER_RANK = "per rank"
+PER_RANK = "per rank"  # the reduction of metrics that stay one number for each rank
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of an iteration. `reduction` says how the ranks' values became one, or that they did not.
+    """A row of the table."""
 
-    on_line: what the progress line calls it, with its value as a whole number; "" where it is not there.
-    """
-
-    name: str
+    name: str  # group/name, as in metrics.jsonl; <name> stands for any text
     unit: str
-    reduction: str
+    reduction: str  # how the values of the ranks become one, or PER_RANK
     meaning: str
-    source: str
-    on_line: str = ""
+    source: str  # a paper's equation, a page of docs/, or "count"
+    on_line: str = (
+        ""  # label on the progress line, where the value is shown as a whole number; "" if not shown
+    )
 
 
-# Reductions and sources of several.
+# Sources and reductions that several rows share.
 TIME = "docs/metrics.md, Time"
 TOPOLOGY = "docs/topologies.md"
 PPO = "PPO, arXiv:1707.06347"
@@ -41,14 +41,14 @@ SAMPLES = "mean by count"
 EPISODES = "over all episodes"
 GREEDY = "deterministic evaluation"
 
-# What names begin with.
-SUCCESS_RATE_PREFIX = "eval/success_rate_"  # and the name of a tier
-LOSS_PREFIX = "loss/"  # and the name of one of ppo.losses
-USER_PREFIX = "user/"  # and what one of log.metrics calls its own
-TASK_PREFIX = "task/"  # listed by a task's journal (ddppo/records/recorder.py)
+# Prefixes of names that the table does not list one by one.
+SUCCESS_RATE_PREFIX = "eval/success_rate_"  # + name of a tier
+LOSS_PREFIX = "loss/"  # + name of a loss term of ppo.losses
+USER_PREFIX = "user/"  # + name that a function of log.metrics returns
+TASK_PREFIX = "task/"  # + name that the task's journal lists (records/recorder.py)
 
 
-# -- What an evaluation says.
+# -- Evaluation.
 
 
 EVALUATION_METRICS: tuple[Metric, ...] = (
@@ -56,7 +56,7 @@ EVALUATION_METRICS: tuple[Metric, ...] = (
         f"{USER_PREFIX}<name>",
         "yours",
         "mean by count, or sum",
-        "a metric of your own (log.metrics)",
+        "your own metric (log.metrics)",
         "docs/guide/metric.md",
     ),
     Metric("eval/return_mean", "reward", EPISODES, "mean undiscounted return", GREEDY),
@@ -77,15 +77,21 @@ EVALUATION_METRICS: tuple[Metric, ...] = (
         "eval/success_rate",
         "fraction",
         EPISODES,
-        "episodes of text that achieved their task, of those whose environment tells (is_success in its info)",
+        "text episodes that achieved their task / text episodes whose environment says so (is_success in its info)",
         GREEDY,
     ),
-    Metric(f"{SUCCESS_RATE_PREFIX}<tier>", "fraction", EPISODES, "the same of the tasks of a tier", GREEDY),
-    Metric("eval/t_eval", "s", "rank 0", "duration, in neither t_iter nor wall_s", TIME),
+    Metric(
+        f"{SUCCESS_RATE_PREFIX}<tier>",
+        "fraction",
+        EPISODES,
+        "the success rate on the tasks of a tier",
+        GREEDY,
+    ),
+    Metric("eval/t_eval", "s", "rank 0", "duration of the evaluation, in neither t_iter nor wall_s", TIME),
 )
 
 
-# -- What a rollout brought, and how the update went.
+# -- Rollouts and updates.
 
 
 LEARNING_METRICS: tuple[Metric, ...] = (
@@ -109,41 +115,47 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "rollout/return_mean",
         "reward",
         EPISODES,
-        "undiscounted return, mean over the last log.episode_window training episodes that ended; "
-        "absent until one has",
+        "undiscounted return, mean over the last log.episode_window finished training episodes; "
+        "absent until an episode has finished",
         "Gymnasium's reward, before normalisation",
     ),
     Metric("rollout/length_mean", "steps", EPISODES, "length of the same episodes", "count"),
-    Metric("rollout/episodes", "episodes", "sum", "training episodes that ended in the iteration", "count"),
+    Metric(
+        "rollout/episodes", "episodes", "sum", "training episodes that finished in the iteration", "count"
+    ),
     Metric(
         "rollout/success_rate",
         "fraction",
         EPISODES,
-        "rollouts of text that achieved their task, of those whose environment tells (is_success in its info)",
+        "text episodes that achieved their task / text episodes whose environment says so (is_success in its info)",
         "count",
     ),
     Metric(
-        "rollout/failed", "rollouts", "sum", "of grpo: lost, so in no group and not learned from", "count"
+        "rollout/failed",
+        "rollouts",
+        "sum",
+        "grpo: lost rollouts, left out of their groups and the update",
+        "count",
     ),
     Metric(
         "rollout/group_return_mean",
         "reward",
         "moments by count",
-        "of grpo: the groups' mean returns, mean",
+        "grpo: mean over groups of the mean return in a group",
         GRPO,
     ),
     Metric(
         "rollout/group_return_std",
         "reward",
         "moments by count",
-        "of grpo: standard deviation of the returns in a group, mean over groups",
+        "grpo: mean over groups of the standard deviation of returns in a group",
         GRPO,
     ),
     Metric(
         "train/groups_without_spread",
         "fraction",
         "moments by count",
-        "of grpo: groups whose returns are all equal, from which nothing is learned",
+        "grpo: groups whose returns are all equal, so that their advantages are 0",
         "DAPO, arXiv:2503.14476",
     ),
     Metric("train/policy_loss", "1", SAMPLES, "negative clipped surrogate", f"{PPO}, eq. 7"),
@@ -173,14 +185,14 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "train/kl_reference",
         "nats",
         SAMPLES,
-        "of grpo with ppo.kl_coef: k3 of KL(pi || pi_ref), pi_ref the policy that the run began with",
+        "grpo with ppo.kl_coef: k3 of KL(pi || pi_ref); pi_ref is the policy at the start of the run",
         f"{GRPO}, eq. 4",
     ),
     Metric(
         f"{LOSS_PREFIX}<name>",
         "1",
         SAMPLES,
-        "a loss term of your own, before its coefficient",
+        "your own loss term, before its coefficient",
         "docs/guide/loss.md",
     ),
     Metric(
@@ -201,68 +213,81 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "train/grad_norm",
         "1",
         "same on all ranks",
-        "L2 norm of the synchronised gradient before clipping, mean over the updates",
+        "L2 norm of the synchronised gradient before clipping, mean over the iteration's optimizer steps",
         "Pascanu et al., arXiv:1211.5063",
     ),
     Metric(
         "train/learning_rate",
         "1",
         "same on all ranks",
-        "step size of Adam in the iteration, but of parts that ppo.learning_rates names",
+        "step size of Adam in the iteration, for parameters without their own in ppo.learning_rates",
         "arXiv:1412.6980",
     ),
     Metric(
         "train/epochs",
         "epochs",
         "same on all ranks",
-        "epochs completed; fewer than ppo.num_epochs where ppo.target_kl stopped them",
+        "epochs completed; fewer than ppo.num_epochs if ppo.target_kl stopped the update",
         f"{PPO}, algorithm 1",
     ),
     Metric(
         "train/skipped_batches",
         "batches",
         "same on all ranks",
-        "with on_nonfinite=skip_batch: taken back because something was not finite, so far",
+        "with on_nonfinite=skip_batch: updates undone so far because a number was not finite",
         "docs/faults.md",
     ),
     Metric(
         "train/restores",
-        "ways back",
+        "restores",
         "same on all ranks",
-        "with on_nonfinite=restore: to a checkpoint, each with a smaller step, so far",
+        "with on_nonfinite=restore: returns to a checkpoint so far, each with a smaller step size",
         "docs/faults.md",
     ),
 )
 
 
-# -- Where an iteration's time went, and what ranks and topologies cost.
+# -- Time, messages, and the metrics of topologies.
 
 
-# Roles that topologies give ranks, or processes of theirs; one of your own goes by "other".
-ROLES = ("worker", "learner", "actor", "environments", "agent", "observer", "other")
+# Roles of ranks and of their helper processes, and how docs call one of them. A role of a user's topology is "other".
+_NAMED_ROLES = {
+    "worker": "a worker",
+    "learner": "the learner",
+    "actor": "an actor",
+    "environments": "a rank that steps environments",
+    "agent": "an agent",
+    "observer": "an observer",
+    "other": "other ranks",
+}
+ROLES = tuple(_NAMED_ROLES)
 
-# What a topology measures on a rank, where it makes sense.
+# Measured by a topology on its ranks; each topology measures some of them.
 TOPOLOGY_METRICS: tuple[Metric, ...] = (
-    Metric(
-        "rollout/inference_batch", "rows", PER_RANK, "environments answered by one forward, mean", TOPOLOGY
-    ),
+    Metric("rollout/inference_batch", "rows", PER_RANK, "environments in one forward pass, mean", TOPOLOGY),
     Metric(
         "dist/queue_depth",
         "rollouts",
         PER_RANK,
-        "rollouts that were there when the learner took one, mean",
+        "rollouts in the learner's queue when it took one, mean",
         TOPOLOGY,
     ),
     Metric(
         "dist/lag_mean",
         "updates",
         PER_RANK,
-        "updates between the parameters that acted and those that learned, mean over rollouts",
+        "updates between the parameters that acted and the parameters that the rollout updated, mean over rollouts",
         "IMPALA, arXiv:1802.01561",
     ),
-    Metric("dist/lag_max", "updates", PER_RANK, "the largest of them; at most dist.max_lag", TOPOLOGY),
+    Metric("dist/lag_max", "updates", PER_RANK, "largest lag; at most dist.max_lag", TOPOLOGY),
     *(
-        Metric(f"dist/lag_{name}", "rollouts", PER_RANK, f"learned from with a lag of {meaning}", TOPOLOGY)
+        Metric(
+            f"dist/lag_{name}",
+            "rollouts",
+            PER_RANK,
+            f"rollouts in the update with a lag of {meaning}",
+            TOPOLOGY,
+        )
         for name, meaning in (
             ("0", "0"),
             ("1", "1"),
@@ -271,126 +296,136 @@ TOPOLOGY_METRICS: tuple[Metric, ...] = (
             ("8", "8 or more"),
         )
     ),
-    Metric("dist/refused", "rollouts", PER_RANK, "older than dist.max_lag, not learned from", TOPOLOGY),
+    Metric(
+        "dist/refused",
+        "rollouts",
+        PER_RANK,
+        "rollouts left out because their lag exceeded dist.max_lag",
+        TOPOLOGY,
+    ),
     Metric(
         "dist/preempted_fraction",
         "fraction",
         PER_RANK,
-        "of ddp_preempt: steps of the rollout that were left out, 1 - steps / ppo.rollout_steps",
+        "ddp_preempt: share of the rollout that was cut off, 1 - steps / ppo.rollout_steps",
         DDPPO,
     ),
     Metric(
         "dist/awaited_ranks",
         "ranks",
         PER_RANK,
-        "of ddp_preempt: after whose rollouts' end the others end theirs",
+        "ddp_preempt: ranks that must finish their rollouts before the others are cut off",
         TOPOLOGY,
     ),
     Metric(
         "dist/restarts",
         "processes",
         PER_RANK,
-        "lost and started again, or sessions with a server opened anew, so far",
+        "processes started again after they were lost, or sessions reopened with a server, so far",
         TOPOLOGY,
     ),
     Metric(
         "rollout/env_restarts",
         "environments",
         PER_RANK,
-        "made again because their process or session was lost, so far; their episodes were not, unless counted as lost",
+        "environments made again so far because their process or session was lost; an episode lost with them is in "
+        "dist/lost_episodes",
         TOPOLOGY,
     ),
     Metric(
         "dist/lost_episodes",
         "episodes",
         PER_RANK,
-        "cut because their process or session was lost, or of text because they raised, so far",
+        "episodes cut so far because their process or session was lost, or because a text environment raised",
         TOPOLOGY,
     ),
     *(
-        Metric(name, unit, PER_RANK, f"of tasks of text: {meaning}", "docs/text.md")
+        Metric(name, unit, PER_RANK, f"text tasks: {meaning}", "docs/text.md")
         for name, unit, meaning in (
-            ("rollout/turns", "turns", "that were played in the iteration"),
-            ("rollout/tokens_per_s", "tokens/s", "typed by the policy / t_generate"),
-            ("rollout/t_generate", "s", "part of t_rollout: reading and typing tokens"),
-            ("rollout/t_answers", "s", "part of t_rollout: waiting for environments while none is typed to"),
+            ("rollout/turns", "turns", "turns played in the iteration"),
+            ("rollout/tokens_per_s", "tokens/s", "tokens generated by the policy / t_generate"),
+            (
+                "rollout/t_generate",
+                "s",
+                "part of t_rollout: forward passes over prompts and generated tokens",
+            ),
+            (
+                "rollout/t_answers",
+                "s",
+                "part of t_rollout: waiting for environments with nothing to generate",
+            ),
         )
     ),
 )
 
 TIME_METRICS: tuple[Metric, ...] = (
     Metric("time/t_iter", "s", PER_RANK, "the whole iteration without evaluation", TIME),
-    Metric("time/t_rollout", "s", PER_RANK, "acting and stepping environments", TIME),
+    Metric("time/t_rollout", "s", PER_RANK, "choosing actions and stepping environments", TIME),
     Metric("time/t_learn", "s", PER_RANK, "returns, forward, backward, optimizer", TIME),
-    Metric("time/t_sync", "s", PER_RANK, "waiting for others", TIME),
-    Metric("time/t_comm", "s", PER_RANK, "exposed: in collectives once all ranks have arrived", TIME),
-    Metric("time/t_other", "s", PER_RANK, "the rest: logging, checkpoint", TIME),
+    Metric("time/t_sync", "s", PER_RANK, "waiting for other ranks", TIME),
+    Metric(
+        "time/t_comm",
+        "s",
+        PER_RANK,
+        "exposed communication: time in collectives after the last rank has entered",
+        TIME,
+    ),
+    Metric("time/t_other", "s", PER_RANK, "the rest: logging, checkpoints", TIME),
     Metric(
         "time/t_checkpoint",
         "s",
         PER_RANK,
-        "part of t_other: what saving after the iteration before held up; 0 where none was saved",
+        "part of t_other: saving a checkpoint after the iteration before this one; 0 if none was saved",
         "docs/checkpoints.md",
     ),
     Metric(
         "time/t_comm_total",
         "s",
         PER_RANK,
-        "communication including what overlapped with backward; not one of the parts of t_iter",
+        "t_comm + communication that overlapped with backward; not one of the parts of t_iter",
         TIME,
     ),
     *(
-        Metric(f"time/t_wait_{role}", "s", PER_RANK, f"part of t_sync: waiting for {whom}", TIME)
-        for role, whom in zip(
-            ROLES,
-            (
-                "a worker",
-                "the learner",
-                "an actor",
-                "who steps environments",
-                "an agent",
-                "an observer",
-                "others",
-            ),
-            strict=True,
-        )
+        Metric(f"time/t_wait_{role}", "s", PER_RANK, f"part of t_sync: waiting for {named}", TIME)
+        for role, named in _NAMED_ROLES.items()
     ),
-    Metric("dist/messages", "messages", PER_RANK, "sums, gathers, broadcasts and sends", TOPOLOGY),
-    Metric("dist/bytes", "bytes", PER_RANK, "that this rank handed over in them", TOPOLOGY),
+    Metric(
+        "dist/messages", "messages", PER_RANK, "sums, gathers, broadcasts and sends of this rank", TOPOLOGY
+    ),
+    Metric("dist/bytes", "bytes", PER_RANK, "bytes that this rank handed over in its messages", TOPOLOGY),
     *TOPOLOGY_METRICS,
     Metric("dist/rho_comm", "fraction", PER_RANK, "t_comm / t_iter", TIME),
     Metric("dist/rho_sync", "fraction", PER_RANK, "t_sync / t_iter", TIME),
 )
 
-# In the order of the table; t_iter is the sum of the exclusive parts.
-WAIT_NAMES = tuple(f"time/t_wait_{role}" for role in ROLES)  # of t_sync, where there are such roles
+WAIT_NAMES = tuple(f"time/t_wait_{role}" for role in ROLES)  # parts of t_sync
 TIME_NAMES = tuple(m.name for m in TIME_METRICS if m.name.startswith("time/") and m.name not in WAIT_NAMES)
-EXCLUSIVE_PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")
+EXCLUSIVE_PARTS = ("t_rollout", "t_learn", "t_sync", "t_comm", "t_other")  # they sum to t_iter
 
 
-# -- The one table of metrics, and what it says about names.
+# -- The whole table, and the check that a name is in it.
 
 
 METRICS: tuple[Metric, ...] = (*LEARNING_METRICS, *TIME_METRICS, *EVALUATION_METRICS)
 
 PER_RANK_NAMES = frozenset(m.name for m in METRICS if m.reduction == PER_RANK)
 GLOBAL_NAMES = frozenset(m.name for m in METRICS if m.reduction != PER_RANK)
-_OF_OTHERS = (TASK_PREFIX, LOSS_PREFIX, USER_PREFIX, SUCCESS_RATE_PREFIX)  # who name what follows
+_OPEN_PREFIXES = (TASK_PREFIX, LOSS_PREFIX, USER_PREFIX, SUCCESS_RATE_PREFIX)  # any name may follow
 
 
 @functools.cache
-def of_plugins() -> tuple[Metric, ...]:
-    """Return the rows that plugins bring, all of them global."""
+def plugin_metrics() -> tuple[Metric, ...]:
+    """Return the rows that plugins add to the table; none of them is per rank."""
     return tuple(row for path in added("metrics").values() for row in imported(path))
 
 
 def check_names(names: Iterable[str], *, per_rank: bool) -> None:
-    """Raise KeyError, with near matches, for a name that is not in the table as per rank, or as global."""
+    """Raise KeyError, with near matches, for a name that the table does not list as per rank, or as global."""
     listed = PER_RANK_NAMES if per_rank else GLOBAL_NAMES
     for name in names:
-        if name in listed or (name.startswith(_OF_OTHERS) and not per_rank):
+        if name in listed or (name.startswith(_OPEN_PREFIXES) and not per_rank):
             continue
-        if not per_rank and any(_is_of(row, name) for row in of_plugins()):
+        if not per_rank and any(_matches(row, name) for row in plugin_metrics()):
             continue
         kind, other = ("per rank", "global") if per_rank else ("global", "per rank")
         if name in PER_RANK_NAMES | GLOBAL_NAMES:
@@ -400,43 +435,39 @@ def check_names(names: Iterable[str], *, per_rank: bool) -> None:
         raise KeyError(f"{kind} metric {name} is not listed in ddppo/records/metrics.py: add it there{hint}")
 
 
-def _is_of(row: Metric, name: str) -> bool:
-    """Return whether a row is of this name: loss/<name> is of all that begin with loss/."""
+def _matches(row: Metric, name: str) -> bool:
+    """Return whether a row describes the metric `name`; the row loss/<name> describes all that begin with loss/."""
     start, placeholder, _ = row.name.partition("<")
     return name.startswith(start) if placeholder else name == start
 
 
 def markdown() -> str:
-    """Return METRICS and those of plugins as the table of docs/metrics.md."""
+    """Return METRICS and the rows of plugins as the table of docs/metrics.md."""
     lines = ["| name | unit | reduction over ranks | meaning | source |", "|---|---|---|---|---|"]
-    for m in (*METRICS, *of_plugins()):
-        # A bare | would end the cell.
+    for m in (*METRICS, *plugin_metrics()):
+        # An unescaped | would end the table's cell.
         cells = [f"`{m.name}`", m.unit, m.reduction, m.meaning, m.source]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-# -- One iteration in numbers.
+# -- The numbers of one iteration.
 
 
-_SAID_BY_GLOBAL = {"rollout/local_steps", "rollout/local_fps"}  # rollout/steps and rollout/fps
+# rollout/steps and rollout/fps say the same over all ranks.
+_NOT_AVERAGED = {"rollout/local_steps", "rollout/local_fps"}
 
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """Everything known about one iteration, on rank 0. Raises KeyError for a metric that the table lacks."""
+    """The numbers of one iteration. Raises KeyError for a metric that is not in the table."""
 
-    iteration: int
-    """Counted from 1."""
-    env_steps: int
-    """Of all ranks, since the start of training, this iteration included."""
-    wall_s: float
-    """Seconds of training so far: evaluation excluded, continuing across resumes."""
-    rank_metrics: tuple[dict[str, float], ...]
-    """One dict per rank, with the metrics that are per rank."""
+    iteration: int  # counted from 1
+    env_steps: int  # of all ranks since the start of training, this iteration included
+    wall_s: float  # seconds of training so far, without evaluation; it continues across resumes
+    rank_metrics: tuple[dict[str, float], ...]  # the per-rank metrics of each rank
     global_metrics: dict[str, float]
-    resumed: bool = False
-    """Whether a resumed run began with it; known of what is read from metrics.jsonl."""
+    resumed: bool = False  # whether a resumed run began with this iteration; set if read from metrics.jsonl
 
     def __post_init__(self) -> None:
         assert self.rank_metrics, f"iteration {self.iteration} reports no rank"
@@ -450,8 +481,8 @@ class IterationReport:
         return sum(values) / len(values) if values else None
 
     def scalars(self) -> dict[str, float]:
-        """Return the global metrics, and of those per rank that these do not say the means over ranks."""
-        names = {name for metrics in self.rank_metrics for name in metrics if name not in _SAID_BY_GLOBAL}
+        """Return the global metrics, and the per-rank metrics as means over the ranks that have them."""
+        names = {name for metrics in self.rank_metrics for name in metrics if name not in _NOT_AVERAGED}
         return self.global_metrics | {name: self.rank_mean(name) or 0.0 for name in names}
 
 

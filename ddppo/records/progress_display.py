@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddppo.processes.machine import memory_of
-from ddppo.records.metrics import EXCLUSIVE_PARTS, TASK_PREFIX, IterationReport
-from ddppo.records.metrics import of_plugins as metrics_of_plugins
+from ddppo.records.metrics import EXCLUSIVE_PARTS, TASK_PREFIX, IterationReport, plugin_metrics
 from ddppo.records.terminal_text import duration, number
 
 Clock = Callable[[], float]  # seconds, monotonic
@@ -152,8 +151,8 @@ class ProgressLine:
         """Return pace and what was learned; `sparklines` draws the evaluations so far in front of the last."""
         steps, wall_s = self.env_steps - self._window_start[0], self._wall_s - self._window_start[1]
         words = [f"iteration {self._iteration:,}", f"FPS {steps / wall_s:,.0f}" if wall_s > 0 else "FPS ?"]
-        of_plugins = ((row.name, row.on_line, ".0f") for row in metrics_of_plugins() if row.on_line)
-        for name, label, form in (*_NAMED, *of_plugins):
+        plugin_rows = ((row.name, row.on_line, ".0f") for row in plugin_metrics() if row.on_line)
+        for name, label, form in (*_NAMED, *plugin_rows):
             if name in self._latest:
                 if sparklines and name == "eval/return_mean" and len(self._evaluations) > 1:
                     label = f"{label} {sparkline(self._evaluations)}"

@@ -10,7 +10,7 @@ from ddppo.records.metrics import (
     IterationReport,
     check_names,
     markdown,
-    of_plugins,
+    plugin_metrics,
 )
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -21,7 +21,7 @@ def report(rank_metrics=({"time/t_iter": 1.0},), global_metrics=None):
 
 
 def test_every_metric_is_listed_once_and_fully():
-    rows = (*METRICS, *of_plugins())
+    rows = (*METRICS, *plugin_metrics())
     names = [m.name for m in rows]
     assert len(names) == len(set(names))
     for metric in rows:
