@@ -40,7 +40,7 @@ class TokenActorCritic(ActorCritic):
 
     Settings = TextSettings
     collector_class = "ddppo.domains.text.collector:TextCollector"
-    minibatch_class = "ddppo.domains.text.collector:TokenMinibatches"
+    minibatch_class = "ddppo.domains.text.token_rollout:TokenMinibatches"
     check_class = "ddppo.domains.text.policy:TokenModelCheck"
     takes_text = True
     stays_eager = "episodes are of other lengths in every minibatch"

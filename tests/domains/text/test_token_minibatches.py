@@ -7,8 +7,8 @@ import torch
 
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
-from ddppo.domains.text.collector import TokenMinibatches
 from ddppo.domains.text.policy import TokenActorCritic
+from ddppo.domains.text.token_rollout import TokenMinibatches
 from ddppo.envs.probing.probe import probe
 from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Gae
