@@ -85,7 +85,7 @@ def _of_algorithm(name: str) -> type:
 def _derived(found: Any, base: type, said: str, other: str) -> type:
     if not (isinstance(found, type) and issubclass(found, base) and is_dataclass(found)):
         raise ConfigError(
-            f"{said} must be a dataclass derived from ddppo.config.{base.__name__}, or from {other}"
+            f"{said} must be a dataclass derived from {base.__module__}.{base.__name__}, or from {other}"
         )
     return found
 

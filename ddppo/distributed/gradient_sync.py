@@ -3,7 +3,7 @@
 import hashlib
 import inspect
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddppo.collectives.group import Group, OrderedSum, Record
-from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.errors import CollectiveError
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
-from ddppo.models.build import part_of
+from ddppo.ppo.learner import GradientSync
 
 # -- A model's parameters and gradients as two flat vectors.
 
@@ -48,38 +47,11 @@ class FlatParameters:
         return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def step_scale(model: nn.Module, config: AlgorithmSettings) -> torch.Tensor | None:
-    """Return how many times config.learning_rate the step size of each parameter is, `[num_parameters]`; None: once."""
-    if not config.learning_rates:
-        return None
-    scales = []
-    for name, p in model.named_parameters():
-        part = part_of(name, config.learning_rates)
-        rate = config.learning_rate if part is None else config.learning_rates[part]
-        scales.append(torch.full_like(p.detach(), rate / config.learning_rate).reshape(-1))
-    return torch.cat(scales)
-
-
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers": False  # renamed in torch 2.13
 }
 FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
-
-
-class GradientSync(Protocol):
-    """Computes gradients of a model over all ranks."""
-
-    name: str
-
-    @property
-    def model(self) -> torch.nn.Module:
-        """An `EvaluateActions`: called with inputs, it returns action parameters and values to differentiate."""
-        ...
-
-    def backward_(self, loss: torch.Tensor) -> None:
-        """Leave in the flat gradient the sum over ranks of d loss / d parameters."""
-        ...
 
 
 class FlatSync:

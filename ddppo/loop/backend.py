@@ -13,16 +13,17 @@ from ddppo.errors import TrainingError
 from ddppo.loop.build import TrainState
 from ddppo.models.actor_critic import MLP, flat_obs, random_obs
 from ddppo.models.recurrent import Core
+from ddppo.ppo.advantages import Gae
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.cpp.learner import NativeStep
+from ddppo.ppo.cpp.learner import CppGae, CppStep
 from ddppo.ppo.cpp.network import (
-    NativeNetwork,
+    CppNetwork,
     is_faster_in_torch,
     rows_are_independent,
     why_not_cpp,
 )
 from ddppo.ppo.gradient_check import agrees
-from ddppo.ppo.step import Step
+from ddppo.ppo.learner import Step
 from ddppo.terminal import warn
 
 # Of compile=auto. A step of a small model takes .4 ms compiled and 1.1 ms eager; compiling takes 5 to 30 s of a core.
@@ -47,15 +48,19 @@ def choose_backend(parts: RankContext, progress: TrainState, *, only_cpp: bool =
     parts.derived["step"] = "eager"
     if step is None:  # eager, or a rank that takes no steps
         return
-    parts.program.learner.step = step
+    learner = parts.program.learner
+    learner.step = step
+    if isinstance(step, CppStep) and isinstance(learner.estimator, Gae):
+        estimator = learner.estimator
+        learner.estimator = CppGae(estimator.config, estimator.correction, num_shards=estimator.num_shards)
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
-    parts.derived["step"] = "native" if isinstance(step, NativeStep) else "compiled"
+    parts.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
     collector = parts.program.collector
-    if isinstance(collector, Collector) and isinstance(step, NativeStep):
+    if isinstance(collector, Collector) and isinstance(step, CppStep):
         collector.act_by(step.network)
 
 
-def _cpp_step(parts: RankContext) -> tuple[bool, NativeStep | None]:
+def _cpp_step(parts: RankContext) -> tuple[bool, CppStep | None]:
     """Return whether every rank can take ddppo's own step, and this rank's, which is None where it takes none."""
     config, model, learner = parts.config, parts.model, parts.program.learner
     if config.compile not in ("auto", "on"):
@@ -65,10 +70,10 @@ def _cpp_step(parts: RankContext) -> tuple[bool, NativeStep | None]:
         why_not = why_not_cpp(config, model, learner.parameters.device, parts.program.sync.name)
     if is_active and why_not is None:
         assert isinstance(model, MLP)
-        network = NativeNetwork(model, parts.spec, learner.parameters)
+        network = CppNetwork(model, parts.spec, learner.parameters)
         shape = learner.shape
         num_shards = shape.local_num_shards if shape.num_shards else 0
-        step = NativeStep(network, config.ppo, learner.optimizer, parts.program.learners, num_shards)
+        step = CppStep(network, config.ppo, learner.optimizer, parts.program.learners, num_shards)
         why_not = _fault_of(step, parts)
     can = _of_all(parts.group, why_not is None)
     if all(can):
@@ -78,7 +83,7 @@ def _cpp_step(parts: RankContext) -> tuple[bool, NativeStep | None]:
     return False, None
 
 
-def _fault_of(step: NativeStep, parts: RankContext) -> str | None:
+def _fault_of(step: CppStep, parts: RankContext) -> str | None:
     """Return what ddppo's own step computes wrongly on this machine, or None."""
     spec, model = parts.spec, parts.model
     if not agrees(step, spec, model, parts.config.ppo):

@@ -40,7 +40,7 @@ from ddppo.loop.env_messages import make_exchange
 from ddppo.loop.evaluation import Scoring
 from ddppo.loop.iteration import Iterations, Loop
 from ddppo.loop.saving import Saving
-from ddppo.ppo.step import statistics
+from ddppo.ppo.losses import statistic_names
 from ddppo.processes import limits
 from ddppo.processes.signals import StopRequest, end_of_time, stop_signals_kill
 from ddppo.records import checkpoint
@@ -69,7 +69,7 @@ class Rank:
             self.parts.layout,
             config.log.episode_window,
             named(self.parts),
-            statistics(config.ppo),
+            statistic_names(config.ppo),
         )
         self.saving = Saving(run_dir, self.parts, self.progress, self.scoring, self.reporter.window)
         self.is_cut_short = False
@@ -197,7 +197,7 @@ def train_rank(
     while True:
         worker = _made(config, run_dir, group, device)
         if restored is not None:
-            worker.parts.program.learner.tolerance.restored = restored
+            worker.parts.program.learner.guard.restored = restored
         try:
             stop_signal = worker.run()
         except NonFiniteError as e:
@@ -226,16 +226,16 @@ def go_back(worker: Rank, error: NonFiniteError) -> tuple[Config, int]:
 
     All ranks come here alike. Raises `error` where on_nonfinite does not want that, or not once more.
     """
-    tolerance, folder = worker.parts.program.learner.tolerance, RunFolder(worker.run_dir)
-    if tolerance.mode != "restore" or tolerance.restored == tolerance.most:
+    guard, folder = worker.parts.program.learner.guard, RunFolder(worker.run_dir)
+    if guard.mode != "restore" or guard.restored == guard.most:
         raise error
-    restored = tolerance.restored + 1
+    restored = guard.restored + 1
     if worker.group.rank == 0:
         folder.begin(worker.config)
         where = f"to iteration {folder.last_iteration}" if folder.has_checkpoint else "to the beginning"
         said = str(error).partition(";")[0]
-        steps = f"step sizes times {tolerance.factor**restored:g}"
-        warn(f"{said}; going back {where}, {steps} (way back {restored} of {tolerance.most})")
+        steps = f"step sizes times {guard.factor**restored:g}"
+        warn(f"{said}; going back {where}, {steps} (way back {restored} of {guard.most})")
     worker.group.barrier()
     return folder.config(), restored
 

@@ -9,8 +9,8 @@ import torch
 from ddppo.envs.backends.classic_cpp import CppEnvs
 from ddppo.envs.vec_env import End, ObsArrays, Options, VecEnv, check_finite, check_masks
 from ddppo.models.actor_critic import ActorCritic, Obs, flat_obs
-from ddppo.ppo.cpp.network import NativeActor, NativeNetwork
-from ddppo.ppo.cpp.rollout import NativeRollout
+from ddppo.ppo.cpp.network import CppActor, CppNetwork
+from ddppo.ppo.cpp.rollout import CppRollout
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.ppo.rollout import Cut, FinishedEpisode, RecurrentState, Rollout, RolloutBuffers, count_
 from ddppo.spaces import each, zipped
@@ -68,14 +68,14 @@ class Collector(RolloutBuffers):
         self._life_losses: set[tuple[int, int]] = (
             set()
         )  # (row, environment) of lost lives, which end no episode
-        self._actor: NativeActor | None = None
+        self._actor: CppActor | None = None
 
-    def act_by(self, network: NativeNetwork) -> None:
+    def act_by(self, network: CppNetwork) -> None:
         """Compute the model in C++ from the next rollout on, and where tasks are stepped there too, the rollout."""
         if isinstance(self.env, CppEnvs):
-            self._actor = NativeRollout(self, self.env, network)
+            self._actor = CppRollout(self, self.env, network)
         else:
-            self._actor = NativeActor(self, network)
+            self._actor = CppActor(self, network)
 
     def reset(self, seeds: Sequence[int], options: Options | None = None) -> None:
         """Start every environment anew from its own seed, and with options of its own if there are any."""
@@ -94,7 +94,7 @@ class Collector(RolloutBuffers):
 
         Raises EnvError if an environment fails, or if one returned NaN, infinity or a mask without choices.
         """
-        if isinstance(self._actor, NativeRollout):
+        if isinstance(self._actor, CppRollout):
             return self._actor.record(noise)
         return self._collect(noise)
 
@@ -307,7 +307,7 @@ class ShardedCollector(Collector):
 
     Kernels give other bits at other batch sizes, and some at other places in memory. So a shard's numbers come from
     copies of its own: they are the same whatever other shards this rank has. Environments are stepped all at once, for
-    none hears of another's, and so is what C++ computes, for there every row is computed by itself (`NativeNetwork`).
+    none hears of another's, and so is what C++ computes, for there every row is computed by itself (`CppNetwork`).
     """
 
     def __init__(self, num_shards: int, **of_collector: Any) -> None:

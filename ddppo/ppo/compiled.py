@@ -6,6 +6,7 @@ compiled again while a run goes on.
 
 import copy
 import functools
+import itertools
 import math
 import os
 import shutil
@@ -22,22 +23,10 @@ from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
 from ddppo.ppo.gradient_check import example
-from ddppo.ppo.minibatches import Minibatch
-from ddppo.ppo.step import (
-    BETAS,
-    CLIP,
-    NORM_EPS,
-    STATISTICS,
-    ByMinibatch,
-    Coefficients,
-    NotFinite,
-    adam_state,
-    constants,
-    losses_and_statistics,
-    poison,
-    scaled_step,
-    statistics_of_ratio,
-)
+from ddppo.ppo.learner import BETAS, CLIP, NORM_EPS, adam_state, constants, scaled_step
+from ddppo.ppo.losses import STATISTICS, Coefficients, loss_per_sample, nan_unless_finite
+from ddppo.ppo.minibatches import Minibatch, MinibatchSource
+from ddppo.ppo.nonfinite import UpdateNotFinite
 from ddppo.spaces import each, leaves
 from ddppo.tracebacks import in_one_line
 
@@ -51,7 +40,7 @@ class CannotCompile(Exception):
     """torch.compile does not take this model, or not here; says why."""
 
 
-class CompiledStep(ByMinibatch):
+class CompiledStep:
     """Takes the step of any model that torch.compile takes whole. Made with both graphs compiled, in 5 to 30 s.
 
     sum_: replaces the gradient by its sum over ranks; of several shards, it is called for each and leaves the sum over
@@ -96,19 +85,26 @@ class CompiledStep(ByMinibatch):
         self._optimizer.param_groups[0]["lr"] = learning_rate
         self._moments = adam_state(self._optimizer, self._parameters)
 
-    def take(self, shards: Sequence[Minibatch], count: float) -> None:
-        for minibatch, sums in zip(shards, self._sums_of_shards, strict=True):
-            gradient = self._gradient_(minibatch, count, sums)
-            self._sum_(gradient)
-        with scaled_step(self._parameters, self._scale):
-            self._optimize(
-                self._parameters.data, gradient, *self._moments, self._norms, self._learning_rate, self._constants
-            )  # fmt: skip
+    def epoch(
+        self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
+        parts = iter(batch.minibatches(order, bounds))
+        for count in counts:
+            shards = list(itertools.islice(parts, len(self.sums)))
+            if count == 0:  # no rank has a sample in this minibatch
+                continue
+            for minibatch, sums in zip(shards, self._sums_of_shards, strict=True):
+                gradient = self._gradient_(minibatch, count, sums)
+                self._sum_(gradient)
+            with scaled_step(self._parameters, self._scale):
+                self._optimize(
+                    self._parameters.data, gradient, *self._moments, self._norms, self._learning_rate, self._constants
+                )  # fmt: skip
 
     def end(self) -> float:
         norms = self._norms.item()
         if not math.isfinite(norms):
-            raise NotFinite(self._loss.item())
+            raise UpdateNotFinite(self._loss.item())
         return norms
 
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
@@ -234,14 +230,12 @@ def gradient_function(model: ActorCritic, names: Sequence[str], *, clips_value: 
         }
         state |= dict(zip(buffers, inputs[num_fields:], strict=True))
         params, values = functional_call(called, state, (obs, minibatch["actions"]))
-        per_sample, log_ratio, parts = losses_and_statistics(
-            params, values, minibatch, model.distribution, coefficients
-        )
+        per_sample, terms = loss_per_sample(params, values, minibatch, model.distribution, coefficients)
         weights = minibatch["weights"]
         loss = torch.dot(weights, per_sample) / count.to(parameters.dtype)
-        (found,) = torch.autograd.grad(loss * poison(loss), vector)
+        (found,) = torch.autograd.grad(loss * nan_unless_finite(loss), vector)
         with torch.no_grad():
-            statistics = [*parts, *statistics_of_ratio(log_ratio, clip)]
+            statistics = terms.statistics(clip)
             sums += torch.stack([(x.detach() * weights).sum().double() for x in statistics])
             last_loss.copy_(torch.where(norms.isfinite(), loss.detach().double(), last_loss))
             gradient.copy_(found)

@@ -10,9 +10,16 @@ from ddppo.config.model_settings import ModelSettings
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models.actor_critic import ActorCritic, random_obs
 from ddppo.models.build import build_model, model_class
-from ddppo.ppo.losses import Samples, Term, samples_of, terms_of
+from ddppo.ppo.losses import (
+    Coefficients,
+    Samples,
+    Term,
+    loss_per_sample,
+    nan_unless_finite,
+    samples_of,
+    terms_of,
+)
 from ddppo.ppo.minibatches import Minibatch
-from ddppo.ppo.step import Coefficients, losses_and_statistics, poison
 from ddppo.spaces import EnvSpec, each
 from ddppo.tracebacks import in_one_line
 
@@ -45,11 +52,9 @@ def worst_error(
     gradient = step.gradient(minibatch)
     parameters = [p for p in model.parameters() if p.requires_grad]
     params, values = model.evaluate_actions(minibatch["obs"], minibatch["actions"])
-    per_sample, *_ = losses_and_statistics(
-        params, values, minibatch, model.distribution, Coefficients.of(config)
-    )
+    per_sample, _ = loss_per_sample(params, values, minibatch, model.distribution, Coefficients.of(config))
     loss = per_sample.mean()
-    found = torch.autograd.grad(loss * poison(loss), parameters, materialize_grads=True)
+    found = torch.autograd.grad(loss * nan_unless_finite(loss), parameters, materialize_grads=True)
     expected = iter(found)
     whole = [next(expected) if p.requires_grad else torch.zeros_like(p) for p in model.parameters()]
     flat = torch.cat([g.reshape(-1) for g in whole])

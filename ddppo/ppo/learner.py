@@ -1,241 +1,271 @@
-"""Learning: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch."""
+"""The learner: one rollout, K epochs of M minibatches, one gradient over all ranks per minibatch.
 
+`Learner.update` is the whole story of an iteration's learning. The inner loop over minibatches is a `Step`, chosen
+once before the first iteration (loop/backend.py): `EagerStep` below, `CompiledStep` (compiled.py, by torch.compile)
+or `CppStep` (cpp/learner.py). All three compute the same.
+"""
+
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol
 
+import numpy as np
 import torch
 
+from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.errors import NonFiniteError
-from ddppo.models.distributions import ActionDistribution
-from ddppo.ppo.advantages import Estimates, Estimator, Gae
-from ddppo.ppo.cpp.learner import NativeStep
-from ddppo.ppo.losses import Reference
+from ddppo.models.actor_critic import ActorCritic
+from ddppo.models.build import part_of
+from ddppo.plugins import imported
+from ddppo.ppo.advantages import Estimates, Gae
+from ddppo.ppo.losses import (
+    STATISTICS,
+    Coefficients,
+    loss_per_sample,
+    nan_unless_finite,
+    own_losses,
+    samples_of,
+    statistic_names,
+    terms_of,
+)
 from ddppo.ppo.minibatches import (
-    AdvantagesByMinibatch,
-    Agreement,
-    Batch,
-    Histories,
-    Minibatches,
-    OfRollout,
-    Plan,
+    EpochPlan,
+    MinibatchSource,
+    SampleBatch,
+    SequenceBatch,
     by_shard,
     local_minibatches,
     of_first,
+    outputs,
 )
-from ddppo.ppo.nonfinite import Tolerance, all_finite, remembered, where_not_finite
+from ddppo.ppo.nonfinite import NonFiniteGuard, UpdateNotFinite, all_finite, snapshot, where_not_finite
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import Rollout
-from ddppo.ppo.step import BETAS, STATISTICS, At, EagerStep, NotFinite, Step
+from ddppo.ppo.rollout_stats import MinibatchAdvantages, reduce_rollout_stats
 from ddppo.scaling import BatchShape
 
-_ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # and a factor of 1.5 at 2x and 1/2 of the target: rsl_rl's rule
+BETAS = (0.9, 0.999)  # of Adam
+NORM_EPS = 1e-6  # as torch.nn.utils.clip_grad_norm_: clip coefficient = max_norm / (norm + eps)
+_APPROX_KL = STATISTICS.index("approx_kl")
+_ADAPTIVE_LR_RANGE = (1e-6, 1e-2)  # of ppo.lr_schedule=adaptive, with rsl_rl's rule (`_adapt_learning_rate`)
+
+
+class GradientSync(Protocol):
+    """Runs the model and sums its gradients over ranks (distributed/gradient_sync.py)."""
+
+    name: str  # flat, ordered or ddp
+    parameters: Any  # FlatParameters: all parameters as one vector
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """An `EvaluateActions`: called with inputs, it returns action parameters and values to differentiate."""
+        ...
+
+    def backward_(self, loss: torch.Tensor) -> None:
+        """Leave in `parameters.gradient` the sum over ranks of d loss / d parameters."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one iteration's learning was like; equal on all ranks except `local_sums`.
+    """What an iteration's learning reports; equal on all ranks, except `local_sums`."""
 
-    local_sums: this rank's sums of `statistics` over the samples of all epochs done, each by its
-    weight; the mean divides the sum over ranks by num_samples, that of weights. explained_variance: None where no value
-    is learned. metrics: others, of how advantages were estimated.
-    """
-
-    local_sums: torch.Tensor
-    num_samples: float
-    steps: int
-    epochs: int
-    grad_norm: float
+    local_sums: (
+        torch.Tensor
+    )  # this rank's sums of `statistic_names`, each sample times its weight, over all epochs
+    num_samples: float  # the sum over ranks of `local_sums` divided by this is the mean
+    steps: int  # of the optimizer
+    epochs: int  # done; fewer than K if ppo.target_kl stopped them
+    grad_norm: float  # before clipping, mean over steps
     learning_rate: float
-    explained_variance: float | None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    explained_variance: float | None  # None if the algorithm learns no values
+    metrics: Mapping[str, float] = field(default_factory=dict)  # others, such as those of the advantages
+
+
+@dataclass(slots=True)
+class Normalizers:
+    obs: ObsNormalizer | None = None  # ppo.normalize_obs
+    rewards: RewardNormalizer | None = None  # ppo.normalize_rewards
+
+
+class Step(Protocol):
+    """The loop over the minibatches of an epoch. Called as begin, epoch, ..., epoch, end in every iteration."""
+
+    # This rank's sums of `statistic_names` since `begin`: `[S, n]` float64, a row for each of its S shards. S is 1 but
+    # for dist.reduction=ordered.
+    sums: torch.Tensor
+
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
+        """Begin an iteration with this step size and this range of the probability ratio; the sums are 0."""
+        ...
+
+    def epoch(
+        self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
+        """Move the parameters by the gradient of every minibatch: the units in `order` `[n]`, cut at `bounds`.
+
+        bounds: M * S + 1 offsets; a minibatch has a part for each shard. counts: what divides the loss of each of the M
+        minibatches, over all ranks; a minibatch that counts 0 is passed over on every rank. From the first gradient on
+        that is not finite, the parameters and Adam's moments stay as they are.
+        """
+        ...
+
+    def end(self) -> float:
+        """Return the sum over steps of the gradients' norms before clipping. Raises UpdateNotFinite."""
+        ...
 
 
 class Learner:
-    """Improves parameters by PPO. Knows neither ranks nor processes: it is handed sums and gathers over them.
-
-    gather: values `[...]` of every rank as `[W, ...]`. backward_: leaves the gradient over all ranks in
-    `parameters.grad`. at, distribution: the model's; minibatch_class: of minibatches of its own, whose units are whole
-    rows; remembers: it has memory, so minibatches are of steps in a row. scale: of the step size of each parameter,
-    all 1 if None. estimator: of advantages, Gae if None. reference: the policy that ppo.kl_coef holds this one to.
-    tolerance: of what is not finite; none if None.
-    """
+    """Improves the parameters by PPO. It knows no processes: `sync` and `group` sum and gather over ranks."""
 
     def __init__(
         self,
         config: AlgorithmSettings,
-        shape: BatchShape,
-        distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
-        parameters: torch.nn.Parameter,
-        *,
-        at: At,
-        backward_: Callable[[torch.Tensor], None],
-        gather: Callable[[torch.Tensor], torch.Tensor],
-        rank: int,
+        shape: BatchShape,  # of the ranks that learn
+        model: ActorCritic,
+        sync: GradientSync,
+        group: Group,  # the ranks that learn, each from an equal share of the environments
+        normalizers: Normalizers,
         seed: int,
-        obs_normalizer: ObsNormalizer | None,
-        reward_normalizer: RewardNormalizer | None,
-        scale: torch.Tensor | None = None,
-        estimator: Estimator | None = None,
-        minibatch_class: Callable[[Rollout, Estimates], Minibatches] | None = None,
-        remembers: bool = False,
-        reference: Reference | None = None,
-        tolerance: Tolerance | None = None,
     ) -> None:
         self.config = config
         self.shape = shape
-        self.parameters = parameters
-        self.scale = scale
-        self.gather = gather
-        self.rank = rank
+        self.model = model
+        self.sync = sync
+        self.parameters: torch.nn.Parameter = sync.parameters.vector
+        self.gather = group.gather  # values `[...]` of every rank as `[W, ...]`
+        self.rank = group.rank
         self.seed = seed
-        self.obs_normalizer = obs_normalizer
-        self.reward_normalizer = reward_normalizer
-        self.estimator = estimator or Gae(config)
-        self.minibatch_class = minibatch_class
-        self.remembers = remembers
-        self.reference = reference
-        self.tolerance = tolerance or Tolerance()
+        self.obs_normalizer = normalizers.obs
+        self.reward_normalizer = normalizers.rewards
         self.learning_rate = config.learning_rate * shape.learning_rate_scale
         self.optimizer = torch.optim.Adam(
-            [parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
+            [self.parameters], lr=self.learning_rate, betas=BETAS, eps=config.adam_eps, fused=True
         )
-        # Into how many sequences the rows of an environment are cut, of which minibatches are made; 0: of samples.
-        self._num_sequences = int(minibatch_class is not None or remembers)
-        if remembers and config.sequence_length is not None:
-            self._num_sequences = shape.rollout_steps // config.sequence_length
-        self._agree = Agreement(config, shape.local_num_shards, self._num_sequences, gather, obs_normalizer)
-        self.step: Step = EagerStep(
-            config,
-            distribution,
-            parameters,
-            self.optimizer,
-            at=at,
-            backward_=backward_,
-            scale=scale,
-            num_shards=shape.local_num_shards,
-        )
+        self.scale = step_scale(model, config)
+        self.estimator: Any = Gae(config, num_shards=shape.local_num_shards)  # rollout, rewards -> Estimates
+        self.reference: Any = None  # the policy that ppo.kl_coef holds this one to (algorithms/grpo.py)
+        self.guard = NonFiniteGuard()
+        # Minibatches are made of samples, or of this many sequences of each environment (1: all T steps).
+        self.num_sequences = int(model.minibatch_class is not None or model.state_size > 0)
+        if model.state_size and config.sequence_length is not None:
+            self.num_sequences = shape.rollout_steps // config.sequence_length
+        self.step: Step = EagerStep(self)
 
     def update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
         """Learn from the rollout of `iteration`; `progress` in [0, 1) is the share of total_steps done before it.
 
-        A rollout may have fewer rows than others, by rank: minibatches are those of whole ones without what is missing.
-
-        Raises NonFiniteError on all ranks alike, before the optimizer moves, if a loss or gradient is not finite,
-        unless the batch may be skipped: then all is as it was before.
+        Raises NonFiniteError on all ranks at once if a loss or gradient is not finite, unless on_nonfinite=skip_batch
+        allows to undo the update.
         """
-        put_back = remembered(self) if self.tolerance.mode == "skip_batch" else None
-        try:
-            update = self._update(rollout, iteration, progress)
-        except NotFinite as e:
-            if put_back is None or not self.tolerance.may_skip():
-                self._stop(e, iteration)
-            put_back()
-            return self._nothing_learned(rollout)
-        self.tolerance.in_row = 0
-        return update
+        config, step, is_ordered = self.config, self.step, self.shape.num_shards > 0
+        undo = snapshot(self) if self.guard.mode == "skip_batch" else None
 
-    def _nothing_learned(self, rollout: Rollout) -> Update:
-        values = None if self.config.algorithm == "grpo" else math.nan
-        return Update(
-            local_sums=torch.zeros_like(self.step.sums[0], device="cpu"),
-            num_samples=0,
-            steps=0,
-            epochs=0,
-            grad_norm=math.nan,
-            learning_rate=self.learning_rate * self.tolerance.step_factor,
-            explained_variance=values,
-            metrics=self.tolerance.metrics,
-        )
-
-    def _update(self, rollout: Rollout, iteration: int, progress: float) -> Update:
-        config, step = self.config, self.step
+        # 1. This iteration's step size and clip range.
+        warmth = self._warmup(progress)
         if config.lr_schedule == "linear":
             self.learning_rate = config.learning_rate * self.shape.learning_rate_scale * (1.0 - progress)
-        warmth = self._warmth(progress)
-        learning_rate = self.learning_rate * warmth * self.tolerance.step_factor
-        estimates = self._estimates(rollout)
-        shape = self.shape
-        if num_sequences := self._num_sequences:
-            shape = replace(shape, rollout_steps=num_sequences)
-        estimates, agreed, plan = self._agree(rollout, estimates, self._plan(rollout, iteration, shape))
-        if is_ordered := shape.num_shards > 0:
-            plan = [by_shard(*minibatches, shape) for minibatches in plan]
+        learning_rate = self.learning_rate * warmth * self.guard.step_factor
+        clip_coef = config.clip_coef * (1.0 - progress if config.clip_schedule == "linear" else 1.0)
+
+        # 2. Advantages and returns of this rank's environments.
+        estimates: Estimates = self.estimator(rollout, self._scaled_rewards(rollout))
+
+        # 3. The samples of every minibatch, which all ranks derive alike, and one collective: what divides the losses,
+        #    and the moments that normalise advantages and observations.
+        plan = self._plan(rollout, iteration)
+        estimates, stats, plan = reduce_rollout_stats(
+            rollout,
+            estimates,
+            plan,
+            config,
+            self.gather,
+            num_shards=self.shape.local_num_shards,
+            in_units=self._in_units,
+            obs_normalizer=self.obs_normalizer,
+        )
+        if is_ordered:
+            plan = [by_shard(*epoch, self._shape_of_units) for epoch in plan]
         batch = self._batch(rollout, estimates, apart=is_ordered)
         by_minibatch = None
         if config.normalize_advantages == "minibatch":
-            by_minibatch = AdvantagesByMinibatch(batch, plan, shape.local_num_shards, self.gather)
-        left = 1.0 - progress if config.clip_schedule == "linear" else 1.0
-        step.begin(learning_rate, config.clip_coef * left)
-        sums, num_steps, num_epochs = step.sums, 0, 0
-        epoch_kl, kl_at = math.nan, STATISTICS.index("approx_kl")
+            by_minibatch = MinibatchAdvantages(batch, plan, self.shape.local_num_shards, self.gather)
+
+        # 4. K epochs: forward, loss, backward, sum over ranks, clip, Adam for each minibatch (EagerStep.epoch).
+        step.begin(learning_rate, clip_coef)
+        sums, num_steps, num_epochs, kl = step.sums, 0, 0, math.nan
         watches_kl = config.target_kl is not None or config.lr_schedule == "adaptive"
-        for (order, bounds), epoch_counts in zip(plan, agreed.counts, strict=True):
+        for (order, bounds), counts in zip(plan, stats.counts, strict=True):
             if by_minibatch is not None:
-                by_minibatch.epoch(num_epochs)
-            before = sums[:, kl_at].clone() if watches_kl else None
-            step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, epoch_counts)
-            num_steps += sum(count > 0 for count in epoch_counts)
+                by_minibatch.begin_epoch(num_epochs)
+            kl_before = sums[:, _APPROX_KL].clone() if watches_kl else None
+            step.epoch(batch, torch.from_numpy(order).to(sums.device), bounds, counts)
+            num_steps += sum(count > 0 for count in counts)
             num_epochs += 1
-            if before is not None and agreed.weight:
-                local_kl = sums[:, kl_at] - before
-                epoch_kl = self.gather(local_kl.cpu()).flatten().sum().item() / agreed.weight
-            if config.target_kl is not None and epoch_kl > config.target_kl:
+            if kl_before is not None and stats.weight:
+                # The mean over all ranks, so all ranks stop after the same epoch.
+                local_kl = sums[:, _APPROX_KL] - kl_before
+                kl = self.gather(local_kl.cpu()).flatten().sum().item() / stats.weight
+            if config.target_kl is not None and kl > config.target_kl:
                 break
-        norms = step.end()
-        if not all_finite(self):
-            raise NotFinite(0.0, "what was learned, though no gradient,")
-        update = Update(
-            local_sums=self._summed(sums.cpu()) if is_ordered else sums[0].cpu().clone(),
-            num_samples=num_epochs * agreed.weight,
+
+        # 5. A gradient that was not finite is seen only here, once per iteration, so that no GPU waits in step 4.
+        try:
+            norms = step.end()
+            if not all_finite(self):
+                raise UpdateNotFinite(0.0, "a parameter or normaliser, though no gradient,")
+        except UpdateNotFinite as e:
+            if undo is None or not self.guard.may_skip():
+                self._fail(e, iteration)
+            undo()
+            return self._skipped()
+        self.guard.in_row = 0
+
+        # 6. The report. An adaptive step size follows the divergence of the last epoch.
+        if config.lr_schedule == "adaptive" and warmth == 1.0:
+            self._adapt_learning_rate(kl)
+        return Update(
+            local_sums=self._sum_in_order(sums.cpu()) if is_ordered else sums[0].cpu().clone(),
+            num_samples=num_epochs * stats.weight,
             steps=num_steps,
             epochs=num_epochs,
             grad_norm=norms / num_steps if num_steps else math.nan,
             learning_rate=learning_rate,
-            explained_variance=agreed.explained_variance,
-            metrics={**estimates.metrics, **self.tolerance.metrics},
+            explained_variance=stats.explained_variance,
+            metrics={**estimates.metrics, **self.guard.metrics},
         )
-        if config.lr_schedule == "adaptive" and warmth == 1.0:
-            self._adapt_learning_rate(epoch_kl)
-        return update
 
-    def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> OfRollout:
-        """Return what minibatches are taken from; apart: each has memory of its own, where it is samples."""
-        batch: OfRollout
-        if self.minibatch_class is not None:
-            batch = self.minibatch_class(rollout, estimates)
-        elif self.remembers:
-            batch = Histories(rollout, estimates)
-        else:
-            batch = Batch(rollout, estimates, apart=apart)
-        if self.reference is not None:
-            batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
-        return batch
+    def adam_state(self) -> list[torch.Tensor]:
+        return adam_state(self.optimizer, self.parameters)
 
-    def _summed(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return the sums `[n]` over all shards of all ranks on rank 0, zeros on others, of this rank's `[S, n]`."""
-        of_all = self.gather(sums).flatten(0, 1).sum(dim=0)
-        return of_all if self.rank == 0 else torch.zeros_like(of_all)
+    # -- 1. Schedules.
 
-    def _plan(self, rollout: Rollout, iteration: int, shape: BatchShape) -> list[Plan]:
-        """Return this rank's minibatches of every epoch."""
-        num_epochs = self.config.num_epochs
-        plan = [local_minibatches(self.seed, iteration, k, shape, self.rank) for k in range(num_epochs)]
-        if not self._num_sequences and len(rollout.rewards) < shape.rollout_steps:
-            plan = [of_first(rollout.rewards.numel(), *of_epoch) for of_epoch in plan]
-        return plan
-
-    def _warmth(self, progress: float) -> float:
-        """Return the share of the full step size: that of ppo.warmup_steps done when this iteration is."""
+    def _warmup(self, progress: float) -> float:
+        """Return the share of the full step size: that of ppo.warmup_steps done after this iteration."""
         config = self.config
         num_steps = round(progress * config.total_steps) + self.shape.batch_size
         return min(1.0, num_steps / config.warmup_steps) if config.warmup_steps else 1.0
 
-    def _estimates(self, rollout: Rollout) -> Estimates:
+    def _adapt_learning_rate(self, kl: float) -> None:
+        """Divide the step size by 1.5 above twice the target divergence, multiply it by 1.5 below half of it."""
+        target = self.config.adaptive_kl or 0.01
+        start = self.config.learning_rate * self.shape.learning_rate_scale
+        low, high = min(_ADAPTIVE_LR_RANGE[0], start), max(_ADAPTIVE_LR_RANGE[1], start)
+        if kl > 2 * target:
+            self.learning_rate = max(low, self.learning_rate / 1.5)
+        elif kl < target / 2:
+            self.learning_rate = min(high, self.learning_rate * 1.5)
+
+    # -- 2. Rewards.
+
+    def _scaled_rewards(self, rollout: Rollout) -> torch.Tensor:
+        """Return rewards `[T, E]` as the estimator reads them: scaled, clipped and normalised as the settings say."""
         rewards, config = rollout.rewards, self.config
-        if config.algorithm == "ppo":  # of whole episodes they come in float64, which groups need
+        if not self.estimator.reads_float64:
             rewards = rewards.to(rollout.values.dtype)
         if config.reward_scale != 1.0:
             rewards = rewards * config.reward_scale
@@ -244,26 +274,207 @@ class Learner:
         if self.reward_normalizer is not None:
             ended = rollout.terminated | rollout.truncated
             rewards = self.reward_normalizer(rewards, ended, rollout.valid, self.gather)
-        return self.estimator(rollout, rewards, in_cpp=isinstance(self.step, NativeStep))
+        return rewards
 
-    def _stop(self, error: NotFinite, iteration: int) -> NoReturn:
+    # -- 3. Minibatches. Their unit is a sample, or a sequence of L steps: C = num_sequences of each environment.
+
+    @property
+    def _shape_of_units(self) -> BatchShape:
+        return replace(self.shape, rollout_steps=self.num_sequences) if self.num_sequences else self.shape
+
+    def _in_units(self, x: torch.Tensor) -> np.ndarray:
+        """Return x `[T, E]` by unit: `[T * E]` for samples, or summed over each sequence `[C * E]`."""
+        if self.num_sequences:
+            x = x.unflatten(0, (self.num_sequences, -1)).sum(dim=1)
+        return x.flatten().cpu().numpy()
+
+    def _plan(self, rollout: Rollout, iteration: int) -> list[EpochPlan]:
+        """Return this rank's units in the order of every epoch."""
+        shape = self._shape_of_units
+        plan = [
+            local_minibatches(self.seed, iteration, epoch, shape, self.rank)
+            for epoch in range(self.config.num_epochs)
+        ]
+        if not self.num_sequences and len(rollout.rewards) < shape.rollout_steps:
+            # ddp_preempt ended this rollout early: the same minibatches, without the samples that are missing.
+            plan = [of_first(rollout.rewards.numel(), *epoch) for epoch in plan]
+        return plan
+
+    def _batch(self, rollout: Rollout, estimates: Estimates, *, apart: bool) -> MinibatchSource:
+        batch: MinibatchSource
+        if self.model.minibatch_class is not None:
+            batch = imported(self.model.minibatch_class)(rollout, estimates)
+        elif self.model.state_size:
+            batch = SequenceBatch(rollout, estimates)
+        else:
+            batch = SampleBatch(rollout, estimates, apart=apart)
+        if self.reference is not None:
+            batch.fields["ref_logprobs"] = self.reference.logprobs(batch)
+        return batch
+
+    # -- 5. and 6. Faults and sums.
+
+    def _fail(self, error: UpdateNotFinite, iteration: int) -> NoReturn:
+        """Raise NonFiniteError, the same on all ranks, naming the ranks whose loss is not finite."""
         local = torch.tensor([error.loss, *error.terms.values()], dtype=torch.float64)
         losses_by_rank, *to_blame = self.gather(local).T.tolist()
         where = where_not_finite(error, losses_by_rank, to_blame)
-        before = (
-            "; all ranks stopped before the optimizer moved" if error.moves_nothing else "; all ranks stopped"
-        )
+        stopped = "all ranks stopped at the same minibatch" if error.is_gradient else "all ranks stopped"
         raise NonFiniteError(
-            f"{where} is not finite in iteration {iteration}{before}. Losses by rank: {losses_by_rank}. A smaller "
+            f"{where} is not finite in iteration {iteration}; {stopped}. Losses by rank: {losses_by_rank}. A smaller "
             "ppo.learning_rate, ppo.normalize_rewards=true or ppo.normalize_obs=true often helps"
-            f"{self.tolerance.exhausted()}"
+            f"{self.guard.exhausted()}"
         )
 
-    def _adapt_learning_rate(self, kl: float) -> None:
-        target = self.config.adaptive_kl or 0.01
-        start = self.config.learning_rate * self.shape.learning_rate_scale
-        low, high = min(_ADAPTIVE_LR_RANGE[0], start), max(_ADAPTIVE_LR_RANGE[1], start)
-        if kl > 2 * target:
-            self.learning_rate = max(low, self.learning_rate / 1.5)
-        elif kl < target / 2:
-            self.learning_rate = min(high, self.learning_rate * 1.5)
+    def _skipped(self) -> Update:
+        """Return the report of an update that was undone."""
+        return Update(
+            local_sums=torch.zeros_like(self.step.sums[0], device="cpu"),
+            num_samples=0,
+            steps=0,
+            epochs=0,
+            grad_norm=math.nan,
+            learning_rate=self.learning_rate * self.guard.step_factor,
+            explained_variance=math.nan if self.estimator.learns_values else None,
+            metrics=self.guard.metrics,
+        )
+
+    def _sum_in_order(self, sums: torch.Tensor) -> torch.Tensor:
+        """Return on rank 0 the sums `[n]` over all shards of all ranks, added in their order; zeros elsewhere."""
+        of_all = self.gather(sums).flatten(0, 1).sum(dim=0)
+        return of_all if self.rank == 0 else torch.zeros_like(of_all)
+
+
+class EagerStep:
+    """The loop over minibatches in PyTorch, one operation after another."""
+
+    def __init__(self, learner: Learner) -> None:
+        config, self.parameters = learner.config, learner.parameters
+        self.sync = learner.sync
+        self.distribution = learner.model.distribution
+        self.optimizer = learner.optimizer
+        self.scale = learner.scale
+        self.terms = terms_of(config.losses)  # of the user's own
+        device, num_shards = self.parameters.device, learner.shape.local_num_shards
+        self.sums = torch.zeros(num_shards, len(statistic_names(config)), dtype=torch.float64, device=device)
+        self._coefficients = Coefficients.of(config)
+        self._max_norm = config.max_grad_norm
+        self._norms = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss = torch.zeros(
+            (), dtype=torch.float64, device=device
+        )  # this rank's, of the last finite step
+
+    def begin(self, learning_rate: float, clip_coef: float) -> None:
+        self.sums.zero_()
+        self._norms.zero_()
+        self.optimizer.param_groups[0]["lr"] = learning_rate
+        self._coefficients = self._coefficients._replace(clip=clip_coef)
+
+    def epoch(
+        self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
+        parts = iter(batch.minibatches(order, bounds))
+        for count in counts:
+            shards = list(itertools.islice(parts, len(self.sums)))
+            if count == 0:  # no rank has a sample in this minibatch
+                continue
+
+            # Forward, loss and backward. The loss is a local sum over a global count, so gradients are summed.
+            loss = torch.zeros_like(self._loss)
+            for minibatch, sums in zip(shards, self.sums, strict=True):
+                params, values = outputs(self.sync.model, minibatch)
+                weights = minibatch["weights"]
+                per_sample, terms = loss_per_sample(
+                    params, values, minibatch, self.distribution, self._coefficients
+                )
+                own: list[torch.Tensor] = []
+                if self.terms:
+                    added, own = own_losses(
+                        self.terms, samples_of(minibatch, params, values, self.distribution)
+                    )
+                    per_sample = per_sample + added
+                local_loss = torch.dot(weights, per_sample) / count
+                # The one collective of a minibatch: afterwards every rank holds the same gradient.
+                self.sync.backward_(local_loss * nan_unless_finite(local_loss))
+                with torch.no_grad():
+                    sums += torch.stack([*terms.statistics(self._coefficients.clip), *own]) @ weights
+                loss = loss + local_loss.detach().double()
+
+            # Clip by the norm over all parameters, then Adam.
+            gradient = self.parameters.grad
+            assert gradient is not None
+            with torch.no_grad():
+                self._loss.copy_(torch.where(self._norms.isfinite(), loss, self._loss))
+                norm = gradient.norm()
+                self._norms += norm.double()
+                gradient.mul_((self._max_norm / (norm + NORM_EPS)).clamp(max=1.0))
+                # Adam does nothing while found_inf is 1 (torch.amp.GradScaler's switch). The norms' sum stays NaN from
+                # the first NaN on, so nothing moves for the rest of the iteration; `end` tells the learner.
+                self.optimizer.found_inf = 1.0 - self._norms.isfinite().float()  # type: ignore[attr-defined]
+                with scaled_step(self.parameters, self.scale):
+                    self.optimizer.step()
+
+    def end(self) -> float:
+        norms = self._norms.item()
+        if not math.isfinite(norms):
+            raise UpdateNotFinite(self._loss.item(), terms=self._terms_to_blame())
+        return norms
+
+    def _terms_to_blame(self) -> dict[str, bool]:
+        """Return which of the user's terms were not finite although the rest of the loss was."""
+        is_finite = self.sums.isfinite().all(dim=0).tolist()
+        num_ours = len(is_finite) - len(self.terms)
+        of_terms = zip(self.terms, is_finite[num_ours:], strict=True)
+        return {term.name: not finite and all(is_finite[:num_ours]) for term, finite in of_terms}
+
+
+# -- Parts of a step that all implementations share.
+
+
+def adam_state(optimizer: torch.optim.Adam, parameters: torch.nn.Parameter) -> list[torch.Tensor]:
+    """Return Adam's number of steps and its two moments; zeros before the first step, as Adam itself begins."""
+    state = optimizer.state[parameters]
+    if not state:
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameters.device)
+        state["exp_avg"] = torch.zeros_like(parameters.data)
+        state["exp_avg_sq"] = torch.zeros_like(parameters.data)
+    return [state["step"], state["exp_avg"], state["exp_avg_sq"]]
+
+
+def step_scale(model: torch.nn.Module, config: AlgorithmSettings) -> torch.Tensor | None:
+    """Return the step size of each parameter relative to ppo.learning_rate `[num_parameters]`; None if all are 1."""
+    if not config.learning_rates:
+        return None
+    scales = []
+    for name, p in model.named_parameters():
+        part = part_of(name, config.learning_rates)
+        rate = config.learning_rate if part is None else config.learning_rates[part]
+        scales.append(torch.full_like(p.detach(), rate / config.learning_rate).reshape(-1))
+    return torch.cat(scales)
+
+
+@contextmanager
+def scaled_step(parameters: torch.nn.Parameter, scale: torch.Tensor | None) -> Iterator[None]:
+    """Multiply the change that Adam makes in this context by `scale` `[num_parameters]`: a step size of each."""
+    if scale is None:
+        yield
+        return
+    before = parameters.detach().clone()
+    yield
+    parameters.data.copy_(before.lerp_(parameters.data, scale))
+
+
+CLIP = 0  # the place of ppo.clip_coef in `constants`, which a schedule changes
+
+
+def constants(config: AlgorithmSettings, device: torch.device) -> torch.Tensor:
+    """Return the settings that a compiled step reads, `[6]` float64."""
+    values = [
+        config.clip_coef,
+        config.value_coef,
+        config.entropy_coef,
+        config.clip_value_coef or math.inf,
+        config.max_grad_norm,
+        config.adam_eps,
+    ]
+    return torch.tensor(values, dtype=torch.float64, device=device)

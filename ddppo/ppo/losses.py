@@ -1,18 +1,46 @@
-"""PPO's losses and diagnostics per sample. The caller sums them and divides by a count over all ranks."""
+"""The loss of PPO and its statistics, per sample: formulas, their sum, and terms of the user's own (ppo.losses).
 
+    loss = policy_loss + value_coef * value_loss - entropy_coef * entropy [+ kl_coef * kl_reference] [+ own terms]
+
+Tensors in, tensors out: the learner sums over samples and divides by a count over all ranks. The eager step and
+torch.compile's step (compiled.py) both call `loss_per_sample`. The step in C++ repeats it with gradients derived by
+hand (native/src/losses.hpp); gradient_check.py compares the two before a run. A new built-in term changes
+`Coefficients`, `loss_per_sample`, `LossTerms.statistics` and `STATISTICS`, the settings
+(config/algorithm_settings.py), the table of metrics (records/metrics.py), and either losses.hpp or `why_not_cpp`
+(cpp/network.py). A term of one's own needs none of this: docs/guide/loss.md.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
+from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models.actor_critic import Obs
 from ddppo.models.distributions import ActionDistribution
 from ddppo.plugins import imported
-from ddppo.ppo.minibatches import At, Minibatch, OfRollout, outputs
+from ddppo.ppo.minibatches import Minibatch
 from ddppo.spaces import each
 from ddppo.tracebacks import in_one_line
+
+Distribution = Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution]  # of parameters and mask
+
+# Statistics that every learner sums over samples, in this order. With ppo.kl_coef that of the reference follows, then
+# one for each of ppo.losses.
+STATISTICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "ratio_outliers")
+_KL_REFERENCE = "kl_reference"
+
+
+def statistic_names(config: AlgorithmSettings) -> tuple[str, ...]:
+    """Return the metrics that a learner sums, in their order."""
+    of_ppo = (*STATISTICS, _KL_REFERENCE) if config.kl_coef else STATISTICS
+    return (*(f"train/{name}" for name in of_ppo), *(f"loss/{name}" for name in config.losses))
+
+
+# -- Formulas.
 
 
 def clipped_surrogate_loss(
@@ -60,92 +88,122 @@ def is_outlier(log_ratio: torch.Tensor) -> torch.Tensor:
     return log_ratio.abs() > 0.6931471805599453
 
 
-# -- The policy that ppo.kl_coef holds a run's policy to.
+# -- The loss of a minibatch.
 
 
-_ROWS = 8192  # of one forward; they bound memory, not results
+class Coefficients(NamedTuple):
+    """The coefficients of the loss: numbers, or scalar tensors if the loss is compiled."""
+
+    clip: float  # eps, the range of the probability ratio
+    value: float
+    entropy: float
+    clip_value: float | None
+    kl: float = 0.0  # of the divergence from the reference policy
+
+    @classmethod
+    def of(cls, config: AlgorithmSettings) -> "Coefficients":
+        return cls(
+            config.clip_coef, config.value_coef, config.entropy_coef, config.clip_value_coef, config.kl_coef
+        )
 
 
-class Reference:
-    """A copy of the parameters that a run began with. at, distribution: the model's, whose parameters these are."""
+class LossTerms(NamedTuple):
+    """Per sample, `[n]` each."""
 
-    def __init__(
-        self,
-        parameters: torch.nn.Parameter,
-        distribution: Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution],
-        at: At,
-    ) -> None:
-        self.vector = parameters.detach().clone()
-        self._parameters = parameters
-        self._distribution = distribution
-        self._at = at
+    policy_loss: torch.Tensor
+    value_loss: torch.Tensor
+    entropy: torch.Tensor
+    log_ratio: torch.Tensor  # log pi(a) - log pi_old(a)
+    kl_reference: torch.Tensor | None  # None without a reference policy
 
-    @torch.no_grad()
-    def logprobs(self, batch: OfRollout) -> torch.Tensor:
-        """Return log pi_ref of what was done, in the shape of the batch's other fields; 0 for what weighs nothing."""
-        weights = batch.fields["weights"]
-        found = torch.zeros_like(weights)
-        is_used = weights > 0 if weights.ndim == 1 else (weights > 0).any(dim=1)
-        used = is_used.nonzero().squeeze(1)
-        rows = max(1, _ROWS // weights[0].numel())
-        now = self._parameters.detach().clone()
-        self._parameters.data.copy_(self.vector)
-        try:
-            for part in used.split(rows):
-                (minibatch,) = batch.minibatches(part, [0, len(part)])
-                params, _ = outputs(self._at, minibatch)
-                policy = self._distribution(params, minibatch.get("mask"))
-                logprobs = policy.log_prob(minibatch["actions"])
-                if "places" in minibatch:
-                    found[minibatch["places"]] = logprobs
-                else:
-                    found[part] = logprobs
-        finally:
-            self._parameters.data.copy_(now)
-        return found
+    def statistics(self, clip: float) -> list[torch.Tensor]:
+        """Return what `STATISTICS` names, and the divergence from the reference if there is one, `[n]` each."""
+        dtype = self.log_ratio.dtype
+        found = [
+            self.policy_loss,
+            self.value_loss,
+            self.entropy,
+            approx_kl(self.log_ratio),
+            is_clipped(self.log_ratio, clip_coef=clip).to(dtype),
+            is_outlier(self.log_ratio).to(dtype),
+        ]
+        return found if self.kl_reference is None else [*found, self.kl_reference]
 
 
-# -- Loss terms of a user's own beside PPO's: what they are given, how they are found, and how they are tried.
+def loss_per_sample(
+    params: torch.Tensor,
+    values: torch.Tensor,
+    minibatch: Minibatch,
+    distribution: Distribution,
+    coefficients: Coefficients,
+) -> tuple[torch.Tensor, LossTerms]:
+    """Return the loss `[n]` of a model's outputs (action parameters `[n, P]`, values `[n]`), and its terms.
+
+    With "ref_logprobs" in the minibatch, the loss has the divergence from a reference policy: the k3 estimate of
+    KL(pi || pi_ref) on actions sampled from pi (GRPO, arXiv:2402.03300, eq. 4).
+    """
+    policy = distribution(params, minibatch.get("mask"))
+    logprobs = policy.log_prob(minibatch["actions"])
+    log_ratio = logprobs - minibatch["logprobs"]
+    entropy = policy.entropy()
+    policy_loss = clipped_surrogate_loss(log_ratio, minibatch["advantages"], clip_coef=coefficients.clip)
+    if "returns" in minibatch:
+        of_value = value_loss(
+            values, minibatch["values"], minibatch["returns"], clip_value_coef=coefficients.clip_value
+        )
+    else:
+        of_value = 0.0 * values  # no value is learned, but DistributedDataParallel waits for every gradient
+    loss = policy_loss + coefficients.value * of_value - coefficients.entropy * entropy
+    kl_reference = None
+    if "ref_logprobs" in minibatch:
+        kl_reference = approx_kl(minibatch["ref_logprobs"] - logprobs)
+        loss = loss + coefficients.kl * kl_reference
+    return loss, LossTerms(policy_loss, of_value, entropy, log_ratio, kl_reference)
+
+
+def nan_unless_finite(loss: torch.Tensor) -> torch.Tensor:
+    """Return 1, or NaN if the loss is not finite.
+
+    Times the loss, it makes the gradient of one rank NaN, so the sum over ranks is NaN on every rank: all ranks see
+    the fault at the same minibatch without a collective of its own.
+    """
+    return torch.where(loss.detach().isfinite(), 1.0, math.nan)
+
+
+# -- Terms of the user's own beside PPO's loss:
 #
 # def still(samples):                           # ppo.losses={still: {term: my_pkg.losses:still, coef: 0.01}}
 #     return samples.policy.mode().square().sum(dim=-1)
 
 
-Distribution = Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution]
-
-
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a term is given: n samples of a minibatch, and what the model makes of them.
+    """The n samples of a minibatch, as a term of the user's own gets them.
 
-    params `[n, P]`, values `[n]` and policy, the distribution that params describe of what the mask allows, depend on
-    the parameters; all else is as the rollout left it. obs: as the model is given them, None where a minibatch is of
-    whole sequences. actions `[n, *action.shape]`. mask `[n, mask_size]` bool, None without masks. old_logprobs,
-    old_values `[n]`: of the policy that acted. advantages `[n]`, normalised; returns `[n]`. Of grpo old_values and
-    returns are None.
+    `params`, `values` and `policy` depend on the parameters; everything else is as the rollout left it.
     """
 
-    obs: Obs | None
-    actions: torch.Tensor
-    mask: torch.Tensor | None
-    params: torch.Tensor
-    policy: ActionDistribution
-    values: torch.Tensor
-    old_logprobs: torch.Tensor
-    old_values: torch.Tensor | None
-    advantages: torch.Tensor
-    returns: torch.Tensor | None
+    obs: Obs | None  # as the model gets them; None if a minibatch holds whole sequences of tokens
+    actions: torch.Tensor  # [n, *action.shape]
+    mask: torch.Tensor | None  # [n, mask_size] bool; None without action masks
+    params: torch.Tensor  # [n, P] parameters of the action distribution
+    policy: ActionDistribution  # that distribution, restricted to what the mask allows
+    values: torch.Tensor  # [n]
+    old_logprobs: torch.Tensor  # [n], of the policy that acted
+    old_values: torch.Tensor | None  # [n], of the policy that acted; None for grpo
+    advantages: torch.Tensor  # [n], normalised
+    returns: torch.Tensor | None  # [n]; None for grpo
 
 
 class Term(NamedTuple):
-    """One of ppo.losses: per sample `[n]` of Samples, times coef, beside PPO's own loss per sample."""
+    """One of ppo.losses, added to PPO's loss."""
 
     name: str
-    function: Callable[[Samples], torch.Tensor]
+    function: Callable[[Samples], torch.Tensor]  # returns a loss per sample [n]
     coef: float
 
     def __call__(self, samples: Samples) -> torch.Tensor:
-        """Return the term `[n]` without its coefficient. Raises TrainingError where that is not what it returns."""
+        """Return the term `[n]`, without its coefficient. Raises TrainingError for another type or shape."""
         found, values = self.function(samples), samples.values
         if not isinstance(found, torch.Tensor):
             raise TrainingError(
@@ -180,6 +238,7 @@ def terms_of(losses: Mapping[str, Any]) -> tuple[Term, ...]:
 def samples_of(
     minibatch: Minibatch, params: torch.Tensor, values: torch.Tensor, distribution: Distribution
 ) -> Samples:
+    """Return a minibatch with the model's outputs for it, as terms of the user's own get it."""
     mask, obs = minibatch.get("mask"), minibatch.get("obs")
     if "unrolled" in minibatch:
         obs = each(lambda x: x.flatten(0, 1), minibatch["unrolled"][0])
@@ -200,7 +259,7 @@ def samples_of(
 def own_losses(terms: tuple[Term, ...], samples: Samples) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the sum of the terms, each times its coefficient, and the terms, `[n]` each.
 
-    Of no sample, which is a rank's share of some minibatches, no term is asked.
+    A rank may have no sample of a minibatch; the user's function is not called for none.
     """
     found = [term(samples) if len(samples.values) else torch.zeros_like(samples.values) for term in terms]
     return torch.stack([term.coef * x for term, x in zip(terms, found, strict=True)]).sum(dim=0), found

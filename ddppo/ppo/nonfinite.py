@@ -1,36 +1,56 @@
-"""What a learner does where a loss, a gradient or what was learned is not finite: on_nonfinite."""
+"""What happens if a loss, a gradient or a parameter is not finite: on_nonfinite = stop, skip_batch or restore.
+
+A rank whose loss is not finite makes the gradient of all ranks NaN (losses.py), so all ranks see the fault at the same
+minibatch, move nothing from there on, and raise UpdateNotFinite at the end of the iteration. Then the learner
+
+    stop          raises NonFiniteError: the run ends, its last checkpoint stays
+    skip_batch    undoes the whole update (`snapshot`) and goes on with the next rollout
+    restore       raises NonFiniteError; loop/rank.py goes back to the last checkpoint, with smaller steps
+"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from ddppo.ppo.step import NotFinite, adam_state
 
 if TYPE_CHECKING:
     from ddppo.ppo.learner import Learner
 
 
-@dataclass(slots=True)
-class Tolerance:
-    """What on_nonfinite says, and what came of it so far; equal on all ranks that learn.
+class UpdateNotFinite(Exception):
+    """Raised on all ranks at the end of an iteration's minibatches; the learner handles it.
 
-    most: batches skipped in a row, or ways back. factor: of step sizes, with every way back. skipped: batches in all;
-    in_row: since the last that was learned from. restored: ways back to a checkpoint.
+    loss: this rank's, at the first minibatch whose gradient was not finite. what: names what is not finite if it is no
+    gradient. terms: for each of ppo.losses, whether it is the cause on this rank.
     """
 
-    mode: str = "stop"
-    most: int = 10
-    factor: float = 0.5
-    skipped: int = 0
-    in_row: int = 0
-    restored: int = 0
+    def __init__(
+        self, loss: float, what: str | None = None, terms: Mapping[str, bool] = MappingProxyType({})
+    ) -> None:
+        super().__init__(loss)
+        self.loss = loss
+        self.terms = terms
+        self.what = what or "the gradient, though no loss,"
+        self.is_gradient = what is None
+
+
+@dataclass(slots=True)
+class NonFiniteGuard:
+    """The settings on_nonfinite*, and what has happened so far; equal on all ranks that learn."""
+
+    mode: str = "stop"  # on_nonfinite
+    most: int = 10  # on_nonfinite_max: updates skipped in a row, or returns to a checkpoint
+    factor: float = 0.5  # on_nonfinite_factor: of step sizes, with every return to a checkpoint
+    skipped: int = 0  # updates, in all
+    in_row: int = 0  # updates skipped since the last that was not
+    restored: int = 0  # returns to a checkpoint
 
     @property
     def step_factor(self) -> float:
-        """What step sizes are multiplied by."""
+        """The factor of step sizes."""
         return self.factor**self.restored
 
     @property
@@ -40,7 +60,7 @@ class Tolerance:
         return {"train/restores": float(self.restored)} if self.mode == "restore" else {}
 
     def may_skip(self) -> bool:
-        """Count a batch that is not finite and return whether it may be skipped."""
+        """Return whether this update may be skipped, and count it if so."""
         if self.mode != "skip_batch" or self.in_row == self.most:
             return False
         self.skipped += 1
@@ -48,7 +68,7 @@ class Tolerance:
         return True
 
     def exhausted(self) -> str:
-        """Return what to add to an error's message, of what was tried before."""
+        """Return the end of an error message: what was tried before."""
         if self.mode == "skip_batch":
             return f". {self.in_row} batches in a row were skipped before (on_nonfinite_max)"
         if self.mode == "restore" and self.restored:
@@ -56,54 +76,52 @@ class Tolerance:
         return ""
 
     def state(self) -> list[int]:
-        """Return what came of it, for a checkpoint."""
+        """Return the counts, for a checkpoint."""
         return [self.skipped, self.in_row, self.restored]
 
     def load(self, state: list[int]) -> None:
         self.skipped, self.in_row, self.restored = state
 
 
-def remembered(learner: "Learner") -> Callable[[], None]:
-    """Copy what an update changes that lasts: parameters, Adam's moments, normalisers, the step size.
+def snapshot(learner: "Learner") -> Callable[[], None]:
+    """Copy what an update changes, and return a function that restores it.
 
-    Returns what puts it back. Discounted returns under way go on: they are of the environments, not of learning.
+    That is the parameters, Adam's steps and moments, the normalisers' moments and the step size. The discounted
+    returns under way are not restored: they belong to the environments, which have stepped on.
     """
-    moving = [learner.parameters.data, *adam_state(learner.optimizer, learner.parameters)]
-    copies = [x.clone() for x in moving]
-    learning_rate, of_obs, of_rewards = (
-        learner.learning_rate,
-        learner.obs_normalizer,
-        learner.reward_normalizer,
-    )
-    obs_state = None if of_obs is None else of_obs.state
-    reward_state = None if of_rewards is None else of_rewards.state
+    changing = [learner.parameters.data, *learner.adam_state()]
+    copies = [x.clone() for x in changing]
+    learning_rate, obs, rewards = learner.learning_rate, learner.obs_normalizer, learner.reward_normalizer
+    obs_state = None if obs is None else obs.state
+    reward_state = None if rewards is None else rewards.state
 
-    def put_back() -> None:
-        for x, copy in zip(moving, copies, strict=True):
+    def restore() -> None:
+        for x, copy in zip(changing, copies, strict=True):
             x.copy_(copy)
         learner.learning_rate = learning_rate
-        if of_obs is not None and obs_state is not None:
-            of_obs.load(obs_state)
-        if of_rewards is not None and reward_state is not None:
-            of_rewards.state = reward_state
+        if obs is not None and obs_state is not None:
+            obs.load(obs_state)
+        if rewards is not None and reward_state is not None:
+            rewards.state = reward_state
 
-    return put_back
+    return restore
 
 
 def all_finite(learner: "Learner") -> bool:
-    """Return whether what was learned is finite: parameters, and the moments of normalisers."""
+    """Return whether the parameters and the normalisers' moments are finite."""
     found = [learner.parameters.data]
-    found += [of.state for of in (learner.obs_normalizer, learner.reward_normalizer) if of is not None]
-    # NumPy adds in a fifth of torch's time what a C++ epoch left; only a sum that overflowed is looked at again.
+    found += [n.state for n in (learner.obs_normalizer, learner.reward_normalizer) if n is not None]
+    # One NumPy sum a tensor, which after an epoch in C++ takes a fifth of torch's time. A sum can also overflow, so one
+    # that is not finite is looked at again.
     with np.errstate(all="ignore"):
         return all(math.isfinite(x.cpu().numpy().sum()) or bool(x.isfinite().all()) for x in found)
 
 
-def where_not_finite(error: NotFinite, losses_by_rank: list[float], to_blame: list[list[float]]) -> str:
-    """Return what was not finite, by ranks. to_blame: of each of error.terms, 1 on ranks where it is why, else 0."""
+def where_not_finite(error: UpdateNotFinite, losses_by_rank: list[float], to_blame: list[list[float]]) -> str:
+    """Return the subject of the error message. to_blame: for each of error.terms, 1 on ranks where it is the cause."""
     ranks = [rank for rank, value in enumerate(losses_by_rank) if not math.isfinite(value)]
     if not ranks:
         return error.what
-    said = f"the loss of rank {', '.join(map(str, ranks))}"
-    terms = [name for name, of_ranks in zip(error.terms, to_blame, strict=True) if any(of_ranks)]
-    return f"ppo.losses.{', ppo.losses.'.join(terms)}, a part of {said}," if terms else said
+    where = f"the loss of rank {', '.join(map(str, ranks))}"
+    terms = [name for name, by_rank in zip(error.terms, to_blame, strict=True) if any(by_rank)]
+    return f"ppo.losses.{', ppo.losses.'.join(terms)}, a part of {where}," if terms else where

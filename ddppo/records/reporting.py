@@ -22,8 +22,8 @@ from ddppo.distributed.topologies.contract import Layout
 from ddppo.distributed.topologies.program import Collected, OwnPaceReport
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
+from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.rollout import FinishedEpisode
-from ddppo.ppo.step import STATISTICS
 from ddppo.records.metrics import ROLES, TOPOLOGY_METRICS, IterationReport
 from ddppo.records.timing import LocalTimes, split_waiting
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from ddppo.ppo.step import EagerStep
 
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
@@ -16,7 +17,6 @@ from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.loop.backend import example, worst_error
 from ddppo.models.build import build_model
 from ddppo.ppo.compiled import CompiledStep
-from ddppo.ppo.step import EagerStep
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from experiments.pixels.precision import MODELS, ROUNDS, ROWS
 

@@ -17,7 +17,7 @@ from ddppo.errors import NonFiniteError
 from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution
 from ddppo.ppo import losses
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learner import Learner, Normalizers
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
@@ -194,17 +194,18 @@ def learner_of(group, scenario):
     return Learner(
         config,
         shape,
-        model.distribution,
-        parameters.vector,
-        at=sync.model,
-        backward_=sync.backward_,
-        gather=group.gather,
-        rank=group.rank,
-        seed=0,
-        obs_normalizer=ObsNormalizer(ArraySpec((3,)), CPU, DOUBLE) if scenario.normalize else None,
-        reward_normalizer=(
-            RewardNormalizer(NUM_ENVS // group.world_size, config.gamma, CPU) if scenario.normalize else None
+        model,
+        sync,
+        group,
+        Normalizers(
+            ObsNormalizer(ArraySpec((3,)), CPU, DOUBLE) if scenario.normalize else None,
+            (
+                RewardNormalizer(NUM_ENVS // group.world_size, config.gamma, CPU)
+                if scenario.normalize
+                else None
+            ),
         ),
+        seed=0,
     )
 
 

@@ -19,7 +19,7 @@ from ddppo.envs.make import make_vec_env
 from ddppo.models.build import build_model
 from ddppo.ppo.advantages import gae
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learner import Learner, Normalizers
 from ddppo.ppo.normalization import ObsNormalizer, moments
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
@@ -198,7 +198,7 @@ class Played:
             env.close()
 
     def _play(self, env, backend, normalize):
-        if backend == "gym_vector":
+        if backend == "native":
             env._envs = tape = Tape(env._envs)
         self.spec = env.spec
         self.model = build_model(env.spec, settings_of("model", hidden_sizes=[16]), 3, torch.float64)
@@ -223,7 +223,7 @@ class Played:
             self.episodes += [(e.env_index, k * STEPS + e.step, e.episode_return, e.length) for e in episodes]
             if self.normalizer is not None:
                 self.normalizer.update_(moments(rollout.raw_obs[rollout.valid]))
-        if backend == "gym_vector":
+        if backend == "native":
             self.transitions = [from_tape(tape.steps, i) for i in range(NUM_ENVS)]
         else:
             actions = torch.cat([rollout.actions for rollout in self.rollouts]).numpy()
@@ -278,7 +278,7 @@ def played():
     return play
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["sync", "pool", "gym_vector"])
+BACKENDS = pytest.mark.parametrize("backend", ["sync", "pool", "native"])
 
 
 @BACKENDS
@@ -340,7 +340,7 @@ def test_rollouts_hold_exactly_the_true_transitions(played, backend):
     valid = torch.cat([rollout.valid for rollout in game.rollouts])
     for i in range(NUM_ENVS):
         assert valid[:, i].nonzero().flatten().tolist() == [t.row for t in game.transitions[i]]
-    assert valid.all() == (backend != "gym_vector")
+    assert valid.all() == (backend != "native")
 
 
 @BACKENDS
@@ -365,7 +365,7 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
     game = played(backend)
     rollout = game.rollouts[1]
     num_valid = sum(STEPS <= t.row < 2 * STEPS for i in range(NUM_ENVS) for t in game.transitions[i])
-    assert (num_valid == STEPS * NUM_ENVS) == (backend != "gym_vector")
+    assert (num_valid == STEPS * NUM_ENVS) == (backend != "native")
     garbled = copied(rollout)
     for x in (
         garbled.obs,
@@ -385,15 +385,11 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
         learner = Learner(
             config,
             BatchShape(NUM_ENVS, STEPS, 1, 4, 2),
-            model.distribution,
-            parameters.vector,
-            at=sync.model,
-            backward_=sync.backward_,
-            gather=group.gather,
-            rank=0,
+            model,
+            sync,
+            group,
+            Normalizers(ObsNormalizer(ArraySpec((4,)), CPU, torch.float64), None),
             seed=0,
-            obs_normalizer=ObsNormalizer(ArraySpec((4,)), CPU, torch.float64),
-            reward_normalizer=None,
         )
         update = learner.update(samples, iteration=1, progress=0.0)
         assert update.num_samples == 2 * num_valid

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddppo.ppo import advantages as groups
+from ddppo.algorithms import grpo as groups
 
 NUM_GROUPS = 4
 

@@ -4,10 +4,9 @@ import math
 import pytest
 import torch
 
-from ddppo.collectives.group import Group
+from ddppo.algorithms.grpo import Reference
 from ddppo.models.actor_critic import EvaluateActions
-from ddppo.ppo.advantages import Gae, GroupRelative, gae
-from ddppo.ppo.losses import Reference
+from ddppo.ppo.advantages import Gae, gae
 from tests.unit.test_learner import LN2, Constant, learner, means, rollout
 
 GRPO = {"algorithm": "grpo", "group_size": 2}
@@ -17,13 +16,15 @@ VALID = [[True] * 4, [True, False, False, True], [True, False, False, False]]
 
 
 def grpo(shape=(3, 4), model=None, **settings):
-    made = learner(shape, model, **{**GRPO, **settings})
-    made.estimator = GroupRelative(made.config, shape[1], 0, Group().gather)
-    return made
+    return learner(shape, model, **{**GRPO, **settings})
+
+
+def estimates(made, samples):
+    return made.estimator(samples, made._scaled_rewards(samples))
 
 
 def test_all_steps_of_a_rollout_share_the_advantage_that_its_return_has_in_its_group():
-    found = grpo()._estimates(rollout(REWARDS, valid=VALID))
+    found = estimates(grpo(), rollout(REWARDS, valid=VALID))
     assert found.advantages.tolist() == [[1.0, -1.0, 0.0, 0.0]] * 3
     assert found.weights.tolist() == [[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
     assert found.metrics == {
@@ -41,7 +42,7 @@ def test_large_returns_that_differ_by_one_teach_in_float32_as_well(scale):
     samples = dataclasses.replace(
         rollout(told.tolist()), rewards=told, logprobs=torch.zeros(2, 4, dtype=torch.float32)
     )
-    found = grpo((2, 4), reward_scale=scale)._estimates(samples)
+    found = estimates(grpo((2, 4), reward_scale=scale), samples)
     assert found.advantages.dtype == found.weights.dtype == torch.float32
     assert found.advantages[0].tolist() == [1.0, -1.0, 0.0, 0.0]
     assert found.metrics["train/groups_without_spread"] == 0.5
@@ -81,8 +82,8 @@ def test_the_value_function_neither_learns_nor_is_told_of():
 
 def test_a_failed_rollout_is_compared_with_nobody_and_not_learned_from():
     valid = [[True, False, True, True]] * 3
-    found = grpo((3, 4), group_size=4)._estimates(
-        rollout([[3.0, 99.0, 1.0, 2.0], *[[0.0] * 4] * 2], valid=valid)
+    found = estimates(
+        grpo((3, 4), group_size=4), rollout([[3.0, 99.0, 1.0, 2.0], *[[0.0] * 4] * 2], valid=valid)
     )
     root = math.sqrt(1.5)
     assert found.advantages[0].tolist() == pytest.approx([root, 0.0, -root, 0.0])
@@ -118,10 +119,17 @@ def test_the_divergence_from_the_reference_is_k3_and_pulls_towards_it():
     model.logits.data[0] = LN2  # 2/3 and 1/3, where the reference has 1/2
     samples = rollout([[1.0, 1.0]], actions=[[0, 1]])
     samples = dataclasses.replace(samples, logprobs=torch.tensor([[2 / 3, 1 / 3]], dtype=torch.float64).log())
-    made.estimator = lambda *_, **__: dataclasses.replace(
-        Gae(made.config)(samples, samples.rewards, in_cpp=False),
-        advantages=torch.zeros(1, 2, dtype=torch.float64), returns=None, moments=None,
-    )  # fmt: skip
+
+    class Zero(Gae):
+        learns_values = False
+
+        def __call__(self, rollout, rewards):
+            zero = torch.zeros(1, 2, dtype=torch.float64)
+            return dataclasses.replace(
+                super().__call__(rollout, rewards), advantages=zero, returns=None, moments=None
+            )
+
+    made.estimator = Zero(made.config)
     update = made.update(samples, 1, 0.0)
     expected = (3 / 4 - math.log(3 / 4) - 1) + (3 / 2 - math.log(3 / 2) - 1)
     assert update.local_sums[-1].item() == pytest.approx(expected)

@@ -4,6 +4,7 @@ Compiling these is for tests/golden, which is slow.
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,17 +14,17 @@ from ddppo import native
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
-from ddppo.distributed.gradient_sync import FlatParameters, FlatSync, step_scale
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.errors import NonFiniteError
 from ddppo.models.actor_critic import ActorCritic, random_obs
 from ddppo.models.build import build_model
 from ddppo.models.distributions import action_distribution, num_noise
 from ddppo.ppo import compiled as compiled_step
 from ddppo.ppo.compiled import CannotCompile, CompiledStep
-from ddppo.ppo.cpp.learner import NativeStep
-from ddppo.ppo.cpp.network import NativeNetwork
+from ddppo.ppo.cpp.learner import CppStep
+from ddppo.ppo.cpp.network import CppNetwork
 from ddppo.ppo.gradient_check import agrees, example, worst_error
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learner import Learner, Normalizers
 from ddppo.ppo.rollout import Rollout
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each
@@ -52,20 +53,15 @@ def made(spec, config, *, kind, monkeypatch, model_config=None, dtype=torch.floa
     learner = Learner(
         config,
         BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs),
-        model.distribution,
-        parameters.vector,
-        at=sync.model,
-        backward_=sync.backward_,
-        gather=group.gather,
-        scale=step_scale(model, config),
-        rank=0,
+        model,
+        sync,
+        group,
+        Normalizers(None, None),
         seed=0,
-        obs_normalizer=None,
-        reward_normalizer=None,
     )
     if kind == "native":
-        network = NativeNetwork(model, spec, parameters.vector)
-        learner.step = NativeStep(network, config, learner.optimizer, group)
+        network = CppNetwork(model, spec, parameters.vector)
+        learner.step = CppStep(network, config, learner.optimizer, group)
     if kind == "torch":
         monkeypatch.setattr(compiled_step, "compiled", lambda function, *_: function)
         learner.step = CompiledStep(
@@ -226,7 +222,8 @@ def test_a_rank_without_samples_in_a_minibatch_adds_nothing(monkeypatch):
     spec = EnvSpec(ArraySpec((4,)), ACTIONS[0])
     learner, model = made(spec, PPOSettings(), kind="torch", monkeypatch=monkeypatch)
     learner.step.begin(1e-3, 0.2)
-    learner.step.take([example(spec, model, 0, torch.Generator())], count=3)
+    empty = SimpleNamespace(minibatches=lambda order, bounds: [example(spec, model, 0, torch.Generator())])
+    learner.step.epoch(empty, order=None, bounds=[0, 0], counts=[3])
     assert not learner.parameters.grad.any()
     assert not learner.step.sums.any()
 

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
+from ddppo.algorithms.grpo import EpisodeCollector
 from ddppo.config.settings import EnvConfig
 from ddppo.config.variants import settings_of
 from ddppo.envs.make import make_vec_env
 from ddppo.models.build import build_model
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.episodes import EpisodeCollector
 from ddppo.ppo.rollout import FinishedEpisode
 from tests.unit.test_collector import CPU, DISCRETE, CountingEnvs, noise
 

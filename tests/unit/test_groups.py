@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.ppo import advantages as groups
+from ddppo.algorithms import grpo as groups
 
 RETURNS = torch.tensor([1.0, 0.0, 1.0, 0.0, 0.1, 0.1, 0.1, 5.0], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])

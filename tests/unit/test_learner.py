@@ -5,19 +5,19 @@ import pytest
 import torch
 from torch import nn
 
+from ddppo.algorithms.grpo import GrpoLearner
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import GrpoSettings
 from ddppo.config.variants import names_of, settings_of
-from ddppo.distributed.gradient_sync import FlatParameters, FlatSync, step_scale
+from ddppo.distributed.gradient_sync import FlatParameters, FlatSync
 from ddppo.errors import NonFiniteError
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import part_of
-from ddppo.plugins import imported
 from ddppo.ppo.advantages import Gae
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.learner import Learner, Normalizers
+from ddppo.ppo.losses import STATISTICS
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer, moments
 from ddppo.ppo.rollout import Rollout
-from ddppo.ppo.step import STATISTICS
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 
@@ -64,20 +64,14 @@ def learner(shape, model=None, *, scale=1.0, obs_normalizer=None, reward_normali
     model = model or Constant()
     parameters, group = FlatParameters(model), Group()
     sync = FlatSync(model, parameters, group)
-    return Learner(
+    return (GrpoLearner if config.algorithm == "grpo" else Learner)(
         config,
         BatchShape(envs, steps, 1, config.num_minibatches, config.num_epochs, scale),
-        model.distribution,
-        parameters.vector,
-        at=sync.model,
-        backward_=sync.backward_,
-        gather=group.gather,
-        scale=step_scale(model, config),
-        rank=0,
+        model,
+        sync,
+        group,
+        Normalizers(obs_normalizer, reward_normalizer),
         seed=0,
-        obs_normalizer=obs_normalizer,
-        reward_normalizer=reward_normalizer,
-        minibatch_class=imported(model.minibatch_class) if model.minibatch_class else None,
     )
 
 
@@ -171,11 +165,14 @@ def test_advantages_are_normalised_over_the_valid_samples_of_each_minibatch_of_e
     rewards = torch.arange(7.0, dtype=torch.float64)[:, None] ** 2
     valid = [[True]] * 6 + [[False]]
     made = learner((7, 1), normalize_advantages="minibatch", num_minibatches=2, num_epochs=3)
-    take = made.step.take
-    made.step.take = lambda shards, count: (
-        seen.append({name: x.clone() for name, x in shards[0].items()}),
-        take(shards, count),
-    )
+    epoch = made.step.epoch
+
+    def watched(batch, order, bounds, counts):
+        minibatches = batch.minibatches(order, bounds)
+        seen.extend({name: x.clone() for name, x in minibatch.items()} for minibatch in minibatches)
+        epoch(batch, order, bounds, counts)
+
+    made.step.epoch = watched
     made.update(rollout(rewards.tolist(), valid=valid), iteration=1, progress=0.0)
     assert len(seen) == 6
     assert len({tuple(minibatch["returns"].tolist()) for minibatch in seen}) > 2
@@ -468,6 +465,6 @@ def test_what_another_policy_acted_counts_by_its_ratio_and_never_more_than_once(
     of_other = dataclasses.replace(
         rollout([[3.0, 3.0]]), ratios=torch.tensor([[0.5, 4.0]], dtype=torch.float64)
     )
-    found = made._estimates(of_other)
+    found = made.estimator(of_other, made._scaled_rewards(of_other))
     assert found.advantages.tolist() == [[1.5, 3.0]]
     assert found.returns.tolist() == [[returned, 3.0]]

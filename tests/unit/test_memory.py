@@ -11,7 +11,7 @@ from ddppo.models.model_check import check_model
 from ddppo.models.recurrent import GRU, LSTM
 from ddppo.ppo.advantages import Estimates
 from ddppo.ppo.collector import Collector, ShardedCollector
-from ddppo.ppo.minibatches import Histories
+from ddppo.ppo.minibatches import SequenceBatch
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_collector import CountingEnvs
 
@@ -201,7 +201,7 @@ def test_a_rollout_in_sequences_is_unrolled_from_what_was_remembered_before_each
     whole, _ = collected(model, steps=8)
     rollout, _ = collected(model, steps=8, sequence_length=2)
     assert rollout.state.shape == (4, 2, 3)
-    batch = Histories(rollout, Estimates(whole.values, whole.valid.double(), whole.values))
+    batch = SequenceBatch(rollout, Estimates(whole.values, whole.valid.double(), whole.values))
     (minibatch,) = batch.minibatches(torch.arange(8), [0, 8])
     params, values = model.unroll(*minibatch["unrolled"])
     logprobs = model.distribution(params).log_prob(minibatch["actions"].view(2, 8))

@@ -10,10 +10,10 @@ from ddppo.config.variants import settings_of
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.models.build import build_model
 from ddppo.ppo.advantages import Estimates, gae
-from ddppo.ppo.cpp.learner import NativeStep
-from ddppo.ppo.cpp.network import NativeNetwork, returns_and_moments, why_not_native
+from ddppo.ppo.cpp.learner import CppStep, returns_and_moments
+from ddppo.ppo.cpp.network import CppNetwork, why_not_native
 from ddppo.ppo.gradient_check import example, worst_error
-from ddppo.ppo.minibatches import Batch
+from ddppo.ppo.minibatches import SampleBatch
 from ddppo.ppo.normalization import moments
 from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
@@ -26,7 +26,7 @@ DISCRETE, BOX = ActionSpec("discrete", (3,)), ActionSpec("box", (2,))
 def network_of(spec, config, dtype=torch.float32):
     model = build_model(spec, config, 0, dtype)
     parameters = FlatParameters(model)
-    return model, NativeNetwork(model, spec, parameters.vector), parameters
+    return model, CppNetwork(model, spec, parameters.vector), parameters
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "elu", "leaky_relu"])
@@ -58,7 +58,7 @@ def test_every_width_is_torchs(hidden_sizes, obs_size, monkeypatch):
 def test_in_float32_it_is_autograds_gradient_up_to_rounding(action):
     spec, config = EnvSpec(ArraySpec((17,)), action), settings_of("model", hidden_sizes=[64, 64])
     model, network, parameters = network_of(spec, config)
-    step = NativeStep(network, PPOSettings(), torch.optim.Adam([parameters.vector]), Group())
+    step = CppStep(network, PPOSettings(), torch.optim.Adam([parameters.vector]), Group())
     assert worst_error(step, spec, model, PPOSettings()) < 2e-6
 
 
@@ -91,7 +91,7 @@ def test_values_saturate_and_extreme_logits_give_no_nan():
     model, network, parameters = network_of(spec, settings_of("model", hidden_sizes=[8]))
     with torch.no_grad():
         parameters.vector.mul_(300)
-    step = NativeStep(network, PPOSettings(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), Group())
+    step = CppStep(network, PPOSettings(entropy_coef=0.1), torch.optim.Adam([parameters.vector]), Group())
     minibatch = example(spec, model, 50, torch.Generator().manual_seed(0))
     minibatch["obs"] *= 1e4
     assert step.gradient(minibatch).isfinite().all()
@@ -111,8 +111,8 @@ def test_a_fault_in_the_sum_over_ranks_ends_the_epoch_and_is_raised(monkeypatch)
                 raise ConnectionError("a peer is gone")
             return tensor
 
-    network = NativeNetwork(model, spec, learner.parameters)
-    learner.step = NativeStep(network, learner.config, learner.optimizer, Two())
+    network = CppNetwork(model, spec, learner.parameters)
+    learner.step = CppStep(network, learner.config, learner.optimizer, Two())
     with pytest.raises(ConnectionError, match="a peer is gone"):
         learner.update(rollout(spec, model), 1, 0.0)
     assert len(calls) == 2
@@ -123,7 +123,7 @@ def test_a_minibatch_without_samples_here_or_on_any_rank_takes_the_step_it_shoul
     spec = EnvSpec(ArraySpec((4,)), DISCRETE)
     learner, model = made(spec, PPOSettings(), kind="native", monkeypatch=monkeypatch)
     samples = rollout(spec, model)
-    batch = Batch(samples, Estimates(samples.values, samples.valid.to(samples.values), samples.values))
+    batch = SampleBatch(samples, Estimates(samples.values, samples.valid.to(samples.values), samples.values))
     order = torch.arange(STEPS * ENVS)
     learner.step.begin(1e-3, 0.2)
     before = learner.parameters.detach().clone()

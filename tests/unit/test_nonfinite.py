@@ -8,7 +8,7 @@ import torch
 from ddppo import native
 from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.errors import NonFiniteError
-from ddppo.ppo.nonfinite import Tolerance
+from ddppo.ppo.nonfinite import NonFiniteGuard
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit import test_learner
@@ -23,7 +23,7 @@ def learner_and_model(request, monkeypatch):
         pytest.skip(why)
     config = PPOSettings(num_epochs=2, num_minibatches=2, learning_rate=1e-2, lr_schedule="none")
     learner, model = made(SPEC, config, kind=request.param, monkeypatch=monkeypatch)
-    learner.tolerance = Tolerance("skip_batch", most=2)
+    learner.guard = NonFiniteGuard("skip_batch", most=2)
     return learner, model
 
 
@@ -50,7 +50,7 @@ def test_a_batch_that_is_skipped_leaves_all_as_if_it_had_not_been_there(learner_
     assert math.isnan(update.grad_norm)
     assert learner.update(samples, 3, 0.0).metrics["train/skipped_batches"] == 1
     assert not torch.equal(learner.parameters.data, before[0])
-    assert learner.tolerance.state() == [1, 0, 0]
+    assert learner.guard.state() == [1, 0, 0]
 
 
 def test_too_many_in_a_row_are_the_end_and_the_parameters_stay_finite(learner_and_model):
@@ -62,14 +62,14 @@ def test_too_many_in_a_row_are_the_end_and_the_parameters_stay_finite(learner_an
     with pytest.raises(NonFiniteError, match="2 batches in a row were skipped before"):
         learner.update(spoiled(rollout(SPEC, model)), 5, 0.0)
     assert learner.parameters.isfinite().all()
-    assert learner.tolerance.skipped == 3
+    assert learner.guard.skipped == 3
 
 
 def test_normalisers_forget_a_batch_that_was_skipped():
     obs_normalizer = ObsNormalizer(ArraySpec((1,)), torch.device("cpu"), torch.float64)
     reward_normalizer = RewardNormalizer(1, 0.9, torch.device("cpu"))
     made = test_learner.learner((2, 1), obs_normalizer=obs_normalizer, reward_normalizer=reward_normalizer)
-    made.tolerance = Tolerance("skip_batch")
+    made.guard = NonFiniteGuard("skip_batch")
     bad = test_learner.rollout([[1.0], [1.0]], ratio=[[1.0], [math.nan]], obs=[[3.0], [5.0]])
     made.update(bad, 1, 0.0)
     assert not obs_normalizer.state.any()
@@ -88,14 +88,14 @@ def test_parameters_that_a_finite_gradient_made_infinite_are_found_before_anythi
     model.logits.data.fill_(1.7e308)
     made = test_learner.learner((2, 1), model, learning_rate=1e308)
     with pytest.raises(
-        NonFiniteError, match=r"^what was learned, though no gradient, is not finite in iteration 4"
+        NonFiniteError, match=r"^a parameter or normaliser, though no gradient, is not finite in iteration 4"
     ):
         made.update(test_learner.rollout([[1.0], [3.0]], actions=[[0], [1]]), 4, 0.0)
 
 
 def test_every_way_back_makes_steps_smaller():
     made = test_learner.learner((2, 1), lr_schedule="none", learning_rate=0.1)
-    made.tolerance = Tolerance("restore", factor=0.5, restored=2)
+    made.guard = NonFiniteGuard("restore", factor=0.5, restored=2)
     update = made.update(test_learner.rollout([[1.0], [3.0]]), 1, 0.0)
     assert update.learning_rate == pytest.approx(0.025)
     assert update.metrics["train/restores"] == 2

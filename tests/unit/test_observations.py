@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ddppo.models.model_check import check_model
 
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
@@ -18,11 +19,10 @@ from ddppo.errors import ConfigError, EnvOutputError
 from ddppo.loop.evaluation import Policy, play_episodes
 from ddppo.models.actor_critic import flat_obs, random_obs
 from ddppo.models.build import build_model
-from ddppo.models.model_check import check_model
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.cpp.learner import NativeStep
-from ddppo.ppo.cpp.network import NativeNetwork, why_not_native
-from ddppo.ppo.learner import Learner
+from ddppo.ppo.cpp.learner import CppStep
+from ddppo.ppo.cpp.network import CppNetwork, why_not_native
+from ddppo.ppo.learner import Learner, Normalizers
 from ddppo.ppo.normalization import ObsNormalizer
 from ddppo.scaling import BatchShape
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec, each, leaves
@@ -94,7 +94,7 @@ def test_sync_and_a_pool_hand_over_the_same_arrays_of_the_types_of_the_spec(name
 def test_a_natively_batched_task_may_observe_a_dict_of_boxes(mode):
     kwargs = {"cards": False, "draws": False}
     seen, _ = played(task("Mixed", backend="sync", kwargs=kwargs), steps=6)
-    native = task("Mixed", backend="gym_vector", kwargs={**kwargs, "mode": mode})
+    native = task("Mixed", backend="native", kwargs={**kwargs, "mode": mode})
     other, other_finals = played(native, steps=8)
     for x, y in zip(seen, other, strict=False):
         assert_same(y, x)
@@ -123,24 +123,20 @@ def learner(made):
     return Learner(
         PPOSettings(num_epochs=2, num_minibatches=4, learning_rate=1e-2),
         BatchShape(4, 10, 1, 4, 2),
-        made.model.distribution,
-        parameters.vector,
-        at=sync.model,
-        backward_=sync.backward_,
-        gather=group.gather,
-        rank=0,
+        made.model,
+        sync,
+        group,
+        Normalizers(made.normalizer, None),
         seed=0,
-        obs_normalizer=made.normalizer,
-        reward_normalizer=None,
     )
 
 
 def act_and_learn_in_cpp(made, learn):
     if why := why_not_native(made.model, CPU):
         pytest.skip(why)
-    network = NativeNetwork(made.model, made.env.spec, learn.parameters)
+    network = CppNetwork(made.model, made.env.spec, learn.parameters)
     made.act_by(network)
-    learn.step = NativeStep(network, learn.config, learn.optimizer, Group())
+    learn.step = CppStep(network, learn.config, learn.optimizer, Group())
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -7,7 +7,7 @@ from ddppo.config.algorithm_settings import PPOSettings
 from ddppo.config.variants import settings_of
 from ddppo.errors import ConfigError, NonFiniteError
 from ddppo.ppo.gradient_check import check_losses
-from ddppo.ppo.step import STATISTICS, statistics
+from ddppo.ppo.losses import STATISTICS, statistic_names
 from ddppo.spaces import ActionSpec, ArraySpec, EnvSpec
 from tests.unit.test_compiled_step import made, rollout
 
@@ -64,7 +64,7 @@ def test_a_term_that_is_ours_too_does_what_ours_does(monkeypatch):
     torch.testing.assert_close(theirs, ours, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(their_sums[: len(our_sums)], our_sums)
     assert their_sums[-1] == pytest.approx(-our_sums[STATISTICS.index("entropy")].item())
-    assert statistics(PPOSettings(losses=losses("entropy")))[-1] == "loss/entropy"
+    assert statistic_names(PPOSettings(losses=losses("entropy")))[-1] == "loss/entropy"
 
 
 def test_one_that_is_not_finite_is_named_and_nothing_moves(monkeypatch):

@@ -19,8 +19,8 @@ from ddppo.ppo import compiled as compiled_step
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.compiled import CompiledStep
 from ddppo.ppo.gradient_check import agrees
-from ddppo.ppo.learner import Learner
-from ddppo.ppo.step import STATISTICS
+from ddppo.ppo.learner import Learner, Normalizers
+from ddppo.ppo.losses import STATISTICS
 from ddppo.scaling import BatchShape
 from tests.unit.staged_task import DOORS, Staged
 
@@ -57,8 +57,7 @@ def learner(model, **settings):
     sync = FlatSync(model, parameters, group)
     shape = BatchShape(ENVS, STEPS, 1, config.num_minibatches, config.num_epochs)
     return Learner(
-        config, shape, model.distribution, parameters.vector, at=sync.model, backward_=sync.backward_,
-        gather=group.gather, rank=0, seed=0, obs_normalizer=None, reward_normalizer=None,
+        config, shape, model, sync, group, Normalizers(), seed=0,
     )  # fmt: skip
 
 
@@ -99,7 +98,7 @@ def test_values_of_states_may_come_while_it_acts(spec):
 def test_without_lambda_the_target_is_reward_and_discounted_next_value(spec):
     model, rollout, _ = collected(spec)
     made = learner(model, gae_lambda=0.0, gamma=0.9)
-    found = made._estimates(rollout)
+    found = made.estimator(rollout, made._scaled_rewards(rollout))
     target = rollout.rewards + 0.9 * rollout.next_values * ~rollout.terminated
     torch.testing.assert_close(found.returns, target)
     torch.testing.assert_close(found.advantages, target - rollout.values)

@@ -19,7 +19,7 @@ from ddppo.envs.backends.observers import Observers
 from ddppo.envs.vec_env import EnvNames
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.collector import Collector
-from ddppo.ppo.cpp.network import NativeNetwork
+from ddppo.ppo.cpp.network import CppNetwork
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
 from ddppo.spaces import each, leaves
 
@@ -63,9 +63,9 @@ class CentralCollector(Collector):
         self.num_forwards = 0
         self._group = group
         self._max_wait_s = max_wait_s
-        self._network: NativeNetwork | None = None
+        self._network: CppNetwork | None = None
 
-    def act_by(self, network: NativeNetwork) -> None:
+    def act_by(self, network: CppNetwork) -> None:
         self._network = network
 
     @torch.inference_mode()

@@ -26,7 +26,7 @@ from ddppo.envs.backends.classic_cpp import TASKS, CppEnvs, why_not_batched
 from ddppo.envs.make import make_vec_env
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.models.build import build_model
-from ddppo.ppo.cpp.learner import NativeStep
+from ddppo.ppo.cpp.learner import CppStep
 from ddppo.ppo.cpp.network import why_not_native
 from ddppo.spaces import EnvSpec
 
@@ -39,7 +39,7 @@ class Device(Ddp):
         super().__init__(kit)
 
     def reset(self, sample: TaskSample) -> None:
-        if not isinstance(self.learner.step, NativeStep):
+        if not isinstance(self.learner.step, CppStep):
             topology = self._kit.config.dist.topology
             raise TrainingError(
                 f"distributed={topology}: a gradient in C++ was not torch's on one rank or more, or its library is "

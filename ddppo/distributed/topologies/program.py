@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import torch
 
+from ddppo.algorithms.grpo import EpisodeCollector, GrpoLearner
 from ddppo.algorithms.task_sampler import TaskSample, TaskSampler
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import GrpoSettings
@@ -22,23 +23,19 @@ from ddppo.distributed.gradient_sync import (
     GradientSync,
     OrderedSync,
     make_gradient_sync,
-    step_scale,
 )
 from ddppo.distributed.topologies.contract import Layout, Role
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_vec_env
 from ddppo.envs.vec_env import VecEnv
-from ddppo.models.actor_critic import ActorCritic, EvaluateActions
+from ddppo.models.actor_critic import ActorCritic
 from ddppo.plugins import imported
-from ddppo.ppo.advantages import Estimator, Gae, GroupRelative
 from ddppo.ppo.collector import Collector, ShardedCollector
-from ddppo.ppo.episodes import EpisodeCollector
-from ddppo.ppo.learner import Learner, Update
-from ddppo.ppo.losses import Reference
-from ddppo.ppo.nonfinite import Tolerance
+from ddppo.ppo.learner import Learner, Normalizers, Update
+from ddppo.ppo.losses import STATISTICS
+from ddppo.ppo.nonfinite import NonFiniteGuard
 from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.ppo.rollout import FinishedEpisode, Rollout, RolloutCollector
-from ddppo.ppo.step import STATISTICS, adam_state
 from ddppo.processes.signals import StopRequest
 from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
@@ -284,39 +281,25 @@ class RankContext:
         return make_gradient_sync(kind, self.model, self.parameters, group, bucket_cap_mb=dist.bucket_cap_mb)
 
     def learner(self, group: Group, place: int, sync: GradientSync) -> Learner:
-        """Make the learner at `place` among those of `group`, who learn from equal shares of the batch."""
-        ppo, shape, model = self.config.ppo, self.shape.over(group.world_size), self.model
-        num_shards = shape.local_num_shards
-        normalizer = RewardNormalizer(shape.local_num_envs, ppo.gamma, self.device, num_shards)
-        estimator: Estimator = Gae(
-            ppo, getattr(self.config.dist, "correction", "clip"), num_shards=num_shards
-        )
-        reference = None
+        """Make the learner of this rank among those of `group`, which learn from equal shares of the batch."""
+        assert place == group.rank, (place, group.rank)
+        config, ppo = self.config, self.config.ppo
+        shape = self.shape.over(group.world_size)
+        normalizers = Normalizers(self.obs_normalizer)
+        if ppo.normalize_rewards:
+            normalizers.rewards = RewardNormalizer(
+                shape.local_num_envs, ppo.gamma, self.device, shape.local_num_shards
+            )
+        learner: Learner
         if isinstance(ppo, GrpoSettings):
-            estimator = GroupRelative(ppo, shape.num_envs, place * shape.local_num_envs, group.gather)
-            if ppo.kl_coef:
-                reference = Reference(self.parameters.vector, model.distribution, EvaluateActions(model))
-        return Learner(
-            ppo,
-            shape,
-            model.distribution,
-            self.parameters.vector,
-            at=sync.model,
-            backward_=sync.backward_,
-            gather=group.gather,
-            scale=step_scale(model, ppo),
-            rank=place,
-            seed=self.config.seed,
-            obs_normalizer=self.obs_normalizer,
-            reward_normalizer=normalizer if ppo.normalize_rewards else None,
-            estimator=estimator,
-            minibatch_class=imported(model.minibatch_class) if model.minibatch_class else None,
-            remembers=model.state_size > 0,
-            reference=reference,
-            tolerance=Tolerance(
-                self.config.on_nonfinite, self.config.on_nonfinite_max, self.config.on_nonfinite_factor
-            ),
+            learner = GrpoLearner(ppo, shape, self.model, sync, group, normalizers, config.seed)
+        else:
+            learner = Learner(ppo, shape, self.model, sync, group, normalizers, config.seed)
+            learner.estimator.correction = getattr(config.dist, "correction", "clip")
+        learner.guard = NonFiniteGuard(
+            config.on_nonfinite, config.on_nonfinite_max, config.on_nonfinite_factor
         )
+        return learner
 
     def guarded(self) -> AbstractContextManager[None]:
         """Return a block for code of the task, which it may change this process in: where it is stepped here."""
@@ -352,7 +335,7 @@ class RankContext:
 
     def _policy(self) -> list[torch.Tensor]:
         vector = self.parameters.vector
-        return [vector.detach(), *adam_state(self.program.learner.optimizer, vector)]
+        return [vector.detach(), *self.program.learner.adam_state()]
 
     def number_of_rank_0(self, number: int) -> int:
         """Return rank 0's number; all ranks call it."""
@@ -364,7 +347,7 @@ class RankContext:
             "model": self.model.state_dict(),
             "optimizer": self.program.learner.optimizer.state_dict(),
             "learning_rate": self.program.learner.learning_rate,
-            "nonfinite": self.program.learner.tolerance.state(),
+            "nonfinite": self.program.learner.guard.state(),
         }
         if self.obs_normalizer is not None:
             state["obs_moments"] = self.obs_normalizer.state
@@ -379,7 +362,7 @@ class RankContext:
         self.model.load_state_dict(state["model"])
         self.program.learner.optimizer.load_state_dict(state["optimizer"])
         self.program.learner.learning_rate = state["learning_rate"]
-        self.program.learner.tolerance.load(state.get("nonfinite", [0, 0, 0]))
+        self.program.learner.guard.load(state.get("nonfinite", [0, 0, 0]))
         if self.obs_normalizer is not None:
             self.obs_normalizer.load(state["obs_moments"])
         if self.program.learner.reward_normalizer is not None:

@@ -9,9 +9,13 @@ import torch
 from ddppo.collectives.group import Group, OrderedSum, Record
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.models.actor_critic import flat_obs
-from ddppo.ppo.cpp.network import NativeNetwork, library
-from ddppo.ppo.minibatches import Minibatch, OfRollout
-from ddppo.ppo.step import CLIP, STATISTICS, NotFinite, adam_state, constants
+from ddppo.ppo.advantages import Estimates, Gae
+from ddppo.ppo.cpp.network import CppNetwork, library
+from ddppo.ppo.learner import CLIP, adam_state, constants
+from ddppo.ppo.losses import STATISTICS
+from ddppo.ppo.minibatches import Minibatch, MinibatchSource
+from ddppo.ppo.nonfinite import UpdateNotFinite
+from ddppo.ppo.rollout import Rollout
 
 _COLUMNS = ("obs", "actions", "logprobs", "values", "advantages", "returns", "weights", "mask")
 _GO_ON = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
@@ -32,15 +36,15 @@ class _Sum(ctypes.Structure):
     )
 
 
-class NativeStep:
-    """A `Step` on a NativeNetwork, whose gradients are summed over the ranks of `group`.
+class CppStep:
+    """A `Step` on a CppNetwork, whose gradients are summed over the ranks of `group`.
 
     num_shards: of a rank, whose gradients are summed in order; 0 where its environments are all one.
     """
 
     def __init__(
         self,
-        network: NativeNetwork,
+        network: CppNetwork,
         config: AlgorithmSettings,
         optimizer: torch.optim.Adam,
         group: Group,
@@ -70,7 +74,9 @@ class NativeStep:
         for place, x in enumerate(adam_state(self._optimizer, self.network.parameters)):
             self._addresses[place] = x.data_ptr()
 
-    def epoch(self, batch: OfRollout, order: torch.Tensor, bounds: list[int], counts: list[float]) -> None:
+    def epoch(
+        self, batch: MinibatchSource, order: torch.Tensor, bounds: list[int], counts: list[float]
+    ) -> None:
         columns, addresses = self._columns(batch.fields)
         num_minibatches = len(counts)
         ends, divisors = (ctypes.c_int64 * len(bounds))(*bounds), (ctypes.c_double * num_minibatches)(*counts)
@@ -93,7 +99,7 @@ class NativeStep:
     def end(self) -> float:
         norms = self._norms.item()
         if not math.isfinite(norms):
-            raise NotFinite(self._loss.item())
+            raise UpdateNotFinite(self._loss.item())
         return norms
 
     def gradient(self, minibatch: Minibatch) -> torch.Tensor:
@@ -135,3 +141,51 @@ class NativeStep:
         columns = [x.contiguous() for x in columns]
         addresses = [x.data_ptr() for x in columns] + [None] * (len(_COLUMNS) - len(columns))
         return columns, (ctypes.c_void_p * len(_COLUMNS))(*addresses)
+
+
+# -- Advantages, returns and their moments in one call (ddppo/native/src/returns.cpp).
+
+
+_TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)
+
+
+def returns_and_moments(
+    rollout: Rollout, rewards: torch.Tensor, *, gamma: float, gae_lambda: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return advantages and returns `[T, E]` as ppo/advantages.py estimates them, and moments `[3, 3]` in float64.
+
+    The moments are those of normalization.moments, of the valid advantages, returns and returns - values. CPU only.
+    """
+    compute = library().returns_float if rewards.dtype == torch.float32 else library().returns_double
+    compute.argtypes = _TYPES
+    inputs = [
+        x.contiguous()
+        for x in (
+            rewards,
+            rollout.values,
+            rollout.next_values,
+            rollout.terminated,
+            rollout.truncated,
+            rollout.valid,
+        )
+    ]
+    advantages, returns = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
+    moments = torch.empty(3, 3, dtype=torch.float64)
+    compute(
+        *rewards.shape, *(x.data_ptr() for x in inputs), gamma, gamma * gae_lambda,
+        advantages.data_ptr(), returns.data_ptr(), moments.data_ptr(),
+    )  # fmt: skip
+    return advantages, returns, moments
+
+
+class CppGae(Gae):
+    """GAE with its moments in one call of C++, for rollouts that the current policy acted."""
+
+    def _estimates(self, rollout: Rollout, rewards: torch.Tensor) -> Estimates:
+        if rollout.ratios is not None:
+            return super()._estimates(rollout, rewards)
+        config, valid = self.config, rollout.valid
+        advantages, returns, own = returns_and_moments(
+            rollout, rewards, gamma=config.gamma, gae_lambda=config.gae_lambda
+        )
+        return Estimates(advantages, valid.to(advantages.dtype), returns, own)

@@ -13,7 +13,6 @@ from ddppo import native
 from ddppo.config.settings import Config
 from ddppo.models.actor_critic import MLP, ActorCritic
 from ddppo.models.distributions import num_noise
-from ddppo.ppo.rollout import Rollout
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
 
 _ACTIVATIONS = ("tanh", "relu", "elu", "leaky_relu")  # in the order of src/activations.hpp
@@ -63,7 +62,7 @@ def is_faster_in_torch(model: ActorCritic) -> bool:
     return max(p.numel() for p in model.parameters()) > _MOST_WEIGHTS
 
 
-def rows_are_independent(network: "NativeNetwork", obs: torch.Tensor) -> bool:
+def rows_are_independent(network: "CppNetwork", obs: torch.Tensor) -> bool:
     """Return whether a row `[obs_size]` of obs has the same bits in any batch and at any place in it.
 
     Compilers may round otherwise in a loop's remainder; what every W computes alike rests on this.
@@ -80,7 +79,7 @@ def rows_are_independent(network: "NativeNetwork", obs: torch.Tensor) -> bool:
     return all(torch.equal(whole, each) for each in (*parts, shifted))
 
 
-class NativeNetwork:
+class CppNetwork:
     """Reads the parameters from the flat vector `[num_parameters]` and leaves gradients in that of its `.grad`.
 
     Every row is computed by itself: it does not depend on which rows, and how many, are computed with it.
@@ -182,10 +181,10 @@ class ActingBuffers(ctypes.Structure):
     ]
 
 
-class NativeActor:
+class CppActor:
     """Writes actions, their parameters and log-probabilities into the rows of a collector's buffers."""
 
-    def __init__(self, collector: "Collector", network: NativeNetwork) -> None:
+    def __init__(self, collector: "Collector", network: CppNetwork) -> None:
         action, obs = collector.env.spec.action, collector.flat_obs
         assert obs is not None, collector.env.spec
         self.network = network
@@ -238,38 +237,3 @@ def _act() -> Callable[..., None]:
     act = library().rollout_act
     act.argtypes, act.restype = (ctypes.c_void_p, ctypes.c_int64), None
     return act
-
-
-# -- Advantages, returns and their moments in one call (ddppo/native/src/returns.cpp).
-
-
-_TYPES = (*(ctypes.c_int64,) * 2, *(ctypes.c_void_p,) * 6, *(ctypes.c_double,) * 2, *(ctypes.c_void_p,) * 3)
-
-
-def returns_and_moments(
-    rollout: Rollout, rewards: torch.Tensor, *, gamma: float, gae_lambda: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return advantages and returns `[T, E]` as `returns.gae` estimates them, and moments `[3, 3]` in float64.
-
-    The moments are those of normalization.moments, of the valid advantages, returns and returns - values. CPU only.
-    """
-    compute = library().returns_float if rewards.dtype == torch.float32 else library().returns_double
-    compute.argtypes = _TYPES
-    inputs = [
-        x.contiguous()
-        for x in (
-            rewards,
-            rollout.values,
-            rollout.next_values,
-            rollout.terminated,
-            rollout.truncated,
-            rollout.valid,
-        )
-    ]
-    advantages, returns = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
-    moments = torch.empty(3, 3, dtype=torch.float64)
-    compute(
-        *rewards.shape, *(x.data_ptr() for x in inputs), gamma, gamma * gae_lambda,
-        advantages.data_ptr(), returns.data_ptr(), moments.data_ptr(),
-    )  # fmt: skip
-    return advantages, returns, moments

@@ -12,7 +12,7 @@ import torch
 
 from ddppo.envs.backends.classic_cpp import CppEnvs, TaskBatch
 from ddppo.envs.vec_env import check_finite
-from ddppo.ppo.cpp.network import ActingBuffers, NativeActor, NativeNetwork, library
+from ddppo.ppo.cpp.network import ActingBuffers, CppActor, CppNetwork, library
 from ddppo.ppo.rollout import Cut, FinishedEpisode, Rollout
 
 if TYPE_CHECKING:
@@ -51,10 +51,10 @@ class RolloutArgs(ActingBuffers):
     ]
 
 
-class NativeRollout(NativeActor):
+class CppRollout(CppActor):
     """Fills the buffers of a collector as its own loop would."""
 
-    def __init__(self, collector: "Collector", envs: CppEnvs, network: NativeNetwork) -> None:
+    def __init__(self, collector: "Collector", envs: CppEnvs, network: CppNetwork) -> None:
         super().__init__(collector, network)
         steps, num_envs = collector.rollout_steps, envs.num_envs
         like, normalizer, flags = collector.logprobs, collector.normalizer, torch.from_numpy(collector.flags)
