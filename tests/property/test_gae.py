@@ -340,7 +340,7 @@ def test_rollouts_hold_exactly_the_true_transitions(played, backend):
     valid = torch.cat([rollout.valid for rollout in game.rollouts])
     for i in range(NUM_ENVS):
         assert valid[:, i].nonzero().flatten().tolist() == [t.row for t in game.transitions[i]]
-    assert valid.all() == (backend != "native")
+    assert valid.all() == (backend != "gym_vector")
 
 
 @BACKENDS
@@ -365,7 +365,7 @@ def test_pseudo_steps_reach_no_count_no_moment_and_no_gradient(played, backend):
     game = played(backend)
     rollout = game.rollouts[1]
     num_valid = sum(STEPS <= t.row < 2 * STEPS for i in range(NUM_ENVS) for t in game.transitions[i])
-    assert (num_valid == STEPS * NUM_ENVS) == (backend != "native")
+    assert (num_valid == STEPS * NUM_ENVS) == (backend != "gym_vector")
     garbled = copied(rollout)
     for x in (
         garbled.obs,

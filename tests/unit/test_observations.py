@@ -94,7 +94,7 @@ def test_sync_and_a_pool_hand_over_the_same_arrays_of_the_types_of_the_spec(name
 def test_a_natively_batched_task_may_observe_a_dict_of_boxes(mode):
     kwargs = {"cards": False, "draws": False}
     seen, _ = played(task("Mixed", backend="sync", kwargs=kwargs), steps=6)
-    native = task("Mixed", backend="native", kwargs={**kwargs, "mode": mode})
+    native = task("Mixed", backend="gym_vector", kwargs={**kwargs, "mode": mode})
     other, other_finals = played(native, steps=8)
     for x, y in zip(seen, other, strict=False):
         assert_same(y, x)
