@@ -1,7 +1,7 @@
-"""From settings to a batch of environments: learn the task, choose who steps it, build the batch.
+"""From settings to a batch of environments: read the task's spec, choose a backend, build the batch.
 
 spec = probe(env)                                  # in the parent, before any process starts
-envs = make_vec_env(env, range(8, 16), rank=1, cores=2)    # in rank 1: environments 8 to 15 of all
+envs = make_vec_env(env, range(8, 16), rank=1, cores=2)    # in rank 1: global environments 8 to 15
 obs, mask = envs.reset(seeds)
 step = envs.step(actions)
 """
@@ -15,12 +15,12 @@ from typing import Any, cast
 import numpy as np
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.pool_process import choose_num_workers, measure, pool_pays
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.vec_env import (
+    End,
     EnvNames,
     EnvSpec,
     EnvStep,
@@ -35,11 +35,10 @@ from ddppo.errors import EnvError
 from ddppo.plugins import added, imported
 from ddppo.spaces import each
 
-_EVAL_S = 600.0  # for an answer of what is served elsewhere
-
+_EVAL_S = 600.0  # timeout of a step of an evaluation that a server steps
 
 _HERE = "ddppo.envs.backends"
-BACKENDS = {  # env.backend: what makes its batch; besides those of plugins
+BACKENDS = {  # env.backend -> the function that makes its batch; plugins add others
     "batched": f"{_HERE}.classic_cpp:make_batched",
     "sync": f"{_HERE}.sync:make_sync",
     "pool": f"{_HERE}.pool:make_pool",
@@ -51,21 +50,26 @@ _ATARI, _ENVPOOL = f"{_HERE}.atari:make_atari", f"{_HERE}.envpool:make_envpool"
 def make_vec_env(
     env: EnvConfig, env_indices: range, rank: int, cores: int, timeout_s: float = 600.0, max_restarts: int = 0
 ) -> VecEnv:
-    """Make the environments `env_indices` (global) of this rank, who has `cores` cores to itself.
+    """Make the environments of a rank.
 
-    timeout_s is how long a step may wait for an environment process, max_restarts how many of those may be lost and
-    started again. Raises ConfigError as probe() does, and EnvError
-    as the batch's own reset and step do.
+    Args:
+        env_indices: their global indices.
+        cores: CPU cores that the rank may use.
+        timeout_s: how long a step may wait for an environment process.
+        max_restarts: how many environment processes may be lost and replaced.
+
+    Raises ConfigError as probe() does, and EnvError as the batch's own reset and step do.
     """
     spec = probe(env)
     env = settled(env, spec, len(env_indices), cores)
-    elsewhere = added("backends").get(env.backend)
-    path = elsewhere.make if elsewhere is not None else BACKENDS[env.backend]
+    # Games of ALE and tasks of EnvPool bring their own vector environment, and a plugin its own backend.
+    plugin = added("backends").get(env.backend)
+    path = plugin.make if plugin is not None else BACKENDS[env.backend]
     if env.is_ale or env.is_envpool:
         path = _ATARI if env.is_ale else _ENVPOOL
     make: Callable[..., VecEnv] = imported(path)
     more: dict[str, Any] = {"cores": cores} if env.is_ale or env.is_envpool or env.backend == "pool" else {}
-    if env.backend == "pool" or elsewhere is not None:
+    if env.backend == "pool" or plugin is not None:
         more["max_restarts"] = max_restarts
     envs = make(env, spec, EnvNames(env_indices, rank), timeout_s, **more)
     seconds = env.slow_ranks.get(rank, 0.0)
@@ -73,9 +77,10 @@ def make_vec_env(
 
 
 def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
-    """Make a batch for evaluation: stepped and checked in this process, a stream per environment, never slowed.
+    """Make a batch for evaluation: stepped and checked in this process, with a random stream per environment.
 
-    What is served at env.urls is stepped there. Its episodes are whole games, whatever ends one for learning.
+    A task served at env.urls is stepped by its servers. An episode of ALE or EnvPool is a whole game, even if a lost
+    life ends an episode of training.
     """
     if env.is_ale:
         names = EnvNames(range(num_envs), None)
@@ -86,6 +91,7 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
     kwargs = dict(env.kwargs)
     if env.is_envpool:
         kwargs.pop("episodic_life", None)
+    # Single environments give the same numbers as every other backend, so evaluation needs no processes.
     env = dataclasses.replace(env, backend="sync", slow_ranks={}, kwargs=kwargs)
     spec, names = probe(env), EnvNames(range(num_envs), None)
     backend = "sync" if why_not_batched(env) else "batched"
@@ -96,24 +102,25 @@ def make_eval_env(env: EnvConfig, num_envs: int) -> VecEnv:
 
 
 def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConfig:
-    """Return the settings with who steps `num_envs` environments where env.backend=auto; it changes no number.
+    """Return the settings with env.backend=auto replaced by a backend for `num_envs` environments.
 
-    That is batched where the task can be, gym_vector for ALE's games and EnvPool's tasks, else the faster of sync
-    and pool, by a measured step.
+    The choice changes no number: batched if the task can be batched, gym_vector for games of ALE and tasks of EnvPool,
+    else sync or pool, the faster one by the measured time of a step.
     """
     if env.backend != "auto":
         return env
     if env.is_ale or env.is_envpool:
         return dataclasses.replace(env, backend="gym_vector")
+    # Some tasks can live only once in a process: more of them need a process (or a server) each.
     if spec.is_text:
-        is_crowd = spec.one_a_process and num_envs > 1
-        return dataclasses.replace(env, backend="remote" if is_crowd else "sync")
+        needs_server = spec.one_a_process and num_envs > 1
+        return dataclasses.replace(env, backend="remote" if needs_server else "sync")
     if spec.one_a_process and num_envs > 1:
         return dataclasses.replace(env, backend="pool", num_workers=num_envs)
     if why_not_batched(env) is None:
         return dataclasses.replace(env, backend="batched")
     if num_envs > 1:
-        with suppress(EnvError):  # the environment to be trained in meets the same, and can say so
+        with suppress(EnvError):  # training meets the same error and reports it with the environment's name
             cost = measure(env, spec)
             num_workers = choose_num_workers(cost, num_envs, cores)
             if pool_pays(cost, num_envs, num_workers):
@@ -121,15 +128,14 @@ def settled(env: EnvConfig, spec: EnvSpec, num_envs: int, cores: int) -> EnvConf
     return dataclasses.replace(env, backend="sync")
 
 
-class SlowEnvs:
-    """A batch whose every step takes `seconds` longer: a straggler, for studies of waiting."""
+class BatchWrapper:
+    """A batch that forwards every call to another batch. Subclasses change some of the calls."""
 
-    def __init__(self, envs: VecEnv, seconds: float) -> None:
+    def __init__(self, envs: VecEnv) -> None:
         self.spec = envs.spec
         self.num_envs = envs.num_envs
         self.names = envs.names
         self._envs = envs
-        self._seconds = seconds
 
     @property
     def num_restarts(self) -> int:
@@ -149,9 +155,6 @@ class SlowEnvs:
     def receive(self, news: Sequence[bytes], envs: Sequence[int] | None = None) -> None:
         cast(PublishingEnvs, self._envs).receive(news, envs)
 
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        self._envs.go_on_from(state)
-
     def made_anew(self) -> list[int]:
         return cast(PublishingEnvs, self._envs).made_anew()
 
@@ -161,7 +164,6 @@ class SlowEnvs:
         return self._envs.reset(seeds, options)
 
     def step(self, actions: np.ndarray) -> EnvStep:
-        time.sleep(self._seconds)
         return self._envs.step(actions)
 
     def state(self) -> dict[str, Any]:
@@ -170,22 +172,36 @@ class SlowEnvs:
     def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
         return self._envs.restore(state)
 
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        self._envs.go_on_from(state)
+
     def close(self) -> None:
         self._envs.close()
 
 
-class CheckedEnvs:
-    """A batch that raises EnvOutputError from the very step that returned NaN, infinity or a mask without choices.
+class SlowEnvs(BatchWrapper):
+    """A batch in which every step takes `seconds` longer: an artificial straggler (env.slow_ranks)."""
 
-    guard: the block of the task's code that ends as the batch is closed, if it is stepped in this process.
+    def __init__(self, envs: VecEnv, seconds: float) -> None:
+        super().__init__(envs)
+        self._seconds = seconds
+
+    def step(self, actions: np.ndarray) -> EnvStep:
+        time.sleep(self._seconds)
+        return self._envs.step(actions)
+
+
+class CheckedEnvs(BatchWrapper):
+    """A batch that checks every step by itself, and raises EnvOutputError for NaN, infinity or a mask without choices.
+
+    Evaluation uses it. A collector checks all steps of a rollout at once instead.
     """
 
     def __init__(self, envs: VecEnv, guard: ExitStack | None = None) -> None:
-        self.spec = envs.spec
-        self.num_envs = envs.num_envs
-        self.names = envs.names
-        self._envs = envs
-        self._guard = guard or ExitStack()
+        super().__init__(envs)
+        self._guard = (
+            guard or ExitStack()
+        )  # closed with the batch: undoes changes of the task to this process
         self._num_steps = 0
 
     def reset(
@@ -203,26 +219,12 @@ class CheckedEnvs:
         self._check(step.obs, step.rewards, ends, step.action_mask)
         return step
 
-    def state(self) -> dict[str, Any]:
-        return self._envs.state()
-
-    def restore(self, state: dict[str, Any]) -> tuple[ObsArrays, np.ndarray | None]:
-        return self._envs.restore(state)
-
-    def go_on_from(self, state: dict[str, Any]) -> None:
-        self._envs.go_on_from(state)
-
     def close(self) -> None:
         with self._guard:
             self._envs.close()
 
-    def _check(
-        self,
-        obs: ObsArrays,
-        rewards: np.ndarray,
-        ends: list[tuple[int, np.ndarray, ObsArrays]],
-        mask: np.ndarray | None,
-    ) -> None:
+    def _check(self, obs: ObsArrays, rewards: np.ndarray, ends: list[End], mask: np.ndarray | None) -> None:
+        # The checks take the steps of a rollout: this is a rollout of one step.
         check_finite(self.names, self._num_steps, each(lambda x: x[None], obs), rewards[None], ends)
         if mask is not None:
             every = np.ones((1, self.num_envs), bool)

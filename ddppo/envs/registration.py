@@ -1,4 +1,8 @@
-"""Tasks of packages that come with an extra of ours: Gymnasium knows their ids once the package is imported."""
+"""Makes tasks known to Gymnasium: ours, those of plugins, and those of packages behind an extra of ours.
+
+Importing this module registers our tasks and those of plugins. `register_extra` imports the package of an id such as
+ALE/Pong-v5. `adapted` turns MiniGrid's observations, which hold sentences, into numbers.
+"""
 
 import importlib
 import itertools
@@ -38,7 +42,7 @@ gym.register(
 for task_id, keywords in added("tasks").items():
     gym.register(task_id, **keywords)
 
-_EXTRAS = {  # by how an id begins: the module to import, and its extra
+_EXTRAS = {  # prefix of an id -> (module to import, extra of ours that installs it)
     "ALE/": ("ale_py", "atari"),
     "MiniGrid-": ("minigrid", "minigrid"),
     "BabyAI-": ("minigrid", "minigrid"),
@@ -46,14 +50,16 @@ _EXTRAS = {  # by how an id begins: the module to import, and its extra
     PREFIX: ("envpool", "envpool"),
 }
 _MOST_MISSIONS = 1000
-_LARGEST = 10  # number in an image of MiniGrid: the kind "agent"
+_LARGEST = 10  # the largest number in an image of MiniGrid, the kind "agent"
 
 
 def register_extra(env_id: str) -> None:
-    """Make Gymnasium know an id of such a package. Raises ConfigError, with the remedy, where it is not installed."""
+    """Import the package that registers `env_id`, if it needs one. Raises ConfigError if that is not installed."""
     for prefix, (module, extra) in _EXTRAS.items():
         if env_id.rpartition(":")[2].startswith(prefix):
-            os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # else a line on stdout of every process
+            os.environ.setdefault(
+                "PYGAME_HIDE_SUPPORT_PROMPT", "1"
+            )  # pygame prints a line in every process otherwise
             try:
                 importlib.import_module(module)
             except ImportError as e:
@@ -65,7 +71,7 @@ def register_extra(env_id: str) -> None:
 
 
 def adapted(task: gym.Env) -> gym.Env:
-    """Return the task in what models take: MiniGrid's without texts. Raises ConfigError where these are too many."""
+    """Return the task with observations that a model can take. Raises ConfigError if it has too many missions."""
     space = task.observation_space
     if isinstance(space, Dict) and type(space.spaces.get("mission")).__module__.startswith("minigrid."):
         return GridObs(task)
@@ -73,7 +79,7 @@ def adapted(task: gym.Env) -> gym.Env:
 
 
 class Missions(Discrete):
-    """The numbers of a task's sentences, in their order."""
+    """A space of numbers, each of which stands for one of a task's sentences."""
 
     def __init__(self, sentences: list[str]) -> None:
         super().__init__(len(sentences))
@@ -81,20 +87,20 @@ class Missions(Discrete):
         self._numbers = {sentence: k for k, sentence in enumerate(sentences)}
 
     def number(self, sentence: str) -> int:
-        """Return a sentence's number. Raises ValueError for one that the task does not have."""
+        """Return a sentence's number. Raises ValueError if the task has no such sentence."""
         if sentence not in self._numbers:
             raise ValueError(f"mission {sentence!r}: the task has no such mission")
         return self._numbers[sentence]
 
 
 def missions_of(space: gym.Space) -> Missions | None:
-    """Return what numbers the missions in observations of `space`, if any does."""
+    """Return the numbering of missions in observations of `space`, None if they hold no mission."""
     missions = space.spaces.get("mission") if isinstance(space, Dict) else None
     return missions if isinstance(missions, Missions) else None
 
 
 def numbered(space: gym.Space, observation: Any) -> Any:
-    """Return an observation as its `space` has it, whose mission may be a sentence as MiniGrid by itself says it."""
+    """Return an observation with its mission as a number; MiniGrid itself gives a sentence."""
     missions = missions_of(space)
     if missions is not None and isinstance(observation, dict) and isinstance(observation.get("mission"), str):
         return {**observation, "mission": missions.number(observation["mission"])}
@@ -102,11 +108,11 @@ def numbered(space: gym.Space, observation: Any) -> Any:
 
 
 class GridObs(gym.ObservationWrapper):
-    """MiniGrid's observations as numbers: `image` uint8 `[7, 7, 3]`, by cell its kind, colour and state; `direction`.
+    """MiniGrid's observations as numbers: `image` uint8 `[7, 7, 3]` (kind, colour and state of each cell), `direction`.
 
-    `mission`, a sentence, is its number among all that the task has; where it has one, it is left out. The image is no
-    picture: its space is said to go to 10, the number of the last kind, so that models are given these numbers, and
-    not pixels that they would scale by 1 / 255.
+    `mission`, a sentence, becomes its number among all sentences of the task; it is left out if there is only one. The
+    image is no picture: its space ends at 10, the number of the last kind, so that models take the numbers as they are
+    and do not scale them by 1 / 255 as pixels.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -124,12 +130,12 @@ class GridObs(gym.ObservationWrapper):
 
 
 def _sentences(space: Any) -> list[str]:
-    """Return all missions of a task, in an order that is the same in every process. Raises ConfigError."""
+    """Return all missions of a task, in the same order in every process. Raises ConfigError if they are too many."""
     lists = space.ordered_placeholders or []
     count = math.prod(len(words) for words in lists)
-    if type(space).__name__ != "MissionSpace" or count > _MOST_MISSIONS:  # BabyAI's is another
+    if type(space).__name__ != "MissionSpace" or count > _MOST_MISSIONS:  # BabyAI has another class
         raise ConfigError(
-            "its missions are sentences beyond counting, and a model of arrays takes none: use a task of MiniGrid-..., "
-            "or wrap it and register what you made under an id of your own"
+            "it has too many missions to number them, and a model of arrays takes no sentences: use a task of "
+            "MiniGrid-..., or wrap it and register the wrapped task under an id of your own"
         )
     return list(dict.fromkeys(space.mission_func(*words) for words in itertools.product(*lists)))

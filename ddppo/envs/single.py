@@ -1,6 +1,8 @@
-"""A context beside what a task observes: a vector that whoever resets the task gives it, the same for a whole episode.
+"""One environment: made from its settings, and wrapped so that it speaks the language of the model.
 
-A policy that is told what is wanted of it, such as in which order to repair, is one policy for all that may be wanted.
+`make_task` makes the task. Around it stands one of three wrappers: `RowEnv` for batches, which encode observations into
+rows and decode actions for all environments at once; `ArrayEnv` for code that steps a single environment with a model;
+`TextEnv` for tasks that observe and take text. `ContextEnv` adds numbers to the observation (env.context).
 """
 
 import logging
@@ -13,7 +15,6 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Text
 
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.encoding.gym_spaces import decode_actions
 from ddppo.envs.encoding.observations import ObsArrays, RowEncoder
 from ddppo.envs.encoding.step_values import (
@@ -44,126 +45,16 @@ from ddppo.envs.vec_env import (
 from ddppo.errors import ConfigError, EnvStateError
 from ddppo.spaces import EnvSpec, each, leaves
 
-CONTEXT = "context"
-
-
-class ContextEnv(gym.Wrapper):
-    """A task that also observes the `size` numbers of options={"context": ...}; the task itself hears the options too.
-
-    An episode that begins without has the last one's; before any was given they are 0. Observations are {"obs",
-    "context"}, or the task's own dict with one more key. Raises ConfigError for a task of text, or with that key.
-    """
-
-    def __init__(self, task: gym.Env, size: int) -> None:
-        super().__init__(task)
-        self._context = np.zeros(size, np.float32)
-        space = task.observation_space
-        if isinstance(space, Text):
-            raise ConfigError(
-                f"env.context={size}: what it observes is text, which holds no numbers: leave it out"
-            )
-        self._is_dict = isinstance(space, Dict)
-        parts = dict(space.spaces) if isinstance(space, Dict) else {"obs": space}
-        if CONTEXT in parts:
-            raise ConfigError(f"env.context={size}: it observes a {CONTEXT} of its own: leave it out")
-        self.observation_space = Dict({**parts, CONTEXT: Box(-np.inf, np.inf, (size,), np.float32)})
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        if options and CONTEXT in options:
-            self._context = as_context(options, len(self._context))
-        obs, info = as_pair(self.env.reset(seed=seed, options=options))
-        return self._with_context(obs), dict(info)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._with_context(obs), reward, terminated, truncated, info
-
-    def _with_context(self, obs: Any) -> dict[str, Any]:
-        if self._is_dict and not isinstance(obs, Mapping):
-            raise WrongOutput(
-                f"{described(obs)} as an observation", f"its space says {self.env.observation_space}"
-            )
-        return {**(obs if self._is_dict else {"obs": obs}), CONTEXT: self._context}
-
-
-def as_context(options: Mapping[str, Any], size: int) -> np.ndarray:
-    """Return the context `[size]` that options of a reset name. Raises ValueError where they name none."""
-    try:
-        context = np.array(options[CONTEXT], np.float32)
-    except (TypeError, ValueError):
-        context = np.zeros(0, np.float32)
-    if context.shape != (size,) or not np.isfinite(context).all():
-        raise ValueError(
-            f"the context {options[CONTEXT]!r:.80} of the reset's options: it must be {size} numbers"
-        )
-    return context
-
-
-# -- One environment that observes and takes text, and what its infos say in plain values.
-
-
-_SCALARS = (bool, int, float, str, type(None))
-
-
-def scalars(info: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return what of an info is one plain value by a name; NumPy's numbers become Python's."""
-    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
-    return {key: value for key, value in plain.items() if type(key) is str and type(value) in _SCALARS}
-
-
-class TextEnv(gym.Wrapper):
-    """A task of text, whose infos are scalars. Whatever goes wrong in it is raised as an EnvError that names it."""
-
-    def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
-        super().__init__(task)
-        assert not isinstance(spec.obs, dict), spec
-        (self._max_length,) = spec.obs.shape
-        self._name = name
-        self._task = task_name(task)
-        self._num_steps = 0
-
-    def reset(self, *, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
-        if seed is not None:
-            self._num_steps = 0
-        try:
-            text, info = as_pair(self.env.reset(seed=seed, **options))
-            return self._checked(text), scalars(info)
-        except (Exception, SystemExit) as e:
-            raise explained(self._name, when_reset(self._num_steps), e, self._task) from e
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        self._num_steps += 1
-        try:
-            text, reward, terminated, truncated, info = self.env.step(action)
-            ends = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
-            return self._checked(text), as_number(reward), *ends, scalars(as_info(info))
-        except (Exception, SystemExit) as e:
-            raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
-
-    def _checked(self, text: Any) -> str:
-        if not isinstance(text, str):
-            raise WrongOutput(f"{described(text)} as an observation", "its space says Text, a str")
-        if len(text) > self._max_length:
-            raise WrongOutput(
-                f"an observation of {len(text)} characters", f"its space says at most {self._max_length}"
-            )
-        return text
-
-
-# -- One environment: made from its settings, and wrapped to speak rows, the model's language, or text.
-
-
-_BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}
+CONTEXT = "context"  # the key of the context in options of a reset and in observations
+_BOUNDS = {True: (-np.inf, np.inf), False: (0, 255)}  # of an array of floats, and of pixels
 
 
 @guarding(MADE)
 def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
-    """Make the task as Gymnasium registers it, with its time limit and the context, without Gymnasium's checker.
+    """Make the task that Gymnasium registered, with its time limit and the context, without Gymnasium's checker.
 
-    Raises ConfigError where its package is not installed, its class is no gymnasium.Env, or no model takes what it
-    observes.
+    Raises ConfigError if its package is not installed, its class is no gymnasium.Env, or no model can take its
+    observations.
     """
     register_extra(env.id)
     rendering = {} if render_mode is None else {"render_mode": render_mode}
@@ -176,6 +67,7 @@ def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
             **env.kwargs,
         )
     except TypeError as e:
+        # Three mistakes of a task's author that Gymnasium reports without the remedy.
         said = " ".join(str(e).partition(" was raised from the environment creator")[0].split())
         if "Gym is incompatible with Gymnasium" in said:
             raise ConfigError(f"its class is an Env of the old package gym: {REMEDY_OF_GYM}") from e
@@ -193,7 +85,7 @@ def make_task(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
 
 
 def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
-    """Make one environment of a batch. Raises EnvError if the task, which could be made before, now cannot."""
+    """Make one environment of a batch. Raises EnvError if the task, which could be made for the probe, now cannot."""
     try:
         return RowEnv(make_task(env), spec, name)
     except (Exception, SystemExit) as e:
@@ -201,7 +93,7 @@ def make_row_env(env: EnvConfig, spec: EnvSpec, name: str) -> "RowEnv":
 
 
 def played(env: EnvConfig, spec: EnvSpec, name: str) -> gym.Wrapper:
-    """Make one environment that is told what to do in text (TextEnv), or as a model says it (ArrayEnv).
+    """Make one environment that takes text (TextEnv), or the actions of a model (ArrayEnv).
 
     Raises EnvError as make_row_env does.
     """
@@ -213,10 +105,10 @@ def played(env: EnvConfig, spec: EnvSpec, name: str) -> gym.Wrapper:
 
 
 class RowEnv(gym.Wrapper):
-    """A task that hands over rows of `layout` and no infos; it takes actions of its own space.
+    """A task that returns observations as rows of `layout`, and empty infos. It takes actions of its own space.
 
-    Infos stay behind because a vector environment would gather every key of them at every step. Whatever goes wrong
-    in the task is raised as an EnvError that says so of `name` and the step.
+    Infos stay in `info`, because a vector environment would gather every key of them in every step. Any exception of
+    the task is raised as an EnvError with `name` and the step.
     """
 
     def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
@@ -229,13 +121,15 @@ class RowEnv(gym.Wrapper):
         self._options: dict[str, Any] | None = None
         self._has_no_masks = spec.mask_size is None
         self._masks = None if self._has_no_masks else masks_by_method(task)
-        self.info: Mapping[str, Any] = {}  # what the task told last
-        self.row = np.zeros((), self.layout.dtype)  # handed over last
-        kind = SAVERS.get(spec.saved_by or "")
-        self._is_settled = kind is not None
-        self._saver = (kind or ByReplay)(task)  # this until the first reset shows what suits the task
-        self._is_fresh = True
-        self._actions = self._saver.actions
+        self.info: Mapping[str, Any] = {}  # the last one
+        self.row = np.zeros((), self.layout.dtype)  # the last one
+        # How the task's state is saved. The probe may have found out; else it is saved by replay until the first reset
+        # shows whether another way suits it.
+        saver = SAVERS.get(spec.saved_by or "")
+        self._is_saver_chosen = saver is not None
+        self._saver = (saver or ByReplay)(task)
+        self._is_fresh = True  # not yet reset
+        self._actions = self._saver.actions  # of the episode under way, for a replay; None if not needed
 
     def reset(self, *, seed: int | None = None, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
         if seed is not None:
@@ -246,8 +140,8 @@ class RowEnv(gym.Wrapper):
             if self._actions is not None:
                 self._saver.begins(seed, options)
             obs, info = as_pair(self.env.reset(seed=seed, **options))
-            if not self._is_settled:
-                self._settle()
+            if not self._is_saver_chosen:
+                self._choose_saver()
             self._is_fresh = False
             if self._actions is not None:
                 self._actions = self._saver.actions
@@ -271,7 +165,8 @@ class RowEnv(gym.Wrapper):
         try:
             info: Mapping[str, Any]
             obs, reward, terminated, truncated, info = self.env.step(action)
-            # The quickest tests that let the plain types pass: this is the hot path of tasks in Python.
+            # This is the hot path of tasks written in Python: values of the plain types pass by the quickest tests,
+            # only others are converted.
             if type(reward) is not float:
                 reward = as_number(reward)
             if terminated is not False:
@@ -291,66 +186,71 @@ class RowEnv(gym.Wrapper):
             raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
 
     def _with_mask(self, obs: Any, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Add the mask of the task's action_masks() where neither observation nor info holds one.
+        """Add the mask of the task's action_masks() if neither observation nor info holds one.
 
-        It is not asked where an episode is over: no action follows, and a task may have no answer.
+        Not called after the last step of an episode: no action follows, and the method may fail there.
         """
         return info if mask_of(obs, info) is not None else {**info, MASK: mask_of(None, None, self._masks)}
 
-    def _settle(self) -> None:
-        """Decide how the task is saved, which what its first reset has made of it shows."""
-        self._is_settled = True
+    def _choose_saver(self) -> None:
+        """Choose how the task is saved, by the attributes that it has after its first reset."""
+        self._is_saver_chosen = True
         saver = saver_of(self.env)
         if saver.actions is None:
             self._saver, self._actions = saver, None
 
     def take_options(self, options: Mapping[str, Any]) -> None:
-        """Begin every episode to come with these options."""
+        """Pass these options to every later reset."""
         self._options = dict(options)
 
     def publish(self) -> bytes:
-        """Return what the task has to tell all others (ddppo.envs.vec_env)."""
-        news = self._ask("publish")
-        if not isinstance(news, bytes):
-            raise self._wrong("publish", news, "it must return bytes, b'' where there is nothing to tell")
-        return news
+        """Return the task's message to all environments (ddppo.envs.vec_env)."""
+        message = self._call_task("publish")
+        if not isinstance(message, bytes):
+            wrong = WrongOutput(type(message).__name__, "it must return bytes, b'' for no message")
+            raise explained(self._name, when_asked("publish", self._num_steps), wrong, self._task)
+        return message
 
     def receive(self, news: Sequence[bytes]) -> None:
-        self._ask("receive", news)
+        self._call_task("receive", news)
 
     def state(self) -> dict[str, Any]:
-        """Return all that decides what follows, in values that saving.packed takes.
+        """Return all that determines the following steps, in values that saving.packed takes.
 
-        Raises EnvStateError where nobody knows it all.
+        Raises EnvStateError if the task's state cannot be saved exactly.
         """
-        said = self._saving("state")
+        saved = self._call_saver("state")
         options = {} if self._options is None else {"options": self._options}
         return {
             "how": self._saver.name,
             "num_steps": self._num_steps,
             "row": self.row.tobytes(),
-            "saved": said,
+            "saved": saved,
             **options,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned, with the row last handed over.
+        """Continue from `state`, with the row that was returned last.
 
-        Raises EnvStateError for the state of another task, and where the task does not come to it.
+        Raises EnvStateError for the state of another task, or if a replayed episode ends in another observation.
         """
         if self._is_fresh:
-            self.reset(seed=0)  # a task, and who enforces the order of calls, has to have seen one
+            self.reset(
+                seed=0
+            )  # Gymnasium's OrderEnforcing, and many tasks, need a reset before anything else
         if state.get("how") != self._saver.name:
             raise other_state(self._name, state.get("how"), self._saver.name)
         self._options = state.get("options")
         self._num_steps = state["num_steps"]
-        played = self._saving("restore", state["saved"])
+        replayed = self._call_saver(
+            "restore", state["saved"]
+        )  # observation and info, if the episode was replayed
         self._actions = self._saver.actions
         self.row = np.frombuffer(state["row"], self.row.dtype).reshape(self.row.shape)
-        if played is not None and not self._equals(self._encoded(*played)):
+        if replayed is not None and not self._equals(self._encoded(*replayed)):
             raise EnvStateError(
                 f"{self._name} cannot go on from its state: its episode, played again, came to another observation "
-                f"after step {self._num_steps}; it follows from more than its generators and actions, or its packages "
+                f"after step {self._num_steps}; it depends on more than its generators and actions, or its packages "
                 "have changed since"
             )
 
@@ -358,32 +258,27 @@ class RowEnv(gym.Wrapper):
         info = as_info(info)
         return self._encode(obs, info if self._masks is None else self._with_mask(obs, info))
 
-    def _saving(self, method: str, *arguments: Any) -> Any:
+    def _call_saver(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self._saver, method)(*arguments)
         except EnvStateError as e:
-            raise EnvStateError(f"{self._name} cannot hand over its state: {e}") from e
+            raise EnvStateError(f"{self._name} cannot save its state: {e}") from e
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_asked(method, self._num_steps), e) from e
 
     def _equals(self, row: np.ndarray) -> bool:
         parts = [[*leaves(self.layout.obs(of)), self.layout.mask(of)] for of in (row, self.row)]
-        return all(
-            x is y or x.tobytes() == y.tobytes() for x, y in zip(*parts, strict=True)
-        )  # no mask is None
+        # Bytes, so that NaN equals NaN. Without masks, both masks are None.
+        return all(x is y or x.tobytes() == y.tobytes() for x, y in zip(*parts, strict=True))
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _call_task(self, method: str, *arguments: Any) -> Any:
         try:
             return getattr(self.unwrapped, method)(*arguments)
         except (Exception, SystemExit) as e:
             raise explained(self._name, when_asked(method, self._num_steps), e) from e
 
-    def _wrong(self, method: str, found: Any, wanted: str) -> Exception:
-        wrong = WrongOutput(f"{type(found).__name__}", wanted)
-        return explained(self._name, when_asked(method, self._num_steps), wrong, self._task)
-
     def close(self) -> None:
-        """Close the task. One that cannot is told of and left: what it was made for is done, or failed before."""
+        """Close the task. An exception here is only logged: the task has done its work, or failed before."""
         try:
             super().close()
         except (Exception, SystemExit) as e:
@@ -391,10 +286,10 @@ class RowEnv(gym.Wrapper):
 
 
 class ArrayEnv(gym.Wrapper):
-    """A task that takes a model's action `[*spec.action.shape]` and hands over the arrays that spec.obs describes.
+    """A task that takes a model's action `[*spec.action.shape]` and returns the arrays that spec.obs describes.
 
-    Infos hold the task's scalars, and the action_mask, a bool vector `[mask_size]`, where it has masks. It encodes
-    and decodes with the same code as a batch does, and can render.
+    Infos hold the task's scalars, and if it has masks the action_mask, a bool vector `[mask_size]`. Observations and
+    actions go through the same code as in a batch. The task can be rendered.
     """
 
     def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
@@ -432,3 +327,113 @@ class ArrayEnv(gym.Wrapper):
                 lambda i: self._name, self._row_env._num_steps, mask[None, None], np.ones((1, 1), bool), self._action
             )  # fmt: skip
         return self._layout.obs(row), info | {MASK: mask}
+
+
+# -- Tasks of text.
+
+
+class TextEnv(gym.Wrapper):
+    """A task of text. Its infos hold scalars; any exception of it is raised as an EnvError with `name` and the step."""
+
+    def __init__(self, task: gym.Env, spec: EnvSpec, name: str) -> None:
+        super().__init__(task)
+        assert not isinstance(spec.obs, dict), spec
+        (self._max_length,) = spec.obs.shape
+        self._name = name
+        self._task = task_name(task)
+        self._num_steps = 0
+
+    def reset(self, *, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        if seed is not None:
+            self._num_steps = 0
+        try:
+            text, info = as_pair(self.env.reset(seed=seed, **options))
+            return self._checked(text), scalars(info)
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_reset(self._num_steps), e, self._task) from e
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._num_steps += 1
+        try:
+            text, reward, terminated, truncated, info = self.env.step(action)
+            ends = as_flag(terminated, "terminated"), as_flag(truncated, "truncated")
+            return self._checked(text), as_number(reward), *ends, scalars(as_info(info))
+        except (Exception, SystemExit) as e:
+            raise explained(self._name, when_stepped(self._num_steps), e, self._task) from e
+
+    def _checked(self, text: Any) -> str:
+        if not isinstance(text, str):
+            raise WrongOutput(f"{described(text)} as an observation", "its space says Text, a str")
+        if len(text) > self._max_length:
+            raise WrongOutput(
+                f"an observation of {len(text)} characters", f"its space says at most {self._max_length}"
+            )
+        return text
+
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+def scalars(info: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the entries of an info that are one plain value under a name; NumPy's numbers become Python's."""
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in info.items()}
+    return {key: value for key, value in plain.items() if type(key) is str and type(value) in _SCALARS}
+
+
+# -- env.context: a vector that the reset of an episode sets, observed in every step of it. One policy can then be
+# trained for many goals, such as the order in which to repair machines.
+
+
+class ContextEnv(gym.Wrapper):
+    """A task that also observes the `size` numbers of a reset's options={"context": ...}.
+
+    The task gets the options too. An episode without a context keeps the last one; before the first it is 0.
+    Observations are {"obs", "context"}, or the task's own dict with one more key. Raises ConfigError for a task of
+    text, and for a task that has this key already.
+    """
+
+    def __init__(self, task: gym.Env, size: int) -> None:
+        super().__init__(task)
+        self._context = np.zeros(size, np.float32)
+        space = task.observation_space
+        if isinstance(space, Text):
+            raise ConfigError(
+                f"env.context={size}: the task observes text, which holds no numbers: leave it out"
+            )
+        self._is_dict = isinstance(space, Dict)
+        parts = dict(space.spaces) if isinstance(space, Dict) else {"obs": space}
+        if CONTEXT in parts:
+            raise ConfigError(f"env.context={size}: the task observes a {CONTEXT} of its own: leave it out")
+        self.observation_space = Dict({**parts, CONTEXT: Box(-np.inf, np.inf, (size,), np.float32)})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        if options and CONTEXT in options:
+            self._context = as_context(options, len(self._context))
+        obs, info = as_pair(self.env.reset(seed=seed, options=options))
+        return self._with_context(obs), dict(info)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_context(obs), reward, terminated, truncated, info
+
+    def _with_context(self, obs: Any) -> dict[str, Any]:
+        if self._is_dict and not isinstance(obs, Mapping):
+            raise WrongOutput(
+                f"{described(obs)} as an observation", f"its space says {self.env.observation_space}"
+            )
+        return {**(obs if self._is_dict else {"obs": obs}), CONTEXT: self._context}
+
+
+def as_context(options: Mapping[str, Any], size: int) -> np.ndarray:
+    """Return the context `[size]` in the options of a reset. Raises ValueError if it is no vector of that size."""
+    try:
+        context = np.array(options[CONTEXT], np.float32)
+    except (TypeError, ValueError):
+        context = np.zeros(0, np.float32)
+    if context.shape != (size,) or not np.isfinite(context).all():
+        raise ValueError(
+            f"the context {options[CONTEXT]!r:.80} of the reset's options: it must be {size} numbers"
+        )
+    return context

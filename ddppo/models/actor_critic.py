@@ -1,4 +1,8 @@
-"""What an actor-critic is, and the multi-layer perceptron."""
+"""The interface of models, `ActorCritic`, and the default model, a multi-layer perceptron.
+
+Read `ActorCritic` first: PPO calls nothing else. Then `MLP`. `Trunk` at the end is the part below the heads that the
+models for images and for memory share.
+"""
 
 import abc
 from contextlib import AbstractContextManager, nullcontext
@@ -22,24 +26,27 @@ from ddppo.models.distributions import (
 )
 from ddppo.spaces import ArraySpec, EnvSpec, each, leaves
 
-# -- Observations as tensors: what a model is given, and one vector of it for models that want no more.
+# -- Observations as tensors.
 
 
-Obs = torch.Tensor | dict[str, torch.Tensor]  # `[..., *shape]`, as spec.obs is one array or several by name
+Obs = torch.Tensor | dict[str, torch.Tensor]  # `[..., *shape]`, one tensor or several by name, as spec.obs is
 
 
 def tensor_dtype(leaf: ArraySpec, dtype: torch.dtype) -> torch.dtype:
-    """Return the type that a model which computes in `dtype` is given an array in: pixels stay uint8."""
+    """Return the type in which a model that computes in `dtype` gets an array: pixels stay uint8."""
     return dtype if leaf.is_float else torch.uint8
 
 
 def raw_dtype(leaf: ArraySpec, dtype: torch.dtype, *, is_normalized: bool) -> torch.dtype:
-    """Return the type that an array is kept in as the task gave it: float64 until its mean is subtracted."""
+    """Return the type in which a rollout keeps an array before normalisation.
+
+    float64 observations stay float64 until their mean is subtracted: a float32 would lose the digits that differ.
+    """
     return torch.float64 if is_normalized and leaf.dtype == "float64" else tensor_dtype(leaf, dtype)
 
 
 def flat_obs(obs: Obs, spec: EnvSpec, dtype: torch.dtype) -> torch.Tensor:
-    """Return `[..., obs_size]`: all arrays flattened, in the order of the spec; pixels are scaled to [0, 1]."""
+    """Return one vector `[..., obs_size]`: all arrays flattened, in the order of the spec; pixels scaled to [0, 1]."""
     parts = []
     for leaf, x in zip(leaves(spec.obs), leaves(obs), strict=True):
         flat = x.flatten(-len(leaf.shape)) if leaf.shape else x.unsqueeze(-1)
@@ -50,7 +57,7 @@ def flat_obs(obs: Obs, spec: EnvSpec, dtype: torch.dtype) -> torch.Tensor:
 def random_obs(
     spec: EnvSpec, num_rows: int, dtype: torch.dtype, generator: torch.Generator | None = None
 ) -> Obs:
-    """Return `[num_rows, *shape]`, uniform on [0, 1), pixels from 0 to 255."""
+    """Return random observations `[num_rows, *shape]`: floats uniform on [0, 1), pixels from 0 to 255."""
 
     def random(leaf: ArraySpec) -> torch.Tensor:
         x = torch.rand(num_rows, *leaf.shape, dtype=torch.float64, generator=generator)
@@ -70,35 +77,42 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 class ActorCritic(nn.Module, abc.ABC):
-    """What PPO needs of a model, which is built as `Model(spec, config)`. P = num_params.
+    """The interface between a policy with a value function and PPO. Built as `Model(spec, config)`.
 
-    obs are what spec.obs describes, n at once: a tensor `[n, *shape]`, or a dict of them where spec.obs is one. Floats
-    come in the type of the parameters; pixels come as uint8, and the model scales them.
+    n: batch size. P = num_params: numbers that describe the distribution of one action. obs are what spec.obs
+    describes: a tensor `[n, *shape]`, or a dict of such tensors. Floats have the type of the parameters; pixels are
+    uint8, and the model scales them.
 
-    A policy that chooses in stages, of which some do not learn, brings its own `distribution` and `evaluate_actions`:
+    A subclass defines forward, action_params and value (or derives from `ddppo.models.recurrent.Recurrent`). A policy
+    that chooses in stages, some of which do not learn, also brings its own `distribution` and `evaluate_actions`:
     actions are sampled from the output of `forward`; the output of `evaluate_actions` gives log_prob and entropy of the
     stages that learn.
     """
 
-    values_are_beside = False  # forward costs hardly more than action_params: acting takes values along
+    # -- How the collector acts with the model.
+
+    # True: forward costs hardly more than action_params, so the collector records values while acting.
+    values_are_beside = False
     # True: a rollout records the values of `evaluate_actions`, those of the actions taken, and not the values of
     # `forward` and `value`, which estimate a state's return.
     values_are_of_actions = False
-    # Import paths, `module:attribute`, of what a kind of models needs otherwise than the core has it; None: the core's.
-    # All three are inherited, and docs/design.md says what each of the classes has to have.
-    collector_class: str | None = None  # acts with the model, a ddppo.ppo.rollout.RolloutCollector
-    minibatch_class: str | None = None  # of a rollout, a ddppo.ppo.minibatches.Minibatches
-    check_class: str | None = None  # tries the model before a run, a ddppo.models.model_check.Trial
-    takes_text = False  # observations and actions are text, of which the model's collector makes arrays
-    state_size = (
-        0  # S, numbers remembered of each environment; 0 for a model without memory (models/recurrent.py)
-    )
-    stays_eager: str | None = None  # why the learner's step cannot be compiled, or would gain nothing by it
-    compiles_by_itself = True  # whether compile=auto has it compiled; else only who asks for it
+    takes_text = False  # observations and actions are text, which the model's collector turns into arrays
+    state_size = 0  # S, numbers that the model remembers of each environment (models/recurrent.py)
+    is_squashed = False  # tanh maps the actions of a Box into its bounds (model.squash=tanh)
 
-    is_squashed = False  # actions are a box, and tanh brings them within its bounds
+    # -- Classes that a kind of models brings instead of the core's: import paths "module:attribute", None for the
+    # core's. Subclasses inherit them. docs/design.md lists what each class has to have.
 
-    # The dataclass of model's keys, of which `config` is one: the constructor reads what a command line sets.
+    collector_class: str | None = None  # acts: a ddppo.ppo.rollout.RolloutCollector
+    minibatch_class: str | None = None  # cuts a rollout into minibatches: a ddppo.ppo.minibatches.Minibatches
+    check_class: str | None = None  # checks the model before a run: a ddppo.models.model_check.ModelCheck
+
+    # -- Compilation of the learner's step.
+
+    stays_eager: str | None = None  # why it is not compiled: it cannot be, or would gain nothing
+    compiles_by_itself = True  # False: compile=auto leaves it eager, compile=on compiles it
+
+    # The dataclass of the keys of `model` in the configuration; `config` is an instance of it.
     Settings: ClassVar[type[ModelSettings]] = MlpSettings
 
     @abc.abstractmethod
@@ -113,8 +127,19 @@ class ActorCritic(nn.Module, abc.ABC):
     def forward(self, obs: Obs) -> tuple[torch.Tensor, torch.Tensor]:
         """Return action parameters `[n, P]` and values `[n]`."""
 
+    @abc.abstractmethod
+    def action_params(self, obs: Obs) -> torch.Tensor:
+        """Return action parameters `[n, P]` alone; used in acting."""
+
+    @abc.abstractmethod
+    def value(self, obs: Obs) -> torch.Tensor:
+        """Return values `[n]` alone; used for bootstrapping."""
+
     def evaluate_actions(self, obs: Obs, actions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `forward` does, or what of it actions `[n, *action.shape]` need; used in learning."""
+        """Return action parameters and values as `forward` does, for actions `[n, *action.shape]`; used in learning.
+
+        A model may compute only the outputs on which these actions depend.
+        """
         return self(obs)
 
     def evaluate_minibatch(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -122,17 +147,7 @@ class ActorCritic(nn.Module, abc.ABC):
         obs, actions = inputs
         return self.evaluate_actions(obs, actions)
 
-    @abc.abstractmethod
-    def action_params(self, obs: Obs) -> torch.Tensor:
-        """Return action parameters `[n, P]` alone; used in acting."""
-
-    def portable_params(self, obs: Obs) -> torch.Tensor:
-        """Return what `action_params` does by operations that other programs know, whatever n is; used in export."""
-        return self.action_params(obs)
-
-    @abc.abstractmethod
-    def value(self, obs: Obs) -> torch.Tensor:
-        """Return values `[n]` alone; used for bootstrapping."""
+    # -- The distribution of actions.
 
     @property
     def num_params(self) -> int:
@@ -141,49 +156,63 @@ class ActorCritic(nn.Module, abc.ABC):
 
     @property
     def num_noise(self) -> int:
-        """Return how many random numbers one action takes: uniform on [0, 1), standard normal where it is a box."""
+        """Random numbers that sampling one action takes: standard normal for a Box, else uniform on [0, 1)."""
         return num_noise(self.spec.action)
 
     def distribution(self, params: torch.Tensor, mask: torch.Tensor | None = None) -> ActionDistribution:
-        """Return the distribution that `params` `[..., P]` describe; `mask` `[..., mask_size]` bool allows choices."""
+        """Return the distribution with `params` `[..., P]`; `mask` `[..., mask_size]` bool, True = allowed choice."""
         return action_distribution(self.spec.action, params, mask, is_squashed=self.is_squashed)
 
-    def step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return action parameters `[n, P]`, values `[n]` and the state `[n, S]` that follows `state` `[n, S]`.
+    # -- Models with memory (state_size > 0).
 
-        Used in acting, where state_size is above 0; zeros are the state at the start of an episode.
+    def step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return action parameters `[n, P]`, values `[n]` and the next state `[n, S]`, from `state` `[n, S]`.
+
+        Used in acting. The state is 0 at the start of an episode.
         """
         raise NotImplementedError
 
     def unroll(
         self, obs: Obs, state: torch.Tensor, starts: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return action parameters `[T, m, P]` and values `[T, m]` of T steps in a row in m environments.
+        """Return action parameters `[T, m, P]` and values `[T, m]` of T successive steps in m environments.
 
-        obs `[T, m, *shape]`; state `[m, S]` before row 0; starts `[T, m]` bool: rows that start an episode, before
-        which the state is 0, whatever it was. Each row is what `step` says. Used in learning, where state_size is
-        above 0.
+        Used in learning. Each row equals the output of `step`.
+
+        Args:
+            obs: `[T, m, *shape]`.
+            state: `[m, S]` before row 0.
+            starts: `[T, m]` bool, True if the row starts an episode: the state before it is 0.
         """
         raise NotImplementedError
 
+    # -- Export (ddppo/policies/export), by operations that ONNX and torch.export know, for any batch size n.
+
+    def portable_params(self, obs: Obs) -> torch.Tensor:
+        """Return `action_params` by portable operations."""
+        return self.action_params(obs)
+
     def portable_step(self, obs: Obs, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the action parameters and the state that `step` does, as portable_params does; used in export."""
+        """Return the action parameters and the next state of `step` by portable operations."""
         params, _, state = self.step(obs, state)
         return params, state
 
+    # -- Speed.
+
     def unchanged(self) -> AbstractContextManager[None]:
-        """Return a context in which no parameter changes, so that what is derived from them may be kept."""
+        """Return a context in which parameters do not change, so that the model may cache what it derives from them."""
         return nullcontext()
 
     def num_products(self) -> int:
-        """Return how many products of weights one observation takes: one of each, unless the model says otherwise."""
+        """Return the number of multiplications with a weight that one observation takes."""
         return sum(p.numel() for p in self.parameters())
 
 
 class EvaluateActions(nn.Module):
-    """A model called as it learns, as modules are; its parameters and buffers are its own, behind "model.".
+    """A module whose forward is the call that learning differentiates. Wraps a model for DistributedDataParallel.
 
-    It is given obs and actions, or the `inputs` of minibatches of the model's own, or with memory what `unroll` reads.
+    Inputs: obs and actions, or the "inputs" of the model's own minibatches, or the arguments of `unroll` for a model
+    with memory. Parameters have the prefix "model.".
     """
 
     def __init__(self, model: ActorCritic) -> None:
@@ -195,13 +224,14 @@ class EvaluateActions(nn.Module):
 
 
 class MLP(ActorCritic):
-    """Multi-layer perceptron over all that is observed, flattened, with separate or shared hidden layers.
+    """Multi-layer perceptron over the flattened observation, with separate or shared hidden layers.
 
-    The logarithm of the standard deviation of Gaussian actions does not depend on the observation, unless
+    The log standard deviation of Gaussian actions is a parameter that does not depend on the observation, unless
     model.log_std=state.
-    Orthogonal initialisation with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
-    (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO"), unless
-    model.orthogonal is false: then torch.nn.Linear's, as in settings that were tuned with ortho_init=False.
+
+    Initialisation is orthogonal with gain sqrt(2) in hidden layers, 0.01 in the policy head and 1 in the value head
+    (Andrychowicz et al. 2021, arXiv:2006.05990; Huang et al. 2022, "The 37 implementation details of PPO"). With
+    model.orthogonal=false it is that of torch.nn.Linear, for settings that were tuned with ortho_init=False.
     """
 
     def __init__(self, spec: EnvSpec, config: MlpSettings) -> None:
@@ -211,6 +241,7 @@ class MLP(ActorCritic):
         self.shared_trunk = config.shared_trunk
         self.activation = config.activation
         sizes = list(config.hidden_sizes)
+        # The order in which layers are made decides their random initialisation: trunks, then heads.
         self.policy_trunk = hidden_layers(spec.obs_size, sizes, config.activation)
         self.value_trunk = self.policy_trunk
         if not config.shared_trunk:
@@ -245,7 +276,7 @@ class MLP(ActorCritic):
 
 
 def hidden_layers(inputs: int, sizes: list[int], activation: str) -> nn.Sequential:
-    """Return a layer of as many units as each of `sizes`, with orthogonal weights, and what is not linear behind it."""
+    """Return linear layers with `sizes` units and orthogonal weights, each followed by the activation."""
     layers: list[nn.Module] = []
     for outputs in sizes:
         layers += [linear(inputs, outputs, gain=2**0.5), ACTIVATIONS[activation]()]
@@ -254,7 +285,7 @@ def hidden_layers(inputs: int, sizes: list[int], activation: str) -> nn.Sequenti
 
 
 def passed(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
-    """Return layers(inputs). In inference mode on a CPU, tanh is NumPy's: 10 times as fast as torch's."""
+    """Return layers(inputs). In inference mode on a CPU, NumPy computes tanh: 10 times as fast as torch."""
     if not (torch.is_inference_mode_enabled() and inputs.device.type == "cpu"):
         return layers(inputs)
     hidden = inputs
@@ -270,42 +301,40 @@ def passed(layers: nn.Sequential, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
-    """Return a layer with orthogonal weights and no bias to begin with."""
+    """Return a linear layer with orthogonal weights and zero biases."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
 
 
-# -- What a trunk is, and the multi-layer perceptron as one.
+# -- The part of a model below its heads.
 
 
 class Trunk(nn.Module, abc.ABC):
-    """From observations, n at once as a model is given them, to features `[n, num_features]`.
+    """Computes features `[n, num_features]`, in the type of the parameters, from observations.
 
-    Features are in the type of the parameters. A trunk knows no actions, so policy, values and memory stand on any.
-    num_features: F. num_products: products of weights that one observation takes. computes_images: whether most of
-    them are convolutions, which nothing compiles faster than they are.
+    A trunk knows nothing of actions, so the policy head, the value head and a recurrent core fit on any trunk.
     """
 
-    num_features: int
-    num_products: int
-    computes_images = False
+    num_features: int  # F
+    num_products: int  # multiplications with a weight that one observation takes
+    computes_images = False  # most of them are in convolutions, which compiling makes no faster
 
     @abc.abstractmethod
     def forward(self, obs: Obs) -> torch.Tensor: ...
 
     def plain(self, obs: Obs) -> torch.Tensor:
-        """Return what `forward` does by operations that other programs know, in the type of the parameters."""
+        """Return the features by portable operations, in the type of the parameters (ActorCritic.portable_params)."""
         return self(obs)
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """Return a context in which no parameter changes, so that what is derived from them is kept."""
+        """Return a context in which parameters do not change (see ActorCritic.unchanged)."""
         return nullcontext()
 
 
 class Flat(Trunk):
-    """Hidden layers over all that is observed, flattened; pixels count from 0 to 1."""
+    """Hidden layers over the flattened observation; pixels are scaled to [0, 1]."""
 
     def __init__(self, spec: EnvSpec, config: LayerSettings, sizes: list[int]) -> None:
         super().__init__()

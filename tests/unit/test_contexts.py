@@ -146,7 +146,9 @@ def test_a_dict_of_observations_has_one_key_more():
 
 
 def test_a_context_that_cannot_be_is_refused(batch):
-    with pytest.raises(ConfigError, match=r"env\.context=2: it observes a context of its own: leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"env\.context=2: the task observes a context of its own: leave it out"
+    ):
         probe(EnvConfig(id=ID, kwargs={"is_dict": True, "own_context": True}, context=2))
     envs = batch(backend="sync", context=2)
     for wrong in ([1, 2, 3], "ab", [1.0, np.inf], None, [[1, 2]]):

@@ -312,9 +312,7 @@ def test_one_whose_wrapper_hides_something_beside_its_own_state_says_so(monkeypa
     name = registered(monkeypatch, Own)
     monkeypatch.setattr("ddppo.envs.single.make_task", lambda env: Hiding(gym.make(name)))
     reason = dry_run(EnvConfig(id=name)).why_inexact
-    assert (
-        "cannot hand over its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
-    )
+    assert "cannot save its state: Hiding.hidden holds a tuple_iterator, which may remember more" in reason
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="needs the extra atari")

@@ -246,6 +246,6 @@ def test_a_backend_that_cannot_hand_over_its_state_names_the_environment():
     envs = batch(EnvConfig(id="CartPole-v1"), 2, "gym_vector", first=4)
     envs.reset([0, 1])
     for call in (envs.state, lambda: envs.restore({})):
-        with pytest.raises(EnvStateError, match="environment 4 of rank 0 cannot hand over its state"):
+        with pytest.raises(EnvStateError, match="environment 4 of rank 0 cannot save its state"):
             call()
     envs.close()

@@ -1,7 +1,8 @@
-"""Batches of scalar environments that reset in the step that ends an episode, whoever steps them: this process
-(sync) or a pool of others.
+"""Batches of single environments, which reset in the step that ends an episode: the backends sync and pool.
 
-Both step the same `RowEnv`s by the same code in the same order, so they give the same numbers.
+A `Stepper` steps the environments and writes the results into arrays (`Answers`): `InTurn` in this process, the pool's
+(pool.py) in other processes. Both run the same `RowEnv`s in the same order, so they give the same numbers.
+`SameStepEnvs` makes a `VecEnv` of a stepper.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,13 @@ from ddppo.errors import EnvStateError
 
 
 def make_sync(env: EnvConfig, spec: EnvSpec, names: EnvNames, timeout_s: float) -> "SameStepEnvs":
-    """Step every environment in this process. There is nothing to wait for, so timeout_s is not used."""
+    """Make a batch that this process steps, one environment after another. timeout_s is unused: nothing waits."""
     envs = make_row_envs(env, spec, [names(i) for i in range(len(names.indices))])
     return SameStepEnvs(InTurn(envs), spec, names)
 
 
 def make_row_envs(env: EnvConfig, spec: EnvSpec, names: Sequence[str]) -> list[RowEnv]:
-    """Make an environment for every name. Raises EnvError; those made before it are closed then."""
+    """Make an environment for every name. If one cannot be made, close the others and raise EnvError."""
     made: list[RowEnv] = []
     try:
         made.extend(make_row_env(env, spec, name) for name in names)
@@ -37,65 +38,62 @@ def make_row_envs(env: EnvConfig, spec: EnvSpec, names: Sequence[str]) -> list[R
 
 
 class Answers(NamedTuple):
-    """What environments answer to a step, one entry each.
+    """The results of a step of E environments. A pool keeps these arrays in shared memory."""
 
-    rows: `[E]` of a layout, to act on next. final_rows: `[E]` likewise, which count where an episode ended.
-    rewards: `[E]` float64. terminated, truncated: `[E]` bool.
-    """
-
-    rows: np.ndarray
-    final_rows: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+    rows: np.ndarray  # [E] of RowLayout.dtype: observations and masks to act on next
+    final_rows: np.ndarray  # [E] likewise: the last observation, set only where an episode ended
+    rewards: np.ndarray  # [E] float64
+    terminated: np.ndarray  # [E] bool
+    truncated: np.ndarray  # [E] bool
 
     def part(self, of: slice) -> "Answers":
         return Answers(*(array[of] for array in self))
 
 
 def answer_layout(num_envs: int, row_dtype: np.dtype) -> list[tuple[tuple[int, ...], np.dtype]]:
-    """Return the shape and type of every array of Answers."""
+    """Return the shape and type of every array of `Answers`, in order."""
     return [((num_envs,), np.dtype(kind)) for kind in (row_dtype, row_dtype, np.float64, bool, bool)]
 
 
 class Stepper(Protocol):
-    """Whoever steps E environments and writes into `answers` what they answer."""
+    """Steps E environments and writes the results into `answers`."""
 
     answers: Answers
-    valid: np.ndarray  # [E] bool, as EnvStep has it
+    valid: np.ndarray  # [E] bool, see EnvStep.valid
     action_space: gym.Space  # of the task
-    num_restarts: int  # how often a process was lost and another took its place
-    num_env_restarts: int  # how many environments were made again for that
-    num_lost_episodes: int  # that were under way in those
+    num_restarts: int  # processes that were lost and replaced
+    num_env_restarts: int  # environments that were made again in these processes
+    num_lost_episodes: int  # episodes that were under way in them
 
     def take_options(self, options: Options) -> None:
-        """Have each begin every episode to come with its own."""
+        """Pass options[i] to every later reset of environment i."""
         ...
 
     def reset(self, seeds: Sequence[int]) -> None: ...
 
     def step(self, actions: np.ndarray) -> None:
-        """Step all with the task's own actions `[E, *action_space.shape]`, which environments may keep or change."""
+        """Step all environments with the task's own actions `[E, *action_space.shape]`, which tasks may change."""
         ...
 
     def call(self, method: str, arguments: Mapping[int, tuple]) -> dict[int, Any]:
-        """Call a method of the `RowEnv`s at these places, each with its arguments; return what they answer.
+        """Call a method of the `RowEnv`s at these indices, each with its arguments; return the results by index.
 
-        Plain values both ways. One whose process was lost is missing in the answers: the next step finds that.
+        Arguments and results are plain values. An environment with a lost process is missing in the results; the next
+        step reports it.
         """
         ...
 
     def made_anew(self) -> list[int]:
-        """Return which environments were made anew, with the process that took a lost one's place, since last asked."""
+        """Return the environments that were made again, in the place of lost ones, since the last call."""
         ...
 
     def close(self) -> None: ...
 
 
 class InTurn:
-    """Steps environments of this process one after another.
+    """Steps the environments of this process one after another.
 
-    `at[0]` tells whoever shares it which of them is running.
+    `at[0]` is the index of the running environment: a pool shares it with its parent, which names it if it hangs.
     """
 
     num_restarts = num_env_restarts = num_lost_episodes = 0
@@ -126,6 +124,7 @@ class InTurn:
         for i, env in enumerate(self.envs):
             self._at[0] = i
             row, rewards[i], terminated[i], truncated[i], _ = env.step(actions[i])
+            # An episode that ends is reset at once: its last observation goes to final_rows.
             if terminated[i] or truncated[i]:
                 final_rows[i] = row
                 row = env.reset()[0]
@@ -149,7 +148,7 @@ class InTurn:
 
 
 class SteppedEnvs:
-    """What all environments of a batch over a stepper are asked between iterations."""
+    """The part of a batch over a stepper that runs between rollouts: resets, states and messages."""
 
     def __init__(self, stepper: Stepper, spec: EnvSpec, names: EnvNames) -> None:
         self.spec = spec
@@ -157,7 +156,7 @@ class SteppedEnvs:
         self.num_envs = len(names.indices)
         self._stepper = stepper
         self._layout = RowLayout(spec)
-        self._next: dict[str, Any] | None = None
+        self._next: dict[str, Any] | None = None  # the state that the next reset restores
 
     @property
     def num_restarts(self) -> int:
@@ -217,17 +216,19 @@ class SteppedEnvs:
         return self._stepper.call(method, dict.fromkeys(range(self.num_envs), ()))
 
     def _of_all(self, answers: Mapping[int, Any]) -> list[Any]:
+        """Return the answers in order. Raises EnvStateError if one is missing."""
         for i in range(self.num_envs):
             if i not in answers:
-                raise EnvStateError(f"{self.names(i)} cannot hand over its state: its process was lost")
+                raise EnvStateError(f"{self.names(i)} cannot save its state: its process was lost")
         return [answers[i] for i in range(self.num_envs)]
 
 
 class SameStepEnvs(SteppedEnvs):
-    """`VecEnv` over a stepper of `RowEnv`s: actions are decoded for it, rows read as observations and masks."""
+    """A `VecEnv` over a stepper of `RowEnv`s: decodes actions, and reads rows as observations and masks."""
 
     def __init__(self, stepper: Stepper, spec: EnvSpec, names: EnvNames) -> None:
         super().__init__(stepper, spec, names)
+        # Views of the stepper's arrays: a step allocates nothing unless an episode ends.
         self._answers = answers = stepper.answers
         self._obs = self._layout.obs(answers.rows)
         self._mask = self._layout.mask(answers.rows)

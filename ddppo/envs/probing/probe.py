@@ -12,7 +12,6 @@ from gymnasium.envs.registration import load_env_creator, parse_env_id
 
 from ddppo.config.fields import near
 from ddppo.config.settings import EnvConfig
-from ddppo.envs import registration  # noqa: F401 (registers ddppo/Synthetic-v0 and others)
 from ddppo.envs.backends.atari import ATARI_OURS, atari_spec
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.backends.envpool import make_envpool_task
