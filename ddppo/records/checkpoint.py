@@ -1,4 +1,8 @@
-"""Checkpoints: whole on disk or not there, loadable without unpickling code. Imports torch only to save and load."""
+"""Files of checkpoints: save, find, check and load them.
+
+A checkpoint is whole on disk or not there at all, and it loads without unpickling code. Functions that only look for
+files do not import torch, because every command that lists runs calls them.
+"""
 
 import io
 import platform
@@ -12,17 +16,24 @@ from ddppo.files import move_aside, replacing, stored
 from ddppo.terminal import warn
 
 FORMAT = "ddppo-checkpoint"
-VERSION = 3  # 1 held no environments but those that publish, 2 what they have in common once for each
+VERSION = (
+    3  # version 1 lacks the states of most environments; 2 repeats what environments share for each of them
+)
 _NAME = re.compile(r"iteration_(\d{8})\.pt")
 BEST = "best.pt"  # the policy of the best evaluation so far
-PREVIOUS = "best.previous.pt"  # the best that the newest checkpoint names, once a later one is best
+PREVIOUS = (
+    "best.previous.pt"  # the best policy that the newest checkpoint refers to, once a better one was found
+)
+
+
+# -- Save.
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` (tensors, numbers, strings, lists, dicts) as the whole of `path`. Raises StorageError."""
+    """Write `state` (tensors, numbers, strings, lists, dicts) to `path`, whole or not at all. Raises StorageError."""
     import torch
 
-    # torch's own writer answers a full disk with an error of its own beside the disk's.
+    # Serialize in memory: torch's own file writer hides the disk's error behind one of its own.
     content = io.BytesIO()
     torch.save({"format": FORMAT, "version": VERSION, "made_by": _makers(), **state}, content)
     with stored(path):
@@ -39,7 +50,7 @@ def _makers() -> dict[str, str]:
 
 
 def made_elsewhere(state: dict[str, Any]) -> str | None:
-    """Return what else made a checkpoint's state than what would go on from it now; None if nothing that is known."""
+    """Return a sentence if other versions of torch or Python made the checkpoint; None if the versions are equal."""
     made_by, now = state.get("made_by", {}), _makers()
     other = {name: version for name, version in made_by.items() if version != now.get(name)}
     if not other:
@@ -52,7 +63,7 @@ def made_elsewhere(state: dict[str, Any]) -> str | None:
 
 
 def save_iteration(folder: Path, iteration: int, state: dict[str, Any], keep: int) -> Path:
-    """Save the checkpoint of `iteration` and drop all but the `keep` newest ones."""
+    """Save the checkpoint of `iteration` and delete all but the `keep` newest ones."""
     path = folder / f"iteration_{iteration:08d}.pt"
     save(path, state)
     for old in _all(folder)[:-keep]:
@@ -61,20 +72,23 @@ def save_iteration(folder: Path, iteration: int, state: dict[str, Any], keep: in
     return path
 
 
+# -- Find.
+
+
 def last(folder: Path) -> Path | None:
     """Return the newest checkpoint in `folder`, or None."""
     return next(reversed(_all(folder)), None)
 
 
 def iteration_of(path: Path) -> int:
-    """Return the iteration that a checkpoint was saved after, by its name."""
+    """Return the iteration after which a checkpoint was saved, from its file name."""
     found = _NAME.fullmatch(path.name)
     assert found is not None, path
     return int(found[1])
 
 
 def last_whole(folder: Path) -> tuple[Path | None, list[Path]]:
-    """Return the newest checkpoint that is whole, or None, and the damaged ones that are newer."""
+    """Return the newest undamaged checkpoint, or None, and the damaged ones that are newer."""
     damaged: list[Path] = []
     for path in reversed(_all(folder)):
         if is_whole(path):
@@ -84,9 +98,9 @@ def last_whole(folder: Path) -> tuple[Path | None, list[Path]]:
 
 
 def set_damaged_aside(folder: Path) -> list[Path]:
-    """Give the damaged checkpoints that are newer than the last whole one, and a damaged best.pt, another name.
+    """Rename the damaged checkpoints that are newer than the last whole one, and best.pt if it is damaged.
 
-    Returns their new names. Call it only while the run is held.
+    Returns their new names. Call it only while the folder is locked (run_folder.held).
     """
     _, damaged = last_whole(folder)
     best = folder / "best.pt"
@@ -96,9 +110,9 @@ def set_damaged_aside(folder: Path) -> list[Path]:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether the file can be read to its end and every byte is as it was written.
+    """Return whether the file can be read to its end and its checksums are right.
 
-    torch.save writes a zip archive, and torch.load trusts it: of one flipped byte only the checksums in it tell.
+    torch.save writes a zip archive with checksums, but torch.load does not check them: it would load a flipped byte.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -108,7 +122,7 @@ def is_whole(path: Path) -> bool:
 
 
 def chosen(which: str, run_dir: Path) -> Path:
-    """Return the checkpoint of a run that a user calls last, best, or by a path. Raises RunFolderError."""
+    """Return the checkpoint that a user chose as last, best, or by its path. Raises RunFolderError."""
     folder = run_dir / "checkpoints"
     if which == "last":
         whole, damaged = last_whole(folder)
@@ -127,10 +141,13 @@ def chosen(which: str, run_dir: Path) -> Path:
     return path
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, one of an earlier version as one that lacks what that did not hold.
+# -- Load.
 
-    Raises RunFolderError for a file that is damaged, foreign or newer.
+
+def load(path: Path) -> dict[str, Any]:
+    """Load a checkpoint onto the CPU. One of an earlier version is returned in the present version's form.
+
+    Raises RunFolderError for a file that is damaged, not ddppo's, or of a newer version.
     """
     import torch
 
@@ -141,12 +158,12 @@ def load(path: Path) -> dict[str, Any]:
         raise damaged
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e:  # torch raises many kinds for files that are not its own
+    except Exception as e:  # torch raises many kinds of exceptions for files that it did not write
         raise damaged from e
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise RunFolderError(f"checkpoint {path} was not written by ddppo")
     if state.get("version") == 1:
-        missing = "it was written by an earlier ddppo, whose checkpoints held none"
+        missing = "an earlier ddppo wrote it, without states of environments"
         return state | {"version": VERSION, "environments": {"missing": missing}}
     if state.get("version") not in (2, VERSION):
         raise RunFolderError(

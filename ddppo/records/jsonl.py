@@ -1,4 +1,7 @@
-"""metrics.jsonl: a line for every iteration and rank, appended, and cut back where a run goes on from a checkpoint."""
+"""metrics.jsonl: one line per iteration and rank. It is appended to, and cut back when a run resumes from a checkpoint.
+
+`JsonlWriter` writes it, `drop_after` cuts it back, `read_reports` reads it.
+"""
 
 import errno
 import json
@@ -17,11 +20,11 @@ _LINE_KEYS = ("iteration", "rank", "env_steps", "wall_s")
 
 
 class JsonlWriter:
-    """Appends to metrics.jsonl: for each report one line per rank; that of rank 0 has the global metrics too.
+    """Appends reports to metrics.jsonl: one line per rank, and in the line of rank 0 the global metrics too.
 
-    A line has iteration, rank, env_steps, wall_s and flat metric names; the first that is appended to others has
-    resumed=true. It is in the hands of the operating system when `write` returns, so that kill -9 loses at most the
-    line being written.
+    A line has iteration, rank, env_steps, wall_s and flat metric names. The first line that a resumed run appends has
+    resumed=true. `write` is unbuffered: the operating system has the lines when it returns, so that kill -9 loses at
+    most the line being written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -31,12 +34,14 @@ class JsonlWriter:
             self._resumes = os.fstat(self._file.fileno()).st_size > 0
 
     def write(self, report: IterationReport, *, is_new: bool = True) -> None:
-        """Append the report's lines, all of them or, where the disk refuses, none. Raises StorageError.
+        """Append the report's lines; if the disk refuses a part of them, none.
 
-        goes_on: whether a resumed run did this iteration; one that was done before the stop is not marked as resumed.
+        is_new: whether this start of the run did the iteration; only such an iteration is marked as resumed.
 
-        Also where the file is not where it was, for the folder is gone: what is written to it then nobody finds.
+        Raises StorageError if the disk refuses, or if the file is no longer at its path: lines written to a deleted
+        file would be lost without a word.
         """
+        # Format one line per rank.
         lines = []
         for rank, metrics in enumerate(report.rank_metrics):
             position = (report.iteration, rank, report.env_steps, report.wall_s)
@@ -45,6 +50,7 @@ class JsonlWriter:
                 line |= report.global_metrics | ({"resumed": True} if self._resumes and is_new else {})
             lines.append(_as_json(line) + "\n")
         rest = memoryview("".join(lines).encode())
+        # The open file must still be the one at the path.
         ours = os.fstat(self._file.fileno())
         try:
             if os.stat(self._name).st_ino != ours.st_ino:
@@ -52,7 +58,7 @@ class JsonlWriter:
         except OSError as e:
             raise StorageError.of(self._path, e) from e
         try:
-            while rest:  # a disk that fills up takes a part first
+            while rest:  # a disk that fills up accepts a part before it refuses
                 rest = rest[self._file.write(rest) :]
         except OSError as e:
             os.ftruncate(self._file.fileno(), ours.st_size)
@@ -66,16 +72,18 @@ class JsonlWriter:
 def _as_json(line: dict[str, Any]) -> str:
     try:
         return json.dumps(line, allow_nan=False)
-    except ValueError:  # of NaN and infinity, which a walk over all would look for at every iteration
+    except (
+        ValueError
+    ):  # NaN or infinity, which become null. Most iterations have none and need no search for them.
         return json.dumps(jsonable(line), allow_nan=False)
 
 
 def drop_after(path: Path, iteration: int) -> int:
-    """Leave in metrics.jsonl the complete lines up to `iteration`, and return how many others were dropped.
+    """Cut metrics.jsonl back to the complete lines up to `iteration`; return the number of lines removed.
 
-    The iterations after a checkpoint are done again on resume. Their old lines are moved, to
-    metrics.superseded.jsonl; only the fragment of a line that a kill left at the end is discarded. Raises
-    RunFolderError for a line that is not one of ours, StorageError.
+    A resumed run repeats the iterations after its checkpoint. Their old lines move to metrics.superseded.jsonl; only a
+    fragment of a line, which a kill left at the end, is discarded. Raises RunFolderError for a line that ddppo did not
+    write, and StorageError.
     """
     if not path.exists():
         return 0
@@ -87,20 +95,21 @@ def drop_after(path: Path, iteration: int) -> int:
         superseded = _superseded(path)
         before = superseded.read_text(encoding="utf-8") if superseded.exists() else ""
         moved = "".join(dropped)
-        if not before.endswith(moved):  # else a kill came between the moving and the cutting
+        # If it ends with these lines, an earlier call was killed after moving them and before cutting the file.
+        if not before.endswith(moved):
             with replacing(superseded) as file:
                 file.write(before + moved)
     content = "".join(kept)
-    if len(content.encode()) < path.stat().st_size:  # a fragment may be all that goes
+    if len(content.encode()) < path.stat().st_size:  # lines were dropped, or a fragment is at the end
         with replacing(path) as file:
             file.write(content)
     return len(dropped)
 
 
 def last_superseded(path: Path) -> int:
-    """Return the most environment steps of iterations that were done again since, or will be; 0 where there are none.
+    """Return the largest env_steps in metrics.superseded.jsonl; 0 if no iteration was repeated.
 
-    Raises RunFolderError, as drop_after.
+    Raises RunFolderError as `drop_after` does.
     """
     superseded = _superseded(path)
     lines = _complete_lines(superseded) if superseded.exists() else ()
@@ -112,7 +121,7 @@ def _superseded(path: Path) -> Path:
 
 
 def read_reports(path: Path) -> Iterator[IterationReport]:
-    """Yield what a JsonlWriter wrote, in order; null reads as NaN. Raises RunFolderError, as drop_after."""
+    """Yield the reports in metrics.jsonl, in order; null reads as NaN. Raises RunFolderError as `drop_after` does."""
     lines = (line for _, line in _complete_lines(path))
     for iteration, group in groupby(lines, key=lambda line: line["iteration"]):
         ranks: list[dict[str, float]] = []

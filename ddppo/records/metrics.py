@@ -77,7 +77,7 @@ EVALUATION_METRICS: tuple[Metric, ...] = (
         "eval/success_rate",
         "fraction",
         EPISODES,
-        "text episodes that achieved their task / text episodes whose environment says so (is_success in its info)",
+        "text episodes that achieved their task / text episodes with is_success in their info",
         GREEDY,
     ),
     Metric(
@@ -127,7 +127,7 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "rollout/success_rate",
         "fraction",
         EPISODES,
-        "text episodes that achieved their task / text episodes whose environment says so (is_success in its info)",
+        "text episodes that achieved their task / text episodes with is_success in their info",
         "count",
     ),
     Metric(
@@ -155,7 +155,7 @@ LEARNING_METRICS: tuple[Metric, ...] = (
         "train/groups_without_spread",
         "fraction",
         "moments by count",
-        "grpo: groups whose returns are all equal, so that their advantages are 0",
+        "grpo: groups in which all returns are equal, so that their advantages are 0",
         "DAPO, arXiv:2503.14476",
     ),
     Metric("train/policy_loss", "1", SAMPLES, "negative clipped surrogate", f"{PPO}, eq. 7"),

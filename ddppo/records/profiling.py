@@ -1,7 +1,8 @@
-"""Where an iteration's time goes, by operator and by function: a trace, and a page that a person reads.
+"""The profiler (log.profile_iterations): where the time of an iteration goes, by operator and by Python function.
 
-After warm-up the same number of iterations runs plainly, then under torch's profiler, which sees operators, then under
-Python's, which sees functions; both slow down what they watch, and the plain ones say by how much.
+After warm-up, three stages of equally many iterations follow each other: plain, without a profiler; under torch's
+profiler, which sees operators; under cProfile, which sees functions. A profiler slows down what it watches; the plain
+stage shows by how much. The results are a trace and a page of tables, in the run folder's profile/.
 """
 
 import cProfile
@@ -20,31 +21,31 @@ from ddppo.files import stored, write_text
 
 PAGE, TRACE = "where_the_time_goes.md", "trace.json"
 _WARMUP = 5  # iterations
-_REST = "rest"  # of an iteration: what is in no phase
-_SHOWN = 15  # rows of a table
+_REST = "rest"  # the part of an iteration outside its phases
+_MAX_ROWS = 15  # of a table
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An operator or function: how often it ran, and the seconds in it that are in nothing it called."""
+    """An operator or function."""
 
     name: str
     calls: int
-    self_s: float
+    self_s: float  # seconds in it, without the operators or functions that it called
 
 
 @dataclass(slots=True)
 class Stage:
-    """Iterations watched in one way: their seconds, by phase too, and rows by phase."""
+    """The iterations that one profiler watched, or none."""
 
     num_iterations: int = 0
     seconds: float = 0.0
-    phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    phases: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # seconds by phase
+    rows: dict[str, list[Row]] = field(default_factory=dict)  # operators or functions by phase
 
 
 class NullProfiler:
-    """What watches nothing: ranks other than 0, and runs that ask for no profile."""
+    """The profiler of ranks other than 0, and of runs without log.profile_iterations: it does nothing."""
 
     def iteration(self) -> AbstractContextManager:
         """Enclose one iteration."""
@@ -56,24 +57,27 @@ class NullProfiler:
 
 
 def make_profiler(num_iterations: int, folder: Path) -> NullProfiler:
-    """Return what watches num_iterations in each way and writes into `folder`; for 0, what watches nothing."""
+    """Return a profiler of `num_iterations` per stage, which writes into `folder`; 0 for none."""
     return Profiler(num_iterations, folder) if num_iterations else NullProfiler()
 
 
 class Profiler(NullProfiler):
-    """Watches iterations of this process and leaves trace.json, for chrome://tracing or Perfetto, and the page."""
+    """Profiles iterations of this process; writes trace.json, for chrome://tracing or Perfetto, and the page."""
 
     def __init__(self, num_iterations: int, folder: Path) -> None:
-        self._num = num_iterations
+        self._num = num_iterations  # of each stage
         self._folder = folder
-        self._done = 0
+        self._done = 0  # iterations so far, warm-up included
         self._stages = {name: Stage() for name in ("plain", "operators", "functions")}
-        self._stage: Stage | None = None
+        self._stage: Stage | None = (
+            None  # of the iteration that runs; None in warm-up and after the last stage
+        )
         self._torch: Any = None
-        self._functions: dict[str, cProfile.Profile] = {}
+        self._functions: dict[str, cProfile.Profile] = {}  # by phase
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
+        # Which stage, and which of its iterations.
         number, offset = divmod(self._done - _WARMUP, self._num)
         names = tuple(self._stages)
         name = names[number] if 0 <= number < len(names) else None
@@ -88,13 +92,15 @@ class Profiler(NullProfiler):
             self._stage.seconds += time.perf_counter() - start
             self._stage.num_iterations += 1
         self._done += 1
+        # The last iteration of a stage stores its results.
         if offset == self._num - 1 and name == "operators":
-            self._end_of_trace()
+            self._store_operators()
         elif offset == self._num - 1 and name == "functions":
-            self._end()
+            self._store_functions()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        # cProfile allows one active profile: pause that of the iteration's rest while a phase runs.
         rest = self._functions.get(_REST)
         if rest is not None:
             rest.disable()
@@ -119,7 +125,7 @@ class Profiler(NullProfiler):
         else:
             yield
 
-    def _end_of_trace(self) -> None:
+    def _store_operators(self) -> None:
         self._torch.stop()
         with stored(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -127,7 +133,7 @@ class Profiler(NullProfiler):
         self._stages["operators"].rows = rows_of_operators(self._torch.events())
         self._torch = None
 
-    def _end(self) -> None:
+    def _store_functions(self) -> None:
         self._stages["functions"].rows = {
             name: rows_of_functions(profile) for name, profile in self._functions.items()
         }
@@ -136,15 +142,17 @@ class Profiler(NullProfiler):
 
 
 def rows_of_operators(events: Sequence[Any]) -> dict[str, list[Row]]:
-    """Return the operators of each phase by self time, from torch's events; a phase itself stands for its Python.
+    """Return the operators of each phase, by self time, from torch's events.
 
-    An event belongs to the innermost of the phases' own events that holds its start.
+    Phases are events too (record_function), and an event belongs to the phase during which it starts. The self time of
+    a phase's own event is its time outside operators: Python code and environments.
     """
     on_cpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CPU]
     phases = sorted(
         (e for e in on_cpu if e.name in ("rollout", "learn")), key=lambda event: event.time_range.start
     )
     sums: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0.0]))
+    # Walk along events and phases together, both in order of time.
     current = 0
     for event in sorted(on_cpu, key=lambda event: event.time_range.start):
         while current < len(phases) and phases[current].time_range.end < event.time_range.start:
@@ -159,13 +167,13 @@ def rows_of_operators(events: Sequence[Any]) -> dict[str, list[Row]]:
 
 
 def rows_of_functions(profile: cProfile.Profile) -> list[Row]:
-    """Return the functions that Python's profiler saw by self time."""
+    """Return the functions in a profile, by self time."""
     stats: Any = pstats.Stats(profile)
     return _sorted((_function(*key), calls, own) for key, (_, calls, own, _, _) in stats.stats.items())
 
 
 def _function(path: str, line: int, name: str) -> str:
-    if line == 0:  # built in
+    if line == 0:  # a built-in function
         return name
     return f"{'/'.join(Path(path).parts[-2:])}:{line} {name}"
 
@@ -175,46 +183,46 @@ def _sorted(rows: Any) -> list[Row]:
 
 
 def page(plain: Stage, operators: Stage, functions: Stage) -> str:
-    """Return the page: the split of a plain iteration, then what is in each phase by either profiler."""
+    """Return the page: the split of a plain iteration, then tables of operators and functions for each phase."""
     lines = [
         "# Where the time goes",
         "",
-        f"Rank 0. Milliseconds of an iteration, of {plain.num_iterations} that nothing watched, and how much slower "
-        "the same were under either profiler: they charge by the call, so that what is called often looks larger than "
-        "it is.",
+        f"Rank 0. Milliseconds of an iteration, mean over {plain.num_iterations} iterations without a profiler; "
+        "`traced` and `profiled` show how much slower iterations were under torch's profiler and under cProfile. A "
+        "profiler adds time to every call, so that an operator or function with many calls looks slower than it is.",
         "",
         "| phase | ms | share | traced | profiled |",
         "|---|---|---|---|---|",
     ]
-    of_phases = [_phases(stage) for stage in (plain, operators, functions)]
+    seconds_by_phase = [_phases(stage) for stage in (plain, operators, functions)]
     whole = plain.seconds / plain.num_iterations
-    for name, seconds in of_phases[0].items():
-        slower = [f"x {of[name] / seconds:.2f}" if seconds else "" for of in of_phases[1:]]
+    for name, seconds in seconds_by_phase[0].items():
+        slower = [f"x {stage[name] / seconds:.2f}" if seconds else "" for stage in seconds_by_phase[1:]]
         lines.append(
             f"| {name} | {1e3 * seconds:.2f} | {100 * seconds / whole:.0f} % | {' | '.join(slower)} |"
         )
     lines.append(f"| all | {1e3 * whole:.2f} | 100 % | | |")
     lines += [
         "",
-        f"Collectives are in the phases they happen in. {TRACE} opens in chrome://tracing or Perfetto.",
+        f"Collectives count in the phase that runs them. {TRACE} opens in chrome://tracing or Perfetto.",
     ]
-    for name in of_phases[0]:
+    for name in seconds_by_phase[0]:
         lines += ["", f"## {name}"]
-        for what, stage in (("operator", operators), ("function", functions)):
-            lines += ["", *_table(what, stage.rows.get(name, []), stage.num_iterations)]
+        for heading, stage in (("operator", operators), ("function", functions)):
+            lines += ["", *_table(heading, stage.rows.get(name, []), stage.num_iterations)]
     return "\n".join(lines) + "\n"
 
 
 def _phases(stage: Stage) -> dict[str, float]:
-    """Return the seconds of an iteration by phase."""
+    """Return the seconds of an iteration, by phase; the rest of the iteration comes last."""
     found = {name: seconds / stage.num_iterations for name, seconds in stage.phases.items()}
     return found | {_REST: max(0.0, stage.seconds / stage.num_iterations - sum(found.values()))}
 
 
-def _table(what: str, rows: Sequence[Row], num_iterations: int) -> list[str]:
+def _table(heading: str, rows: Sequence[Row], num_iterations: int) -> list[str]:
     total = sum(row.self_s for row in rows) or 1.0
-    lines = [f"| {what} | calls an iteration | self ms | of the phase |", "|---|---|---|---|"]
-    for row in rows[:_SHOWN]:
+    lines = [f"| {heading} | calls per iteration | self ms | share of the phase |", "|---|---|---|---|"]
+    for row in rows[:_MAX_ROWS]:
         name = row.name.replace("|", "\\|")
         calls, own = row.calls / num_iterations, 1e3 * row.self_s / num_iterations
         lines.append(f"| `{name}` | {calls:,.0f} | {own:.2f} | {100 * row.self_s / total:.1f} % |")

@@ -1,4 +1,9 @@
-"""What a run shows on the terminal: sizes first, progress while it lasts, a summary at the end (words.py)."""
+"""The progress display on the terminal, while a run lasts. The text before and after it is in terminal_text.py.
+
+`ProgressLine` collects the numbers and formats them; the displays at the end of the file show them: `PlainDisplay`
+prints a line every few seconds, `RichDisplay` redraws a bar in place, `FrameDisplay` sends frames to the process that
+started the run. `make_display` chooses.
+"""
 
 import io
 import json
@@ -20,11 +25,11 @@ from ddppo.records.terminal_text import duration, number
 
 Clock = Callable[[], float]  # seconds, monotonic
 
-MEMORY_INTERVAL_S = 10.0  # it takes milliseconds for each process
-_MOST_OF_TASK = 3  # metrics of the task's own on a line
-_MOST_EVALUATIONS = 24  # that a sparkline tells apart
+MEMORY_INTERVAL_S = 10.0  # between measurements of memory, which take milliseconds for each process
+_MAX_TASK_METRICS = 3  # on a line
+_SPARKLINE_WIDTH = 24  # characters
 _LEVELS = "▁▂▃▄▅▆▇█"
-_NAMED = (
+_SHOWN_METRICS = (  # name, label, format
     ("rollout/return_mean", "return", ".2f"),
     ("rollout/success_rate", "success", ".2f"),
     ("eval/return_mean", "eval", ".2f"),
@@ -34,7 +39,7 @@ _NAMED = (
 
 
 class Throttle:
-    """True when called for the first time, and then whenever `interval_s` have passed since it last was."""
+    """A call returns True at most once in `interval_s` seconds, and the first time."""
 
     def __init__(self, interval_s: float, clock: Clock = time.monotonic) -> None:
         self._interval_s = interval_s
@@ -50,17 +55,19 @@ class Throttle:
 
 
 def memory_of_run(world_size: int) -> float | None:
-    """Return the MB of this rank's process and those below it; of several ranks, of all that its parent started.
+    """Return the memory of the run's processes on this machine in MB; None if it is unknown.
 
-    Ranks of one machine have one parent; those of others are not counted.
+    The ranks of one machine have one parent, so all processes below the parent count. A run on one rank counts its own
+    process and those below it.
     """
     return memory_of(os.getpid() if world_size == 1 else os.getppid()).total_mb
 
 
-def sparkline(values: Sequence[float], most: int = _MOST_EVALUATIONS) -> str:
-    """Return values as a line of blocks from the lowest to the highest, of many as many as `most`, the last among them.
+def sparkline(values: Sequence[float], most: int = _SPARKLINE_WIDTH) -> str:
+    """Return values as blocks of eight heights, from the lowest value to the highest.
 
-    All equal is a line in the middle, and what is not finite a gap.
+    Of more than `most` values, `most` are shown, evenly spaced, the last value among them. Equal values are a line in
+    the middle. A value that is not finite is a blank.
     """
     if len(values) > most:
         values = [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
@@ -75,7 +82,7 @@ def sparkline(values: Sequence[float], most: int = _MOST_EVALUATIONS) -> str:
 
 
 def in_lines(words: Sequence[str], width: int) -> list[str]:
-    """Return words, each of which may have blanks, two blanks apart in lines of at most `width`, none broken."""
+    """Return words, joined by two blanks, in lines of at most `width`. A word may contain blanks and is not broken."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + 2 + len(word) <= width:
@@ -86,7 +93,11 @@ def in_lines(words: Sequence[str], width: int) -> list[str]:
 
 
 class ProgressLine:
-    """What all displays say: position, pace and time split since last shown, latest learning."""
+    """The numbers that all displays show, as formatted words.
+
+    Position and latest metrics are those of the last iteration; pace, time split and slowest rank are those since the
+    line was last shown.
+    """
 
     def __init__(
         self, total_steps: int, clock: Clock, memory: Callable[[int], float | None] = memory_of_run
@@ -96,30 +107,32 @@ class ProgressLine:
         self._clock = clock
         self._wall_s = 0.0
         self._iteration = 0
-        self._first: tuple[int, float] | None = None
-        self._window_start = (0, 0.0)
-        self._latest: dict[str, float] = {}
-        self._evaluations: list[float] = []
-        self._parts = dict.fromkeys(EXCLUSIVE_PARTS, 0.0)
-        self._busy: list[float] = []  # seconds of each rank
-        self._of_task: list[str] = []
+        self._start: tuple[int, float] | None = None  # env_steps and clock when this process began to train
+        self._window_start = (0, 0.0)  # env_steps and wall_s when last shown
+        self._latest: dict[str, float] = {}  # the latest value of every global metric
+        self._evaluations: list[float] = []  # mean returns, for the sparkline
+        self._parts = dict.fromkeys(EXCLUSIVE_PARTS, 0.0)  # seconds since last shown, mean over ranks
+        self._busy: list[float] = []  # t_rollout + t_learn of each rank since last shown
+        self._task_metrics: list[str] = []
         self._memory = memory
         self._memory_is_due = Throttle(MEMORY_INTERVAL_S, clock)
         self._memory_mb: float | None = None
 
     def add(self, report: IterationReport) -> None:
-        if self._first is None:
-            # Where this process took over one iteration ago: at zero, or at a checkpoint.
+        """Take in the report of an iteration."""
+        if self._start is None:
+            # This process began to train one iteration ago, at zero or at a checkpoint.
             t_iter = report.rank_mean("time/t_iter") or 0.0
             steps = report.env_steps - int(report.global_metrics.get("rollout/steps", 0))
-            self._first = (steps, self._clock() - t_iter)
+            self._start = (steps, self._clock() - t_iter)
             self._window_start = (steps, report.wall_s - t_iter)
         self.env_steps, self._wall_s, self._iteration = report.env_steps, report.wall_s, report.iteration
         self._latest |= report.global_metrics
         if (score := report.global_metrics.get("eval/return_mean")) is not None:
             self._evaluations.append(score)
-        of_task = [name for name in report.global_metrics if name.startswith(TASK_PREFIX)]
-        self._of_task = [name for name in of_task if name.split("/")[1] == of_task[0].split("/")[1]]
+        # Of the task's metrics the first is shown, with those that share its name up to a slash.
+        names = [name for name in report.global_metrics if name.startswith(TASK_PREFIX)]
+        self._task_metrics = [name for name in names if name.split("/")[1] == names[0].split("/")[1]]
         for part in EXCLUSIVE_PARTS:
             self._parts[part] += report.rank_mean(f"time/{part}") or 0.0
         if len(self._busy) != len(report.rank_metrics):
@@ -128,7 +141,7 @@ class ProgressLine:
             self._busy[rank] += metrics.get("time/t_rollout", 0.0) + metrics.get("time/t_learn", 0.0)
 
     def shown(self) -> None:
-        """Begin a new window for pace and time split."""
+        """Note that the line was shown: pace, time split and slowest rank count from here."""
         self._window_start = (self.env_steps, self._wall_s)
         self._parts = dict.fromkeys(EXCLUSIVE_PARTS, 0.0)
         self._busy = []
@@ -141,34 +154,35 @@ class ProgressLine:
         return f"{min(100 * self.env_steps // self.total_steps, 100):>3} %"
 
     def eta(self) -> str:
-        """Return the time left, judged by this process so far, evaluations and all."""
-        if self._first is None or self.env_steps <= self._first[0]:
+        """Return the time left at the mean pace of this process so far, evaluations included."""
+        if self._start is None or self.env_steps <= self._start[0]:
             return "?"
-        s_per_step = (self._clock() - self._first[1]) / (self.env_steps - self._first[0])
+        s_per_step = (self._clock() - self._start[1]) / (self.env_steps - self._start[0])
         return duration(max(self.total_steps - self.env_steps, 0) * s_per_step)
 
     def learning(self, *, sparklines: bool = False) -> list[str]:
-        """Return pace and what was learned; `sparklines` draws the evaluations so far in front of the last."""
+        """Return pace and latest metrics; `sparklines` draws all evaluations so far in front of the latest."""
         steps, wall_s = self.env_steps - self._window_start[0], self._wall_s - self._window_start[1]
         words = [f"iteration {self._iteration:,}", f"FPS {steps / wall_s:,.0f}" if wall_s > 0 else "FPS ?"]
         plugin_rows = ((row.name, row.on_line, ".0f") for row in plugin_metrics() if row.on_line)
-        for name, label, form in (*_NAMED, *plugin_rows):
+        for name, label, form in (*_SHOWN_METRICS, *plugin_rows):
             if name in self._latest:
                 if sparklines and name == "eval/return_mean" and len(self._evaluations) > 1:
                     label = f"{label} {sparkline(self._evaluations)}"
                 words.append(f"{label} {number(self._latest[name], form)}")
         words += (
             f"{name.removeprefix(TASK_PREFIX)} {self._latest[name]:g}"
-            for name in self._of_task[:_MOST_OF_TASK]
+            for name in self._task_metrics[:_MAX_TASK_METRICS]
         )
         return words
 
     def split(self) -> list[str]:
+        """Return the share of each part of an iteration, mean over ranks."""
         total = sum(self._parts.values())
         return [f"{part[2:]} {100 * t / total:.0f}%" for part, t in self._parts.items()] if total else []
 
     def machine(self) -> list[str]:
-        """Return which rank is slowest, by the time it acts and learns, and how much memory the run takes."""
+        """Return the slowest rank, by its rollout and update time against the mean rank, and the run's memory."""
         words = []
         if len(self._busy) > 1 and sum(self._busy) > 0:
             slowest = self._busy.index(max(self._busy))
@@ -182,24 +196,26 @@ class ProgressLine:
         return words
 
 
-# -- Displays: none, a line now and then, one kept in place, and frames for whoever started the run to show.
+# -- The displays: nothing, a line now and then, a bar kept in place, and frames for another process.
 
 
 RICH_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
-FRAMES = "DDPPO_FRAMES"  # in the environment: show frames, of so many columns
-FRAME_BEGINS = "\x1e"  # a line of standard output that is a frame, as JSON
-_BAR = 30
+FRAMES = "DDPPO_FRAMES"  # environment variable: print frames of this many columns
+FRAME_BEGINS = "\x1e"  # first character of a line of standard output that is a frame in JSON
+_BAR_WIDTH = 30  # characters
 
 
 class Display(Protocol):
-    """Shows progress from `start` to `close`."""
+    """Shows the progress of a run, between `start` and `close`."""
 
     def start(self) -> None: ...
 
-    def update(self, report: IterationReport) -> None: ...
+    def update(self, report: IterationReport) -> None:
+        """Take in an iteration, and show it if a refresh is due."""
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str) -> None:
+        """Print lines, above the part that is kept in place."""
 
     def close(self) -> None: ...
 
@@ -220,13 +236,13 @@ class NullDisplay:
         pass
 
 
-class _Drawn:
-    """What draws, at most every so often, and for the first and the last iteration."""
+class _ThrottledDisplay:
+    """Base class of displays: draws the first and the last iteration, and between them once in `interval_s` seconds."""
 
     def __init__(self, total_steps: int, interval_s: float, clock: Clock) -> None:
         self._progress = ProgressLine(total_steps, clock)
         self._due = Throttle(interval_s, clock)
-        self._pending = False
+        self._pending = False  # whether the last iteration is yet to be drawn
 
     def start(self) -> None:
         pass
@@ -250,7 +266,7 @@ class _Drawn:
         raise NotImplementedError
 
 
-class PlainDisplay(_Drawn):
+class PlainDisplay(_ThrottledDisplay):
     """Prints a line every few seconds."""
 
     def __init__(self, total_steps: int, console: Console, *, clock: Clock = time.monotonic) -> None:
@@ -258,21 +274,21 @@ class PlainDisplay(_Drawn):
         self._console = console
 
     def say(self, text: str) -> None:
-        _print_as_it_is(self._console, text)
+        _print_unwrapped(self._console, text)
 
     def _draw(self) -> None:
         p = self._progress
         split = " ".join(p.split())
         words = [p.steps(), p.percent(), f"ETA {p.eta()}", *p.learning(), split, *p.machine()]
-        _print_as_it_is(self._console, "  ".join(filter(None, words)))
+        _print_unwrapped(self._console, "  ".join(filter(None, words)))
 
 
-class RichDisplay(_Drawn):
-    """Keeps a bar and lines of numbers in place, redrawn by `update` a few times a second, in the terminal's width."""
+class RichDisplay(_ThrottledDisplay):
+    """Keeps a bar and lines of numbers in place; `update` redraws them a few times a second."""
 
     def __init__(self, total_steps: int, console: Console, *, clock: Clock = time.monotonic) -> None:
         super().__init__(total_steps, RICH_INTERVAL_S, clock)
-        # No refresh thread: it would take turns with the training loop at times of its own choosing.
+        # No refresh thread: it would interrupt the training loop at any moment.
         self._live = Live(console=console, auto_refresh=False)
 
     def start(self) -> None:
@@ -283,14 +299,14 @@ class RichDisplay(_Drawn):
         self._live.stop()
 
     def say(self, text: str) -> None:
-        _print_as_it_is(self._live.console, text)  # above what is kept in place
+        _print_unwrapped(self._live.console, text)
 
     def _draw(self) -> None:
         self._live.update(_frame(self._progress, self._live.console), refresh=True)
 
 
-class FrameDisplay(_Drawn):
-    """Prints frames, each a line of JSON, for a process that shows them in place: see ddppo/api."""
+class FrameDisplay(_ThrottledDisplay):
+    """Prints frames, each a line of JSON, for the process that started the run and shows them in place (ddppo/api)."""
 
     def __init__(self, total_steps: int, columns: int, *, clock: Clock = time.monotonic) -> None:
         super().__init__(total_steps, RICH_INTERVAL_S, clock)
@@ -308,20 +324,20 @@ class FrameDisplay(_Drawn):
 
 
 def _frame(p: ProgressLine, console: Console) -> Group:
-    """Return a bar and the numbers, in lines that are no wider than the console."""
+    """Return a bar and the numbers, in lines no wider than the console."""
     width, draws = console.width, console.encoding.lower().startswith("utf")
     done = min(p.env_steps, p.total_steps)
     position = [p.percent(), p.steps(), f"ETA {p.eta()}"]
-    beside = _BAR + 4 + len("  ".join(position)) <= width
-    bar = ProgressBar(total=p.total_steps, completed=done, width=min(width, _BAR))
+    fits_beside = _BAR_WIDTH + 4 + len("  ".join(position)) <= width
+    bar = ProgressBar(total=p.total_steps, completed=done, width=min(width, _BAR_WIDTH))
     first = Table.grid(padding=(0, 2))
-    first.add_row(bar, *([Text("  ".join(position), style="bold")] if beside else []))
+    first.add_row(bar, *([Text("  ".join(position), style="bold")] if fits_beside else []))
     shown: list[RenderableType] = [first]
-    if not beside:
+    if not fits_beside:
         shown += [Text(line, style="bold") for line in in_lines(position, width)]
     shown += [Text(line) for line in in_lines(p.learning(sparklines=draws), width)]
     split = " ".join(p.split())
-    parts = [split] if 0 < len(split) <= width else p.split()  # together where there is room
+    parts = [split] if 0 < len(split) <= width else p.split()  # on one line if it fits
     shown += [Text(line, style="dim") for line in in_lines([*parts, *p.machine()], width)]
     return Group(*shown)
 
@@ -338,6 +354,6 @@ def make_display(kind: str, total_steps: int, *, console: Console | None = None)
     return RichDisplay(total_steps, console) if kind == "rich" else PlainDisplay(total_steps, console)
 
 
-def _print_as_it_is(console: Console, text: str) -> None:
-    """Print lines that are not wrapped to the 80 columns that a pipe is taken to have: one line is one record."""
+def _print_unwrapped(console: Console, text: str) -> None:
+    """Print lines unwrapped: rich takes a pipe to have 80 columns, but in a log file one line is one record."""
     console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -276,7 +276,7 @@ class Reporter:
         }
 
     def _learning_metrics(self, update: Update, sums: np.ndarray) -> dict[str, float]:
-        """Return the metrics of the update, whose statistics are `sums` over all ranks, and the window's means."""
+        """Return the metrics of the update, from statistics summed over all ranks, and the window's means."""
         # NaN rather than 0 / 0 if there was no sample to learn from.
         means = (sums / (update.num_samples or math.nan)).tolist()
         metrics = {

@@ -1,6 +1,7 @@
-"""A run's folder as whoever starts, resumes, queues or lists runs sees it. Imports no torch.
+"""The folder of a run, for commands that start, resume, queue or list runs. Imports no torch.
 
-What ranks write into it: docs/usage.md, "What a run leaves behind".
+`RunFolder` answers questions about a run and makes its folder ready for a start; `with_restarts` starts a run again
+when it loses a rank; `held` locks the folder. docs/usage.md, "What a run leaves behind", lists the files in it.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ _RESTARTS = "restarts.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A folder that holds a run, or is to hold one."""
+    """A folder that holds a run, or will hold one."""
 
     path: Path
 
@@ -39,7 +40,7 @@ class RunFolder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is there but hidden files, such as the lock."""
+        """Whether the folder is missing, or has hidden files only, such as the lock."""
         return not self.path.is_dir() or all(path.name.startswith(".") for path in self.path.iterdir())
 
     @property
@@ -48,23 +49,23 @@ class RunFolder:
 
     @property
     def last_iteration(self) -> int:
-        """The iteration of the last checkpoint, 0 where there is none."""
+        """The iteration of the last checkpoint; 0 if there is none."""
         last = checkpoint.last(self.checkpoints)
         return checkpoint.iteration_of(last) if last else 0
 
     @property
     def num_restarts(self) -> int:
-        """How often ranks were started again after one was lost, over all starts of the run."""
+        """How often ranks were started again after one was lost, over all starts of the run: a line for each."""
         path = self.path / _RESTARTS
         return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0
 
     def note_restart(self, who: str, *, goes_on_from: int | None, world_size: int | None = None) -> None:
-        """Append to restarts.jsonl which rank was lost, and from which iteration how many go on; None: it alone."""
+        """Append a restart to restarts.jsonl."""
         line = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "lost": who,
-            "goes_on_from": goes_on_from,
-            "world_size": world_size,
+            "lost": who,  # the rank, or the processes
+            "goes_on_from": goes_on_from,  # iteration of the checkpoint; None: the other ranks went on meanwhile
+            "world_size": world_size,  # from now on; None: as before
         }
         with stored(self.path / _RESTARTS), (self.path / _RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -76,7 +77,7 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """Return summary.json if the run is complete, else None.
 
-        A run that was complete and was then given more steps to do is not.
+        If ppo.total_steps was raised since, the run is not complete any more.
         """
         try:
             found = json.loads((self.path / "summary.json").read_text())
@@ -94,19 +95,18 @@ class RunFolder:
 
     @property
     def failed_after_training(self) -> str:
-        """What failed after the training of a complete run, and the commands that repeat it; "" where nothing did."""
+        """The steps after training that failed in a complete run, and the commands that repeat them; "" if none did."""
         steps = (self.summary() or {}).get("failed_after_training", [])
-        said = (f"{each['step']} failed: {each['why']}; repeat it by: {each['command']}" for each in steps)
-        return "; ".join(said)
+        return "; ".join(f"{s['step']} failed: {s['why']}; repeat it by: {s['command']}" for s in steps)
 
     def is_trained(self, total_steps: int) -> bool:
-        """Whether the last checkpoint is that of the end, whatever came after it."""
+        """Whether the last checkpoint was saved at the end of training, even if the final evaluation then failed."""
         path, _ = checkpoint.last_whole(self.checkpoints)
         return path is not None and bool(checkpoint.load(path)["env_steps"] >= total_steps)
 
     @property
     def lacks_evaluation(self) -> bool:
-        """Whether a run was stopped in its final evaluation, with all steps done and saved."""
+        """Whether the run was stopped in its final evaluation, after all its steps."""
         try:
             found = json.loads((self.path / "summary.json").read_text())
             done, total = int(found["env_steps"]), self.config().ppo.total_steps
@@ -115,22 +115,25 @@ class RunFolder:
         return found.get("status") == "stopped" and done >= total
 
     def begin(self, config: Config) -> Config:
-        """Make the folder ready for the ranks of `config`, and return that with `resume` as they find it written.
+        """Make the folder ready for ranks, and return `config` with `resume` set as the ranks will read it.
 
-        They go on from the last whole checkpoint. Without one they begin anew, and what an earlier start left stays
-        under other names, so that no step counts twice. Damaged checkpoints get other names too, of which a warning
-        tells. config.yaml is whole at every instant; where it said something else, that stays under a number.
-        Call it while the folder is held. Raises StorageError.
+        The ranks resume from the last whole checkpoint. Without a checkpoint they begin anew, and files of earlier
+        starts get other names, so that no step counts twice. Damaged checkpoints get other names too, with a warning.
+        config.yaml is whole at every instant; an earlier one with other settings is kept under a number.
+
+        Call it while the folder is locked (`held`). Raises StorageError.
         """
         with stored(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.tidy()
+        # 1. Find the checkpoint to resume from.
         damaged = checkpoint.set_damaged_aside(self.checkpoints)
         last = checkpoint.last(self.checkpoints)
         for kept in damaged:
             warn(
                 f"a damaged checkpoint is kept as {kept}; the last whole one is {last.name if last else 'none'}"
             )
+        # 2. Without one, move everything that the new start will write out of the way.
         if last is None:
             drop_after(self.path / "metrics.jsonl", 0)
             names = (
@@ -144,12 +147,13 @@ class RunFolder:
                 warn(
                     f"{self.path} has no checkpoint: the run begins anew, and {', '.join(aside)} keeps what was there"
                 )
+        # 3. Ranks read their settings, and whether to resume, from config.yaml.
         config = dataclasses.replace(config, resume=str(self.path) if last else None)
         self._write(config)
         return config
 
     def tidy(self) -> None:
-        """Remove the temporary files of processes that were killed. Call it while the folder is held."""
+        """Remove the temporary files of processes that were killed. Call it while the folder is locked (`held`)."""
         for folder in (self.path, self.checkpoints, self.path / "tensorboard"):
             remove_leftovers(folder)
 
@@ -169,28 +173,29 @@ class RunFolder:
             return False
 
 
-# -- A run that lost a rank ends, or goes on from its last checkpoint (dist.on_lost=restart).
+# -- A run that loses a rank: it ends, or restarts from its last checkpoint (dist.on_lost=restart).
 
 
 _T = TypeVar("_T")
 
 
 def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]) -> _T:
-    """Return what `run` does, called again whenever it lost a rank, at most dist.max_restarts times.
+    """Return run(config); if it raises RankLost, resume from the last checkpoint, at most dist.max_restarts times.
 
-    Where a rank was lost twice without a checkpoint in between, fewer go on, if dist.min_workers allows that. The
-    folder is made ready as resume=<folder> makes it; call this while it is held. Raises RankLost where that was once
-    too often or dist.on_lost=stop, and whatever else `run` raises.
+    If a rank is lost twice without a new checkpoint in between, the run continues on fewer ranks, provided that
+    dist.min_workers allows it: a machine may be gone for good. Call it while the folder is locked (`held`).
+
+    Raises RankLost with dist.on_lost=stop or after too many restarts, and any other exception of `run`.
     """
     before, most = folder.num_restarts, config.dist.max_restarts
-    gone_on_from: int | None = None
+    resumed_from: int | None = None  # the iteration that the last restart resumed from
     while True:
         try:
             return run(config)
         except RankLost as e:
             if config.dist.on_lost == "stop":
                 raise
-            number = folder.num_restarts - before + 1  # with those of single ranks
+            number = folder.num_restarts - before + 1  # restarts of single ranks count too
             if number > most:
                 raise RankLost(f"{e}. That was after dist.max_restarts={most} restarts") from None
             config = folder.begin(config)
@@ -198,16 +203,19 @@ def with_restarts(folder: RunFolder, config: Config, run: Callable[[Config], _T]
             goes_on = (
                 f"going on from iteration {last}" if last else "beginning anew, for there is no checkpoint"
             )
-            if gone_on_from == last and (smaller := fewer(config)) is not None:
+            if resumed_from == last and (smaller := on_fewer_ranks(config)) is not None:
                 config = folder.begin(smaller)
                 goes_on += f", on {config.dist.world_size} ranks"
-            gone_on_from = last
+            resumed_from = last
             folder.note_restart(e.who, goes_on_from=last, world_size=config.dist.world_size)
             warn(f"{e.who}; {goes_on} (restart {number} of {most})")
 
 
-def fewer(config: Config) -> Config | None:
-    """Return the same run on the most ranks below W that its batch can be dealt to; None below dist.min_workers."""
+def on_fewer_ranks(config: Config) -> Config | None:
+    """Return the same run on the largest number of ranks below W that divides its batch.
+
+    None if that number is below dist.min_workers.
+    """
     dist, sizes = config.dist, validate(config)
     for world_size in range(dist.world_size - 1, (dist.min_workers or dist.world_size) - 1, -1):
         smaller = replace(config, dist=replace(dist, world_size=world_size))
@@ -218,19 +226,19 @@ def fewer(config: Config) -> Config | None:
     return None
 
 
-# -- One process at a time in a folder. Imports no torch.
+# -- The lock: one process at a time in a folder.
 
 
-_LOOK_EVERY_S = 0.2
+_RETRY_INTERVAL_S = 0.2
 
 
 @contextmanager
 def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
-    """Hold a run's or a sweep's folder: two processes that write into one would ruin it.
+    """Lock the folder of a run or sweep: two processes that write into one folder would ruin it.
 
-    The hold goes with the process, however that ends. Raises RunFolderError if another process, on any machine that
-    locks files on this file system, still has the folder after `patience_s` seconds, StorageError where there can be
-    no folder.
+    The operating system releases the lock when the process ends, however it ends. Raises RunFolderError if another
+    process still has the lock after `patience_s` seconds (on any machine, if the file system locks across machines),
+    and StorageError if the folder cannot be made.
     """
     end = time.monotonic() + patience_s
     with stored(folder):
@@ -240,7 +248,7 @@ def held(folder: Path, *, patience_s: float = 0.0) -> Iterator[None]:
         while not _take(file, folder):
             if time.monotonic() >= end:
                 raise RunFolderError(f"{folder} is in use by another process: let that end first")
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_RETRY_INTERVAL_S)
         yield
 
 

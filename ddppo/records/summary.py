@@ -1,4 +1,9 @@
-"""summary.json: what a run was, where it ran, and what came of it."""
+"""summary.json: the settings, machine and results of a run, in one file.
+
+`SummaryBuilder` adds up the reports while the run lasts and returns the summary at its end. Its first iterations after
+each start are warm-up (allocation, compilation, caches) and are left out of means and of fps. docs/metrics.md
+describes the keys.
+"""
 
 import math
 import os
@@ -22,7 +27,7 @@ SCHEMA_VERSION = 1
 
 
 def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval: float) -> dict[str, float]:
-    """Return the eval/* metrics of one evaluation that took `t_eval` seconds; takes at least one episode."""
+    """Return the eval/* metrics of an evaluation of at least one episode, which took `t_eval` seconds."""
     scores = np.asarray(returns, dtype=np.float64)
     return {
         "eval/return_mean": float(scores.mean()),
@@ -38,22 +43,23 @@ def evaluation_metrics(returns: Sequence[float], lengths: Sequence[int], t_eval:
 
 
 class SummaryBuilder:
-    """Collects reports while a run lasts, and tells the whole at its end.
+    """Adds up the reports of a run and builds its summary."""
 
-    The first `warmup_iterations` of every start of the run are left out of means, percentiles and fps.
-    `derived` holds what only the process knows: num_parameters, device, threads, ...; its `machines` stand by
-    themselves in the summary, and its `roles`, one name per rank, with the ranks. task: what its journal tells, if it
-    has one. sampler_parts: parts that its task sampler brings, by name.
-    """
-
-    task: Mapping[str, Any] | None = None
-    sampler_parts: Mapping[str, Any] = MappingProxyType({})
+    task: Mapping[str, Any] | None = None  # the summary of the task's journal, if the task has one
+    sampler_parts: Mapping[str, Any] = MappingProxyType({})  # sections of the task sampler, by name
 
     def __init__(
-        self, config: Config, shape: BatchShape, derived: Mapping[str, Any], warmup_iterations: int
+        self,
+        config: Config,
+        shape: BatchShape,
+        derived: Mapping[
+            str, Any
+        ],  # facts that only the process knows: num_parameters, device, machines, roles, ...
+        warmup_iterations: int,  # left out after every start of the run
     ) -> None:
         self._config = config
         self._shape = shape
+        # In the summary, machines are a section of their own, and roles stand beside the ranks.
         self._derived = {name: value for name, value in derived.items() if name not in ("machines", "roles")}
         self._machines, self._roles = derived.get("machines", []), derived.get("roles", [])
         self._num_warmup = warmup_iterations
@@ -61,7 +67,7 @@ class SummaryBuilder:
         self._warmup, self._measured = _Measurements(), _Measurements()
         self._ranges: list[list[int]] = []  # first and last iteration of each stretch of warm-up
         self._last: IterationReport | None = None
-        # Now, not at the end: the checkout may change while the run lasts.
+        # Read now and not at the end: the checkout may change while the run lasts.
         self._started_at = _now()
         self._commit = git_state()
 
@@ -70,9 +76,10 @@ class SummaryBuilder:
         return self._shape.world_size
 
     def restore(self, reports: Iterable[IterationReport]) -> None:
-        """Add the reports of earlier starts of a resumed run; warm-up begins anew with each of them, and then.
+        """Add the reports of earlier starts of a resumed run.
 
-        Iterations with another number of ranks are history, but none of the means that describe this world size.
+        Warm-up begins anew with each start. Iterations on another number of ranks are in no mean, because the means
+        describe the present world size.
         """
         for report in reports:
             if report.resumed:
@@ -84,6 +91,7 @@ class SummaryBuilder:
         self._warmup_left = self._num_warmup
 
     def add(self, report: IterationReport) -> None:
+        """Add an iteration to the means, or to the warm-up if that is not over."""
         if self._warmup_left > 0:
             self._warmup_left -= 1
             if self._ranges and self._ranges[-1][1] == report.iteration - 1:
@@ -107,10 +115,19 @@ class SummaryBuilder:
         target: Mapping[str, Any] | None = None,
         failed: Sequence[Mapping[str, str]] = (),
     ) -> dict[str, Any]:
-        """Return the summary as nested dicts; evaluations may have names with or without eval/ in front.
+        """Return the summary as nested dicts.
 
-        failed: of each step after training that failed its name (step), why, and the command that repeats it.
+        Args:
+            status: completed, stopped or failed.
+            params_hash: of the parameters at the end.
+            compiled_from: the first iteration with a compiled step, if there is one.
+            restarts: how often lost ranks were started again.
+            final_eval: scores of the final evaluation; names may begin with eval/ or not.
+            best_eval: scores of the best evaluation, likewise.
+            target: `return`, `reached`, `time_to_target_s` and `steps_to_target`, if target_return is set.
+            failed: steps after training that failed: `step`, `why`, and the `command` that repeats it.
         """
+        # A run shorter than its warm-up reports the warm-up, and says so, rather than nothing.
         all_warm = self._measured.count == 0
         measured = self._warmup if all_warm else self._measured
         last, shape = self._last, self._shape
@@ -141,7 +158,7 @@ class SummaryBuilder:
                 "rho_sync": time["t_sync"]["mean"] / t_iter,
             },
             "per_rank": measured.per_rank(self._roles),
-            "eval": {"final": _without_group(final_eval), "best": _without_group(best_eval)},
+            "eval": {"final": _without_prefix(final_eval), "best": _without_prefix(best_eval)},
             "target": target,
             "failed_after_training": list(failed),
             "task": self.task,
@@ -159,13 +176,16 @@ class SummaryBuilder:
 
 
 class _Measurements:
-    """Sums over iterations, small enough to be kept for millions of them."""
+    """Sums over iterations: 8 bytes for each time of an iteration, so that millions of iterations fit in memory."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # iterations
+        # For each time the mean over ranks in each iteration: percentiles need them all.
         self.rank_means: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
+        # For each rank and metric the sum and the number of its values.
         self._rank_sums: list[defaultdict[str, float]] = []
         self._rank_counts: list[defaultdict[str, int]] = []
+        # Growth of env_steps and wall_s, for fps.
         self._steps = 0
         self._seconds = 0.0
 
@@ -185,7 +205,7 @@ class _Measurements:
         if previous is not None:
             self._steps += report.env_steps - previous.env_steps
             self._seconds += report.wall_s - previous.wall_s
-        elif report.iteration == 1:  # else what came before is unknown, and so is this iteration's share
+        elif report.iteration == 1:  # the growth of a later first report is unknown
             self._steps += report.env_steps
             self._seconds += report.wall_s
 
@@ -195,7 +215,7 @@ class _Measurements:
         return self._steps / self._seconds if self._seconds > 0 else math.nan
 
     def per_rank(self, roles: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the mean of every per-rank metric, {"rank": 0, "role": ..., "time": {"t_iter": ...}, ...}, by rank."""
+        """Return the mean of every per-rank metric, one dict per rank: {"rank": 0, "role": ..., "time": {...}, ...}."""
         ranks = []
         for rank, (sums, counts) in enumerate(zip(self._rank_sums, self._rank_counts, strict=True)):
             groups: dict[str, Any] = {"rank": rank} | ({"role": roles[rank]} if roles else {})
@@ -206,24 +226,21 @@ class _Measurements:
 
 
 def sizes(shape: BatchShape) -> dict[str, int]:
-    """Return the sizes of an iteration under the letters of the docs: W, E, N, T, B, minibatch, M, K.
-
-    num_stepping: of the W ranks those that step environments.
-    """
+    """Return the sizes of an iteration under the letters of the docs."""
     return {
         "W": shape.world_size,
-        "num_stepping": shape.num_stepping or shape.world_size,
+        "num_stepping": shape.num_stepping or shape.world_size,  # ranks that step environments
         "E": shape.local_num_envs,
         "N": shape.num_envs,
         "T": shape.rollout_steps,
         "B": shape.batch_size,
-        "minibatch": shape.minibatch_size,
+        "minibatch": shape.minibatch_size,  # samples of all ranks
         "M": shape.num_minibatches,
         "K": shape.num_epochs,
     }
 
 
-def _without_group(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _without_prefix(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if metrics is None else {name.removeprefix("eval/"): value for name, value in metrics.items()}
 
 

@@ -1,4 +1,8 @@
-"""What TensorBoard shows of a run: scalars at the global env step, pages for time, topology and stability."""
+"""TensorBoard: scalars over env_steps, chart pages for time, topology and stability, and hyperparameters.
+
+`LAYOUT` lists the chart pages; `TensorBoardWriter` writes the event files; the end of the file cuts them back when a
+run resumes.
+"""
 
 import json
 import os
@@ -16,7 +20,7 @@ from ddppo.files import free_name, replacing
 from ddppo.records.metrics import TASK_PREFIX, TOPOLOGY_METRICS, WAIT_NAMES, IterationReport
 from ddppo.terminal import warn
 
-# Page -> chart -> tags. TensorBoard reads the tags as regular expressions that match from the start.
+# Page -> chart -> tags. A tag is a regular expression that TensorBoard matches from the start of a name.
 LAYOUT: dict[str, dict[str, list[str]]] = {
     "time breakdown": {
         "parts of an iteration (s, mean over ranks)": [
@@ -32,18 +36,18 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "t_rollout of each rank (s)": [r"dist/rank\d+/t_rollout$"],
         "t_sync of each rank (s)": [r"dist/rank\d+/t_sync$"],
         "steps per second": ["rollout/fps$"],
-        "held up by saving (s)": ["time/t_checkpoint$"],
-        "waiting, by whom it is for (s, mean over ranks)": [f"{name}$" for name in WAIT_NAMES],
+        "saving checkpoints (s)": ["time/t_checkpoint$"],
+        "waiting, by the role waited for (s, mean over ranks)": [f"{name}$" for name in WAIT_NAMES],
     },
     "topology": {
-        "messages of a rank and iteration": ["dist/messages$"],
-        "bytes that a rank hands over in them": ["dist/bytes$"],
-        "environments answered by one forward": ["rollout/inference_batch$"],
+        "messages of a rank in an iteration": ["dist/messages$"],
+        "bytes in these messages": ["dist/bytes$"],
+        "environments in one forward pass": ["rollout/inference_batch$"],
         "lag (updates)": ["dist/lag_mean$", "dist/lag_max$"],
-        "rollouts learned from, by their lag": [
+        "rollouts in the update, by their lag": [
             f"{m.name}$" for m in TOPOLOGY_METRICS if "lag_" in m.name and m.unit == "rollouts"
         ],
-        "rollouts waiting and refused": ["dist/queue_depth$", "dist/refused$"],
+        "rollouts in the queue, and left out": ["dist/queue_depth$", "dist/refused$"],
         "processes started again, episodes lost with them": [
             "dist/restarts$",
             "rollout/env_restarts$",
@@ -64,21 +68,21 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
 }
 _BY_WALL = "eval_by_wall_ms/"
 _TASK_BY_WALL = "task_by_wall_ms/"
-# What the HPARAMS tab compares, from the evaluation at the end.
+# Scores of the final evaluation, which the HPARAMS tab compares.
 FINAL_NAMES = ("return_mean", "return_median", "return_iqm", "return_std", "episodes")
 
 
 class TensorBoardWriter:
-    """Scalars at the global env step, pages for time, topology and stability, hyperparameters.
+    """Writes the event files in `folder`, which are one run to TensorBoard.
 
-    In `folder`: the global metrics; those of ranks, but for rollout/local_*, as means over the ranks that have them;
-    dist/rank<r>/t_rollout and t_sync if W > 1; eval_by_wall_ms/return_* and task_by_wall_ms/*, whose x-axis is wall_s
-    in milliseconds; eval_final/* and the hyperparameters; what a task's journal shows, under task/. All of it is one
-    run to TensorBoard.
-
-    On resume give env_steps and wall_s of the checkpoint: what was written after it is removed from `folder`
-    (drop_after keeps the numbers). SummaryWriter's purge_step is no substitute: TensorBoard 2.21 goes on
-    showing purged points whose steps are not written again.
+    Names and x-axes:
+        as in docs/metrics.md           over env_steps; per-rank metrics as means over the ranks that have them,
+                                        without rollout/local_*
+        dist/rank<r>/t_rollout, t_sync  over env_steps, if W > 1
+        eval_by_wall_ms/return_*        over wall_s in milliseconds
+        task_by_wall_ms/*               over wall_s in milliseconds
+        eval_final/*                    one point, with the hyperparameters
+        task/*                          pictures of the task's journal
     """
 
     def __init__(
@@ -87,17 +91,19 @@ class TensorBoardWriter:
         config: Config,
         world_size: int,
         *,
-        resumed_at_steps: int | None = None,
-        resumed_at_wall_s: float = 0.0,
+        resumed_at_steps: int | None = None,  # env_steps of the checkpoint; None for a new run
+        resumed_at_wall_s: float = 0.0,  # wall_s of the checkpoint
     ) -> None:
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         threading.excepthook = _without_tensorboard(threading.excepthook)
+        # Remove points after the checkpoint; metrics.superseded.jsonl keeps their numbers. SummaryWriter's purge_step
+        # does not do it: TensorBoard 2.21 still shows a purged point if its step is not written again.
         if resumed_at_steps is not None:
             for path in sorted(folder.glob("*tfevents*")):
                 _drop_events_after(path, resumed_at_steps, _ms(resumed_at_wall_s))
-        # What is not flushed when a process is killed leaves a gap in the curves after resume.
+        # Flush every second: points lost with a killed process would be a gap in the curves after a resume.
         self._writer = SummaryWriter(str(folder), flush_secs=1, max_queue=100)
         self._world_size = world_size
         self._env_steps = resumed_at_steps or 0
@@ -106,19 +112,21 @@ class TensorBoardWriter:
             for page, charts in LAYOUT.items()
         }
         self._writer.add_custom_scalars(pages)
-        # add_hparams would open a folder of its own, and with it a second run of one point.
+        # Not SummaryWriter.add_hparams: it opens another folder, which TensorBoard shows as a second run.
         metrics = dict.fromkeys((f"eval_final/{name}" for name in FINAL_NAMES), 0.0)
         experiment, start, self._session_end = hparams(hyperparameters(config), metrics)
         _add_summary(self._writer, experiment)
         _add_summary(self._writer, start)
 
     def write(self, report: IterationReport) -> None:
+        """Write the scalars of an iteration."""
         scalars = report.scalars()
         if self._world_size > 1:
             for rank, metrics in enumerate(report.rank_metrics):
                 for name in {"time/t_rollout", "time/t_sync"} & metrics.keys():
                     scalars[f"dist/rank{rank}/{name.removeprefix('time/')}"] = metrics[name]
         _add_scalars(self._writer, scalars, report.env_steps)
+        # Scores once more, over training time.
         by_wall = {}
         for name, value in report.global_metrics.items():
             if name.startswith("eval/return_"):
@@ -130,11 +138,12 @@ class TensorBoardWriter:
         self._env_steps = report.env_steps
 
     def show(self, pictures: Mapping[str, np.ndarray], env_steps: int) -> None:
-        """Show pictures `[height, width, 3]` uint8 by name."""
+        """Write pictures, uint8 `[height, width, 3]`, by name."""
         for name, picture in pictures.items():
             self._writer.add_image(TASK_PREFIX + name, picture, env_steps, dataformats="HWC")
 
     def close(self, final_eval: Mapping[str, float] | None = None, *, completed: bool = True) -> None:
+        """Write the scores of the final evaluation, end the HPARAMS session if the run completed, and close."""
         if final_eval is not None:
             final = {f"eval_final/{name.removeprefix('eval/')}": value for name, value in final_eval.items()}
             _add_scalars(self._writer, final, self._env_steps)
@@ -152,7 +161,7 @@ def hyperparameters(config: Config) -> dict[str, str | float]:
             flat |= (
                 {f"{key}.{name}": v for name, v in value.items()} if isinstance(value, dict) else {key: value}
             )
-    # The tab knows numbers and strings; torch would write a bool as a number.
+    # The tab has numbers and strings only; torch would write a bool as a number.
     number_or_text = {key: v for key, v in flat.items() if type(v) in (int, float, str)}
     return number_or_text | {
         k: json.dumps(v) for k, v in flat.items() if k not in number_or_text and v is not None
@@ -160,7 +169,7 @@ def hyperparameters(config: Config) -> dict[str, str | float]:
 
 
 def _without_tensorboard(hook: Callable[[threading.ExceptHookArgs], Any]) -> Callable[..., Any]:
-    """Return a hook that does not show what ends TensorBoard's writing thread: the next write raises it."""
+    """Return an excepthook that is silent about TensorBoard's writer thread: the next write raises its error."""
 
     def shown(args: threading.ExceptHookArgs) -> None:
         if not type(args.thread).__module__.startswith("tensorboard."):
@@ -174,7 +183,7 @@ def _ms(seconds: float) -> int:
 
 
 def _add_scalars(writer: Any, scalars: Mapping[str, float], step: int) -> None:
-    """Write many scalars as one event, cheaper by far than a call of add_scalar for each."""
+    """Write scalars as one event, which is far cheaper than SummaryWriter.add_scalar for each."""
     from torch.utils.tensorboard.summary import Summary
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
@@ -182,9 +191,10 @@ def _add_scalars(writer: Any, scalars: Mapping[str, float], step: int) -> None:
 
 
 def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
-    """Leave in an event file the scalars up to a checkpoint; layout and hyperparameters are written anew.
+    """Cut an event file back to its scalars up to a checkpoint.
 
-    Of a damaged file what comes before the damage is kept, and the file itself under another name.
+    Layout and hyperparameters are removed too, since the resumed run writes them anew. A damaged file is cut before the
+    damage, and kept whole under another name.
     """
     from google.protobuf.message import DecodeError
     from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
@@ -192,7 +202,8 @@ def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
 
     damage = ""
     with path.open("rb") as file, replacing(path, "wb") as kept:
-        # TFRecord: uint64 length, uint32 checksum of it, data, uint32 checksum. The last may be half-written.
+        # A TFRecord is: uint64 length, uint32 checksum of the length, data, uint32 checksum of the data.
+        # The last one may be half-written.
         while len(header := file.read(12)) == 12:
             length, checksum = struct.unpack("<QI", header)
             if masked_crc32c(header[:8]) != checksum:
@@ -206,13 +217,14 @@ def _drop_events_after(path: Path, env_steps: int, wall_ms: int) -> None:
             except DecodeError:
                 damage = f"the record before byte {file.tell()} cannot be read"
                 break
+            # Scores over training time have milliseconds as their step, all others env_steps.
             values = event.summary.value
             last = wall_ms if values and values[0].tag.startswith((_BY_WALL, _TASK_BY_WALL)) else env_steps
-            described = any(value.HasField("metadata") for value in values)
-            if event.step <= last and not described:
+            is_layout = any(value.HasField("metadata") for value in values)
+            if event.step <= last and not is_layout:
                 kept.write(header + body)
         if damage:
-            # TensorBoard reads every file with tfevents in its name.
+            # The new name must not contain "tfevents": TensorBoard reads every such file.
             aside = free_name(path.with_name(path.name.replace("tfevents", "damaged")))
             os.link(path, aside)
     if damage:

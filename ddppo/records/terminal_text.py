@@ -1,4 +1,7 @@
-"""What a run says in words: its sizes before it begins, and what came of it."""
+"""The text that a run prints on the terminal: its sizes before it begins, and its results at the end.
+
+Both are rows of a label and a text. progress_display.py shows the progress in between.
+"""
 
 import math
 import shlex
@@ -14,24 +17,27 @@ from ddppo.records import checkpoint
 from ddppo.records.metrics import EXCLUSIVE_PARTS
 from ddppo.scaling import BatchShape
 
-_LEAST_TEXT = 16  # columns beside a label, below which lines are left to the terminal
+_MIN_TEXT_WIDTH = 16  # columns beside a label; in a narrower terminal lines are not wrapped here
 
 
 def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width: int | None = None) -> str:
-    """Return the derived sizes of a run, in lines of `width`; `derived` (num_parameters, ...) is shown as it comes."""
+    """Return the sizes of a run and their formulas, in lines of `width`.
+
+    derived: facts that only the process knows (num_parameters, device, ...), each a row of its own.
+    """
     s, total = shape, config.ppo.total_steps
     num_updates = s.num_minibatches * s.num_epochs
     all_step = s.num_stepping in (0, s.world_size)
     steppers = f"W x E = {s.world_size}" if all_step else f"ranks that step x E = {s.num_stepping}"
-    dealt = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
-    # Episodes end when they do, within T.
+    shares = " + ".join(map(str, s.env_shares)) or f"{steppers} x {s.local_num_envs}"
+    # A rollout of whole episodes may end before T steps.
     at_least, at_most = ("at least ", "at most ") if derived.get("whole_episodes") else ("", "")
     batch = f"{config.ppo.rollouts_per_update} x E" if s.batch_envs else "N"
     rows = [
         ("task", f"{config.env.id}, seed {config.seed}"),
         ("length", f"{total:,} steps = {at_least}{-(-total // s.batch_size):,} iterations"),
         ("ranks", f"W = {s.world_size}" + _roles(config, derived.get("roles", ()))),
-        ("envs", f"N = {dealt} = {s.num_envs:,}"),
+        ("envs", f"N = {shares} = {s.num_envs:,}"),
         (
             "batch",
             f"B = {at_most}{batch} x T = {s.batch_envs or s.num_envs:,} x {s.rollout_steps:,} = {s.batch_size:,} "
@@ -44,7 +50,7 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
         ),
     ]
     for name, value in derived.items():
-        if name in ("roles", "whole_episodes"):  # said above
+        if name in ("roles", "whole_episodes"):  # shown in the rows above
             continue
         if name == "machines":
             value = ", ".join(f"{each['hostname']} ({each['cores']} cores)" for each in value)
@@ -54,14 +60,15 @@ def header(config: Config, shape: BatchShape, derived: Mapping[str, Any], width:
 
 
 def _roles(config: Config, roles: Sequence[str]) -> str:
-    """Return how many ranks do what, where not all do the same."""
+    """Return the number of ranks of each role; "" if all ranks have the same role."""
     kinds = Counter(roles)
-    said = ", ".join(f"{number} x {name}" for name, number in kinds.items())
-    return f", {config.dist.topology}: {said}" if len(kinds) > 1 else ""
+    counts = ", ".join(f"{number} x {name}" for name, number in kinds.items())
+    return f", {config.dist.topology}: {counts}" if len(kinds) > 1 else ""
 
 
 def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None) -> str:
-    """Return what came of a run, in lines of `width`, and the commands to look further, each a line to be copied."""
+    """Return the results in `summary`, in lines of `width`, then commands for the next steps, which are not wrapped."""
+    # Status, and the time split of an iteration.
     rows = [
         ("status", str(summary["status"])),
         (
@@ -75,9 +82,10 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
         t_iter = means.pop("t_iter")
         shares = (f"{part[2:]} {100 * mean / t_iter:.0f}%" for part, mean in means.items())
         rows.append(("time", f"{1000 * t_iter:.1f} ms an iteration: {' '.join(shares)}"))
-    rows += _by_role(summary["per_rank"])
+    rows += _time_by_role(summary["per_rank"])
+    # Failures after training, and scores.
     for each in summary.get("failed_after_training", ()):
-        # a signal is no fault
+        # A signal is not a failure.
         is_cut_short = each["why"].startswith(("stopped by ", "interrupted"))
         what = "was" if is_cut_short else "failed:"
         rows.append((f"{summary['status']}, but", f"{each['step']} {what} {each['why']}"))
@@ -93,9 +101,11 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
             else "not reached"
         )
         rows.append((f"return {target['return']:g}", reached))
+    # Sentences of sections that a task or a task sampler adds to the summary.
     parts = [part for part in summary.values() if isinstance(part, Mapping)]
     for part in parts:
         rows += list((part.get("said") or {}).items())
+    # Commands: look at curves, evaluate, and continue. A complete run continues to twice its steps.
     more = []
     if summary["status"] == "completed":
         more = [setting for part in parts for setting in part.get("go_on", ())]
@@ -104,13 +114,13 @@ def closing(summary: Mapping[str, Any], run_dir: Path, width: int | None = None)
     has_checkpoint = checkpoint.last(run_dir / "checkpoints") is not None
     if has_checkpoint:
         commands.append(("evaluate", command("ddppo.evaluate", f"run={run_dir}")))
-    going_on = command("ddppo.train", f"resume={run_dir}", *more)
-    commands.append(("go on" if has_checkpoint else "begin anew", going_on))
+    resume = command("ddppo.train", f"resume={run_dir}", *more)
+    commands.append(("go on" if has_checkpoint else "begin anew", resume))
     return _columns(rows, width, [("all numbers", str(run_dir / "summary.json")), *commands])
 
 
-def _by_role(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return where the time of each role's ranks went, if there are several roles, and how old the rollouts were."""
+def _time_by_role(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the time split of each role's ranks, if there are several roles, and the lag of async rollouts."""
     roles: dict[str, list[Mapping[str, float]]] = {}
     for rank in ranks:
         roles.setdefault(rank.get("role", ""), []).append(rank.get("time", {}))
@@ -118,8 +128,8 @@ def _by_role(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for role, times in roles.items() if len(roles) > 1 else ():
         total = sum(each["t_iter"] for each in times) or math.nan
         shares = {part: sum(each[part] for each in times) / total for part in EXCLUSIVE_PARTS}
-        said = " ".join(f"{part[2:]} {number(100 * share, '.0f')}%" for part, share in shares.items())
-        rows.append(("", f"{len(times)} x {role}: {said}"))
+        split = " ".join(f"{part[2:]} {number(100 * share, '.0f')}%" for part, share in shares.items())
+        rows.append(("", f"{len(times)} x {role}: {split}"))
     lags = [rank["dist"]["lag_mean"] for rank in ranks if "lag_mean" in rank.get("dist", {})]
     return [*rows, *(("lag", f"{lag:.2f} updates, mean over rollouts") for lag in lags)]
 
@@ -137,6 +147,7 @@ def _scores(scores: Mapping[str, Any]) -> str:
 
 
 def number(value: Any, form: str = "") -> str:
+    """Return a formatted number, "?" for None and NaN."""
     return "?" if value is None or math.isnan(value) else format(value, form)
 
 
@@ -152,12 +163,12 @@ def duration(seconds: float) -> str:
 def _columns(
     rows: Sequence[tuple[str, str]], width: int | None = None, whole: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """Return labels and texts in two columns, in lines of `width` where there is room; each of `whole` is a line."""
+    """Return labels and texts in two columns, wrapped to `width`; the rows of `whole` are not wrapped."""
     indent = 2 + max(len(label) for label, _ in (*rows, *whole))
     lines = []
     for label, text in rows:
         parts = [text]
-        if width is not None and width - indent >= _LEAST_TEXT:
+        if width is not None and width - indent >= _MIN_TEXT_WIDTH:
             parts = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [
                 ""
             ]

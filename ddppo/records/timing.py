@@ -63,7 +63,7 @@ class IterationClock:
 
     def __init__(
         self,
-        groups: Sequence[Group],  # all groups whose collectives this rank takes part in
+        groups: Sequence[Group],  # all groups in which this rank takes part
         device: torch.device,
         profile_phase: Callable[[str], AbstractContextManager] = nullcontext,  # entered around each phase
     ) -> None:

@@ -130,7 +130,7 @@ def _to_numbers(value: Any, prefix: str) -> float | tuple[float, float]:
 def reduce_sums(ranks: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return sum over ranks / count over ranks, or the sum over ranks of plain numbers, by name.
 
-    A metric whose count is 0 on all ranks is absent. `ranks` has been through JSON, so a pair is a list. Raises
+    A metric with a count of 0 over all ranks is absent. `ranks` has been through JSON, so a pair is a list. Raises
     TrainingError if a name is a pair on one rank and a number on another.
     """
     names = dict.fromkeys(name for rank in ranks for name in rank)  # in the order of first appearance

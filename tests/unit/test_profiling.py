@@ -29,7 +29,7 @@ def test_operators_and_functions_are_in_the_phase_they_ran_in(tmp_path):
             json.dumps([1, 2])
     page = (tmp_path / "profile" / PAGE).read_text()
     before, rollout, learn, rest = page.split("\n## ")
-    assert "of 2 that nothing watched" in before
+    assert "mean over 2 iterations without a profiler" in before
     assert "work" in rollout
     assert "`aten::mm` | 1 |" in learn
     assert "aten::mm" not in rollout
