@@ -86,7 +86,7 @@ def test_a_checkpoint_of_before_there_were_states_is_gone_on_from_if_that_is_sai
     refused = run(resume, run_dir)
     assert refused.code == 2
     assert (
-        "it was written by an earlier ddppo, whose checkpoints held none: resume_state=approximate"
+        "an earlier ddppo wrote it, without states of environments: resume_state=approximate"
         in refused.stderr
     )
     again = run([*resume, "resume_state=approximate"], run_dir)
