@@ -93,7 +93,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
     folders = _check(options)
 
     from ddppo.loop.evaluation import evaluator_of
-    from ddppo.policies.loading import no_text, trained
+    from ddppo.policies.loading import refuse_text, trained
     from ddppo.policies.scores import by_task, evaluated
 
     # All are read before any is played: a mistake in the last costs no minutes.
@@ -105,7 +105,7 @@ def _evaluated(options: EvaluateConfig) -> _Said:
         if options.video:
             _check_video(each, options)
         if not options.deterministic:
-            no_text(each, "deterministic=false")
+            refuse_text(each, "deterministic=false")
     results: list[dict[str, Any]] = []
     failed: list[str] = []
     is_interrupted = False
@@ -177,11 +177,11 @@ def _check(options: EvaluateConfig) -> list[Path]:
 def _check_video(each: "Trained", options: EvaluateConfig) -> None:
     """Raise ConfigError or TrainingError where a video would fail, before an episode is played for the scores."""
     from ddppo.policies.acting import LoadedPolicy
-    from ddppo.policies.loading import no_text
+    from ddppo.policies.loading import refuse_text
     from ddppo.policies.pictures import check_pictures
     from ddppo.policies.playing import check_draws
 
-    no_text(each, "video=true")
+    refuse_text(each, "video=true")
     check_pictures(Path(f"x.{options.video_format}"), "video=true")
     check_draws(LoadedPolicy(each), _video_path(each, options), "video=true")
 

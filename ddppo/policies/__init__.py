@@ -1,1 +1,1 @@
-"""A trained policy after its run: loaded for any program, played, scored, and written for programs without ddppo."""
+"""Trained policies outside training. Read acting, loading, playing (with pictures), scores, export, in this order."""

@@ -1,9 +1,12 @@
-"""A trained policy as any program uses it: observations as the task hands them over, actions as it takes them.
+"""A trained policy for use in any program: from the task's own observations to the task's own actions.
 
 policy = load_policy("outputs/cartpole/<stamp>", checkpoint="best")
 obs, info = env.reset()
 policy.reset()
 obs, reward, terminated, truncated, info = env.step(policy(obs))
+
+Training works on rows of numbers; a task has spaces of Gymnasium. `LoadedPolicy` encodes an observation as a row, as
+training does, runs the model, and decodes its action.
 """
 
 from pathlib import Path
@@ -15,7 +18,7 @@ from ddppo.envs.encoding.gym_spaces import MASK, decode_actions, space_leaves
 from ddppo.envs.encoding.observations import RowEncoder, WrongOutput
 from ddppo.envs.registration import numbered
 from ddppo.loop.evaluation import Remembered
-from ddppo.policies.loading import Trained, no_text, spaces, trained
+from ddppo.policies.loading import Trained, refuse_text, spaces, trained
 from ddppo.seeding import stream
 
 
@@ -27,38 +30,49 @@ def load_policy(
     seed: int = 0,
     other_spaces: bool = False,
 ) -> "LoadedPolicy":
-    """Return the policy of a run folder. checkpoint: last, best, or the path of one; seed: of sampled actions.
+    """Return the policy of a run.
 
-    Raises ConfigError for a folder that holds no run, a checkpoint that is none, a task of text or one that cannot be
-    made here, or (unless other_spaces) one with other spaces than the policy was trained on.
+    Args:
+        run: the run folder.
+        checkpoint: last, best, or the path of a checkpoint.
+        device: for the model.
+        seed: for sampled actions.
+        other_spaces: load the policy even if the task's spaces differ from those in training.
+
+    Raises ConfigError if `run` is no run folder, if there is no such checkpoint, if the task cannot be made here or is
+    a text task, or if its spaces differ.
     """
     found = trained(run, checkpoint, device, other_spaces=other_spaces)
-    no_text(found, f"load_policy({str(run)!r})")
+    refuse_text(found, f"load_policy({str(run)!r})")
     return LoadedPolicy(found, seed)
 
 
 class LoadedPolicy:
-    """The policy of a checkpoint with its observation normaliser.
+    """The policy of a checkpoint, with its observation normaliser.
 
-    Calls do not depend on one another but by `seed`, and by what a model with memory remembers from one to the next:
-    it is to be told by `reset` where episodes start.
+    A model with memory keeps its state from one call to the next: call `reset` at the start of every episode. Without
+    memory, calls are independent, except that sampled actions use up one stream of random numbers.
     """
 
-    def __init__(self, of: Trained, seed: int = 0) -> None:
-        self.trained = of
-        self.observation_space, self.action_space = spaces(of.config.env, of.spec)
-        self._encode = RowEncoder(self.observation_space, of.spec)
+    def __init__(self, trained: Trained, seed: int = 0) -> None:
+        self.trained = trained
+        self.observation_space, self.action_space = spaces(trained.config.env, trained.spec)
+        self._encode = RowEncoder(self.observation_space, trained.spec)
         self.layout = self._encode.layout
+        # The first array in an observation: its number of dimensions tells a batch from a single observation.
         self._first = space_leaves(self._encode.space)[0]
         self._stream = stream(seed, "action")
         self._remembered: Remembered | None = None
 
     def __call__(self, obs: Any, mask: Any = None, deterministic: bool = True) -> Any:
-        """Return the action for an observation, or the actions `[n, ...]` for n of them.
+        """Return the action for one observation, or the actions `[n, ...]` for n observations.
 
-        obs: of the task's space, or n at once as a vector environment of Gymnasium hands them over. mask: allowed
-        choices `[mask_size]` or `[n, mask_size]`, where the task hands them over in its infos.
-        deterministic: the likeliest action, else a sampled one. Raises ValueError for what is of another space.
+        Args:
+            obs: an observation of the task's space, or a batch of n as Gymnasium's vector environments return it.
+            mask: allowed choices, `[mask_size]` or `[n, mask_size]`, if the task has masks in its infos.
+            deterministic: return the likeliest action, rather than sample one.
+
+        Raises ValueError if `obs` is not of the task's space.
         """
         n = self._batch_size(obs)
         try:
@@ -71,9 +85,10 @@ class LoadedPolicy:
             raise ValueError(f"the policy was given {e.found}, {e.wanted}") from e
 
     def reset(self, starts: Any = None) -> None:
-        """Forget all, or of a batch where `starts` `[n]` bool is true: the next observations begin episodes there.
+        """Clear the memory, since the next observations begin episodes; a model without memory ignores it.
 
-        Without memory there is nothing to forget. Raises ValueError where the batch of the last call had another size.
+        starts: bool `[n]`, the environments of the batch in which episodes begin; None for all. Raises ValueError if
+        the last batch had another size.
         """
         if starts is None:
             self._remembered = None
@@ -83,7 +98,7 @@ class LoadedPolicy:
             self._remembered.forget(where)
 
     def _memory(self, n: int) -> Remembered | None:
-        """Return what is remembered of n environments."""
+        """Return the state of n environments, or None for a model without memory."""
         if self._remembered is None:
             self._remembered = self.trained.policy.memory(n)
         else:
@@ -114,24 +129,26 @@ class LoadedPolicy:
         return decode_actions(self.action_space, actions)
 
     def rows(self, observations: list[Any], infos: list[dict[str, Any]]) -> np.ndarray:
-        """Return rows `[n]` of `layout`, new ones. Raises WrongOutput for what is of another space."""
+        """Encode observations as new rows `[n]` of `layout`. Raises WrongOutput if one is not of the task's space."""
         return np.stack([self._encode(obs, info) for obs, info in zip(observations, infos, strict=True)])
 
     def _batch_size(self, obs: Any) -> int | None:
-        """Return how many observations these are, None for one by itself."""
+        """Return the number of observations in a batch, None for a single observation."""
         path, space = self._first
         for key in path:
             try:
                 obs = obs[key]
             except (KeyError, TypeError, IndexError):
-                return None  # which is said where it is read
+                return None  # not of the space: encoding it raises the error
         shape = np.shape(obs)
         return shape[0] if len(shape) == len(space.shape or ()) + 1 else None
 
 
 def _row(batch: Any, i: int) -> Any:
-    """Return observation, or mask, i of a batch in dicts and tuples of arrays."""
+    """Return observation (or mask) i of a batch, which is an array or dicts and tuples of arrays."""
     if isinstance(batch, dict):
         return {key: _row(part, i) for key, part in batch.items()}
-    is_tuple = isinstance(batch, tuple) and not isinstance(batch[0], str)  # of texts a batch is a tuple too
+    is_tuple = isinstance(batch, tuple) and not isinstance(
+        batch[0], str
+    )  # a tuple of texts is a batch of texts
     return tuple(_row(part, i) for part in batch) if is_tuple else batch[i]

@@ -1,4 +1,4 @@
-"""From a run folder to its policy and the spaces of its task."""
+"""Load the policy of a run folder, and find the observation and action space of its task."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ from ddppo.spaces import ArraySpec
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A checkpoint of a run and its policy. state: all that the checkpoint holds."""
+    """A checkpoint of a run, loaded."""
 
     run_dir: Path
     config: Config
     checkpoint: Path
-    state: dict[str, Any]
+    state: dict[str, Any]  # the whole content of the checkpoint
     policy: Policy
 
     @property
@@ -37,7 +37,7 @@ class Trained:
 
 
 def config_of(run: str | Path, device: str = "cpu", *, other_spaces: bool = False) -> Config:
-    """Return the settings of a run, to be used on `device`. Raises RunFolderError where there is no run."""
+    """Return the settings of a run, for use on `device`. Raises RunFolderError if `run` is no run folder."""
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise RunFolderError(f"run={run}: not a run folder, it has no config.yaml")
@@ -47,9 +47,10 @@ def config_of(run: str | Path, device: str = "cpu", *, other_spaces: bool = Fals
 def trained(
     run: str | Path, which: str = "last", device: str = "cpu", *, other_spaces: bool = False
 ) -> Trained:
-    """Return the policy of a run's checkpoint: last, best, or the path of one. Raises ConfigError, RunFolderError.
+    """Load a checkpoint of a run. Raises ConfigError, RunFolderError.
 
-    other_spaces: also where the task's spaces are not those that it was trained on.
+    which: last, best, or the path of a checkpoint. other_spaces: load it even if the task's spaces differ from those in
+    training.
     """
     run_dir = Path(run)
     config = config_of(run_dir, device, other_spaces=other_spaces)
@@ -61,7 +62,10 @@ def trained(
 
 
 def _check_model(config: Config, state: dict[str, Any], path: Path) -> None:
-    """Raise RunFolderError where a checkpoint is of another model: parameters may fit one that computes otherwise."""
+    """Raise RunFolderError if a checkpoint, given by its path, belongs to another model than the run's.
+
+    Comparing shapes would not do: the parameters may fit a model that computes something else.
+    """
     ours, its = dataclasses.asdict(config.model), yaml.safe_load(state["config"]).get("model", {})
     for name, value in its.items():
         if name in ours and ours[name] != value:
@@ -71,7 +75,8 @@ def _check_model(config: Config, state: dict[str, Any], path: Path) -> None:
 
 
 def spaces(env: EnvConfig, spec: EnvSpec) -> tuple[gym.Space, gym.Space]:
-    """Return what the task itself observes and takes. Raises ConfigError where nobody here knows."""
+    """Return the task's own observation space and action space. Raises ConfigError for a task on a server."""
+    # ale-py steps games in batches, so there is no environment to ask.
     if env.is_ale:
         assert isinstance(spec.obs, ArraySpec)
         return Box(0, 255, spec.obs.shape, np.uint8), Discrete(spec.action.sizes[0])
@@ -80,15 +85,15 @@ def spaces(env: EnvConfig, spec: EnvSpec) -> tuple[gym.Space, gym.Space]:
             f"env.urls={','.join(env.urls)}: {env.id} is made by servers, which do not tell its spaces: use "
             "ddppo.evaluate"
         )
-    played = make_env(env)
+    made = make_env(env)
     try:
-        return played.task.observation_space, played.task.action_space
+        return made.task.observation_space, made.task.action_space
     finally:
-        played.close()
+        made.close()
 
 
-def no_text(trained: Trained, what: str) -> None:
-    """Raise ConfigError where the policy types text, for which there is no `what`."""
+def refuse_text(trained: Trained, what: str) -> None:
+    """Raise ConfigError, on behalf of the option or call `what`, if the task is a text task."""
     if trained.spec.is_text:
         raise ConfigError(
             f"{what}: {trained.config.env.id} is a task of text, whose policy types: only ddppo.evaluate plays it"

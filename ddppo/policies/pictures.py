@@ -1,12 +1,12 @@
-"""A film of a task: what its render() returns, as frames `[height, width, 3]` uint8, and these as a gif or mp4.
+"""A film of a task: pictures from its render() become frames, uint8 `[height, width, 3]`, and a gif or mp4.
 
     film = Film("Jobs-v0", "video=true")
     film.add(task.render())     # after every reset and step
     film.write(Path("jobs.mp4"), fps=30)
 
-Gymnasium asks for uint8 `[height, width, 3]`. Tasks return more than that: floats, one channel or four, channels first,
-several frames at once, arrays that they write into again, frames of several sizes. What means a picture becomes one;
-what does not is refused by the first `add`, before an episode is played.
+Gymnasium asks for uint8 `[height, width, 3]`. Tasks return other things too: floats, one channel or four, channels
+first, several frames at once, arrays that they reuse, frames of several sizes. A value that can be read as a picture
+becomes a frame; for any other the first `add` raises an error, before an episode is played.
 """
 
 import importlib.util
@@ -22,11 +22,11 @@ from ddppo.package import install_command
 
 FORMATS = (".gif", ".mp4")
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
-_WANTED = "return an array [height, width, 3] of uint8"
+_RULE = "return an array [height, width, 3] of uint8"
 
 
 def check_pictures(path: Path, asked: str) -> None:
-    """Raise ConfigError where no file of pictures can be written to `path`, as `asked` wants it."""
+    """Raise ConfigError if `path`, which the option `asked` names, cannot become a file of pictures."""
     if path.suffix not in FORMATS:
         raise ConfigError(f"{asked}: a file of pictures ends in {' or '.join(FORMATS)}")
     if importlib.util.find_spec("imageio") is None:
@@ -34,17 +34,17 @@ def check_pictures(path: Path, asked: str) -> None:
 
 
 class Film:
-    """Frames of the task `env_id`, copied, in the order in which they came. asked: the option that wants them."""
+    """Frames of the task `env_id`, in order. asked: the option that asks for the film, for messages."""
 
     def __init__(self, env_id: str, asked: str) -> None:
         self.frames: list[np.ndarray] = []
-        self._said = f"{asked}: {env_id} draws no pictures: render(), with render_mode=rgb_array, returned"
-        # Floats from 0 to 1 are fractions, unless a later frame has larger ones: then all go to 255. By frame, whether
-        # it was taken for fractions, None of whole numbers.
+        self._prefix = f"{asked}: {env_id} draws no pictures: render(), with render_mode=rgb_array, returned"
+        # Floats may count from 0 to 1 or from 0 to 255. A frame with no float above 1 is taken for the former, until
+        # a frame shows otherwise: then `write` corrects it. One entry per frame; None for a frame of integers.
         self._are_fractions: list[bool | None] = []
 
     def add(self, rendered: Any) -> None:
-        """Add what render() returned: a picture, or a list of those since the last call. Raises ConfigError."""
+        """Add the value of render(): a picture, or a list of pictures since the last call. Raises ConfigError."""
         is_several = isinstance(rendered, list) and all(map(_is_array, rendered))
         for each in rendered if is_several else [rendered]:
             frame, are_fractions = self._frame(each)
@@ -52,32 +52,35 @@ class Film:
             self._are_fractions.append(are_fractions)
 
     def _frame(self, rendered: Any) -> tuple[np.ndarray, bool | None]:
-        """Return a picture as a frame of its own, and whether its numbers were taken for fractions."""
+        """Return a picture as a frame, and whether its numbers were taken to count from 0 to 1."""
+        # 1. It must be an array.
         if rendered is None:
-            raise ConfigError(f"{self._said} None: {_WANTED}")
+            raise ConfigError(f"{self._prefix} None: {_RULE}")
         if not _is_array(rendered):
-            raise ConfigError(f"{self._said} a {type(rendered).__name__}: {_WANTED}")
+            raise ConfigError(f"{self._prefix} a {type(rendered).__name__}: {_RULE}")
         array = np.asarray(rendered)
         if array.ndim == 4 and len(array) == 1:  # a batch of one
             array = array[0]
+        # 2. Its shape: [height, width, channels], then 3 channels.
         what = f"{array.dtype} {list(array.shape)}"
         if array.ndim == 2:
             array = array[..., None]
         elif array.ndim == 3 and array.shape[-1] not in _CHANNELS and array.shape[0] in _CHANNELS:
             array = np.moveaxis(array, 0, -1)
         if array.ndim != 3 or array.shape[-1] not in _CHANNELS or array.size == 0:
-            raise ConfigError(f"{self._said} {what}: {_WANTED}")
+            raise ConfigError(f"{self._prefix} {what}: {_RULE}")
         array = array[..., :3] if array.shape[-1] > 1 else np.repeat(array, 3, axis=-1)
+        # 3. Its numbers: 0 to 255.
         if array.dtype == np.uint8:
-            return np.array(array), None  # a copy: the task may draw into it again
+            return np.array(array), None  # a copy: the task may draw into the same array again
         if array.dtype == np.bool_:
             return array * np.uint8(255), None
         if array.dtype.kind not in "iuf":
-            raise ConfigError(f"{self._said} {what}: {_WANTED}")
+            raise ConfigError(f"{self._prefix} {what}: {_RULE}")
         low, high = float(array.min()), float(array.max())
         if not (low >= 0 and high <= 255):  # NaN too
             raise ConfigError(
-                f"{self._said} {what} from {low:g} to {high:g}: {_WANTED}, or of floats from 0 to 1 or 0 to 255"
+                f"{self._prefix} {what} from {low:g} to {high:g}: {_RULE}, or of floats from 0 to 1 or 0 to 255"
             )
         if array.dtype.kind != "f":
             return array.astype(np.uint8), None
@@ -85,21 +88,23 @@ class Film:
         return np.rint(array * 255 if are_fractions else array).astype(np.uint8), are_fractions
 
     def write(self, path: Path, fps: float) -> None:
-        """Write the frames as a gif or mp4, as a whole, all of the largest frame's size. Raises TrainingError."""
+        """Write all frames as a gif or mp4, padded to the size of the largest. Raises TrainingError."""
         import imageio.v3 as imageio
 
         if not self.frames:
-            raise ConfigError(f"{self._said} no frame: {_WANTED}")
+            raise ConfigError(f"{self._prefix} no frame: {_RULE}")
         frames = self.frames
-        if False in self._are_fractions:  # then none were
+        if False in self._are_fractions:  # floats of this task count from 0 to 255: undo the scaling
             frames = [
                 (frame > 127).astype(np.uint8) if are_fractions else frame
                 for frame, are_fractions in zip(frames, self._are_fractions, strict=True)
             ]
+        # One size for all.
         size = [max(frame.shape[axis] for frame in frames) for axis in (0, 1)]
         if path.suffix == ".mp4":
-            size = [length + length % 2 for length in size]  # H.264 stores colours of 2 x 2 pixels
+            size = [length + length % 2 for length in size]  # H.264 stores one colour for 2 x 2 pixels
         frames = [_padded(frame, *size) for frame in frames]
+        # Encode under a temporary name, so that the file appears whole.
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp{path.suffix}")
         with stored(path):
             try:
@@ -111,7 +116,7 @@ class Film:
             except OSError as e:
                 if e.errno is not None:
                     raise
-                # imageio's, with all that ffmpeg printed
+                # An error of imageio, with everything that ffmpeg printed: the first line says enough.
                 raise TrainingError(f"{path} cannot be encoded: {_first_line(e)}") from e
             except (RuntimeError, ValueError, TypeError, ImportError) as e:
                 raise TrainingError(f"{path} cannot be encoded: {_first_line(e)}") from e
@@ -120,12 +125,12 @@ class Film:
 
 
 def _is_array(value: Any) -> bool:
-    """Return whether NumPy can read it at once: its own arrays, tensors, Pillow's images."""
+    """Return whether NumPy can read the value as an array: NumPy's own, tensors, Pillow's images."""
     return hasattr(value, "__array__") or hasattr(value, "__array_interface__")
 
 
 def _padded(frame: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return the frame with black below and to the right, where it is smaller; one line more repeats the last."""
+    """Return the frame, padded below and on the right: with black, or by repeating the last line if one is missing."""
     below, right = height - frame.shape[0], width - frame.shape[1]
     if below == right == 0:
         return frame

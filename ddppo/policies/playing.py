@@ -1,4 +1,9 @@
-"""Episodes of a trained policy in its task by itself: in a window, or as pictures in a file."""
+"""Play episodes of a trained policy in a single environment: in a window, or recorded as a gif or mp4.
+
+`play` is the loop of an episode. `show` plays in a window, `record` into a file; `check_draws` tries out beforehand
+that the task can be drawn. Episodes have the same seeds as in an evaluation (loop/evaluation.py), so that episode 3
+here is episode 3 there.
+"""
 
 import os
 import tempfile
@@ -25,22 +30,22 @@ from ddppo.policies.pictures import Film, check_pictures
 from ddppo.seeding import derived_seed
 from ddppo.tracebacks import in_one_line
 
-_COUNTS = "ddppo.counts"  # in infos of a Game: whether the step was a transition
-_ZOOM = 4  # of what a policy sees of a game, 84 x 84
-_FRAMES_A_SECOND = 60  # of a game
+_COUNTS = "ddppo.counts"  # key in the infos of a Game: whether the step was a transition
+_ZOOM = 4  # enlargement of a game's observation, 84 x 84 pixels
+_GAME_FPS = 60  # frames per second of an Atari game
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """The episode of a number, as evaluation plays it: undiscounted return, and length in steps."""
+    """One finished episode."""
 
-    number: int
-    episode_return: float
-    length: int
+    number: int  # its number in an evaluation with the same seed
+    episode_return: float  # undiscounted
+    length: int  # steps
 
 
 class Game(gym.Env):
-    """A game of ALE as evaluation steps it. Its picture is the last frame of what the policy sees, enlarged."""
+    """An Atari game, stepped as in an evaluation. render() returns the observation's last frame, enlarged."""
 
     def __init__(self, env: EnvConfig) -> None:
         self._envs = make_eval_env(env, 1)
@@ -49,7 +54,7 @@ class Game(gym.Env):
         self.observation_space = Box(0, 255, spec.obs.shape, np.uint8)
         self.action_space = Discrete(spec.action.sizes[0])
         self._obs = np.zeros(spec.obs.shape, np.uint8)
-        self.metadata = {"render_fps": _FRAMES_A_SECOND / env.kwargs.get("frameskip", 4)}
+        self.metadata = {"render_fps": _GAME_FPS / env.kwargs.get("frameskip", 4)}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -59,7 +64,7 @@ class Game(gym.Env):
         return self._obs, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Play the action; in the info, whether it counts: where a life was lost, the game is begun anew instead."""
+        """Step the game. After the loss of a life the batch resets instead of stepping, and the info says so."""
         step = self._envs.step(np.array([action]))
         self._obs = np.asarray(step.final_obs if len(step.ended) else step.obs)[0]
         info = {_COUNTS: bool(step.valid[0])}
@@ -74,7 +79,7 @@ class Game(gym.Env):
 
 
 def task_of(env: EnvConfig, render_mode: str | None = None) -> gym.Env:
-    """Make the task with its own spaces. Raises ConfigError where it cannot be made."""
+    """Make the task with its own spaces. Raises ConfigError if it cannot be made."""
     if env.is_ale:
         return Game(env)
     return PlainAnswers(make_env(env, render_mode).task)
@@ -84,7 +89,7 @@ def play(
     policy: LoadedPolicy, task: gym.Env, episodes: Sequence[int], seed: int, *, deterministic: bool = True,
     look: Callable[[], None] = lambda: None,
 ) -> Iterator[PlayedEpisode]:  # fmt: skip
-    """Play the episodes of these numbers, one after another; `look` is called for every state. Raises TrainingError."""
+    """Play the episodes with these numbers in turn; `look` is called in every state. Raises TrainingError."""
     options = policy.trained.state.get("options")
     for number in episodes:
         with blamed_on(policy.trained.config.env.id):
@@ -100,16 +105,16 @@ def play(
                     episode_return += as_number(reward)
                     length += 1
                 else:
-                    policy.reset()
+                    policy.reset()  # the game was reset after the loss of a life
                 ended = terminated or truncated
         yield PlayedEpisode(number, episode_return, length)
 
 
 @contextmanager
 def blamed_on(env_id: str) -> Iterator[None]:
-    """Turn what a task raises into a TrainingError in one line; packages that are not there, a ConfigError.
+    """Turn an exception of the task into a TrainingError of one line, or a missing package into a ConfigError.
 
-    What the block changes of this process is put back.
+    Changes that the task makes to this process (signals, random state) are undone.
     """
     try:
         with guarded(env_id, STEPPED):
@@ -132,7 +137,7 @@ def show(
     deterministic: bool = True,
     fps: float | None = None,
 ) -> Iterator[PlayedEpisode]:
-    """Play the episodes in a window, paced by the task. Raises ConfigError where it opens none, TrainingError."""
+    """Play the episodes in a window, at the task's own pace. Raises ConfigError if it has no window; TrainingError."""
     env = policy.trained.config.env
     if env.is_ale:
         raise ConfigError(
@@ -140,10 +145,11 @@ def show(
         )
     task = task_of(env, render_mode="human")
     try:
-        if fps is not None:  # which tasks read when they draw
+        if fps is not None:  # tasks read it when they draw
             task.unwrapped.metadata = {**task.unwrapped.metadata, "render_fps": fps}
         yield from play(policy, task, episodes, seed, deterministic=deterministic)
     except EnvError as e:
+        # A fault of the window system, rather than of the task: suggest a file.
         if not type(e.__cause__).__module__.startswith(("pygame", "glfw")):
             raise
         raise EnvError(f"{e}: where there is no screen write a file, out=policy.gif") from e
@@ -155,10 +161,13 @@ def record(
     policy: LoadedPolicy, episodes: Sequence[int], seed: int, path: Path, *, asked: str, deterministic: bool = True,
     fps: float | None = None,
 ) -> Iterator[PlayedEpisode]:  # fmt: skip
-    """Play the episodes, and behind the last write their pictures to `path`, a gif or mp4, as a whole.
+    """Play the episodes, and after the last one write their pictures to `path`, a gif or mp4.
 
-    asked: the option that wants it, for messages. fps: pictures a second; the task's own if None. Needs the extra
-    video. Raises ConfigError where the task draws none, TrainingError, StorageError.
+    Args:
+        asked: the option that asks for the file, for messages.
+        fps: pictures per second; None for the task's own.
+
+    Needs the extra `video`. Raises ConfigError if the task draws no pictures, TrainingError, StorageError.
     """
     check_pictures(path, asked)
     film = Film(policy.trained.config.env.id, asked)
@@ -171,9 +180,9 @@ def record(
 
 
 def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
-    """Raise ConfigError where the policy's task draws no pictures, what it raises, and what an encoder refuses.
+    """Draw two states and write them to a temporary file, so that a fault appears before hours of episodes.
 
-    Two states are drawn and written to a temporary file of the name of `path`, before an episode is played.
+    Raises ConfigError if the task draws no pictures, the task's own error, and the encoder's.
     """
     check_pictures(path, asked)
     film = Film(policy.trained.config.env.id, asked)
@@ -191,8 +200,8 @@ def check_draws(policy: LoadedPolicy, path: Path, asked: str) -> None:
 
 @contextmanager
 def _drawn(policy: LoadedPolicy) -> Iterator[gym.Env]:
-    """Make the policy's task, to be drawn as pictures."""
-    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws without a screen
+    """Make the policy's task for render_mode=rgb_array, and close it at the end."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # lets pygame draw without a screen
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     task = task_of(policy.trained.config.env, render_mode="rgb_array")
     try:
@@ -202,7 +211,7 @@ def _drawn(policy: LoadedPolicy) -> Iterator[gym.Env]:
 
 
 def _fps(task: gym.Env) -> float:
-    """Return the pictures a second that the task names, 30 where it names none that can be."""
+    """Return the task's pictures per second; 30 if it names none, or an impossible number."""
     try:
         fps = float(task.metadata["render_fps"])
     except (TypeError, KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""Scores of trained policies: episodes of one run by several seeds, and of several runs together."""
+"""Scores of trained policies, with intervals: one run over episodes of several seeds, or several runs of a task."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,26 +10,29 @@ from ddppo.policies.loading import Trained
 from ddppo.records.summary import evaluation_metrics
 from ddppo.statistics import LEAST_SEEDS, bootstrap, iqm
 
-_MOST_ENVS = 64
+_MAX_ENVS = 64  # side by side
 
 
 def evaluated(
-    of: Trained, num_episodes: int, seeds: Sequence[int], deterministic: bool = True
+    trained: Trained, num_episodes: int, seeds: Sequence[int], deterministic: bool = True
 ) -> dict[str, Any]:
-    """Play episodes 0 to num_episodes - 1 of every seed, by the mode or by drawn actions; return what they scored.
+    """Play episodes 0 to num_episodes - 1 of every seed, and return their scores.
 
-    Means, quartiles and their like are of all episodes, intervals are 95 % bootstraps over them: what other episodes
-    would have given, not other runs. The evaluator may play more than are asked for, as many of every task.
+    Statistics are over the episodes of all seeds. Intervals are 95 % bootstraps over episodes: they say how much
+    another sample of episodes would differ, not another training run. A text evaluator may play more episodes than
+    asked for, because it plays equally many of each task.
+
+    deterministic: take the likeliest actions, rather than sample.
     """
-    evaluator = evaluator_of(of.spec)(of.policy, of.config)
-    scores = _joined([_played(of, evaluator, num_episodes, seed, deterministic) for seed in seeds])
+    evaluator = evaluator_of(trained.spec)(trained.policy, trained.config)
+    scores = _joined([_played(trained, evaluator, num_episodes, seed, deterministic) for seed in seeds])
     metrics = evaluation_metrics(scores.returns, scores.lengths, 0.0) | evaluator.metrics(scores)
     low, high = np.percentile(scores.returns, (25, 75))
     result: dict[str, Any] = {
-        "run": str(of.run_dir),
-        "checkpoint": of.checkpoint.name,
-        "env_steps": of.state["env_steps"],
-        "env": of.config.env.id,
+        "run": str(trained.run_dir),
+        "checkpoint": trained.checkpoint.name,
+        "env_steps": trained.state["env_steps"],
+        "env": trained.config.env.id,
         **({"seed": seeds[0]} if len(seeds) == 1 else {"seeds": list(seeds)}),
         "deterministic": deterministic,
         **{k.removeprefix("eval/"): v for k, v in metrics.items() if k != "eval/t_eval"},
@@ -46,17 +49,17 @@ def evaluated(
 
 
 def by_task(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return by task what its runs' mean returns say of runs like them: mean, IQM and 95 % bootstrap intervals.
+    """Return mean and IQM of the runs' mean returns, by task, with 95 % bootstrap intervals over runs.
 
-    Intervals are over runs, NaN for fewer than 3 (rliable's method for one task, arXiv:2108.13264).
+    Fewer than 3 runs have no interval (NaN). The method is rliable's for one task, arXiv:2108.13264.
     """
-    found: dict[str, list[float]] = {}
+    means_of: dict[str, list[float]] = {}
     for result in results:
-        found.setdefault(result["env"], []).append(result["return_mean"])
-    return {env: _of_runs(means) for env, means in found.items()}
+        means_of.setdefault(result["env"], []).append(result["return_mean"])
+    return {env: _over_runs(means) for env, means in means_of.items()}
 
 
-def _of_runs(means: list[float]) -> dict[str, Any]:
+def _over_runs(means: list[float]) -> dict[str, Any]:
     has_interval = len(means) >= LEAST_SEEDS
     return {
         "runs": len(means),
@@ -67,9 +70,11 @@ def _of_runs(means: list[float]) -> dict[str, Any]:
     }
 
 
-def _played(of: Trained, evaluator: Evaluator, num_episodes: int, seed: int, deterministic: bool) -> Scores:
+def _played(
+    trained: Trained, evaluator: Evaluator, num_episodes: int, seed: int, deterministic: bool
+) -> Scores:
     episodes = range(evaluator.num_episodes(num_episodes))
-    num_envs, options = min(len(episodes), _MOST_ENVS), of.state.get("options")
+    num_envs, options = min(len(episodes), _MAX_ENVS), trained.state.get("options")
     (rows,) = evaluator.play([episodes], num_envs, seed, options, deterministic=deterministic)
     return evaluator.scores(rows.T.tolist())
 

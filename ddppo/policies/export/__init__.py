@@ -1,1 +1,1 @@
-"""A policy as a file that acts the same in programs without ddppo: portable (the network), files, check, command."""
+"""Export: a policy as a file for programs without ddppo. Read command, portable (the network), files, check."""

@@ -1,4 +1,7 @@
-"""Whether an exported file does what the policy does: the same parameters and actions, whatever is observed."""
+"""The check of an exported file: it must compute the policy's distributions and actions on many observations.
+
+`observed` collects observations, `inputs_of` turns them into inputs of the file, `check` compares.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,34 +18,35 @@ from ddppo.policies.export.portable import ACTION, NEXT_STATE, STATE, Arrays, Po
 from ddppo.policies.playing import blamed_on, task_of
 from ddppo.seeding import derived_seed
 
-_NUM_RANDOM, _NUM_REAL = 64, 128
-_STEPS = 4  # of a policy with memory, on all observations side by side
-_TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.05}  # of what is computed in that type
+_NUM_RANDOM, _NUM_REAL = 64, 128  # observations drawn from the space, and met in episodes
+_STEPS = 4  # compared for a policy with memory; each takes all observations as a batch
+_TOLERANCES = {"float64": 1e-9, "float32": 2e-4, "bfloat16": 0.05}  # by the type in which the policy computes
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Observations as a task hands them over, what infos come with them, and those drawn of the space first."""
+    """Observations in the task's own form."""
 
     observations: list[Any]
-    infos: list[dict[str, Any]]
-    num_drawn: int
+    infos: list[dict[str, Any]]  # of each observation; {} for a drawn one
+    num_drawn: int  # the first ones are drawn from the space
 
 
 @dataclass(frozen=True, slots=True)
 class ExportAgreement:
-    """How far the parameters of a file and its policy are apart at most, and the file's outputs."""
+    """The result of a check that passed."""
 
-    largest_difference: float
-    outputs: Arrays
+    largest_difference: float  # between a parameter of the file's distributions and the policy's
+    outputs: Arrays  # of the file
 
 
 def observed(policy: LoadedPolicy, seed: int) -> Observed:
-    """Return observations drawn from the space, and those that the policy meets when it plays. Raises TrainingError."""
+    """Return observations drawn from the space, then observations of episodes. Raises TrainingError."""
     space, config = policy.observation_space, policy.trained.config
     space.seed(seed)
     observations = [space.sample() for _ in range(_NUM_RANDOM)]
     infos: list[dict[str, Any]] = [{}] * _NUM_RANDOM
+    # Play with likeliest and sampled actions in turn, to meet more of the task.
     task = task_of(config.env)
     try:
         with blamed_on(config.env.id):
@@ -62,22 +66,24 @@ def observed(policy: LoadedPolicy, seed: int) -> Observed:
 
 
 def inputs_of(policy: LoadedPolicy, portable: Portable, seen: Observed) -> tuple[Arrays, np.ndarray]:
-    """Return the inputs of a file, and the rows that ddppo makes of the same."""
+    """Return the file's inputs, and ddppo's rows, for the same observations."""
     rows = policy.rows(seen.observations, seen.infos)
     mask, sizes = policy.layout.mask(rows), policy.trained.spec.action.sizes
     if mask is not None:
+        # Drawn observations get drawn masks, with at least one choice allowed in each component.
         rng, ends = np.random.default_rng(0), np.cumsum(sizes)
         mask[: seen.num_drawn] = rng.random((seen.num_drawn, ends[-1])) < 0.5
-        for first, end in zip(ends - sizes, ends, strict=True):  # of every component one choice at least
+        for first, end in zip(ends - sizes, ends, strict=True):
             mask[np.arange(seen.num_drawn), rng.integers(first, end, seen.num_drawn)] = True
     return portable.named(seen.observations, mask), rows
 
 
 def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> ExportAgreement:
-    """Compare what a file makes of inputs `[n, ...]` with what the policy makes of rows `[n]`. Raises TrainingError.
+    """Compare the file, on `inputs` `[n, ...]`, with the policy, on `rows` `[n]`. Raises TrainingError if they differ.
 
-    Parameters may differ by rounding, and actions are to be the likeliest by the file's own. With memory it is several
-    steps: the file is given back its own state, and in each step every third row starts an episode.
+    Parameters of distributions may differ by rounding. Actions must be the likeliest under the file's own parameters.
+    A policy with memory is compared over several steps: the file gets its own state back, and in each step every third
+    row starts an episode.
     """
     remembered = policy.trained.policy.memory(len(rows))
     if remembered is None:
@@ -85,7 +91,8 @@ def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> E
     agreement, largest = None, 0.0
     for k in range(_STEPS):
         starts = (np.arange(len(rows)) + k) % 3 == 0
-        if agreement is not None:  # the observations of a row change from step to step
+        if agreement is not None:
+            # Shift the observations, so that every row meets another one in each step.
             inputs = {name: np.roll(x, 1, axis=0) for name, x in inputs.items()}
             rows = np.roll(rows, 1, axis=0)
             state = agreement.outputs[NEXT_STATE].copy()
@@ -101,12 +108,14 @@ def check(policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray) -> E
 def _step(
     policy: LoadedPolicy, run: Run, inputs: Arrays, rows: np.ndarray, remembered: Remembered | None
 ) -> ExportAgreement:
-    """Compare one step, and have `remembered` go on."""
+    """Compare one step, and advance `remembered`, the policy's memory."""
+    # The policy's distribution, and the file's outputs: for all rows, and for the first row alone.
     of, mask = policy.trained.policy, policy.layout.mask(rows)
     params = of.params(policy.layout.obs(rows), remembered)
     wanted = described(of.distribution(params, mask), params)
     found = run(inputs)
     alone = run({name: x[:1] for name, x in inputs.items()})
+    # Parameters, and the memory after the step.
     tolerance, largest = _TOLERANCES[_precision(policy)], 0.0
     after = {} if remembered is None else {NEXT_STATE: remembered.state}
     for name, tensor in (wanted | after).items():
@@ -115,6 +124,7 @@ def _step(
             distance = np.abs(got - expected[: len(got)])
             _refuse_where(~(distance <= tolerance * (1 + np.abs(expected[: len(got)]))), name, distance)
             largest = max(largest, float(distance.max(initial=0)))
+    # Actions.
     own = torch.cat([torch.from_numpy(found[name]) for name in wanted], dim=-1)
     actions = decode_actions(policy.action_space, of.distribution(own, mask).mode().numpy(force=True))
     apart = np.abs(found[ACTION].astype(np.float64) - actions)
@@ -125,7 +135,7 @@ def _step(
 
 def _precision(policy: LoadedPolicy) -> str:
     config = policy.trained.config
-    precision = getattr(config.model, "precision", "float32")  # of models of images
+    precision = getattr(config.model, "precision", "float32")  # a setting of image models
     return "bfloat16" if precision == "bfloat16" else config.dtype
 
 

@@ -1,4 +1,4 @@
-"""What `python -m ddppo.export` does: write a run's policy as a file, once it is seen to act the same."""
+"""`python -m ddppo.export`: write the policy of a run as a file, after a check that the file acts the same."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ FORMAT, VERSION = "ddppo-policy", 1
 _SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
 _PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}
 _MEANINGS = {
-    "action": "the likeliest action, as the task takes it",
-    "logits": "of every choice, end to end over the components; of a bit, of its being 1",
-    "mean": "of the normal distribution that an action is drawn from, before it is clipped, or squashed by tanh",
-    "log_std": "logarithm of that distribution's standard deviation",
-    "params": "of the model's own distribution",
-    "next_state": "what the policy remembers: the input state of the next step, 0 where an episode starts",
+    "action": "the likeliest action, in the task's own form",
+    "logits": "one for every choice, components one after another; for a bit, the logit of 1",
+    "mean": "mean of the normal distribution of actions, before they are clipped or squashed by tanh",
+    "log_std": "logarithm of the standard deviation of that distribution",
+    "params": "parameters of the model's own distribution",
+    "next_state": "the memory of the policy: the input `state` of the next step; set it to 0 where an episode starts",
 }
 
 
@@ -50,12 +50,16 @@ class ExportConfig:
         "describes the policy",
     )
     other_spaces: bool = setting(
-        False, "write though the task's observations or actions are not what the policy was trained on"
+        False, "write the file even if the task's spaces differ from those in training"
     )
 
 
 def export(options: ExportConfig) -> str:
-    """Write the files and return what to print. Raises ConfigError, and TrainingError where file and policy part."""
+    """Write the file and its description; return the text to print.
+
+    Raises ConfigError, and TrainingError if the file and the policy disagree.
+    """
+    # 1. Check the options, before torch is imported.
     missing = [name for name in _PACKAGES[options.format] if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -70,15 +74,17 @@ def export(options: ExportConfig) -> str:
     from ddppo.policies.export.check import check, inputs_of, observed
     from ddppo.policies.export.files import FORMATS, written
     from ddppo.policies.export.portable import Portable
-    from ddppo.policies.loading import no_text, trained
+    from ddppo.policies.loading import refuse_text, trained
 
+    # 2. Load the policy, and refuse models that no file can hold.
     found = trained(options.run, options.checkpoint, other_spaces=options.other_spaces)
-    no_text(found, f"format={options.format}")
+    refuse_text(found, f"format={options.format}")
     if found.config.model.name == "gnn":
         raise ConfigError(
             f"format={options.format}: model.name=gnn finds what its choices depend on in C++, which no such file "
             "holds: use ddppo.load_policy, ddppo.enjoy or ddppo.evaluate"
         )
+    # 3. Export the network, with observations of the task as the example inputs.
     policy = LoadedPolicy(found)
     portable = Portable(found.policy, policy.observation_space, policy.action_space)
     inputs, rows = inputs_of(policy, portable, observed(policy, found.config.seed))
@@ -89,6 +95,7 @@ def export(options: ExportConfig) -> str:
             f"format={options.format}: model.name={found.config.model.name} does what no such file holds: "
             f"{in_one_line(e):.300}"
         ) from e
+    # 4. Load the file back and compare it with the policy. Only then write it.
     agreement = check(policy, FORMATS[options.format].load(content), inputs, rows)
     with stored(out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +114,7 @@ def _described(
     agreement: "ExportAgreement",
     num_observations: int,
 ) -> dict[str, Any]:
-    """Return what who uses the file needs to know: see docs/policies.md."""
+    """Return the description of the file, for programs that use it (docs/policies.md)."""
     from ddppo.envs.registration import missions_of
 
     found, missions = policy.trained, missions_of(policy.observation_space)

@@ -1,4 +1,4 @@
-"""Portable policies as files: ONNX, or a program of torch.export; how they are written, and how they are run."""
+"""File formats of an exported policy: ONNX, or a program of torch.export. Each is written and run here."""
 
 import io
 import logging
@@ -15,14 +15,16 @@ Run = Callable[[Arrays], Arrays]  # inputs by name to outputs by name
 
 
 class Format(NamedTuple):
-    """write: a policy, by two rows or more of its inputs, into a file for any number of them; load: the way back."""
+    """A file format."""
 
-    write: Callable[[Portable, dict[str, torch.Tensor]], bytes]
-    load: Callable[[bytes], Run]
+    write: Callable[
+        [Portable, dict[str, torch.Tensor]], bytes
+    ]  # the policy, and example inputs of two rows or more
+    load: Callable[[bytes], Run]  # the result takes any number of rows
 
 
 def _dimensions(example: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """Return what tells torch that any number of rows may come."""
+    """Return torch.export's declaration that inputs may have any number of rows."""
     rows = torch.export.Dim("n", min=1, max=2**31 - 1)
     return {"inputs": {name: {0: rows} for name in example}}
 
@@ -35,7 +37,7 @@ def _program(policy: Portable, example: dict[str, torch.Tensor]) -> torch.export
 def _as_torch(policy: Portable, example: dict[str, torch.Tensor]) -> bytes:
     content, program = io.BytesIO(), _program(policy, example)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # it names folders of this machine
+        node.meta.pop("stack_trace", None)  # stack traces name folders of this machine
     torch.export.save(program, content)
     return content.getvalue()
 
@@ -92,7 +94,7 @@ FORMATS = {
 
 
 def written(policy: Portable, format: str, example: Arrays) -> bytes:
-    """Return the bytes of a file of `format`, a key of FORMATS; example: two rows or more of inputs."""
+    """Return the bytes of a file of `format`, a key of FORMATS. example: inputs of two rows or more."""
     logger = logging.getLogger(
         "torch.onnx._internal.exporter._registration"
     )  # of torchvision, which nobody asked for
@@ -100,7 +102,7 @@ def written(policy: Portable, format: str, example: Arrays) -> bytes:
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporters' of themselves
+            warnings.simplefilter("ignore")  # warnings of the exporters about their own code
             return FORMATS[format].write(policy, {name: torch.from_numpy(x) for name, x in example.items()})
     finally:
         logger.setLevel(level)

@@ -1,4 +1,8 @@
-"""A policy and all around it, from what a task observes to what it takes, as one module of torch's own operations."""
+"""The exported network: a policy with its encoding, normalisation and decoding, from observations to actions.
+
+`Portable` is one torch module of torch's own operations only, so that exporters can trace it. It computes what
+LoadedPolicy (policies/acting.py) computes in steps: encode, normalise, model, distribution, decode.
+"""
 
 from typing import Any, NamedTuple
 
@@ -21,16 +25,16 @@ from ddppo.models.distributions import (
 from ddppo.spaces import leaves
 
 ACTION, STATE, NEXT_STATE = "action", "state", "next_state"
-_CLIP = 10.0  # as ddppo.ppo.normalization does
+_CLIP = 10.0  # of normalised observations, as in ddppo.ppo.normalization
 
-Arrays = dict[str, np.ndarray]  # by the names of inputs or outputs, `[n, ...]`
+Arrays = dict[str, np.ndarray]  # inputs or outputs `[n, ...]`, by name
 
 
 class Input(NamedTuple):
-    """A part of what is observed: its name as an input, its place in an observation, its space, and its type."""
+    """One array of an observation, as an input of the network."""
 
-    name: str
-    path: tuple[Any, ...]
+    name: str  # obs, or obs.<path>
+    path: tuple[Any, ...]  # keys that lead to it in an observation
     space: gym.Space
     dtype: np.dtype
 
@@ -40,11 +44,18 @@ class Input(NamedTuple):
 
 
 class Portable(nn.Module):
-    """Named inputs `[n, ...]` to named outputs: the likeliest action as the task takes it, and its distribution.
+    """Maps named inputs to named outputs, each `[n, ...]`.
 
-    Inputs: obs, or obs.<path> for each part of a Dict or Tuple, as the task hands it over; action_mask, bool, where it
-    has masks. Outputs: action; logits, the least number there is for a forbidden choice, or mean and log_std.
-    A policy with memory has the input state `[n, S]`, 0 where an episode starts, and the output next_state.
+    Inputs:
+        obs             the task's observation; for a Dict or Tuple, obs.<path> for each of its arrays
+        action_mask     bool `[n, mask_size]`, if the task has masks
+        state           `[n, S]`, if the policy has memory; 0 where an episode starts
+
+    Outputs:
+        action          the likeliest action, in the task's own form
+        logits          of the distribution; the smallest number of the type for a forbidden choice
+        mean, log_std   of a distribution over numbers, instead of logits
+        next_state      if the policy has memory
     """
 
     def __init__(self, policy: Policy, observation_space: gym.Space, action_space: gym.Space) -> None:
@@ -53,6 +64,7 @@ class Portable(nn.Module):
         self.mask_size = policy.spec.mask_size
         dtype = next(policy.model.parameters()).dtype
         self.state_dtype = np.dtype(str(dtype).removeprefix("torch."))
+        # One input, and one encoder, for each array of an observation.
         specs = leaves(policy.spec.obs)
         self.is_dict = isinstance(policy.spec.obs, dict)
         self.parts: list[Input] = []
@@ -83,7 +95,7 @@ class Portable(nn.Module):
 
     @property
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Return type and shape of one row of every input, by name, in order."""
+        """The type and the shape of one row of every input, by name, in order."""
         found = {part.name: (part.dtype, part.shape) for part in self.parts}
         if self.mask_size is not None:
             found[MASK] = (np.dtype(bool), (self.mask_size,))
@@ -92,7 +104,7 @@ class Portable(nn.Module):
         return found
 
     def named(self, observations: list[Any], masks: np.ndarray | None) -> Arrays:
-        """Return the inputs of observations as the task hands them over, and masks `[n, mask_size]`, at a start."""
+        """Return the inputs for n of the task's observations, and masks `[n, mask_size]`, at the start of episodes."""
         arrays = {
             part.name: np.stack([np.asarray(_at(obs, part.path), part.dtype) for obs in observations])
             for part in self.parts
@@ -115,11 +127,11 @@ def described(distribution: ActionDistribution, params: torch.Tensor) -> dict[st
             return {"mean": distribution.mean, "log_std": distribution.log_std}
         case TanhGaussian():
             return {"mean": distribution.normal.mean, "log_std": distribution.normal.log_std}
-    return {"params": params}  # of a model that brings its own policy
+    return {"params": params}  # the model has a distribution of its own
 
 
 class _Encoder(nn.Module):
-    """What ddppo.envs.encoding.observations makes of a part of an observation, normalised."""
+    """Encodes one array of an observation as ddppo.envs.encoding.observations does, and normalises it."""
 
     first: torch.Tensor
     mean: torch.Tensor
@@ -135,7 +147,7 @@ class _Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self.dtype = dtype
-        self.sizes: list[int] = []  # of choices, one-hot
+        self.sizes: list[int] = []  # numbers of choices, if they are encoded one-hot
         if isinstance(space, Discrete):
             self.sizes = [int(space.n)]
             self.register_buffer("first", torch.tensor([int(space.start)]))
@@ -159,7 +171,7 @@ class _Encoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """What ddppo.envs.encoding.gym_spaces.decode_actions makes of a model's actions."""
+    """Decodes a model's actions as ddppo.envs.encoding.gym_spaces.decode_actions does."""
 
     low: torch.Tensor
     high: torch.Tensor
