@@ -15,7 +15,7 @@ from ddppo.envs.probing.dry_run import dry_run
 from ddppo.envs.probing.suitability import on_spaces
 from ddppo.errors import ConfigError
 from ddppo.loop import env_states as environments
-from ddppo.loop.build import players_of, program_of, warning_of_initial
+from ddppo.loop.build import players_of, topology_of, warning_of_initial
 from ddppo.loop.evaluation import evaluator_of
 from ddppo.models.build import MODELS, build_model, model_class
 from ddppo.models.model_check import check_model
@@ -122,11 +122,11 @@ def _check_networks(
 
 
 def _check_topology(config: Config, spec: EnvSpec, *, is_far: bool) -> None:
-    """Check that the topology's program can be had and what it asks; is_far: ranks start on other machines."""
+    """Check that the topology's class can be imported and what it asks; is_far: ranks start on other machines."""
     import torch
 
     topology = find(config.dist.topology)
-    program_of(topology)
+    topology_of(topology)
     if spec.journal is not None and topology.own_pace:
         raise ConfigError(
             f"{config.env.id} with distributed={config.dist.topology}: its environments tell one another after every "

@@ -8,7 +8,7 @@ import torch
 
 from ddppo import native
 from ddppo.collectives.group import Group, OrderedSum
-from ddppo.distributed.topologies.program import RankContext
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.errors import TrainingError
 from ddppo.loop.build import TrainState
 from ddppo.models.actor_critic import MLP, flat_obs, random_obs
@@ -48,32 +48,32 @@ def choose_backend(parts: RankContext, progress: TrainState, *, only_cpp: bool =
     parts.derived["step"] = "eager"
     if step is None:  # eager, or a rank that takes no steps
         return
-    learner = parts.program.learner
+    learner = parts.topology.learner
     learner.step = step
     if isinstance(step, CppStep) and isinstance(learner.estimator, Gae):
         estimator = learner.estimator
         learner.estimator = CppGae(estimator.config, estimator.correction, num_shards=estimator.num_shards)
     progress.compiled_from = progress.compiled_from or progress.iteration + 1
     parts.derived["step"] = "native" if isinstance(step, CppStep) else "compiled"
-    collector = parts.program.collector
+    collector = parts.topology.collector
     if isinstance(collector, Collector) and isinstance(step, CppStep):
         collector.act_by(step.network)
 
 
 def _cpp_step(parts: RankContext) -> tuple[bool, CppStep | None]:
     """Return whether every rank can take ddppo's own step, and this rank's, which is None where it takes none."""
-    config, model, learner = parts.config, parts.model, parts.program.learner
+    config, model, learner = parts.config, parts.model, parts.topology.learner
     if config.compile not in ("auto", "on"):
         return False, None
     step, why_not = None, None
     if is_active := _is_active(parts):
-        why_not = why_not_cpp(config, model, learner.parameters.device, parts.program.sync.name)
+        why_not = why_not_cpp(config, model, learner.parameters.device, parts.topology.sync.name)
     if is_active and why_not is None:
         assert isinstance(model, MLP)
         network = CppNetwork(model, parts.spec, learner.parameters)
         shape = learner.shape
         num_shards = shape.local_num_shards if shape.num_shards else 0
-        step = CppStep(network, config.ppo, learner.optimizer, parts.program.learners, num_shards)
+        step = CppStep(network, config.ppo, learner.optimizer, parts.topology.learners, num_shards)
         why_not = _fault_of(step, parts)
     can = _of_all(parts.group, why_not is None)
     if all(can):
@@ -97,7 +97,7 @@ def _fault_of(step: CppStep, parts: RankContext) -> str | None:
 
 def _is_slower_for_it(parts: RankContext) -> bool:
     """Whether this run is slower for want of a step in C++: another built-in network never has one."""
-    if parts.program.learner.parameters.device.type != "cpu" or parts.config.compile != "auto":
+    if parts.topology.learner.parameters.device.type != "cpu" or parts.config.compile != "auto":
         return False
     model = parts.model
     is_mlp_or_own = type(model) is MLP or not type(model).__module__.startswith("ddppo.")
@@ -113,7 +113,7 @@ def _compiled_step(parts: RankContext, progress: TrainState) -> tuple[bool, Step
     step, why_not = None, model.stays_eager
     if why_not is not None and not is_asked_for:
         return False, None
-    if parts.program.sync.name == "ddp":
+    if parts.topology.sync.name == "ddp":
         why_not = "dist.grad_sync=ddp sums inside backward"
     if why_not is None and _is_active(parts):
         step, why_not = _compiled(parts)
@@ -146,7 +146,7 @@ def _compiled(parts: RankContext) -> tuple[Step | None, str | None]:
     """Return the step that torch.compile makes, or why there is none."""
     from ddppo.ppo.compiled import CannotCompile, CompiledStep  # loads torch's compiler
 
-    learner, program = parts.program.learner, parts.program
+    learner, program = parts.topology.learner, parts.topology
     num_shards = learner.shape.local_num_shards
     summing: Group | OrderedSum = program.learners
     if learner.shape.num_shards:
@@ -176,7 +176,7 @@ def _begin_recurrence(parts: RankContext) -> None:
     can = (
         config.compile in ("auto", "on")
         and config.dist.threads_per_rank in (None, 1)
-        and parts.program.learner.parameters.device.type == "cpu"
+        and parts.topology.learner.parameters.device.type == "cpu"
         and native.why_not() is None
     )
     all_can = all(_of_all(parts.group, can))

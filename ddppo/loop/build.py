@@ -15,9 +15,9 @@ from ddppo.config import rank_rules, rules
 from ddppo.config.settings import Config
 from ddppo.distributed.gradient_sync import FlatParameters
 from ddppo.distributed.join import cores_per_rank, threads_per_rank
-from ddppo.distributed.topologies.contract import Layout, Topology
+from ddppo.distributed.topologies.base import RankContext, Topology
+from ddppo.distributed.topologies.contract import Layout, TopologySpec
 from ddppo.distributed.topologies.known import find
-from ddppo.distributed.topologies.program import Program, RankContext
 from ddppo.envs.make import settled
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
@@ -33,23 +33,23 @@ from ddppo.spaces import EnvSpec, leaves
 from ddppo.tracebacks import in_one_line
 
 
-def program_of(topology: Topology) -> Callable[[RankContext], Program]:
-    """Return what a rank of the topology runs. Raises ConfigError where there is no such program."""
-    said = f"dist.topology={topology.name}: its program {topology.program}"
+def topology_of(declared: TopologySpec) -> Callable[[RankContext], Topology]:
+    """Return the class that a rank of this topology runs. Raises ConfigError where there is none."""
+    said = f"dist.topology={declared.name}: its implementation {declared.implementation}"
     try:
-        program = imported(topology.program)
+        topology_class = imported(declared.implementation)
     except Exception as e:  # what a module of one's own may raise
         raise ConfigError(f"{said} cannot be imported: {in_one_line(e)}") from e
-    if not callable(program) or (isinstance(program, type) and not issubclass(program, Program)):
-        raise ConfigError(
-            f"{said} is no subclass of ddppo.distributed.topologies.program.Program: make it one"
-        )
-    return program
+    if not callable(topology_class) or (
+        isinstance(topology_class, type) and not issubclass(topology_class, Topology)
+    ):
+        raise ConfigError(f"{said} is no subclass of ddppo.distributed.topologies.base.Topology: make it one")
+    return topology_class
 
 
-def players_of(roles: Layout, topology: Topology) -> tuple[int, ...]:
+def players_of(roles: Layout, declared: TopologySpec) -> tuple[int, ...]:
     """Return the ranks that play evaluations: all that hold the parameters and go in step."""
-    play = [role for role in roles.roles if role.learns or (role.acts and not topology.own_pace)]
+    play = [role for role in roles.roles if role.learns or (role.acts and not declared.own_pace)]
     return tuple(sorted(rank for role in play for rank in role.ranks))
 
 
@@ -59,9 +59,9 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
     dtype = getattr(torch, config.dtype)
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     spec, cores = probe(config.env), cores_per_rank(local_world_size)
-    topology = find(config.dist.topology)
-    if topology.env_backend is not None:
-        env_config = replace(config.env, backend=topology.env_backend)
+    declared = find(config.dist.topology)
+    if declared.env_backend is not None:
+        env_config = replace(config.env, backend=declared.env_backend)
     else:
         own = shape.env_indices(roles.stepping.index(group.rank)) if group.rank in roles.stepping else ()
         env_config = settled(config.env, spec, len(own) or shape.local_num_envs, cores)
@@ -88,20 +88,20 @@ def build(config: Config, group: Group, device: torch.device) -> RankContext:
         obs_normalizer,
         sampler,
     )
-    program = program_of(topology)(context)
+    topology = topology_of(declared)(context)
     if begun_with is not None:
-        take_initial_rewards_(begun_with, program.learner.reward_normalizer)
+        take_initial_rewards_(begun_with, topology.learner.reward_normalizer)
     work = model.num_products() * shape.minibatch_size // len(roles.learning)
-    if why_not_cpp(config, model, device, program.sync.name) is None:
+    if why_not_cpp(config, model, device, topology.sync.name) is None:
         work = 0  # one thread in C++ is faster than several in torch
     torch.set_num_threads(threads_per_rank(config, local_world_size, work))
-    derived = _derived(context, program, local_world_size)
-    context = replace(context, program=program, players=players_of(roles, topology), derived=derived)
+    derived = _derived(context, topology, local_world_size)
+    context = replace(context, topology=topology, players=players_of(roles, declared), derived=derived)
     sampler.attach(context)
     return context
 
 
-def _derived(context: RankContext, program: Program, local_world_size: int) -> dict[str, Any]:
+def _derived(context: RankContext, topology: Topology, local_world_size: int) -> dict[str, Any]:
     """Return what summary.json tells of the parts; all ranks call it."""
     group, device = context.group, context.device
     machines = gather_machines(group, with_gpu=device.type == "cuda")
@@ -116,11 +116,11 @@ def _derived(context: RankContext, program: Program, local_world_size: int) -> d
         "machines": machines,
         "roles": [context.layout.role(rank).name for rank in range(group.world_size)],
         "collective": group.name,
-        "grad_sync": program.sync.name if program.learners.world_size > 1 else "none",
+        "grad_sync": topology.sync.name if topology.learners.world_size > 1 else "none",
     }
     if images := images_in(context.model):
         derived["images"] = images
-    if program.collector is not None and program.collector.whole_episodes:
+    if topology.collector is not None and topology.collector.whole_episodes:
         derived["whole_episodes"] = True
     return derived
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from ddppo.collectives.group import Group, gather_bytes
-from ddppo.distributed.topologies.program import RankContext
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.envs.vec_env import PublishingEnvs
 from ddppo.errors import TrainingError
 
@@ -71,12 +71,12 @@ def make_exchange(parts: RankContext, group: Group, known: Callable[[], list[byt
     """Return the exchange of a rank of these parts."""
     if parts.spec.journal is None:
         return NoExchange()
-    stepping, program = parts.layout.stepping, parts.program
+    stepping, program = parts.layout.stepping, parts.topology
     dealt = {rank: len(parts.shape.env_indices(place)) for place, rank in enumerate(stepping)}
     if program.env is None and group.rank in dealt:
         raise TrainingError(
             f"rank {group.rank}: its program, {type(program).__name__}, steps environments that publish and does not "
-            "name them: have it set self.env (ddppo.distributed.topologies.program.Program)"
+            "name them: have it set self.env (ddppo.distributed.topologies.base.Topology)"
         )
     return Exchange(group, dealt, cast(PublishingEnvs | None, program.env), known)
 

@@ -15,8 +15,8 @@ import torch
 from ddppo.algorithms.task_sampler import make_sampler
 from ddppo.collectives.group import Group, gather_bytes
 from ddppo.config.settings import Config
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.distributed.topologies.known import find
-from ddppo.distributed.topologies.program import RankContext
 from ddppo.envs.backends.classic_cpp import why_not_batched
 from ddppo.envs.probing.dry_run import why_inexact
 from ddppo.envs.saving import packed, unpacked
@@ -53,12 +53,12 @@ class Environments:
             reset()
             return None if state is None or self._why_not == "" else state["missing"]
         parts = self._parts
-        env: Any = parts.program.env
+        env: Any = parts.topology.env
         if env is not None:
             first = env.names.indices.start
             env.go_on_from({"envs": _states(state, range(first, first + env.num_envs))})
         reset()
-        collector = parts.program.collector
+        collector = parts.topology.collector
         if isinstance(collector, Collector):
             mine = slice(collector.first_env, collector.first_env + collector.env.num_envs)
             for name in _OF_EPISODES:
@@ -80,7 +80,7 @@ class Environments:
     def _learned(self) -> tuple[int, torch.Tensor] | None:
         """Return the discounted returns that this rank scales rewards by, and the index of the first's environment."""
         learning, rank = self._parts.layout.learning, self._group.rank
-        normalizer = self._parts.program.learner.reward_normalizer
+        normalizer = self._parts.topology.learner.reward_normalizer
         if rank not in learning or normalizer is None:
             return None
         return learning.index(rank) * len(normalizer.discounted), normalizer.discounted
@@ -90,7 +90,7 @@ class Environments:
 
         Behind them stands what is large in the states, once, however many environments have it.
         """
-        program = self._parts.program
+        program = self._parts.topology
         head: dict[str, Any] = {"why": self._doubt, "envs": [0, 0], "episodes": [0, 0], "discounted": [0, 0]}
         beside: dict[str, bytes] = {}
         collector = program.collector

@@ -17,8 +17,8 @@ import torch
 from ddppo.collectives.group import gather_bytes
 from ddppo.config.settings import Config
 from ddppo.distributed.join import resolve_device
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.distributed.topologies.known import find
-from ddppo.distributed.topologies.program import RankContext
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
@@ -276,7 +276,7 @@ class Scoring:
     def __init__(self, parts: RankContext) -> None:
         self.config = parts.config
         policy = Policy(parts.model, parts.obs_normalizer, parts.spec)
-        self.evaluator = evaluator_of(parts.spec)(policy, parts.config, parts.program.collector)
+        self.evaluator = evaluator_of(parts.spec)(policy, parts.config, parts.topology.collector)
         self.group = parts.group
         self.players = list(parts.players)  # ranks that can play: they hold the parameters
         self.num_shards = parts.shape.local_num_shards

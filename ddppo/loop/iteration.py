@@ -7,7 +7,7 @@ import sys
 import torch
 
 from ddppo.algorithms.task_sampler import EpisodeResults
-from ddppo.distributed.topologies.program import Collected, RankContext
+from ddppo.distributed.topologies.base import Collected, RankContext
 from ddppo.errors import CollectiveError, EvaluationFailed
 from ddppo.loop.build import TrainState, fingerprint
 from ddppo.loop.env_messages import NoExchange
@@ -52,7 +52,7 @@ class Iterations:
 
         Returns its report, what environments published in it, and what the ranks ask of the loop.
         """
-        parts, progress, program = self.parts, self.progress, self.parts.program
+        parts, progress, program = self.parts, self.progress, self.parts.topology
         config, group, clock, iteration = parts.config, parts.group, self.clock, progress.iteration + 1
         group.begin(iteration)
         sampler = parts.sampler
@@ -237,7 +237,7 @@ class Loop:
 
         stop: of the final evaluation, which its signal cuts short. Raises EvaluationFailed on all ranks alike.
         """
-        program, is_last = self._parts.program, stop is not None
+        program, is_last = self._parts.topology, stop is not None
         program.rest()
         failure: EvaluationFailed | None = None
         metrics: dict[str, float] = {}

@@ -63,7 +63,7 @@ class Rank:
         self.parts = build(config, group, device)
         self.progress = TrainState()
         self.scoring = Scoring(self.parts)
-        self.groups = (group, *self.parts.program.groups)
+        self.groups = (group, *self.parts.topology.groups)
         self.reporter = Reporter(
             self.groups,
             self.parts.layout,
@@ -97,9 +97,9 @@ class Rank:
         try:
             choose_backend(self.parts, self.progress, only_cpp=True)
             stop.listen()
-            self.parts.program.serve(stop)
+            self.parts.topology.serve(stop)
         finally:
-            self.parts.program.close()
+            self.parts.topology.close()
 
     def _train(self, stop: StopRequest) -> None:
         recorder: Recorder | NullRecorder = NullRecorder()
@@ -179,8 +179,8 @@ class Rank:
         finally:
             gc.unfreeze()
             if status != "failed" and is_whole:
-                self.parts.program.finish()
-            self.parts.program.close()
+                self.parts.topology.finish()
+            self.parts.topology.close()
 
 
 def train_rank(
@@ -197,7 +197,7 @@ def train_rank(
     while True:
         worker = _made(config, run_dir, group, device)
         if restored is not None:
-            worker.parts.program.learner.guard.restored = restored
+            worker.parts.topology.learner.guard.restored = restored
         try:
             stop_signal = worker.run()
         except NonFiniteError as e:
@@ -226,7 +226,7 @@ def go_back(worker: Rank, error: NonFiniteError) -> tuple[Config, int]:
 
     All ranks come here alike. Raises `error` where on_nonfinite does not want that, or not once more.
     """
-    guard, folder = worker.parts.program.learner.guard, RunFolder(worker.run_dir)
+    guard, folder = worker.parts.topology.learner.guard, RunFolder(worker.run_dir)
     if guard.mode != "restore" or guard.restored == guard.most:
         raise error
     restored = guard.restored + 1

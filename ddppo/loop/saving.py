@@ -13,8 +13,8 @@ import torch
 
 from ddppo.algorithms.task_sampler import state_in
 from ddppo.config.stored import to_yaml
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.distributed.topologies.known import find
-from ddppo.distributed.topologies.program import RankContext
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.errors import NonFiniteError, StorageError
 from ddppo.files import stored
@@ -128,7 +128,7 @@ class Saving:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds, but for what environments are in the midst of."""
-        program = self._parts.program
+        program = self._parts.topology
         return {
             "config": self._yaml,
             "spaces": self._parts.spec.spaces,
@@ -149,7 +149,7 @@ class Saving:
         parts.sampler.load(state_in(state, parts.sampler))
         is_of_sampler = "sampler" not in state and parts.sampler.called_before == "program"
         if not is_of_sampler and (of_program := state.get("program")) is not None:
-            parts.program.restore(of_program)
+            parts.topology.restore(of_program)
         self._of_environments = state["environments"]
         if why := environments.missing(parts.config, parts.spec, state):
             self._of_environments = {"missing": why}
@@ -178,7 +178,7 @@ class Saving:
 
     def _reset(self) -> None:
         """Start all environments anew, unless they begin anew in every iteration anyway."""
-        program, sampler = self._parts.program, self._parts.sampler
+        program, sampler = self._parts.topology, self._parts.sampler
         if not sampler.every_iteration:
             program.reset(sampler.sample(self._progress.iteration))
 

@@ -65,7 +65,7 @@ class FinishedEpisode:
 class RolloutCollector(Protocol):
     """What acts in the environments of a rank, and what `ActorCritic.collector_class` names.
 
-    Such a class has besides `make(kit)`, which returns the collector of a rank with a
+    Such a class has besides `make(context)`, which returns the collector of a rank with a
     RankContext, and makes its environments; and `check(config, shape)`, which raises
     ConfigError before a run begins. env: these environments; it has `close()`. first_env: the global index of the first
     of them. whole_episodes: every rollout is one episode of each environment, and `reset` comes before each; else

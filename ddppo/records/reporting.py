@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ddppo.collectives.group import Group
+from ddppo.distributed.topologies.base import Collected, OwnPaceReport
 from ddppo.distributed.topologies.contract import Layout
-from ddppo.distributed.topologies.program import Collected, OwnPaceReport
 from ddppo.errors import ReplicaMismatchError
 from ddppo.ppo.learner import Update
 from ddppo.ppo.losses import STATISTICS

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddppo.collectives.group import Group, gather_bytes
-from ddppo.distributed.topologies.program import Collected
+from ddppo.distributed.topologies.base import Collected
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.plugins import imported
 from ddppo.ppo.rollout import FinishedEpisode, Rollout

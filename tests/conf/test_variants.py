@@ -25,7 +25,7 @@ from ddppo.config.fields import setting
 from ddppo.errors import ConfigError
 from ddppo.models.actor_critic import MLP
 from ddppo.distributed.topologies.known import TOPOLOGIES
-from ddppo.distributed.topologies.contract import Topology
+from ddppo.distributed.topologies.contract import TopologySpec
 
 
 @dataclass
@@ -34,8 +34,8 @@ class RingSettings(DistSettings):
 
 
 _DDP = TOPOLOGIES["ddp"]
-RING = Topology("ring", "ranks in a ring", _DDP.layout, _DDP.program, settings=RingSettings)
-OLD = Topology("old", "ranks in a ring", _DDP.layout, _DDP.program, settings=("dist.max_lag",))
+RING = TopologySpec("ring", "ranks in a ring", _DDP.layout, _DDP.implementation, settings=RingSettings)
+OLD = TopologySpec("old", "ranks in a ring", _DDP.layout, _DDP.implementation, settings=("dist.max_lag",))
 
 
 class Plain(MLP):

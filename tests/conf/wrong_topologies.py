@@ -1,6 +1,6 @@
 """Topologies that cannot be: command lines with what is said of them, and some of a user's own."""
 
-from ddppo.distributed.topologies.contract import Layout, Message, Role, Topology
+from ddppo.distributed.topologies.contract import Layout, Message, Role, TopologySpec
 
 LINES = {
     "distributed=sync_actors dist.world_size=1": "takes at least 2 ranks",
@@ -15,15 +15,15 @@ LINES = {
     "dist.topology=:": "cannot be imported: ValueError",
     "distributed=no_such_pkg.topologies:Ring": "cannot be imported: ModuleNotFoundError",
     "distributed=ddppo.distributed.topologies.known:nothing": "cannot be imported: AttributeError",
-    "distributed=ddppo.distributed.topologies.contract:Role": "is of type type, no Topology (ddppo/dist",
+    "distributed=ddppo.distributed.topologies.contract:Role": "is of type type, no TopologySpec (ddppo/dist",
     "distributed=tests.conf.unimportable:Ring": "cannot be imported: ZeroDivisionError",
     "distributed=tests.conf.wrong_topologies:Failing": "its layout of 1 ranks failed with KeyError",
     "distributed=tests.conf.wrong_topologies:Partial": "every rank from 0 on needs one",
     "distributed=tests.conf.wrong_topologies:Idle": "where no rank learns",
     "distributed=tests.conf.wrong_topologies:Astray": "name two of its roles, worker",
     "distributed=tests.conf.wrong_topologies:Small dist.world_size=2": "gives 1 ranks roles",
-    "distributed=tests.conf.wrong_topologies:Unrunnable": "its program tests.conf.nothing:X cannot be imported",
-    "distributed=tests.conf.wrong_topologies:NoProgram": "is no subclass of",
+    "distributed=tests.conf.wrong_topologies:Unrunnable": "its implementation tests.conf.nothing:X cannot be imported",
+    "distributed=tests.conf.wrong_topologies:NoTopology": "is no subclass of",
     "distributed=central_inference env.backend=sync": "stepped by env.backend=pool",
     "distributed=central_inference env.backend=gym_vector": "stepped by env.backend=pool",
     "distributed=central_inference env=atari": "stepped by env.backend=pool",
@@ -89,8 +89,8 @@ def role(ranks, *, learns=True):
     return Role("worker", ranks, steps=True, acts=True, learns=learns, does=())
 
 
-def topology(layout, program=_WORKER):
-    return Topology("mine", "W workers", layout, program)
+def topology(layout, implementation=_WORKER):
+    return TopologySpec("mine", "W workers", layout, implementation)
 
 
 Failing = topology(lambda world_size, sizes: {}["roles"])
@@ -101,4 +101,4 @@ Astray = topology(
 )
 Small = topology(lambda world_size, sizes: Layout((role((0,)),), ()))
 Unrunnable = topology(Small.layout, "tests.conf.nothing:X")
-NoProgram = topology(Small.layout, "ddppo.distributed.topologies.contract:Role")
+NoTopology = topology(Small.layout, "ddppo.distributed.topologies.contract:Role")

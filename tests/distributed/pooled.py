@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ddppo.distributed.topologies.contract import Layout, Role, Topology
+from ddppo.distributed.topologies.base import Collected
+from ddppo.distributed.topologies.contract import Layout, Role, TopologySpec
 from ddppo.distributed.topologies.ddp import Ddp
-from ddppo.distributed.topologies.program import Collected
 from ddppo.envs.make import make_vec_env
 from ddppo.ppo.rollout import Cut, Rollout
 
@@ -23,14 +23,14 @@ def layout(world_size, sizes):
 class PooledWorker(Ddp):
     """CUTS names a JSON file: steps `[iterations][ranks]` of each environment."""
 
-    def __init__(self, kit):
-        super().__init__(kit)
+    def __init__(self, context):
+        super().__init__(context)
         self._cuts = json.loads(Path(os.environ["CUTS"]).read_text())
         num_ranks = len(self._cuts[0])
-        size = kit.shape.num_envs // num_ranks
+        size = context.shape.num_envs // num_ranks
         self._shares = [range(rank * size, (rank + 1) * size) for rank in range(num_ranks)]
         self._collectors = [
-            kit.collector(make_vec_env(kit.config.env, share, rank=0, cores=1), share.start)
+            context.collector(make_vec_env(context.config.env, share, rank=0, cores=1), share.start)
             for share in self._shares
         ]
 
@@ -45,7 +45,7 @@ class PooledWorker(Ddp):
             self._collectors, self._shares, self._cuts[iteration - 1], strict=True
         ):
             collector.cut = Cut(np.zeros(1, np.int64), 0, 1, steps, math.inf)
-            parts.append(self._kit.act(collector, share, iteration))
+            parts.append(self._context.act(collector, share, iteration))
         rollouts = [part.rollout for part in parts]
         episodes = sorted((e for part in parts for e in part.episodes), key=lambda e: (e.step, e.env_index))
         pooled = {
@@ -59,7 +59,7 @@ class PooledWorker(Ddp):
 
     def _whole(self, x):
         """Return x `[rows, E, ...]` with rows of zeros up to T, which are not valid."""
-        return torch.cat([x, x.new_zeros(self._kit.shape.rollout_steps - len(x), *x.shape[1:])])
+        return torch.cat([x, x.new_zeros(self._context.shape.rollout_steps - len(x), *x.shape[1:])])
 
 
-Pooled = Topology("pooled", "one process", layout, "tests.distributed.pooled:PooledWorker")
+Pooled = TopologySpec("pooled", "one process", layout, "tests.distributed.pooled:PooledWorker")

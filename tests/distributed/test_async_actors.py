@@ -235,5 +235,5 @@ def test_an_actor_computes_its_policy_in_cpp_where_the_learner_does(tmp_path):
     config = composed(["env=cartpole", "distributed=async_actors", "dist.world_size=2"])
     worker = Rank(config, tmp_path, OwnPace(store, 1, 2, timeout_s=PATIENCE_S), torch.device("cpu"))
     choose_backend(worker.parts, worker.progress, only_cpp=True)
-    assert isinstance(worker.parts.program.collector._actor, CppActor)
-    worker.parts.program.close()
+    assert isinstance(worker.parts.topology.collector._actor, CppActor)
+    worker.parts.topology.close()

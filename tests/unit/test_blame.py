@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from ddppo.collectives.peers import leave_word, note_met
 from ddppo.config.settings import Config, DistSettings
-from ddppo.distributed.topologies.contract import Layout, Role, Topology
+from ddppo.distributed.topologies.contract import Layout, Role, TopologySpec
 from ddppo.errors import LOST_PEERS
 from ddppo.launch import local_ranks as launcher
 from ddppo.launch.local_ranks import _blame, _ended_well, _Replacements, _wait_for_end
@@ -46,7 +46,7 @@ def _one_learner(world_size, sizes):
     return Layout((learner, Role("actor", actors, True, True, False, (), can_restart=True)), ())
 
 
-OWN_PACE = Topology("own_pace", "actors that come and go", _one_learner, "")
+OWN_PACE = TopologySpec("own_pace", "actors that come and go", _one_learner, "")
 
 
 @pytest.fixture

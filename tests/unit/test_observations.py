@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ddppo.models.model_check import check_model
 
 from ddppo.collectives.group import Group
 from ddppo.config.algorithm_settings import PPOSettings
@@ -19,6 +18,7 @@ from ddppo.errors import ConfigError, EnvOutputError
 from ddppo.loop.evaluation import Policy, play_episodes
 from ddppo.models.actor_critic import flat_obs, random_obs
 from ddppo.models.build import build_model
+from ddppo.models.model_check import check_model
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.cpp.learner import CppStep
 from ddppo.ppo.cpp.network import CppNetwork, why_not_native

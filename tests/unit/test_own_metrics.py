@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ddppo.collectives.group import Group
-from ddppo.distributed.topologies.program import Collected
+from ddppo.distributed.topologies.base import Collected
 from ddppo.errors import ConfigError, TrainingError
 from ddppo.records.user_metrics import UserMetrics, import_functions, reduce_sums
 

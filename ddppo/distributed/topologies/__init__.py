@@ -1,1 +1,1 @@
-"""Ways to spread the work over ranks: a file or folder each, with its layout, settings, rules and program."""
+"""How ranks share the work: a file or folder for each topology, and what they have in common."""

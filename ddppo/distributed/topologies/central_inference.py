@@ -31,21 +31,23 @@ class Agent(Ddp):
     env: Observers
 
     def _acting(self) -> "CentralCollector":
-        kit, config = self._kit, self._kit.config
-        names = EnvNames(kit.env_indices, kit.group.rank)
+        context, config = self._context, self._context.config
+        names = EnvNames(context.env_indices, context.group.rank)
         dist = config.dist
         assert isinstance(dist, CentralInferenceSettings), dist
-        settings = replace(kit.env_config, num_workers=dist.observers or config.env.num_workers)
-        env = Observers(settings, kit.spec, names, kit.env_timeout_s, kit.cores, kit.max_restarts)
+        settings = replace(context.env_config, num_workers=dist.observers or config.env.num_workers)
+        env = Observers(
+            settings, context.spec, names, context.env_timeout_s, context.cores, context.max_restarts
+        )
         wait = dist.max_wait_ms
         return CentralCollector(
-            **kit.of_collector(env, kit.env_indices.start),
-            group=kit.group,
+            **context.of_collector(env, context.env_indices.start),
+            group=context.group,
             max_wait_s=None if wait is None else wait / 1000,
         )
 
     def measured(self) -> dict[str, float]:
-        rows = self._kit.shape.local_batch_size
+        rows = self._context.shape.local_batch_size
         batch = {"rollout/inference_batch": rows / self.collector.num_forwards}
         return batch | super().measured()
 

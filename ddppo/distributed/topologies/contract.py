@@ -1,7 +1,7 @@
 """What a topology is, as data: who steps environments, who acts, who learns, and what travels between them.
 
 From a `Layout` follow the checks before start, the sizes of every rank's share, the bytes of an iteration, and the
-drawing of `python -m ddppo.fragments`. The program that a rank runs is named by its import path, so that reading a
+drawing of `python -m ddppo.fragments`. The class that a rank runs is named by its import path, so that reading a
 declaration imports no torch. Idea: Zhu et al. 2023, "MSRL: Distributed Reinforcement Learning with Dataflow Fragments",
 USENIX ATC.
 """
@@ -114,22 +114,22 @@ class Sizes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
+class TopologySpec:
     """A way to spread PPO over ranks. layout: of W ranks and these sizes; raises ConfigError for a W that cannot be.
 
-    program: the import path of what a rank runs, a ddppo.distributed.topologies.program.Program, made of a RankContext.
+    implementation: the import path of the class that a rank runs, a ddppo.distributed.topologies.base.Topology.
     env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
     run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
     settings: the dataclass of its settings, derived from DistSettings, or its import path; None for no key
     of its own. own_pace: its ranks meet in no
-    collective; those that do not learn do what those that do ask for. subgroups: whether the program asks its kit for
+    collective; those that do not learn do what those that do ask for. subgroups: whether a rank asks its context for
     groups of some ranks, which over several machines is prepared for when ranks meet.
     """
 
     name: str
     meaning: str
     layout: Callable[[int, Sizes], Layout]
-    program: str
+    implementation: str
     least_ranks: int = 1
     env_backend: str | None = None
     check: str | None = None

@@ -20,8 +20,8 @@ import torch
 from ddppo import native
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.config.settings import Config
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.distributed.topologies.ddp import Ddp
-from ddppo.distributed.topologies.program import RankContext
 from ddppo.envs.backends.classic_cpp import TASKS, CppEnvs, why_not_batched
 from ddppo.envs.make import make_vec_env
 from ddppo.errors import ConfigError, TrainingError
@@ -34,13 +34,13 @@ from ddppo.spaces import EnvSpec
 class Device(Ddp):
     """A worker that takes no slower way."""
 
-    def __init__(self, kit: RankContext) -> None:
-        check(dataclasses.replace(kit.config, env=kit.env_config), kit.spec, kit.device)
-        super().__init__(kit)
+    def __init__(self, context: RankContext) -> None:
+        check(dataclasses.replace(context.config, env=context.env_config), context.spec, context.device)
+        super().__init__(context)
 
     def reset(self, sample: TaskSample) -> None:
         if not isinstance(self.learner.step, CppStep):
-            topology = self._kit.config.dist.topology
+            topology = self._context.config.dist.topology
             raise TrainingError(
                 f"distributed={topology}: a gradient in C++ was not torch's on one rank or more, or its library is "
                 "missing there: use distributed=ddp"

@@ -12,7 +12,7 @@ import torch
 
 from ddppo.algorithms.task_sampler import TaskSample
 from ddppo.collectives.group import Group
-from ddppo.distributed.topologies.program import NO_UPDATE, Collected, Program, RankContext
+from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
 from ddppo.envs.encoding.observations import RowLayout
 from ddppo.envs.vec_env import EnvNames, EnvSpec, EnvStep, ObsArrays, Options, Unsaved, VecEnv, no_options
 from ddppo.ppo.collector import Collector
@@ -20,39 +20,39 @@ from ddppo.ppo.learner import Update
 from ddppo.spaces import each
 
 
-class EnvWorkers(Program):
+class EnvWorkers(Topology):
     """Rank 0, who acts and learns, or one of those that step for it."""
 
-    def __init__(self, kit: RankContext) -> None:
-        self._kit = kit
-        shape = kit.shape
-        dealt = {rank: shape.env_indices(place) for place, rank in enumerate(kit.layout.stepping)}
-        self._line = Line(kit.group, kit.spec, dealt, kit.config.dtype)
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        shape = context.shape
+        dealt = {rank: shape.env_indices(place) for place, rank in enumerate(context.layout.stepping)}
+        self._line = Line(context.group, context.spec, dealt, context.config.dtype)
         self.learners = Group()  # of one
-        self.sync = kit.sync(self.learners)
-        self.learner = kit.learner(self.learners, 0, self.sync)
+        self.sync = context.sync(self.learners)
+        self.learner = context.learner(self.learners, 0, self.sync)
         self.env: VecEnv | None = None
         self.collector: Collector | None = None
-        if kit.role.steps:
-            self.env = kit.envs()
+        if context.role.steps:
+            self.env = context.envs()
         else:
-            names = EnvNames(range(shape.num_envs), kit.group.rank)
-            self.collector = kit.collector(FarEnvs(self._line, kit.spec, names), 0)
+            names = EnvNames(range(shape.num_envs), context.group.rank)
+            self.collector = context.collector(FarEnvs(self._line, context.spec, names), 0)
 
     def reset(self, sample: TaskSample) -> None:
         if self.collector is not None:
-            self.collector.reset(*sample.of(range(self._kit.shape.num_envs)))
+            self.collector.reset(*sample.of(range(self._context.shape.num_envs)))
         else:
             assert self.env is not None
-            self._line.answer_reset(*self.env.reset(*sample.of(self._kit.env_indices)))
+            self._line.answer_reset(*self.env.reset(*sample.of(self._context.env_indices)))
 
     def collect(self, iteration: int) -> Collected:
         if self.collector is not None:
-            return self._kit.act(self.collector, range(self._kit.shape.num_envs), iteration)
+            return self._context.act(self.collector, range(self._context.shape.num_envs), iteration)
         assert self.env is not None
-        mine = slice(self._kit.env_indices.start, self._kit.env_indices.stop)
-        with self._kit.guarded():
-            for _ in range(self._kit.shape.rollout_steps):
+        mine = slice(self._context.env_indices.start, self._context.env_indices.stop)
+        with self._context.guarded():
+            for _ in range(self._context.shape.rollout_steps):
                 self._line.answer(self.env.step(self._line.actions()[mine]))
         return Collected(0, [], None)
 
@@ -62,7 +62,7 @@ class EnvWorkers(Program):
         return self.learner.update(collected.rollout, iteration, progress)
 
     def measured(self) -> dict[str, float]:
-        return self._kit.restarts(self.env) if self.env is not None else {}
+        return self._context.restarts(self.env) if self.env is not None else {}
 
     def close(self) -> None:
         if self.env is not None:

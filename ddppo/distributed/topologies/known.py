@@ -2,7 +2,7 @@
 
 import functools
 
-from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes, Topology
+from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes, TopologySpec
 from ddppo.errors import ConfigError, near
 from ddppo.plugins import imported
 from ddppo.tracebacks import in_one_line
@@ -97,11 +97,11 @@ def _async_actors(world_size: int, sizes: Sizes) -> Layout:
     )
 
 
-ASYNC_ACTORS = Topology(
+ASYNC_ACTORS = TopologySpec(
     "async_actors",
     "rank 0 learns, the others act at their own pace",
     _async_actors,
-    "ddppo.distributed.topologies.async_actors:program",
+    "ddppo.distributed.topologies.async_actors:make",
     least_ranks=2,
     settings="ddppo.distributed.topologies.settings:AsyncActorsSettings",
     own_pace=True,
@@ -216,17 +216,17 @@ def _central_inference(world_size: int, sizes: Sizes) -> Layout:
 TOPOLOGIES = {
     topology.name: topology
     for topology in (
-        Topology(
+        TopologySpec(
             "ddp", "W equal workers, each acts and learns", _ddp, "ddppo.distributed.topologies.ddp:Ddp"
         ),
-        Topology(
+        TopologySpec(
             "ddp_preempt",
             "W equal workers as of ddp, whose slow ones end their rollouts early",
             functools.partial(_ddp, does=_OF_PREEMPTED),
             "ddppo.distributed.topologies.preempt:PreemptiveWorker",
             settings="ddppo.distributed.topologies.settings:PreemptSettings",
         ),
-        Topology(
+        TopologySpec(
             "sync_actors",
             "rank 0 learns, the others act in step with it",
             sync_actors,
@@ -234,7 +234,7 @@ TOPOLOGIES = {
             least_ranks=2,
         ),
         ASYNC_ACTORS,
-        Topology(
+        TopologySpec(
             "multi_learner",
             "L learners sum their gradients, each learns from the rollouts of actors of its own",
             multi_learner,
@@ -243,7 +243,7 @@ TOPOLOGIES = {
             settings="ddppo.distributed.topologies.settings:MultiLearnerSettings",
             subgroups=True,
         ),
-        Topology(
+        TopologySpec(
             "env_workers",
             "rank 0 acts and learns, the others step its environments",
             env_workers,
@@ -251,7 +251,7 @@ TOPOLOGIES = {
             least_ranks=2,
             settings="ddppo.distributed.topologies.settings:EnvWorkersSettings",
         ),
-        Topology(
+        TopologySpec(
             "central_inference",
             "W agents, each acts for observers that step environments at their own pace",
             _central_inference,
@@ -259,7 +259,7 @@ TOPOLOGIES = {
             env_backend="pool",
             settings="ddppo.distributed.topologies.settings:CentralInferenceSettings",
         ),
-        Topology(
+        TopologySpec(
             "device",
             "W equal workers, each computes its environments and its learning in C++",
             functools.partial(_ddp, does=_OF_DEVICES),
@@ -271,7 +271,7 @@ TOPOLOGIES = {
 }
 
 
-def find(name: str) -> Topology:
+def find(name: str) -> TopologySpec:
     """Return a topology by its name, or by the import path `module:attribute` of another. Raises ConfigError."""
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
@@ -289,8 +289,9 @@ def find(name: str) -> Topology:
         found = imported(name)
     except Exception as e:  # what a module of one's own may raise
         raise ConfigError(f"dist.topology={name} cannot be imported: {in_one_line(e)}") from e
-    if not isinstance(found, Topology):
+    if not isinstance(found, TopologySpec):
         raise ConfigError(
-            f"dist.topology={name} is of type {type(found).__name__}, no Topology (ddppo/distributed/topologies)"
+            f"dist.topology={name} is of type {type(found).__name__}, no TopologySpec "
+            "(ddppo.distributed.topologies.contract)"
         )
     return found

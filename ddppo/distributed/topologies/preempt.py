@@ -17,8 +17,8 @@ from collections import deque
 import numpy as np
 import torch
 
+from ddppo.distributed.topologies.base import Collected, RankContext
 from ddppo.distributed.topologies.ddp import Ddp
-from ddppo.distributed.topologies.program import Collected, RankContext
 from ddppo.distributed.topologies.settings import PreemptSettings
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
@@ -48,15 +48,15 @@ class PreemptiveWorker(Ddp):
 
     collector: Collector
 
-    def __init__(self, kit: RankContext) -> None:
-        super().__init__(kit)
-        dist, self._steps = kit.config.dist, kit.shape.rollout_steps
+    def __init__(self, context: RankContext) -> None:
+        super().__init__(context)
+        dist, self._steps = context.config.dist, context.shape.rollout_steps
         assert isinstance(dist, PreemptSettings), dist
         self._chooses = dist.preempt_rule == "throughput"
-        self._board = kit.group.board()
+        self._board = context.group.board()
         self._least_steps = max(1, math.ceil(dist.min_frac * self._steps))
         self._cap_s = dist.rollout_time_cap_s or math.inf
-        self._awaited = kit.group.world_size
+        self._awaited = context.group.world_size
         if not self._chooses:
             self._awaited = dist.awaited_ranks
         # Of ranks, `[W, 2]` an iteration: seconds a step, and of learning.
@@ -96,7 +96,7 @@ class PreemptiveWorker(Ddp):
     def _choose(self, *, is_first: bool) -> None:
         """Choose for how many ranks to wait in the next iteration; all ranks choose alike."""
         mine = torch.tensor([self._rollout_s / self._taken, self._learn_s], dtype=torch.float64)
-        of_all = self._kit.group.gather(mine).numpy()
+        of_all = self._context.group.gather(mine).numpy()
         if is_first:
             return  # what a first rollout takes comes once, and what learning takes is not known
         self._speeds.append(of_all)

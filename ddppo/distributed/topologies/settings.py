@@ -1,4 +1,4 @@
-"""Settings of the topologies that have some of their own, each a dataclass that `Topology.settings` names."""
+"""Settings of the topologies that have some of their own, each a dataclass that `TopologySpec.settings` names."""
 
 import math
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ddppo.config.settings import Config
-from ddppo.distributed.topologies.program import RankContext
+from ddppo.distributed.topologies.base import RankContext
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.settings import text_settings
 from ddppo.domains.text.token_rollout import EpisodeRecord
@@ -61,13 +61,19 @@ class TextCollector:
         self._forget()
 
     @classmethod
-    def make(cls, kit: RankContext) -> "TextCollector":
+    def make(cls, context: RankContext) -> "TextCollector":
         """Return the collector of a rank, in environments that it makes. Raises ConfigError as `of_config` does."""
         turns = make_turns(
-            kit.env_config, kit.env_indices, kit.group.rank, kit.env_timeout_s, kit.max_restarts
+            context.env_config,
+            context.env_indices,
+            context.group.rank,
+            context.env_timeout_s,
+            context.max_restarts,
         )
-        assert isinstance(kit.model, TokenActorCritic)
-        return cls.of_config(kit.config, turns, kit.model, first_env=kit.env_indices.start, device=kit.device)
+        assert isinstance(context.model, TokenActorCritic)
+        return cls.of_config(
+            context.config, turns, context.model, first_env=context.env_indices.start, device=context.device
+        )
 
     @staticmethod
     def check(config: Config, shape: BatchShape) -> None:

@@ -5,9 +5,9 @@ Espeholt et al. 2018, "IMPALA", arXiv:1802.01561; Mnih et al. 2016, "A3C", arXiv
 
 from ddppo.distributed.topologies.async_actors.actor import AsyncActor
 from ddppo.distributed.topologies.async_actors.learner import AsyncLearner
-from ddppo.distributed.topologies.program import Program, RankContext
+from ddppo.distributed.topologies.base import RankContext, Topology
 
 
-def program(kit: RankContext) -> Program:
+def make(context: RankContext) -> Topology:
     """Return what this rank runs."""
-    return AsyncLearner(kit) if kit.role.learns else AsyncActor(kit)
+    return AsyncLearner(context) if context.role.learns else AsyncActor(context)

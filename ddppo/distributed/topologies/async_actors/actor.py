@@ -20,8 +20,8 @@ from ddppo.distributed.topologies.async_actors.messages import (
     as_bytes,
     episode_rows,
 )
+from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
 from ddppo.distributed.topologies.messages import RolloutMessage
-from ddppo.distributed.topologies.program import NO_UPDATE, Collected, Program, RankContext
 from ddppo.envs.vec_env import VecEnv
 from ddppo.errors import CollectiveError
 from ddppo.ppo.collector import Collector
@@ -30,26 +30,27 @@ from ddppo.processes.signals import StopRequest
 from ddppo.tracebacks import first_sentence
 
 
-class AsyncActor(Program):
+class AsyncActor(Topology):
     """Acts with the parameters it was last given, until the learner has finished."""
 
-    def __init__(self, kit: RankContext) -> None:
-        assert isinstance(kit.group, OwnPace)
-        self._kit, self._group = kit, kit.group
-        self.env: VecEnv = kit.envs()
-        self.collector: Collector = kit.collector(self.env, kit.env_indices.start)
+    def __init__(self, context: RankContext) -> None:
+        assert isinstance(context.group, OwnPace)
+        self._context, self._group = context, context.group
+        self.env: VecEnv = context.envs()
+        self.collector: Collector = context.collector(self.env, context.env_indices.start)
         self.learners = Group()  # of one
-        self.sync = kit.sync(self.learners)
-        self.learner = kit.learner(self.learners, 0, self.sync)
+        self.sync = context.sync(self.learners)
+        self.learner = context.learner(self.learners, 0, self.sync)
         self._rollouts = RolloutMessage(
-            kit.spec, kit.shape.rollout_steps, kit.shape.local_num_envs, getattr(torch, kit.config.dtype),
-            with_raw_obs=kit.obs_normalizer is not None,
+            context.spec, context.shape.rollout_steps, context.shape.local_num_envs,
+            getattr(torch, context.config.dtype),
+            with_raw_obs=context.obs_normalizer is not None,
         )  # fmt: skip
-        self._parameters = Parameters(kit.parameters, kit.obs_normalizer)
+        self._parameters = Parameters(context.parameters, context.obs_normalizer)
         self._number = 0  # of the last rollout
 
     def serve(self, stop: StopRequest) -> None:
-        timeout_s = self._kit.config.dist.timeout_s
+        timeout_s = self._context.config.dist.timeout_s
         try:
             wire = connect(self._group.store, self._group.rank, timeout_s)
         except (OSError, dist.DistError) as e:
@@ -59,13 +60,13 @@ class AsyncActor(Program):
             while (answer := Answer(*wire.unpack(ANSWER))) != END:
                 self._parameters.receive(wire)
                 if answer.first >= 0:
-                    self.reset(self._kit.sampler.sample(answer.first))
+                    self.reset(self._context.sampler.sample(answer.first))
                     self._number = answer.first
                     wire.forget()  # others were being built
                     start = time.perf_counter()
                 self._number += 1
                 acted = time.perf_counter()
-                collected = self._kit.act(self.collector, self._kit.env_indices, self._number)
+                collected = self._context.act(self.collector, self._context.env_indices, self._number)
                 now = time.perf_counter()
                 self._send(wire, collected, answer.version, stop, (now - start, now - acted))
                 start = now
@@ -90,16 +91,16 @@ class AsyncActor(Program):
         wire.send(SENT.pack(*sent), as_bytes(self._rollouts.pack(collected.rollout)), episodes.tobytes())
 
     def _num_restarts(self) -> int:
-        return int(self._kit.restarts(self.env).get("dist/restarts", 0))
+        return int(self._context.restarts(self.env).get("dist/restarts", 0))
 
     def _lost(self, how: str, error: Exception) -> str:
-        limit = f"limit dist.timeout_s={self._kit.config.dist.timeout_s:g}"
+        limit = f"limit dist.timeout_s={self._context.config.dist.timeout_s:g}"
         who, why = f"rank {self._group.rank} on {socket.gethostname()}", first_sentence(error)
         return f"{who} {how} rank 0, the learner ({limit}): {why}"
 
     def reset(self, sample: TaskSample) -> None:
-        with self._kit.guarded():
-            self.collector.reset(*sample.of(self._kit.env_indices))
+        with self._context.guarded():
+            self.collector.reset(*sample.of(self._context.env_indices))
 
     def collect(self, iteration: int) -> Collected:
         raise NotImplementedError("it serves")

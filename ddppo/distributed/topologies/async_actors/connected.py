@@ -24,7 +24,7 @@ from ddppo.distributed.topologies.async_actors.messages import (
     as_bytes,
     receive_episodes,
 )
-from ddppo.distributed.topologies.program import OwnPaceReport
+from ddppo.distributed.topologies.base import OwnPaceReport
 from ddppo.errors import CollectiveError
 from ddppo.ppo.rollout import FinishedEpisode
 

@@ -14,8 +14,8 @@ from ddppo.distributed.topologies.async_actors.connected import Actor, ActorConn
 from ddppo.distributed.topologies.async_actors.messages import Answer, Parameters, Sent
 from ddppo.distributed.topologies.async_actors.off_policy import with_ratios
 from ddppo.distributed.topologies.async_actors.rewards import RewardsByActor
+from ddppo.distributed.topologies.base import Collected, OwnPaceReport, RankContext, Topology
 from ddppo.distributed.topologies.messages import RolloutMessage
-from ddppo.distributed.topologies.program import Collected, OwnPaceReport, Program, RankContext
 from ddppo.distributed.topologies.settings import AsyncActorsSettings
 from ddppo.ppo.learner import Update
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
@@ -34,32 +34,32 @@ class _Taken(NamedTuple):
     row: int
 
 
-class AsyncLearner(Program):
+class AsyncLearner(Topology):
     """Rank 0. K rollouts make an update; `version` counts the updates done."""
 
     collector = None
 
-    def __init__(self, kit: RankContext) -> None:
-        assert isinstance(kit.group, OwnPace)
-        self._kit = kit
-        config, shape, dist = kit.config, kit.shape, kit.config.dist
+    def __init__(self, context: RankContext) -> None:
+        assert isinstance(context.group, OwnPace)
+        self._context = context
+        config, shape, dist = context.config, context.shape, context.config.dist
         assert isinstance(dist, AsyncActorsSettings), dist
         self._corrects = dist.correction != "none"
         self.learners = Group()  # of one
-        self.sync = kit.sync(self.learners)
-        self.learner = kit.learner(self.learners, 0, self.sync)
+        self.sync = context.sync(self.learners)
+        self.learner = context.learner(self.learners, 0, self.sync)
         self._rewards: RewardsByActor | None = None
         if config.ppo.normalize_rewards:
-            self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, kit.device)
+            self._rewards = RewardsByActor(shape.local_num_envs, config.ppo.gamma, context.device)
             self.learner.reward_normalizer = self._rewards
-        parameters = Parameters(kit.parameters, kit.obs_normalizer)
-        self._actors = ActorConnections(kit.group, kit.layout.stepping, config.dist, parameters)
+        parameters = Parameters(context.parameters, context.obs_normalizer)
+        self._actors = ActorConnections(context.group, context.layout.stepping, config.dist, parameters)
         self._per_update = shape.batch_size // shape.local_batch_size
         self._max_lag = largest_lag(dist.max_lag, len(self._actors), self._per_update)
         self._version = 0
         self._rollouts = RolloutMessage(
-            kit.spec, shape.rollout_steps, shape.local_num_envs, getattr(torch, config.dtype),
-            with_raw_obs=kit.obs_normalizer is not None,
+            context.spec, shape.rollout_steps, shape.local_num_envs, getattr(torch, config.dtype),
+            with_raw_obs=context.obs_normalizer is not None,
         )  # fmt: skip
         self._room = torch.zeros(self._per_update, self._rollouts.num_bytes, dtype=torch.uint8)
         self._taken: list[_Taken] = []
@@ -91,7 +91,7 @@ class AsyncLearner(Program):
         self._taken.sort()
         # In the order of actors and their numbers, side by side.
         rows = self._room[[taken.row for taken in self._taken]]
-        return Collected(0, episodes, self._rollouts.unpack(rows, self._kit.device))
+        return Collected(0, episodes, self._rollouts.unpack(rows, self._context.device))
 
     def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
         assert collected.rollout is not None
@@ -107,12 +107,12 @@ class AsyncLearner(Program):
 
     def _corrected(self, rollout: Rollout, lags: list[int]) -> Rollout:
         """Return the K rollouts as the present policy sees them, with ratios; as they are where none is asked for."""
-        kit = self._kit
+        context = self._context
         if not self._corrects or not any(lags):
             return rollout
         # [K] -> [K * E]
-        is_old = torch.tensor(lags, device=kit.device).repeat_interleave(kit.shape.local_num_envs) > 0
-        return with_ratios(rollout, is_old, kit.model, kit.obs_normalizer)
+        is_old = torch.tensor(lags, device=context.device).repeat_interleave(context.shape.local_num_envs) > 0
+        return with_ratios(rollout, is_old, context.model, context.obs_normalizer)
 
     def _take(self, actor: Actor) -> list[FinishedEpisode]:
         """Receive an actor's rollout, and keep it unless it is too old; return the episodes that ended in it."""

@@ -41,10 +41,10 @@ from ddppo.scaling import BatchShape
 from ddppo.seeding import action_noise
 from ddppo.spaces import EnvSpec
 
-__all__ = ["NO_UPDATE", "Collected", "Kit", "OwnPaceReport", "Program", "RankContext"]
+__all__ = ["NO_UPDATE", "Collected", "OwnPaceReport", "RankContext", "Topology"]
 
 
-# -- What a rank runs: the contract of a program, and what it hands over in every iteration.
+# -- What a rank runs: the contract of a topology, and what it hands over in every iteration.
 
 
 # Of a rank that does not learn.
@@ -92,7 +92,7 @@ class Closeable(Protocol):
     def close(self) -> None: ...
 
 
-class Program(ABC):
+class Topology(ABC):
     """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
 
     All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
@@ -165,7 +165,7 @@ class Program(ABC):
 class RankContext:
     """What one rank knows and holds of a run, in the order in which `ddppo.loop.build.build` makes it.
 
-    A program is made of it, by the methods that make environments, collectors and learners for this rank.
+    A topology is made from it, by the methods that make environments, collectors and learners for this rank.
     """
 
     config: Config  # as the run folder has it, the same on all ranks
@@ -180,8 +180,8 @@ class RankContext:
     parameters: FlatParameters  # the model's, as one vector; equal on all ranks
     obs_normalizer: ObsNormalizer | None
     sampler: TaskSampler  # what episodes begin with
-    # Made of all above, so not there while a program is made.
-    program: Program = cast("Program", None)
+    # Made from all of the above, so not there while the topology is being made.
+    topology: Topology = cast("Topology", None)
     players: tuple[int, ...] = ()  # ranks that play evaluations: all that hold the parameters and go in step
     derived: dict[str, Any] = field(default_factory=dict)  # for summary.json
 
@@ -235,7 +235,7 @@ class RankContext:
         return dist.timeout_s / 2 if self.max_restarts and dist.world_size > 1 else dist.timeout_s
 
     def restarts(self, env: Any) -> dict[str, float]:
-        """Return how many of them were, and the episodes that this cost, so far, as a Program's `measured`."""
+        """Return how many of them were, and the episodes that this cost, so far, as a Topology's `measured`."""
         if not self.max_restarts:
             return {}
         num_restarts = getattr(env, "num_restarts", 0)
@@ -335,7 +335,7 @@ class RankContext:
 
     def _policy(self) -> list[torch.Tensor]:
         vector = self.parameters.vector
-        return [vector.detach(), *self.program.learner.adam_state()]
+        return [vector.detach(), *self.topology.learner.adam_state()]
 
     def number_of_rank_0(self, number: int) -> int:
         """Return rank 0's number; all ranks call it."""
@@ -345,30 +345,27 @@ class RankContext:
         """Return what the rank has learned, for a checkpoint."""
         state = {
             "model": self.model.state_dict(),
-            "optimizer": self.program.learner.optimizer.state_dict(),
-            "learning_rate": self.program.learner.learning_rate,
-            "nonfinite": self.program.learner.guard.state(),
+            "optimizer": self.topology.learner.optimizer.state_dict(),
+            "learning_rate": self.topology.learner.learning_rate,
+            "nonfinite": self.topology.learner.guard.state(),
         }
         if self.obs_normalizer is not None:
             state["obs_moments"] = self.obs_normalizer.state
-        if self.program.learner.reward_normalizer is not None:
-            state["return_moments"] = self.program.learner.reward_normalizer.state
-        if self.program.learner.reference is not None:
-            state["reference"] = self.program.learner.reference.vector
+        if self.topology.learner.reward_normalizer is not None:
+            state["return_moments"] = self.topology.learner.reward_normalizer.state
+        if self.topology.learner.reference is not None:
+            state["reference"] = self.topology.learner.reference.vector
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state."""
         self.model.load_state_dict(state["model"])
-        self.program.learner.optimizer.load_state_dict(state["optimizer"])
-        self.program.learner.learning_rate = state["learning_rate"]
-        self.program.learner.guard.load(state.get("nonfinite", [0, 0, 0]))
+        self.topology.learner.optimizer.load_state_dict(state["optimizer"])
+        self.topology.learner.learning_rate = state["learning_rate"]
+        self.topology.learner.guard.load(state.get("nonfinite", [0, 0, 0]))
         if self.obs_normalizer is not None:
             self.obs_normalizer.load(state["obs_moments"])
-        if self.program.learner.reward_normalizer is not None:
-            self.program.learner.reward_normalizer.state = state["return_moments"]
-        if self.program.learner.reference is not None:
-            self.program.learner.reference.vector.copy_(state["reference"])
-
-
-Kit = RankContext  # its name in topologies of users
+        if self.topology.learner.reward_normalizer is not None:
+            self.topology.learner.reward_normalizer.state = state["return_moments"]
+        if self.topology.learner.reference is not None:
+            self.topology.learner.reference.vector.copy_(state["reference"])
