@@ -18,7 +18,7 @@ LINES = {
     "distributed=ddppo.distributed.topologies.contract:Role": "is of type type, no TopologySpec (ddppo/dist",
     "distributed=tests.conf.unimportable:Ring": "cannot be imported: ZeroDivisionError",
     "distributed=tests.conf.wrong_topologies:Failing": "its layout of 1 ranks failed with KeyError",
-    "distributed=tests.conf.wrong_topologies:Partial": "every rank from 0 on needs one",
+    "distributed=tests.conf.wrong_topologies:Partial": "every rank from 0 on needs one role",
     "distributed=tests.conf.wrong_topologies:Idle": "where no rank learns",
     "distributed=tests.conf.wrong_topologies:Astray": "name two of its roles, worker",
     "distributed=tests.conf.wrong_topologies:Small dist.world_size=2": "gives 1 ranks roles",

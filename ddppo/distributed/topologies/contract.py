@@ -1,9 +1,10 @@
-"""What a topology is, as data: who steps environments, who acts, who learns, and what travels between them.
+"""How ranks share the work, as data: the roles of ranks, and the messages between roles.
 
-From a `Layout` follow the checks before start, the sizes of every rank's share, the bytes of an iteration, and the
-drawing of `python -m ddppo.fragments`. The class that a rank runs is named by its import path, so that reading a
-declaration imports no torch. Idea: Zhu et al. 2023, "MSRL: Distributed Reinforcement Learning with Dataflow Fragments",
-USENIX ATC.
+Read from top to bottom: a `Role` is a set of ranks with equal tasks, a `Message` travels between two roles, a `Layout`
+holds both for W ranks, and a `TopologySpec` declares a topology by name. From the layout follow the checks before the
+start, the share of every rank, the bytes of an iteration, and the drawing of `python -m ddppo.fragments`. A declaration
+names its class by an import path, so that reading it imports no torch. Idea: Zhu et al. 2023, "MSRL: Distributed
+Reinforcement Learning with Dataflow Fragments", USENIX ATC.
 """
 
 from collections.abc import Callable
@@ -16,56 +17,49 @@ from ddppo.tracebacks import in_one_line
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Ranks that do the same. does: what they do in an iteration, in order, in words.
-
-    can_restart: one of them that is lost can be started again while the others go on.
-    """
+    """A set of ranks with equal tasks."""
 
     name: str
-    ranks: tuple[int, ...]
-    steps: bool
-    acts: bool
-    learns: bool
-    does: tuple[str, ...]
-    can_restart: bool = False
+    ranks: tuple[int, ...]  # () for processes that a rank starts, such as observers
+    steps: bool  # whether its ranks step environments
+    acts: bool  # whether its ranks compute actions
+    learns: bool  # whether its ranks hold the optimizer
+    does: tuple[str, ...]  # the tasks of an iteration in order, in words
+    can_restart: bool = False  # whether a lost rank can be started again while the others go on
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What travels from the ranks of one role to those of another.
+    """One kind of message from the ranks of one role to the ranks of another."""
 
-    times: an iteration. num_bytes: from one rank each time. how: sum, gather, broadcast, send, shared memory.
-    """
-
-    what: str
-    source: str
-    target: str
-    how: str
-    times: int
-    num_bytes: int
+    what: str  # its content, in words
+    source: str  # name of the sending role
+    target: str  # name of the receiving role
+    how: str  # sum, gather, broadcast, send, or shared memory
+    times: int  # per iteration
+    num_bytes: int  # from one rank, each time
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The roles of W ranks and their messages; every rank has one role.
-
-    env_shares: how many environments each rank steps that steps some, in their order; () where all have as many.
-    """
+    """The roles of W ranks and their messages. Every rank has one role."""
 
     roles: tuple[Role, ...]
     messages: tuple[Message, ...]
+    # Environments of each rank that steps environments, in rank order. () for equal shares.
     env_shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ranks = sorted(rank for role in self.roles for rank in role.ranks)
         if ranks != list(range(len(ranks))):
-            raise ConfigError(f"a layout gives ranks {ranks} roles: every rank from 0 on needs one")
+            raise ConfigError(f"a layout gives roles to ranks {ranks}: every rank from 0 on needs one role")
         if not (self.stepping and self.learning):
-            what = "learns" if self.stepping else "steps environments"
-            raise ConfigError(f"a layout where no rank {what}: give it to a role")
+            missing = "learns" if self.stepping else "steps environments"
+            raise ConfigError(f"a layout where no rank {missing}: give this task to a role")
         if len(self.env_shares) not in (0, len(self.stepping)):
             raise ConfigError(
-                f"a layout deals shares {list(self.env_shares)} to ranks {list(self.stepping)}: give each of them one"
+                f"a layout has env_shares={list(self.env_shares)} for ranks {list(self.stepping)}: give one share for "
+                "each of these ranks"
             )
         names = [role.name for role in self.roles]
         for message in self.messages:
@@ -81,12 +75,12 @@ class Layout:
 
     @property
     def stepping(self) -> tuple[int, ...]:
-        """Ranks that step environments; the environments are dealt to them in this order."""
+        """Ranks that step environments. The first one has the environments from index 0 on, and so forth."""
         return tuple(sorted(rank for role in self.roles if role.steps for rank in role.ranks))
 
     @property
     def learning(self) -> tuple[int, ...]:
-        """Ranks that hold the optimizer; the batch is theirs in equal shares."""
+        """Ranks that hold the optimizer. Each one learns from an equal share of the batch."""
         return tuple(sorted(rank for role in self.roles if role.learns for rank in role.ranks))
 
     def role(self, rank: int) -> Role:
@@ -94,51 +88,43 @@ class Layout:
 
 
 class Sizes(NamedTuple):
-    """What the messages of an iteration are made of. Bytes: of one observation as the model is given it and as its task
-    gives it, each with its mask, of one action, all parameters, one number.
-
-    num_gradients: optimizer steps K * M. num_learners and env_shares: dist.num_learners and dist.env_shares, for the
-    topologies that know them.
-    """
+    """The numbers from which a layout computes the sizes of its messages."""
 
     num_envs: int
     rollout_steps: int
-    num_gradients: int
-    obs_bytes: int
-    raw_obs_bytes: int
+    num_gradients: int  # gradients of one iteration: num_epochs * num_minibatches
+    obs_bytes: int  # one observation as the model receives it, with its action mask
+    raw_obs_bytes: int  # one observation as the task returns it, with its action mask
     action_bytes: int
-    parameter_bytes: int
-    float_bytes: int
-    num_learners: int | None = None
-    env_shares: tuple[int, ...] = ()
+    parameter_bytes: int  # all parameters of the model
+    float_bytes: int  # one number of config.dtype
+    num_learners: int | None = None  # dist.num_learners, for topologies that have this setting
+    env_shares: tuple[int, ...] = ()  # dist.env_shares, likewise
 
 
 @dataclass(frozen=True, slots=True)
 class TopologySpec:
-    """A way to spread PPO over ranks. layout: of W ranks and these sizes; raises ConfigError for a W that cannot be.
-
-    implementation: the import path of the class that a rank runs, a ddppo.distributed.topologies.base.Topology.
-    env_backend: by whom its environments are stepped, if that is part of it. check: the import path of what refuses a
-    run that it cannot do here, a function of Config, EnvSpec and torch.device that raises ConfigError before the start.
-    settings: the dataclass of its settings, derived from DistSettings, or its import path; None for no key
-    of its own. own_pace: its ranks meet in no
-    collective; those that do not learn do what those that do ask for. subgroups: whether a rank asks its context for
-    groups of some ranks, which over several machines is prepared for when ranks meet.
-    """
+    """The declaration of a topology: a way to share the work of PPO among W ranks."""
 
     name: str
-    meaning: str
+    meaning: str  # one line for lists and error messages
+    # layout(W, sizes) returns the layout of W ranks. It raises ConfigError for a W that the topology does not allow.
     layout: Callable[[int, Sizes], Layout]
+    # Import path of a ddppo.distributed.topologies.base.Topology, which every rank makes from its RankContext.
     implementation: str
     least_ranks: int = 1
-    env_backend: str | None = None
+    env_backend: str | None = None  # the env.backend that this topology always uses
+    # Import path of check(config, env_spec, torch_device): raises ConfigError for a run that cannot work here.
     check: str | None = None
+    # Dataclass of the topology's own settings, derived from DistSettings, or its import path.
     settings: type | str | None = None
+    # True: ranks take part in no collective. The ranks that do not learn serve those that learn (`Topology.serve`).
     own_pace: bool = False
+    # True: ranks call `RankContext.subgroup`. Over several machines this is prepared when ranks meet.
     subgroups: bool = False
 
     def of(self, world_size: int, sizes: Sizes) -> Layout:
-        """Return the layout of W ranks. Raises ConfigError where there is none."""
+        """Return the layout of W ranks. Raises ConfigError if there is none."""
         if world_size < self.least_ranks:
             raise ConfigError(
                 f"distributed={self.name} with dist.world_size={world_size}: {self.meaning}, which takes at least "
@@ -148,7 +134,7 @@ class TopologySpec:
             layout = self.layout(world_size, sizes)
         except ConfigError:
             raise
-        except Exception as e:
+        except Exception as e:  # the function may be a user's
             raise ConfigError(
                 f"distributed={self.name}: its layout of {world_size} ranks failed with {in_one_line(e)}"
             ) from e
