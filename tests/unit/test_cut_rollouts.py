@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ddppo import native
-from ddppo.distributed.topologies.preempt import best_awaited
+from ddppo.distributed.topologies.ddp import best_awaited
 from ddppo.distributed.topologies.settings import PreemptSettings
 from ddppo.ppo.minibatches import local_minibatches, of_first
 from ddppo.ppo.rollout import Cut

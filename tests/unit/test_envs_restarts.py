@@ -128,11 +128,12 @@ def test_who_is_fast_ends_its_rollout_long_before_who_is_slow(closing):
     model = build_model(envs.spec, settings_of("model", hidden_sizes=[4]), 0, torch.float64)
     collector = CentralCollector(
         env=envs, model=model, normalizer=None, rollout_steps=40, first_env=0, device=torch.device("cpu"),
-        dtype=torch.float64, group=Group(), max_wait_s=0.0,
+        dtype=torch.float64,
     )  # fmt: skip
+    collector.group, collector.max_wait_s = Group(), 0.0
     noted = []
-    note = collector._note
-    collector._note = lambda k, row, ends: (noted.append((k, row)), note(k, row, ends))
+    note = collector._receive_step
+    collector._receive_step = lambda k, row, ends: (noted.append((k, row)), note(k, row, ends))
     collector.reset([0, 1])
     collector.collect(np.random.default_rng(0).random((40, 2, 1)))
     before = noted[: noted.index((1, 39))]

@@ -61,7 +61,9 @@ def made_of(env, model, dtype=torch.float64):
 
 
 def central_of(env, model, max_wait_s=None, **more):
-    return CentralCollector(**made_of(env, model, **more), group=Group(), max_wait_s=max_wait_s)
+    collector = CentralCollector(**made_of(env, model, **more))
+    collector.group, collector.max_wait_s = Group(), max_wait_s
+    return collector
 
 
 @pytest.mark.parametrize("max_wait_s", [None, 0.0, 0.001])
@@ -121,11 +123,11 @@ def test_messages_to_and_from_observers_are_counted_and_waiting_for_them_is_note
     model = build_model(probe(CARTPOLE), settings_of("model", hidden_sizes=[16]), 0, torch.float64)
     central = central_of(observers(CARTPOLE), model)
     ((_, episodes),) = rollouts(central, NUM_ENVS, times=1)
-    sends, num_observers = central._group.sends, len(central.env.parts)
+    sends, num_observers = central.group.sends, len(central.env.parts)
     assert len(sends) == 2 * STEPS * num_observers
     # An action; an observation, a reward and two flags; and the last observation of every episode.
     assert sum(sends) == STEPS * NUM_ENVS * (8 + 16 + 10) + 16 * len(episodes)
-    assert [wait.role for wait in central._group.waits] == ["observer"] * STEPS
+    assert [wait.role for wait in central.group.waits] == ["observer"] * STEPS
 
 
 def test_who_answers_early_is_not_held_up_by_who_is_late(observers):

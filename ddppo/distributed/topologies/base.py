@@ -1,11 +1,14 @@
-"""What a rank knows and holds of a run, from which it makes its environments, collectors and learners.
+"""A rank of a run: its parts (`RankContext`) and its tasks in every iteration (`Topology`).
 
-For a topology of one's own, the contract's names are here too.
+Read `RankContext` first. Its fields, in the order in which `ddppo.loop.build` makes them, are the map of a rank. Its
+methods follow in the order in which a topology calls them: environments and collector, gradient sync, learner, then
+`act` once an iteration. `Topology` is the contract that the loop calls; `ddp.py` beside this file is the shortest one.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
@@ -44,168 +47,74 @@ from ddppo.spaces import EnvSpec
 __all__ = ["NO_UPDATE", "Collected", "OwnPaceReport", "RankContext", "Topology"]
 
 
-# -- What a rank runs: the contract of a topology, and what it hands over in every iteration.
-
-
-# Of a rank that does not learn.
-NO_UPDATE = Update(
-    local_sums=torch.zeros(len(STATISTICS), dtype=torch.float64),
-    num_samples=1,
-    steps=0,
-    epochs=0,
-    grad_norm=math.nan,
-    learning_rate=math.nan,
-    explained_variance=math.nan,
-)
-
-
-class Collected(NamedTuple):
-    """What a rank has of an iteration when all have collected: steps that it counts, episodes, and what it acted.
-
-    Every environment step is counted by one rank. At their own pace, a rank that learns has what others acted.
-    """
-
-    num_steps: int
-    episodes: list[FinishedEpisode]
-    rollout: Rollout | None
-
-
-class OwnPaceReport(NamedTuple):
-    """What a rank at its own pace did of late; t_* as in docs/metrics.md, waited by the role that it waited for.
-
-    num_restarts: of processes of its environments, so far; 0 without news.
-    """
-
-    num_steps: int = 0
-    t_iter: float = 0.0
-    t_rollout: float = 0.0
-    t_comm: float = 0.0
-    waited: Mapping[str, float] = {}
-    num_messages: int = 0
-    num_bytes: int = 0
-    num_restarts: int = 0
-
-
-class Closeable(Protocol):
-    """Environments of a rank: a ddppo.envs.vec_env.VecEnv, or what a collector of a model's own steps."""
-
-    def close(self) -> None: ...
-
-
-class Topology(ABC):
-    """What a rank does in every iteration; between `collect` and `learn` there is a barrier of all ranks.
-
-    All ranks come to the same collectives in the same order. collector: of a rank that acts. learner: on every rank,
-    though only some learn by it; its parameters are those that a rank acts with. sync: how its gradients are summed,
-    over the ranks of `learners`. groups: besides that of all ranks, those whose collectives this rank takes part in.
-    env: the environments that this rank steps, itself or in processes of its own; None if it steps none.
-
-    Under a topology at its own pace the ranks that learn do so in step, each in a loop of its own, and the others serve
-    them.
-    """
-
-    collector: RolloutCollector | None
-    learner: Learner
-    sync: GradientSync
-    learners: Group
-    groups: tuple[Group, ...] = ()
-    env: Closeable | None = None
-
-    @abstractmethod
-    def reset(self, sample: TaskSample) -> None:
-        """Start all environments anew, each with its seed and options of the sample."""
-
-    @abstractmethod
-    def collect(self, iteration: int) -> Collected:
-        """Step and act as this rank's role does."""
-
-    @abstractmethod
-    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
-        """Improve the parameters; `progress` in [0, 1) is the share of total_steps done. All who act leave with them.
-
-        A rank that does not learn returns NO_UPDATE.
-        """
-
-    def state(self) -> dict[str, Any] | None:
-        """Return what it knows besides what is learned, for a checkpoint: tensors and plain values."""
-        return None
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` returned."""
-        raise NotImplementedError
-
-    def measured(self) -> dict[str, float]:
-        """Return what this rank measured in the iteration just done, by names of TOPOLOGY_METRICS in its metrics."""
-        return {}
-
-    def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:
-        """Return what every rank that serves did in the iteration just done, in their order."""
-        return ()
-
-    def rest(self) -> None:  # noqa: B027 (most have nobody who goes on by itself)
-        """Wait until no rank that serves acts: an evaluation, which begins then, is on a clock of its own."""
-
-    def is_asked_to_stop(self) -> bool:
-        """Return whether a rank that serves was told to stop."""
-        return False
-
-    def serve(self, stop: StopRequest) -> None:
-        """Do what ranks that learn ask for, until they have finished; of a rank that goes at its own pace."""
-        raise NotImplementedError
-
-    def finish(self) -> None:  # noqa: B027 (most have nobody to tell)
-        """Tell those that serve that the run has ended in good order."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the environments, and leave those that serve."""
+# -- The parts of a rank.
 
 
 @dataclass(frozen=True, slots=True)
 class RankContext:
-    """What one rank knows and holds of a run, in the order in which `ddppo.loop.build.build` makes it.
+    """Everything that one rank holds of a run, built once, before the first iteration."""
 
-    A topology is made from it, by the methods that make environments, collectors and learners for this rank.
-    """
-
-    config: Config  # as the run folder has it, the same on all ranks
-    group: Group  # all ranks
-    device: torch.device  # where this rank computes
-    shape: BatchShape  # sizes of an iteration, of all ranks together
+    # Where this rank is, and what the run asks for.
+    config: Config  # as in the run folder; equal on all ranks
+    group: Group  # all ranks of the run; every collective goes through a group
+    device: torch.device  # this rank computes here
+    shape: BatchShape  # sizes of one iteration, over all ranks
     layout: Layout  # which ranks step environments, act and learn
-    spec: EnvSpec  # what the task observes and takes
-    env_config: EnvConfig  # config.env with the backend that steps this rank's environments
-    cores: int  # that this rank has to itself
+    # The task. Every rank has probed it, also a rank that steps no environments.
+    spec: EnvSpec  # observations and actions of the task
+    env_config: EnvConfig  # config.env, with the backend that steps this rank's environments
+    cores: int  # CPU cores that this rank has for itself
+    # The policy. All ranks begin with the parameters of rank 0.
     model: ActorCritic
-    parameters: FlatParameters  # the model's, as one vector; equal on all ranks
-    obs_normalizer: ObsNormalizer | None
-    sampler: TaskSampler  # what episodes begin with
-    # Made from all of the above, so not there while the topology is being made.
-    topology: Topology = cast("Topology", None)
-    players: tuple[int, ...] = ()  # ranks that play evaluations: all that hold the parameters and go in step
-    derived: dict[str, Any] = field(default_factory=dict)  # for summary.json
+    parameters: FlatParameters  # the model's parameters and gradients as two vectors
+    obs_normalizer: ObsNormalizer | None  # None with ppo.normalize_obs=false
+    # The seeds and reset options of episodes; every rank has one, and all stay equal.
+    sampler: TaskSampler
+    # Made from all of the above, so these have no value while a topology is being made.
+    topology: "Topology" = cast("Topology", None)
+    players: tuple[int, ...] = ()  # ranks that play evaluation episodes: they hold the current parameters
+    derived: dict[str, Any] = field(default_factory=dict)  # values that summary.json reports
+
+    # -- The share of this rank.
 
     @property
     def role(self) -> Role:
         return self.layout.role(self.group.rank)
 
     @property
-    def state_size(self) -> tuple[int, int]:
-        """C and S of `Rollout.state`: how often a rollout holds what the model remembers, and how many numbers."""
-        steps = self.shape.rollout_steps
-        return steps // (self.config.ppo.sequence_length or steps), self.model.state_size
-
-    @property
     def env_indices(self) -> range:
-        """Global indices of the environments that this rank steps, none if it steps none."""
+        """Global indices of the environments that this rank steps; empty if it steps none."""
         if not self.role.steps:
             return range(0)
         return self.shape.env_indices(self.layout.stepping.index(self.group.rank))
 
-    def subgroup(self, ranks: Sequence[int]) -> Group | None:
-        """Return the group of some ranks, ascending, the first its root; None on a rank outside.
+    @property
+    def state_size(self) -> tuple[int, int]:
+        """Sizes (C, S) of `Rollout.state` `[C, E, S]`: C stored states per environment, of S numbers each."""
+        steps = self.shape.rollout_steps
+        return steps // (self.config.ppo.sequence_length or steps), self.model.state_size
 
-        All ranks call it, in the same order; the topology declares subgroups=True.
+    @property
+    def max_restarts(self) -> int:
+        """Number of environment processes of this rank that may be lost and replaced."""
+        return self.config.dist.allowed_restarts
+
+    @property
+    def env_timeout_s(self) -> float:
+        """Seconds that an environment process of this rank may take to answer.
+
+        If a lost process is replaced, it is half of dist.timeout_s. Otherwise the other ranks, which wait for this one
+        at the barrier for dist.timeout_s, would give up before the replacement could start.
+        """
+        dist = self.config.dist
+        return dist.timeout_s / 2 if self.max_restarts and dist.world_size > 1 else dist.timeout_s
+
+    # -- Factory methods, in the order in which `Topology.__init__` calls them.
+
+    def subgroup(self, ranks: Sequence[int]) -> Group | None:
+        """Return a group of some ranks, given in ascending order; the first one is its root. None on other ranks.
+
+        All ranks call it in the same order. The topology declares subgroups=True.
         """
         return self.group.subgroup(ranks)
 
@@ -220,60 +129,39 @@ class RankContext:
             self.max_restarts,
         )
 
-    @property
-    def max_restarts(self) -> int:
-        """How many processes of this rank's environments may be lost and started again."""
-        return self.config.dist.allowed_restarts
-
-    @property
-    def env_timeout_s(self) -> float:
-        """How long a process of this rank's environments may take to answer.
-
-        Where another may take its place, half of what other ranks wait for this one: else they would give up first.
-        """
-        dist = self.config.dist
-        return dist.timeout_s / 2 if self.max_restarts and dist.world_size > 1 else dist.timeout_s
-
-    def restarts(self, env: Any) -> dict[str, float]:
-        """Return how many of them were, and the episodes that this cost, so far, as a Topology's `measured`."""
-        if not self.max_restarts:
-            return {}
-        num_restarts = getattr(env, "num_restarts", 0)
-        return {
-            "dist/restarts": float(num_restarts),
-            "rollout/env_restarts": float(getattr(env, "num_env_restarts", num_restarts)),
-            "dist/lost_episodes": float(getattr(env, "num_lost_episodes", 0)),
-        }
-
-    def acting(self) -> RolloutCollector:
-        """Make the environments that this rank steps, and the collector that acts in them: its `env`."""
+    def own_collector(self) -> RolloutCollector:
+        """Make this rank's environments and the collector that acts in them; `collector.env` holds the environments."""
+        # A model may bring its own collector, such as one for text, together with its own environments.
         if self.model.collector_class is not None:
             made: RolloutCollector = imported(self.model.collector_class).make(self)
             return made
-        env, first_env = self.envs(), self.env_indices.start
-        if self.config.ppo.algorithm == "grpo":
-            return EpisodeCollector(**self.of_collector(env, first_env))
-        return self.collector(env, first_env)
+        # GRPO learns from whole episodes, PPO from T steps.
+        kind = EpisodeCollector if self.config.ppo.algorithm == "grpo" else None
+        return self.collector(self.envs(), self.env_indices.start, kind)
 
-    def collector(self, env: VecEnv, first_env: int) -> Collector:
-        if not self.shape.num_shards:
-            return Collector(**self.of_collector(env, first_env))
-        return ShardedCollector(self.shape.local_num_shards, **self.of_collector(env, first_env))
+    def collector(
+        self, env: VecEnv, first_env: int, kind: Callable[..., Collector] | None = None
+    ) -> Collector:
+        """Make a collector that acts in `env`, whose first environment has the global index `first_env`.
 
-    def of_collector(self, env: VecEnv, first_env: int) -> dict[str, Any]:
-        """Return what a collector of these environments, the first of which has this global index, is made of."""
-        return {
-            "env": env,
-            "model": self.model,
-            "normalizer": self.obs_normalizer,
-            "rollout_steps": self.shape.rollout_steps,
-            "first_env": first_env,
-            "device": self.device,
-            "dtype": getattr(torch, self.config.dtype),
-            "sequence_length": self.config.ppo.sequence_length,
-        }
+        kind: a class derived from Collector; None for the one that dist.reduction needs.
+        """
+        if kind is None:
+            num_shards = self.shape.local_num_shards
+            kind = functools.partial(ShardedCollector, num_shards) if self.shape.num_shards else Collector
+        return kind(
+            env=env,
+            model=self.model,
+            normalizer=self.obs_normalizer,
+            rollout_steps=self.shape.rollout_steps,
+            first_env=first_env,
+            device=self.device,
+            dtype=getattr(torch, self.config.dtype),
+            sequence_length=self.config.ppo.sequence_length,
+        )
 
     def sync(self, group: Group) -> GradientSync:
+        """Make the gradient sum over the ranks of `group`: by dist.reduction, then by dist.grad_sync."""
         dist, shape = self.config.dist, self.shape
         if shape.num_shards:
             return OrderedSync(self.model, self.parameters, group, num_shards=shape.local_num_shards)
@@ -301,13 +189,19 @@ class RankContext:
         )
         return learner
 
+    # -- Calls of every iteration.
+
     def guarded(self) -> AbstractContextManager[None]:
-        """Return a block for code of the task, which it may change this process in: where it is stepped here."""
+        """Return a context for blocks that run a task's own code.
+
+        A task may change this process: its working directory, signal handlers, random state. The context puts these
+        back. It does nothing if the environments are stepped in other processes.
+        """
         env = self.env_config
         is_elsewhere = env.backend not in ("auto", "sync", "gym_vector") or not self.role.steps
         return nullcontext() if is_elsewhere else guarded(env.id, STEPPED, is_quick=True)
 
-    def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> Collected:
+    def act(self, collector: RolloutCollector, env_indices: range, iteration: int) -> "Collected":
         """Collect a rollout of these environments with the noise that is theirs in this iteration."""
         noise: np.ndarray = action_noise(
             self.config.seed,
@@ -324,12 +218,25 @@ class RankContext:
         episodes = [e for e in episodes if is_valid[e.step, e.env_index - first]]
         return Collected(int(is_valid.sum()), episodes, rollout)
 
+    def restarts(self, env: Any) -> dict[str, float]:
+        """Return the metrics of replaced environment processes and lost episodes so far, for `Topology.measured`."""
+        if not self.max_restarts:
+            return {}
+        num_restarts = getattr(env, "num_restarts", 0)
+        return {
+            "dist/restarts": float(num_restarts),
+            "rollout/env_restarts": float(getattr(env, "num_env_restarts", num_restarts)),
+            "dist/lost_episodes": float(getattr(env, "num_lost_episodes", 0)),
+        }
+
+    # -- Access for a task sampler (`ddppo.algorithms.task_sampler.RunAccess`), which may exchange policies.
+
     def policy_snapshot(self) -> list[torch.Tensor]:
-        """Return copies of the parameters, and of Adam's steps and moments: what a task sampler may swap."""
+        """Return copies of the parameters and of Adam's step counts and moments."""
         return [x.clone() for x in self._policy()]
 
     def put_policy_(self, snapshot: Sequence[torch.Tensor]) -> None:
-        """Go on with a snapshot's parameters, and Adam's steps and moments."""
+        """Replace the parameters and Adam's step counts and moments by those of a snapshot."""
         for x, kept in zip(self._policy(), snapshot, strict=True):
             x.copy_(kept)
 
@@ -341,8 +248,10 @@ class RankContext:
         """Return rank 0's number; all ranks call it."""
         return int(self.group.gather(torch.tensor([number]))[0].item())
 
+    # -- Checkpoints: everything that this rank has learned. The loop saves its counters beside it.
+
     def state(self) -> dict[str, Any]:
-        """Return what the rank has learned, for a checkpoint."""
+        """Return tensors and plain values for a checkpoint."""
         state = {
             "model": self.model.state_dict(),
             "optimizer": self.topology.learner.optimizer.state_dict(),
@@ -358,7 +267,7 @@ class RankContext:
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state."""
+        """Continue from the value of `state`."""
         self.model.load_state_dict(state["model"])
         self.topology.learner.optimizer.load_state_dict(state["optimizer"])
         self.topology.learner.learning_rate = state["learning_rate"]
@@ -369,3 +278,129 @@ class RankContext:
             self.topology.learner.reward_normalizer.state = state["return_moments"]
         if self.topology.learner.reference is not None:
             self.topology.learner.reference.vector.copy_(state["reference"])
+
+
+# -- Values that a rank hands to the loop in every iteration.
+
+
+NO_UPDATE = Update(  # of a rank that does not learn
+    local_sums=torch.zeros(len(STATISTICS), dtype=torch.float64),
+    num_samples=1,
+    steps=0,
+    epochs=0,
+    grad_norm=math.nan,
+    learning_rate=math.nan,
+    explained_variance=math.nan,
+)
+
+
+class Collected(NamedTuple):
+    """The result of `Topology.collect`. Every environment step is counted by exactly one rank."""
+
+    num_steps: int  # environment steps that this rank counts
+    episodes: list[FinishedEpisode]  # episodes that this rank reports
+    rollout: Rollout | None  # None on a rank that has nothing to learn from or to send
+
+
+class OwnPaceReport(NamedTuple):
+    """Activity of one actor at its own pace since its last report. Times in seconds, as in docs/metrics.md."""
+
+    num_steps: int = 0  # environment steps that the learner accepted
+    t_iter: float = 0.0
+    t_rollout: float = 0.0
+    t_comm: float = 0.0
+    waited: Mapping[str, float] = {}  # seconds, by the role that it waited for
+    num_messages: int = 0
+    num_bytes: int = 0
+    num_restarts: int = 0  # environment processes replaced since the start of the run
+
+
+class Closeable(Protocol):
+    """Environments of a rank: a ddppo.envs.vec_env.VecEnv, or the environments of a model's own collector."""
+
+    def close(self) -> None: ...
+
+
+# -- The tasks of a rank.
+
+
+class Topology(ABC):
+    """The tasks of one rank, by its role. The loop calls, on every rank and in every iteration:
+
+        topology.reset(sample)                            # in the first iteration; GRPO and text: in every one
+        collected = topology.collect(iteration)
+        group.barrier()                                   # the slowest rollout ends this wait
+        update = topology.learn(collected, iteration, progress)
+        ... = topology.measured()
+
+    All ranks of a group call its collectives in the same order, so a branch around a collective depends only on values
+    that all of them share.
+
+    A topology at its own pace (`TopologySpec.own_pace`) has two kinds of ranks. Ranks that learn run this loop, in step
+    with one another. The other ranks run `serve` until the learners finish.
+    """
+
+    collector: RolloutCollector | None  # None on a rank that does not act
+    # On every rank, also on one that does not learn: it holds the parameters that the rank acts with.
+    learner: Learner
+    sync: GradientSync  # sums gradients over the ranks of `learners`
+    learners: Group
+    groups: tuple[
+        Group, ...
+    ] = ()  # groups of some ranks whose collectives this rank takes part in, for timing
+    env: Closeable | None = None  # the environments that this rank steps, here or in processes of its own
+
+    @abstractmethod
+    def reset(self, sample: TaskSample) -> None:
+        """Start a new episode in every environment, with the seed and options that the sample gives it."""
+
+    @abstractmethod
+    def collect(self, iteration: int) -> Collected:
+        """Step environments and act, as far as this rank's role does."""
+
+    @abstractmethod
+    def learn(self, collected: Collected, iteration: int, progress: float) -> Update:
+        """Improve the parameters; afterwards all ranks that act have them.
+
+        progress: share of total_steps that is done, in [0, 1). A rank that does not learn returns NO_UPDATE.
+        """
+
+    def measured(self) -> dict[str, float]:
+        """Return this rank's own metrics of the iteration; ddppo.records.metrics.TOPOLOGY_METRICS lists the names."""
+        return {}
+
+    # -- Checkpoints, for a topology that has a state beside the parameters.
+
+    def state(self) -> dict[str, Any] | None:
+        """Return tensors and plain values for a checkpoint; None for nothing."""
+        return None
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from the value of `state`."""
+        raise NotImplementedError
+
+    # -- Own pace: learners call the first three, actors run `serve`.
+
+    def own_pace_reports(self) -> tuple[OwnPaceReport, ...]:
+        """Return the activity of every serving rank since the last call, in rank order."""
+        return ()
+
+    def is_asked_to_stop(self) -> bool:
+        """Return whether a serving rank received a stop signal."""
+        return False
+
+    def rest(self) -> None:  # noqa: B027 (most topologies have no serving ranks)
+        """Block until all serving ranks are idle, so that evaluation time is not charged to training."""
+
+    def serve(self, stop: StopRequest) -> None:
+        """Act for the learners until they finish."""
+        raise NotImplementedError
+
+    # -- The end of a run.
+
+    def finish(self) -> None:  # noqa: B027 (most topologies have no serving ranks)
+        """Tell serving ranks that the run is complete. Not called after a fault."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close environments and connections, also after a fault."""

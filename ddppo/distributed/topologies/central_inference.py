@@ -1,9 +1,10 @@
-"""central_inference: each rank is an agent, which acts and learns; its observers only step environments.
+"""central_inference: every rank is an agent that acts and learns; its observers, processes, only step environments.
 
-Observers go at their own pace. Those that wait are answered by one forward of the agent: a batch closes when all are
-there, or max_wait_ms after the first. Every environment makes its T steps with its own noise, so what is collected does
-not depend on who waited for whom. Espeholt et al. 2020, "SEED RL", arXiv:1910.06591; the agents and observers of Li et
-al. 2023, "Quarl", arXiv:2307.10120.
+Read `CentralCollector._collect`: one forward pass of the agent computes the actions of all observers that wait. A batch
+closes when all observers wait, or dist.max_wait_ms after the first one. Observers go at their own pace, each in its own
+row t of the rollout. Every environment still makes T steps with its own noise, so the rollout does not depend on which
+observers share a batch. Espeholt et al. 2020, "SEED RL", arXiv:1910.06591; agents and observers as in Li et al. 2023,
+"Quarl", arXiv:2307.10120.
 """
 
 from dataclasses import replace
@@ -30,7 +31,7 @@ class Agent(Ddp):
     collector: "CentralCollector"
     env: Observers
 
-    def _acting(self) -> "CentralCollector":
+    def _make_collector(self) -> "CentralCollector":
         context, config = self._context, self._context.config
         names = EnvNames(context.env_indices, context.group.rank)
         dist = config.dist
@@ -39,12 +40,11 @@ class Agent(Ddp):
         env = Observers(
             settings, context.spec, names, context.env_timeout_s, context.cores, context.max_restarts
         )
-        wait = dist.max_wait_ms
-        return CentralCollector(
-            **context.of_collector(env, context.env_indices.start),
-            group=context.group,
-            max_wait_s=None if wait is None else wait / 1000,
-        )
+        collector = context.collector(env, context.env_indices.start, CentralCollector)
+        assert isinstance(collector, CentralCollector)
+        collector.group = context.group
+        collector.max_wait_s = None if dist.max_wait_ms is None else dist.max_wait_ms / 1000
+        return collector
 
     def measured(self) -> dict[str, float]:
         rows = self._context.shape.local_batch_size
@@ -53,19 +53,13 @@ class Agent(Ddp):
 
 
 class CentralCollector(Collector):
-    """A collector whose observers are each in a row of their own. num_forwards: of the last rollout.
-
-    Waiting for observers and what travels to and from them is noted in the group.
-    """
+    """A collector whose observers are each in a row of their own. Its maker sets `group` and `max_wait_s`."""
 
     env: Observers
-
-    def __init__(self, *, group: Group, max_wait_s: float | None, **of_collector: Any) -> None:
-        super().__init__(**of_collector)
-        self.num_forwards = 0
-        self._group = group
-        self._max_wait_s = max_wait_s
-        self._network: CppNetwork | None = None
+    group: Group  # all ranks; it records the waits for observers, and the bytes to and from them
+    max_wait_s: float | None  # how long a batch waits for further observers after the first; None: for all
+    num_forwards = 0  # forward passes of the last rollout
+    _network: CppNetwork | None = None  # computes the policy in C++, if set
 
     def act_by(self, network: CppNetwork) -> None:
         self._network = network
@@ -74,6 +68,7 @@ class CentralCollector(Collector):
     def _collect(self, noise: np.ndarray) -> tuple[Rollout, list[FinishedEpisode]]:
         if self._network is not None:
             self._network.refresh()
+        # The last row of the previous rollout is row 0 of this one.
         masks = None if self.masks is None else self.masks[-1].numpy()
         self._receive(0, each(lambda x: x[-1], self._raw_obs), masks)
         draws = torch.from_numpy(noise).to(self.logprobs.dtype)
@@ -82,32 +77,34 @@ class CentralCollector(Collector):
         ends: list[Any] = []
         self._num_acted, self.num_forwards = self.rollout_steps, 0
         self._life_losses.clear()
-        rows = [0] * len(self.env.parts)  # that each observer is in
-        waiting = list(range(len(rows)))
-        busy = 0
+        rows = [0] * len(self.env.parts)  # the row of each observer
+        waiting = list(range(len(rows)))  # observers whose observations are here
+        num_busy = 0  # observers that step their environments
         while True:
+            # An observer with T rows is done, and receives no further actions.
             acting = [k for k in waiting if rows[k] < self.rollout_steps]
             if acting:
-                self._answer(acting, rows, draws)
-            busy += len(acting)
-            if not busy:
+                self._act_for(acting, rows, draws)
+            num_busy += len(acting)
+            if not num_busy:
                 break
-            with self._group.wait_for("observer"):
-                waiting = self.env.ready(self._max_wait_s)
-            busy -= len(waiting)
+            with self.group.wait_for("observer"):
+                waiting = self.env.ready(self.max_wait_s)
+            num_busy -= len(waiting)
             for k in waiting:
-                self._note(k, rows[k], ends)
+                self._receive_step(k, rows[k], ends)
                 rows[k] += 1
         self._check(ends)
         self._num_steps += self.rollout_steps
         return self._finish(ends), self._count(ends)
 
-    def _answer(self, acting: list[int], rows: list[int], draws: torch.Tensor) -> None:
-        """Act for these observers in one forward."""
-        parts = [self.env.parts[k] for k in acting]
-        sizes = [part.stop - part.start for part in parts]
+    def _act_for(self, acting: list[int], rows: list[int], draws: torch.Tensor) -> None:
+        """Compute the actions of these observers in one forward pass, and send each observer its own."""
+        slices = [self.env.parts[k] for k in acting]  # the environments of each observer
+        sizes = [envs.stop - envs.start for envs in slices]
+        # One index (t, e) per environment: observers are in different rows.
         t = torch.from_numpy(np.repeat([rows[k] for k in acting], sizes))
-        e = torch.from_numpy(np.concatenate([np.arange(part.start, part.stop) for part in parts]))
+        e = torch.from_numpy(np.concatenate([np.arange(envs.start, envs.stop) for envs in slices]))
         obs = each(lambda x: x[t.to(x.device), e.to(x.device)], self.obs)
         mask = None if self.masks is None else self.masks[t, e].to(self.device)
         params = self._policy(obs, t, e)
@@ -118,12 +115,13 @@ class CentralCollector(Collector):
         self.num_forwards += 1
         start = 0
         for k, size in zip(acting, sizes, strict=True):
-            of_observer = actions[start : start + size]
-            self.env.ask(k, of_observer)
-            self._group.sends.append(of_observer.nbytes)
+            observer_actions = actions[start : start + size]
+            self.env.ask(k, observer_actions)
+            self.group.sends.append(observer_actions.nbytes)
             start += size
 
     def _policy(self, obs: Any, t: torch.Tensor, e: torch.Tensor) -> torch.Tensor:
+        """Return action parameters `[n, P]`; store values in rows t if the model computes both at once."""
         if self._network is not None:
             flat = flat_obs(obs, self.env.spec, self.logprobs.dtype).contiguous()
             return self._network.policy(flat, flat.new_empty(len(flat), self.params.shape[-1]))
@@ -133,26 +131,27 @@ class CentralCollector(Collector):
         self._acted_values[t.to(self.device), e.to(self.device)] = values
         return params
 
-    def _note(self, observer: int, row: int, ends: list[Any]) -> None:
-        """Write what an observer answered to its actions of `row`."""
-        step, part = self.env.answer(observer), self.env.parts[observer]
-        each(lambda out, x: out.__setitem__((row + 1, part), x), self._raw_obs, step.obs)
-        raw = each(lambda x: x[row + 1, part].to(self.device), self.raw_obs)
+    def _receive_step(self, observer: int, row: int, ends: list[Any]) -> None:
+        """Store the results of an observer's actions of `row`; its new observations go to row + 1."""
+        step, envs = self.env.answer(observer), self.env.parts[observer]
+        each(lambda out, x: out.__setitem__((row + 1, envs), x), self._raw_obs, step.obs)
+        raw = each(lambda x: x[row + 1, envs].to(self.device), self.raw_obs)
         if self.normalizer is not None:
-            each(lambda out, x: out[row + 1, part].copy_(x), self.obs, self.normalizer(raw))
+            each(lambda out, x: out[row + 1, envs].copy_(x), self.obs, self.normalizer(raw))
         elif not self._is_on_cpu:
-            each(lambda out, x: out[row + 1, part].copy_(x), self.obs, raw)
+            each(lambda out, x: out[row + 1, envs].copy_(x), self.obs, raw)
         if self.masks is not None and step.action_mask is not None:
-            self.masks[row + 1, part] = torch.from_numpy(step.action_mask)
-        self.rewards[row, part] = step.rewards
+            self.masks[row + 1, envs] = torch.from_numpy(step.action_mask)
+        self.rewards[row, envs] = step.rewards
         for flag, values in zip(self.flags, (step.terminated, step.truncated, step.valid), strict=False):
-            flag[row, part] = values
+            flag[row, envs] = values
+        # `step.ended` counts from the observer's first environment, `ends` from the rank's.
         if len(step.ended):
-            ends.append((row, part.start + step.ended, each(np.ndarray.copy, step.final_obs)))
+            ends.append((row, envs.start + step.ended, each(np.ndarray.copy, step.final_obs)))
         if self.memory is not None:
             starts = np.zeros(self.env.num_envs, bool)
-            starts[part] = step.terminated | step.truncated | ~step.valid
-            self.memory.stepped(row, part.start + step.ended, starts, part)
+            starts[envs] = step.terminated | step.truncated | ~step.valid
+            self.memory.stepped(row, envs.start + step.ended, starts, envs)
         arrays = [*leaves(step.obs), *leaves(step.final_obs), step.rewards, step.terminated, step.truncated]
         arrays += [] if step.action_mask is None else [step.action_mask]
-        self._group.sends.append(sum(x.nbytes for x in arrays))
+        self.group.sends.append(sum(x.nbytes for x in arrays))

@@ -223,7 +223,7 @@ TOPOLOGIES = {
             "ddp_preempt",
             "W equal workers as of ddp, whose slow ones end their rollouts early",
             functools.partial(_ddp, does=_OF_PREEMPTED),
-            "ddppo.distributed.topologies.preempt:PreemptiveWorker",
+            "ddppo.distributed.topologies.ddp:DdpPreempt",
             settings="ddppo.distributed.topologies.settings:PreemptSettings",
         ),
         TopologySpec(
