@@ -1,4 +1,31 @@
-"""How the gradient of a loss that is a local sum over a global count becomes the gradient over all ranks: a sum."""
+"""The gradient over all ranks: every rank divides its local loss sum by the global sample count, and ranks add up.
+
+The loss of a minibatch is sum_i(loss_i) / n over the n samples of all ranks. Each rank knows n and computes the
+gradient of its own samples' terms. The sum over ranks is then the gradient of one process with the same samples. An
+average over ranks would be wrong as soon as two ranks hold different numbers of samples.
+
+One iteration of distributed=ddp makes these collectives, on every rank in this order (ppo and dist settings in
+brackets add one; W = 1 makes none):
+
+ 1. barrier after the rollout; a rank waits here for the slowest rollout          loop/iteration.py
+ 2. gather of reward moments [ppo.normalize_rewards]                              ppo/normalization.py
+ 3. gather of rollout statistics: sample counts, moments of advantages, returns
+    and observations. Advantages are normalised over ranks with these             ppo/minibatches.py
+ 4. gather of advantage moments [ppo.normalize_advantages=minibatch]              ppo/minibatches.py
+ 5. sum of the gradient, once a minibatch: num_epochs * num_minibatches times     this file
+ 6. gather of the KL divergence, once an epoch [ppo.target_kl, or
+    ppo.lr_schedule=adaptive]: all ranks stop at the same epoch                   ppo/learner.py
+ 7. gather of the report: times, losses, stop requests, hashes of the parameters  records/reporting.py
+ 8. gather of finished episodes, if any rank has one                              records/reporting.py
+
+dist.reduction=ordered replaces each sum of 5 by a gather, and gathers the loss statistics after the last epoch. Tasks
+add gathers between 6 and 7: one of episode results, if environments report them, and the messages of environments that
+publish; so do metrics of log.metrics. ppo=grpo gathers the statistics of its groups between 2 and 3. Evaluations and
+checkpoints come after 8.
+
+Two things are called ddp. distributed=ddp is the topology of W equal workers (topologies/ddp.py). dist.grad_sync=ddp is
+`BucketSync` below, which makes sum 5 by torch's DistributedDataParallel. Either works without the other.
+"""
 
 import hashlib
 import inspect
@@ -15,14 +42,14 @@ from ddppo.errors import CollectiveError
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.ppo.learner import GradientSync
 
-# -- A model's parameters and gradients as two flat vectors.
+# -- A model's parameters and gradients as two flat vectors, made once, before the first iteration.
 
 
 class FlatParameters:
-    """Views every parameter and gradient of a model into two contiguous vectors `[num_parameters]`.
+    """Two contiguous vectors `[num_parameters]`; every parameter of the model, and its gradient, is a view into them.
 
-    One vector makes the gradient one collective, the clipping one norm, the optimizer one kernel and the comparison
-    of replicas one hash. `vector` is a Parameter whose `.grad` is `gradient`, so any torch optimizer takes it.
+    So the gradient is one collective, clipping is one norm, Adam is one kernel, and comparing replicas is one hash.
+    `vector` is a Parameter, and its `.grad` is `gradient`, so any torch optimizer accepts it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,6 +61,8 @@ class FlatParameters:
             self.vector = nn.Parameter(flat)
             self.gradient = torch.zeros_like(flat)
             self.vector.grad = self.gradient
+            # From here on the model reads and writes the vectors. Backward adds into `gradient`, because it keeps a
+            # gradient tensor that exists.
             offset = 0
             for p in parameters:
                 end = offset + p.numel()
@@ -42,20 +71,24 @@ class FlatParameters:
                 offset = end
 
     def digest(self) -> str:
-        """Return a hash of the parameters' bytes: equal if and only if they are equal to the bit."""
+        """Return a hash of the parameters' bytes. Ranks compare it: replicas are equal to the bit, or the run stops."""
         data = self.vector.detach().cpu().numpy().tobytes()
         return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+# -- Three ways to sum gradients (`GradientSync`, ppo/learner.py). `RankContext.sync` chooses one.
 
 
 _HAS_FORWARD_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS: dict[str, Any] = {
     "forward_sync_buffers" if _HAS_FORWARD_SYNC else "broadcast_buffers": False  # renamed in torch 2.13
 }
-FLAT_BELOW = 1_000_000  # parameters; beyond it overlapping buckets with backward begins to pay
+# Number of parameters from which overlapping communication with backward pays.
+FLAT_BELOW = 1_000_000
 
 
 class FlatSync:
-    """One sum of the flat gradient after backward. At W = 1 nothing is communicated."""
+    """Backward, then one sum of the flat gradient over ranks. At W = 1 the sum does nothing."""
 
     name = "flat"
 
@@ -66,14 +99,16 @@ class FlatSync:
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
-        loss.backward()
-        self.group.sum_(self.parameters.gradient)
+        loss.backward()  # d loss / d parameters of this rank's samples, into the flat gradient
+        self.group.sum_(self.parameters.gradient)  # the collective of this minibatch
 
 
 class OrderedSync(FlatSync):
-    """The sum of the gradients of all shards, in an order that follows from their number alone.
+    """dist.reduction=ordered: adds the gradients of V shards in a fixed order, so that results do not depend on W.
 
-    A rank calls `backward_` for each of its `num_shards` in turn; the last call leaves the sum.
+    A floating-point sum depends on the order of its additions, and W ranks would each add up a different set first. So
+    the minibatch is cut into V shards whatever W is, V / W per rank, and `OrderedSum` adds them in pairs. A rank calls
+    `backward_` once for each of its shards; the last call leaves the sum. docs/ordered.md lists the other conditions.
     """
 
     name = "ordered"
@@ -85,10 +120,11 @@ class OrderedSync(FlatSync):
 
 
 class BucketSync:
-    """DistributedDataParallel: buckets of gradients are reduced while backward still computes the others.
+    """dist.grad_sync=ddp: torch's DistributedDataParallel sums buckets of gradients while backward computes others.
 
-    A communication hook sums instead of averaging, and notes when each bucket was ready and done. What the step lost
-    to communication is the time from the last bucket's readiness to the end of backward; the rest was hidden.
+    A communication hook sums instead of averaging, and records when each bucket was ready and when it was done. The
+    time from the last bucket's readiness to the end of backward is exposed communication; the rest was hidden behind
+    computation.
     """
 
     name = "ddp"
@@ -112,9 +148,9 @@ class BucketSync:
             **_NO_BUFFERS,
         )
         self.model.register_comm_hook(None, self._sum_bucket)
-        self._lost_peers = False
-        self._ready: list[float] = []
-        self._done: list[float] = []
+        self._lost_peers = False  # whether a bucket's collective, not the model, raised the error in backward
+        self._ready: list[float] = []  # when each bucket's gradients were computed, in the order of backward
+        self._done: list[float] = []  # when each bucket's sum had arrived
 
     def backward_(self, loss: torch.Tensor) -> None:
         self.parameters.gradient.zero_()
@@ -129,6 +165,7 @@ class BucketSync:
             raise
         if self.parameters.gradient.is_cuda:
             torch.cuda.synchronize(self.parameters.gradient.device)
+        # Split communication into exposed and hidden time, for time/t_comm and time/t_comm_total.
         end = time.perf_counter()
         last_ready = max(self._ready, default=end)
         total = sum(done - ready for ready, done in zip(self._ready, self._done, strict=False))
@@ -138,7 +175,7 @@ class BucketSync:
 
     def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._ready.append(time.perf_counter())
-        self._lost_peers = True  # if what follows raises
+        self._lost_peers = True  # in case the next line raises
         work = dist.all_reduce(bucket.buffer(), group=self.group.process_group, async_op=True)
         self._lost_peers = False
 
@@ -156,12 +193,12 @@ class BucketSync:
 def make_gradient_sync(
     kind: str, model: ActorCritic, parameters: FlatParameters, group: Group, *, bucket_cap_mb: float | None
 ) -> GradientSync:
-    """Return the sync that dist.grad_sync names; auto takes ddp for a million parameters on CPUs over Gloo, else flat.
+    """Return the sync that dist.grad_sync names; auto is ddp for a million parameters on CPUs over Gloo, else flat.
 
-    ddp needs a process group of torch.distributed over the group's ranks, besides whatever `group` speaks.
+    ddp needs a process group of torch.distributed over the group's ranks, also if `group` itself uses shared memory.
     """
     if kind == "auto":
-        # On a GPU the host's stamps of overlapped buckets tell nothing of when the device was done with them.
+        # On a GPU the host's timestamps of overlapped buckets do not say when the device finished them.
         is_large = parameters.gradient.numel() >= FLAT_BELOW and not parameters.gradient.is_cuda
         kind = "ddp" if is_large and group.name == "gloo" else "flat"
     if kind == "flat" or group.world_size == 1:
