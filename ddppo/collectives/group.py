@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what is compiled and imports no torch is in this package to
     import torch
 
 
-class Record(NamedTuple):
+class CollectiveTiming(NamedTuple):
     """One collective on this rank: seconds on this machine's monotonic clock.
 
     `hidden` is communication that ran while this rank computed (overlapped gradient sync), in seconds. num_bytes: that
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Waiting outside collectives, for ranks or processes of `role`; times as in Record."""
+    """Waiting outside collectives, for ranks or processes of `role`; times as in CollectiveTiming."""
 
     role: str
     start: float
@@ -65,7 +65,7 @@ class Group:
     process_group: Any = None
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[CollectiveTiming] = []
         self.waits: list[Wait] = []
         self.sends: list[int] = []  # bytes of each message outside collectives
 
@@ -107,7 +107,7 @@ class Group:
     def begin(self, iteration: int) -> None:
         """Say which iteration begins, for the message of a rank that waits in vain."""
 
-    def record(self, record: Record) -> None:
+    def record(self, record: CollectiveTiming) -> None:
         """Note a collective that has ended."""
         self.records.append(record)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ddppo.collectives.group import Board, Group, Record
+from ddppo.collectives.group import Board, CollectiveTiming, Group
 from ddppo.errors import CollectiveError
 from ddppo.tracebacks import first_sentence
 
@@ -157,7 +157,7 @@ class Peers(Group):
         for group in self._subgroups:
             group.begin(iteration)
 
-    def record(self, record: Record) -> None:
+    def record(self, record: CollectiveTiming) -> None:
         self.records.append(record)
         self.watch.heard(record.end)
 

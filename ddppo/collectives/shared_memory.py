@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from ddppo.collectives.group import Record, SumCall
+from ddppo.collectives.group import CollectiveTiming, SumCall
 from ddppo.collectives.peers import Peers, Watch
 from ddppo.errors import CollectiveError
 from ddppo.native.compiling import SHARED_MEMORY
@@ -160,7 +160,7 @@ class SharedMemoryGroup(Peers):
             self._wait(status, "sum", start)
         if local is not tensor:
             tensor.copy_(local)
-        self.record(Record(start, time.perf_counter(), num_bytes=local.nbytes))
+        self.record(CollectiveTiming(start, time.perf_counter(), num_bytes=local.nbytes))
         return tensor
 
     def sum_call(self, dtype: torch.dtype) -> SumCall:
@@ -191,7 +191,7 @@ class SharedMemoryGroup(Peers):
         if status:
             self._wait(status, "gather", start)
         keeps = receives and not all_receive  # a root, whose own part goes nowhere
-        self.record(Record(start, time.perf_counter(), num_bytes=0 if keeps else local.nbytes))
+        self.record(CollectiveTiming(start, time.perf_counter(), num_bytes=0 if keeps else local.nbytes))
         return gathered
 
     def broadcast_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -204,7 +204,7 @@ class SharedMemoryGroup(Peers):
         if local is not tensor:
             tensor.copy_(local)
         num_bytes = 0 if self._context.rank else local.nbytes
-        self.record(Record(start, time.perf_counter(), num_bytes=num_bytes))
+        self.record(CollectiveTiming(start, time.perf_counter(), num_bytes=num_bytes))
         return tensor
 
     def barrier(self) -> None:
@@ -212,7 +212,7 @@ class SharedMemoryGroup(Peers):
         status = self._begin(self._at, _BARRIER, _BYTES, None, None, 0)
         if status:
             self._wait(status, "barrier", start)
-        self.record(Record(start, time.perf_counter(), is_barrier=True))
+        self.record(CollectiveTiming(start, time.perf_counter(), is_barrier=True))
 
     def _start(self) -> float:
         if self._device.type == "cuda":

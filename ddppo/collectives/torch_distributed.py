@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from ddppo.collectives.group import Group, Record
+from ddppo.collectives.group import CollectiveTiming, Group
 from ddppo.collectives.peers import Peers, Watch
 from ddppo.errors import CollectiveError
 
@@ -106,7 +106,7 @@ class ProcessGroup(Peers):
         except RuntimeError as e:
             raise CollectiveError(self.lost(what, time.perf_counter() - start)) from e
         is_barrier = num_bytes is None
-        self.record(Record(start, time.perf_counter(), is_barrier, num_bytes=num_bytes))
+        self.record(CollectiveTiming(start, time.perf_counter(), is_barrier, num_bytes=num_bytes))
 
 
 # -- Collectives over several machines: shared memory inside each, Gloo between one leader each.
@@ -197,4 +197,6 @@ class Hierarchy(Peers):
         self._local.records.clear()
         if self._across is not None:
             self._across.records.clear()
-        self.record(Record(start, time.perf_counter(), is_barrier=num_bytes is None, num_bytes=num_bytes))
+        self.record(
+            CollectiveTiming(start, time.perf_counter(), is_barrier=num_bytes is None, num_bytes=num_bytes)
+        )

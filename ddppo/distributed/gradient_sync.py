@@ -37,7 +37,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddppo.collectives.group import Group, OrderedSum, Record
+from ddppo.collectives.group import CollectiveTiming, Group, OrderedSum
 from ddppo.errors import CollectiveError
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.ppo.learner import GradientSync
@@ -171,7 +171,9 @@ class BucketSync:
         total = sum(done - ready for ready, done in zip(self._ready, self._done, strict=False))
         exposed = end - last_ready
         hidden = max(0.0, total - exposed)
-        self.group.record(Record(last_ready, end, hidden=hidden, num_bytes=self.parameters.gradient.nbytes))
+        self.group.record(
+            CollectiveTiming(last_ready, end, hidden=hidden, num_bytes=self.parameters.gradient.nbytes)
+        )
 
     def _sum_bucket(self, state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self._ready.append(time.perf_counter())

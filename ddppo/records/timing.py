@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ddppo.collectives.group import Group, Record
+from ddppo.collectives.group import CollectiveTiming, Group
 
 # -- What a rank knows by itself at the end of an iteration.
 
@@ -164,7 +164,7 @@ def _seconds(notes: Sequence) -> float:
     return sum(note.end - note.start for note in notes)
 
 
-def _stamps(records: Sequence[Record], origin: float) -> CollectiveStamps:
+def _stamps(records: Sequence[CollectiveTiming], origin: float) -> CollectiveStamps:
     stamps = np.array([(r.start - origin, r.end - origin) for r in records])
     return CollectiveStamps(stamps.reshape(-1, 2), tuple(r.is_barrier for r in records))
 

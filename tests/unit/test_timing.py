@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ddppo.collectives.group import Group, Record, Wait
+from ddppo.collectives.group import CollectiveTiming, Group, Wait
 from ddppo.records import timing
 from ddppo.records.timing import IterationClock, split_waiting
 
@@ -37,7 +37,7 @@ def group():
 def communicate(hands, group, seconds, **more):
     start = hands.now
     hands.advance(seconds)
-    group.records.append(Record(start, hands.now, **more))
+    group.records.append(CollectiveTiming(start, hands.now, **more))
 
 
 def split(stamps, is_barrier):

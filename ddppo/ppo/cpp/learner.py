@@ -6,7 +6,7 @@ import math
 import numpy as np
 import torch
 
-from ddppo.collectives.group import Group, OrderedSum, Record
+from ddppo.collectives.group import CollectiveTiming, Group, OrderedSum
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.models.actor_critic import flat_obs
 from ddppo.ppo.advantages import Estimates, Gae
@@ -90,7 +90,7 @@ class CppStep:
         )  # fmt: skip
         del columns
         for start, end in stamps[stamps[:, 1] > 0].tolist():
-            self._group.record(Record(start, end, num_bytes=self.network.gradient.nbytes))
+            self._group.record(CollectiveTiming(start, end, num_bytes=self.network.gradient.nbytes))
         if failed:
             fault, self._fault = self._fault, None
             assert fault is not None

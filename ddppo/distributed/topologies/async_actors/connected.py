@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import torch
 
-from ddppo.collectives.group import Record
+from ddppo.collectives.group import CollectiveTiming
 from ddppo.collectives.peers import OwnPace, in_words, leave_word
 from ddppo.config.settings import DistSettings
 from ddppo.distributed.topologies.async_actors.line import Door, Wire
@@ -111,7 +111,7 @@ class ActorConnections:
         except OSError as e:
             self._lose(actor, e)
             return None
-        self._group.record(Record(start, time.perf_counter()))
+        self._group.record(CollectiveTiming(start, time.perf_counter()))
         actor.is_acting, actor.since = False, time.monotonic()
         return sent, episodes
 
@@ -125,7 +125,7 @@ class ActorConnections:
             self._lose(actor, e)
             return
         num_bytes = actor.wire.num_bytes - num_bytes
-        self._group.record(Record(start, time.perf_counter(), num_bytes=num_bytes))
+        self._group.record(CollectiveTiming(start, time.perf_counter(), num_bytes=num_bytes))
         actor.is_acting, actor.is_new, actor.since = True, False, time.monotonic()
 
     def rest(self) -> None:
