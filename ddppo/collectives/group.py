@@ -1,4 +1,12 @@
-"""What every group of ranks can do, and the group of one rank, for which each operation is the identity."""
+"""Group, the contract of all collectives: sum, gather, broadcast and barrier over ranks.
+
+`Group` itself is the group of one rank, W = 1: every operation returns at once. The groups of several ranks derive from
+it: `shared_memory.SharedMemoryGroup` on one machine, `torch_distributed.ProcessGroup` and `torch_distributed.Hierarchy`
+anywhere; `meeting.meet` chooses one. They share `peers.Peers`, which finds lost ranks.
+
+Below the contract: `Board`, which ranks post on without a collective; `OrderedSum`, a sum whose bits do not depend on
+W; and `gather_bytes`, for messages of unequal length.
+"""
 
 import mmap
 import threading
@@ -11,90 +19,97 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-if TYPE_CHECKING:  # what is compiled and imports no torch is in this package too
-    import torch
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 class CollectiveTiming(NamedTuple):
-    """One collective on this rank: seconds on this machine's monotonic clock.
-
-    `hidden` is communication that ran while this rank computed (overlapped gradient sync), in seconds. num_bytes: that
-    this rank handed over; None where nothing is handed over by anybody, as in a barrier, or nobody counts.
-    """
+    """When one collective ran on this rank, and what it sent. Times in seconds of this machine's monotonic clock."""
 
     start: float
     end: float
     is_barrier: bool = False
-    hidden: float = 0.0
-    num_bytes: int | None = None
+    hidden: float = 0.0  # communication that ran while this rank computed (dist.grad_sync=ddp)
+    num_bytes: int | None = (
+        None  # sent by this rank; None if the collective sends nothing, or is not to be counted
+    )
 
 
 class Wait(NamedTuple):
-    """Waiting outside collectives, for ranks or processes of `role`; times as in CollectiveTiming."""
+    """Waiting outside collectives. Times as in CollectiveTiming."""
 
-    role: str
+    role: str  # the role of the ranks or processes that this rank waited for
     start: float
     end: float
 
 
 class SumCall(NamedTuple):
-    """How C sums numbers over ranks in place: int begin(context, what, type, address, address, num_bytes), 0 if done.
+    """A sum over ranks that C++ can call without Python, in the middle of an epoch.
 
-    What else it returns `wait` takes, which returns when the sum is done, or raises CollectiveError.
+    C++ calls `int begin(context, what, type, address, address, num_bytes)`, in place. 0 means that the sum is done. Any
+    other result goes to `wait`, which returns when the sum is done, or raises CollectiveError.
     """
 
-    begin: int
-    context: int
+    begin: int  # address of the C function
+    context: int  # its first three arguments
     what: int
     type: int
     wait: Callable[[int], None]
 
 
 class Group:
-    """One rank, no communication.
+    """A group of ranks. This class is the group of one rank, in which nothing travels.
 
-    rank and world_size are this rank's place in the group and its size. members: the ranks of the run at its places.
-    process_group: that of torch.distributed over its ranks, where it is another than the default one.
+    All ranks of a group call its collectives in the same order. A collective of a larger group blocks until every rank
+    of the group has called it; it raises CollectiveError after dist.timeout_s, or once a rank is known to be lost.
     """
 
-    name: str = "none"  # of the collective
-    rank: int = 0
-    world_size: int = 1
-    members: tuple[int, ...] = (0,)
-    clocks_shared: bool = True
-    process_group: Any = None
+    name: str = "none"  # of the collective: none, shm, gloo, nccl, shm+gloo, or sockets
+    rank: int = 0  # place of this rank in the group; rank 0 is the root
+    world_size: int = 1  # number of ranks in the group
+    members: tuple[int, ...] = (0,)  # for each place, the rank in the run
+    clocks_shared: bool = True  # whether the timestamps of all ranks come from one clock
+    process_group: Any = None  # torch.distributed's group of these ranks, if it is not the default one
 
     def __init__(self) -> None:
+        # What `ddppo.records.timing` reads and clears after every iteration.
         self.records: list[CollectiveTiming] = []
         self.waits: list[Wait] = []
         self.sends: list[int] = []  # bytes of each message outside collectives
 
-    def subgroup(self, ranks: Sequence[int]) -> "Group | None":
-        """Return the group of some of the run's ranks, ascending, the first its root; None for a rank outside.
+    # -- Making groups, before the first iteration.
 
-        Every rank calls it, in the same order as all others. Raises TrainingError where they cannot meet so.
+    def subgroup(self, ranks: Sequence[int]) -> "Group | None":
+        """Return the group of some of the run's ranks, in ascending order, the first its root. None on other ranks.
+
+        All ranks of the run call it in the same order. Raises TrainingError if these ranks cannot form a group.
         """
         assert tuple(ranks) == self.members, f"ranks {ranks} of a run of one"
         return self
 
     def board(self) -> "Board":
-        """Return a new board of all ranks, each of which calls it, in the same order as all others."""
+        """Return a new board for all ranks. All ranks call it in the same order."""
         return Board()
+
+    # -- The collectives. In the group of one rank every one is the identity.
 
     def sum_(self, tensor: "torch.Tensor") -> "torch.Tensor":
         """Replace `tensor` by its sum over ranks and return it."""
         return tensor
 
     def sum_call(self, dtype: "torch.dtype") -> SumCall | None:
-        """Return how C sums without Python, and Python records it after; None where only `sum_` can."""
+        """Return a sum that C++ calls by itself; None if only `sum_` can add up these ranks' numbers.
+
+        The caller in Python records the sums afterwards.
+        """
         return None
 
     def gather(self, values: "torch.Tensor") -> "torch.Tensor":
-        """Return every rank's `values` (CPU, same shape on all ranks) as `[W, ...]`, on every rank."""
+        """Return every rank's `values` (on the CPU, of the same shape on all ranks) as `[W, ...]`, on every rank."""
         return values.unsqueeze(0)
 
     def gather_at_root(self, values: "torch.Tensor") -> "torch.Tensor | None":
-        """Return every rank's `values` as `gather` does, on rank 0; None on the others, which receive nothing."""
+        """Return every rank's `values` as `gather` does, but on rank 0 alone; other ranks send, and return None."""
         return values.unsqueeze(0)
 
     def broadcast_(self, tensor: "torch.Tensor") -> "torch.Tensor":
@@ -102,10 +117,12 @@ class Group:
         return tensor
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Block until all ranks have called it. The body is empty because this group has one rank: W = 1."""
+
+    # -- Bookkeeping.
 
     def begin(self, iteration: int) -> None:
-        """Say which iteration begins, for the message of a rank that waits in vain."""
+        """Note the iteration that begins, for the error message of a rank that loses its peers."""
 
     def record(self, record: CollectiveTiming) -> None:
         """Note a collective that has ended."""
@@ -113,7 +130,7 @@ class Group:
 
     @contextmanager
     def wait_for(self, role: str) -> Iterator[None]:
-        """Note the enclosed time as waiting for a role, outside collectives."""
+        """Record the time of the enclosed block as waiting for a role, outside collectives."""
         start = time.perf_counter()
         try:
             yield
@@ -121,63 +138,64 @@ class Group:
             self.waits.append(Wait(role, start, time.perf_counter()))
 
     def lost(self, what: str, waited_s: float) -> str:
-        """Return the message of a rank that waited in vain in the collective `what`."""
-        raise AssertionError("one rank waits for nobody")
+        """Return the error message of a rank whose collective `what` failed after `waited_s` seconds."""
+        raise AssertionError("a group of one rank loses no peers")
 
     def close(self) -> None:
         """Leave the group."""
 
 
-# -- A board: what ranks post without waiting for one another, and each reads in its own memory.
+# -- A board: ranks post numbers on it without waiting for one another, and read it in their own memory.
 #
-# A step of an environment reads it, so it costs a look at some integers. Numbers only rise.
-
-
-if TYPE_CHECKING:
-    import torch.distributed as dist
+# distributed=ddp_preempt reads it after every step of the environments, so reading must cost no more than a look at a
+# few integers. Each rank posts ascending numbers: the numbers of its finished rollouts.
 
 _CELL_BYTES = 8
-_FOREVER = timedelta(days=365)  # a wait that times out complains on stderr, and a rollout may take hours
-_KEPT = 64  # numbers whose keys stay in the store
+_FOREVER = timedelta(
+    days=365
+)  # the store prints an error when a wait times out, and a rollout may take hours
+_KEPT = 64  # most recent numbers whose keys stay in the store
 
 
 class Board:
-    """That of one rank. cells `[n]`, int64, are what is known of posts: see `awaited`."""
+    """The board of a single rank, and the contract of the others."""
 
     def __init__(self, cells: np.ndarray | None = None, place: int = 0) -> None:
-        self.cells = np.zeros(1, np.int64) if cells is None else cells
-        self._place = place
+        self.cells = np.zeros(1, np.int64) if cells is None else cells  # `[n]`: posted numbers
+        self._place = place  # the cell of this rank
 
     def begin(self, number: int, num_ranks: int) -> int:
-        """Ask of `number`, above all before, whether num_ranks have posted it; every rank asks the same.
+        """Begin to watch whether `num_ranks` ranks have posted `number`, which is higher than all before.
 
-        Returns how many cells are at least `number` once they have.
+        Returns how many cells hold at least `number` once they have. All ranks give the same arguments.
         """
         return num_ranks
 
     def post(self, number: int) -> None:
-        """Tell all ranks that this one is done with `number`."""
+        """Tell all ranks that this rank has finished `number`."""
         self.cells[self._place] = number
 
 
 class MemoryBoard(Board):
-    """That of ranks of one machine: a cell of each, `[W]`, in a file that all map."""
+    """The board of ranks on one machine: one cell per rank, `[W]`, in a file that all ranks map."""
 
     def __init__(self, file: int, world_size: int, place: int) -> None:
-        memory = mmap.mmap(file, board_bytes(world_size))  # which the array keeps
+        memory = mmap.mmap(file, board_bytes(world_size))  # the array keeps it alive
         super().__init__(np.frombuffer(memory, np.int64, world_size), place)
 
 
 class StoreBoard(Board):
-    """That of ranks of several machines: they count in a store, and a thread of each rank waits for the last of them.
+    """The board of ranks on several machines. It has one cell: the last number that enough ranks have posted.
 
-    cells `[1]`: the last number that enough ranks have posted.
+    Posts are counted in the launcher's store. A thread of each rank waits there for the last post that is needed, and
+    writes the cell, so that the step loop reads local memory here too.
     """
 
     def __init__(self, store: "dist.Store") -> None:
         super().__init__()
         self._store = store
-        self._listening = store.clone()  # type: ignore[attr-defined]  # a rank that waits keeps a connection to itself
+        # A second connection: the thread's blocking wait would hold up every other use of the first one.
+        self._listening = store.clone()  # type: ignore[attr-defined]
         self._number = self._num_ranks = 0
         self._has_begun = threading.Event()
         threading.Thread(target=self._listen, name="ddppo board", daemon=True).start()
@@ -188,22 +206,24 @@ class StoreBoard(Board):
         return 1
 
     def post(self, number: int) -> None:
-        if self._store.add(_count_of(number), 1) != self._num_ranks:
+        # The store's counter returns this rank's place in the order of posts.
+        if self._store.add(_count_key(number), 1) != self._num_ranks:
             return
-        self._store.set(_word_of(number), "")
-        for key in (_count_of(number - _KEPT), _word_of(number - _KEPT)):
+        # This post is the last one needed: wake the threads, then delete old keys, which nobody reads any more.
+        self._store.set(_done_key(number), "")
+        for key in (_count_key(number - _KEPT), _done_key(number - _KEPT)):
             self._store.delete_key(key)
 
     def _listen(self) -> None:
-        """Note each number that enough have posted, as long as the process lives."""
+        """Write each number that enough ranks have posted into the cell, as long as the process lives."""
         import torch.distributed as dist
 
-        with suppress(dist.DistError):  # the store is gone: ranks that wait for others notice
+        with suppress(dist.DistError):  # the store is gone; ranks notice that in their next collective
             while True:
                 self._has_begun.wait()
                 self._has_begun.clear()
                 while self.cells[0] < (number := self._number):
-                    self._listening.wait([_word_of(number)], _FOREVER)
+                    self._listening.wait([_done_key(number)], _FOREVER)
                     self.cells[0] = number
 
 
@@ -211,22 +231,22 @@ def board_bytes(world_size: int) -> int:
     return world_size * _CELL_BYTES
 
 
-def _count_of(number: int) -> str:
+def _count_key(number: int) -> str:
     return f"ddppo/board/{number}"
 
 
-def _word_of(number: int) -> str:
+def _done_key(number: int) -> str:
     return f"ddppo/board/{number}/enough"
 
 
-# -- Sums whose order of additions follows from the number of shards alone, whichever ranks hold them.
+# -- Sums whose bits do not depend on W (dist.reduction=ordered).
+#
+# The summands are V shards, whatever W is; each rank holds V / W consecutive ones. The order of additions follows from
+# V alone, and an addition of two numbers has one result, so every W gives the same bits.
 
 
 def sum_in_pairs(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of rows `[n, ...]`: 0 + 1, 2 + 3, ..., then these in pairs, until one is left.
-
-    An addition of two numbers has one result, however many are added at once; so the bits follow from n.
-    """
+    """Return the sum of rows `[n, ...]` by a binary tree: 0 + 1, 2 + 3, ..., then these sums in pairs, and so on."""
     while len(rows) > 1:
         pairs = _pairs(rows)
         rows = pairs if len(rows) % 2 == 0 else torch.cat([pairs, rows[-1:]])
@@ -234,19 +254,19 @@ def sum_in_pairs(rows: torch.Tensor) -> torch.Tensor:
 
 
 class OrderedSum:
-    """Adds up vectors `[n]` of V shards in pairs (`sum_in_pairs`), V / W of them on each rank, consecutive ones.
+    """Adds vectors `[n]` of V shards by the tree of `sum_in_pairs`.
 
-    A rank adds what pairs are its own before it gathers the rest: where V / W is a power of two, as many vectors travel
-    as there are ranks. rows `[V / W, n]`: this rank's.
+    A rank adds the pairs that lie within its own shards, ranks gather the rest, and each finishes the tree. If V / W is
+    a power of two, each rank sends one vector.
     """
 
     def __init__(self, group: Group, num_shards: int, like: torch.Tensor) -> None:
-        self.rows = like.new_zeros(num_shards, *like.shape)
+        self.rows = like.new_zeros(num_shards, *like.shape)  # `[V / W, n]`: the vectors of this rank's shards
         self._group = group
         self._next = 0
 
     def sum_(self, vector: torch.Tensor) -> torch.Tensor:
-        """Take the vector of this rank's next shard; of its last one, replace it by the sum over all shards."""
+        """Store the vector of this rank's next shard. For its last shard, replace `vector` by the sum of all shards."""
         self.rows[self._next].copy_(vector)
         self._next += 1
         if self._next == len(self.rows):
@@ -255,8 +275,10 @@ class OrderedSum:
         return vector
 
     def finish_(self, out: torch.Tensor) -> None:
-        """Leave the sum of all ranks' rows in `out`."""
+        """Write the sum of all ranks' rows to `out`."""
         rows = self.rows
+        # Add here as long as this rank's rows form whole pairs of the tree; with an odd number the last row's partner
+        # is on the next rank.
         while len(rows) % 2 == 0:
             rows = _pairs(rows)
         out.copy_(sum_in_pairs(self._group.gather(rows).flatten(0, 1)))
@@ -267,16 +289,19 @@ def _pairs(rows: torch.Tensor) -> torch.Tensor:
     return rows[0:last:2] + rows[1:last:2]
 
 
+# -- Messages of unequal length.
+
+
 def gather_bytes(
     group: Group, mine: bytes, *, asks: bool = False, at_root: bool = False
 ) -> tuple[list[bytes], bool]:
-    """Return the bytes of all ranks, [] but on rank 0 if `at_root`, and whether any of them asks.
+    """Return the bytes of all ranks, and whether any rank has set `asks`. With `at_root`, other ranks return [].
 
-    A gather of sizes, then one of as much as the longest, where there is any.
+    It is one gather of lengths, and a second one of the padded bytes if any rank has some.
     """
-    heads = group.gather(torch.tensor([len(mine), asks])).tolist()
-    sizes = [size for size, _ in heads]
-    any_asks = any(asked for _, asked in heads)
+    lengths = group.gather(torch.tensor([len(mine), asks])).tolist()
+    sizes = [size for size, _ in lengths]
+    any_asks = any(asked for _, asked in lengths)
     if not any(sizes):
         return [b""] * len(sizes), any_asks
     padded = torch.zeros(max(sizes), dtype=torch.uint8)
