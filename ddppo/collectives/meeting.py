@@ -1,6 +1,8 @@
-"""How ranks find one another: who is on which machine, by what they will speak, and the group that follows.
+"""How ranks meet: each describes itself in the launcher's store, and from all descriptions follows the group.
 
-Ranks tell each other through the store of their launcher, so all decide the same.
+`meet` is called once by every rank. All ranks read the same descriptions, so all choose the same collective without
+further messages. dist.collective=auto takes, in this order: NCCL if every rank has its own GPU; shared memory within
+machines, with Gloo between one leader per machine; Gloo between all ranks.
 """
 
 import hashlib
@@ -35,29 +37,25 @@ from ddppo.native import NotCompiled
 from ddppo.processes.machine import allowed_cores, at_most, cpu_quota, unnamed_file
 from ddppo.processes.signals import interrupts_kill
 
-_SLICE_S = 0.5  # of a wait inside torch, where no handler of Python's for a signal runs
+_SLICE_S = 0.5  # longest single wait inside torch, where Python's signal handlers do not run
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a run asks of its collectives. `own_gpu`: whether every rank of this machine has a GPU of its own.
+    """The collectives that a run asks for."""
 
-    process_group: whether something needs one of torch.distributed over all ranks, whatever else there is. subgroups:
-    whether groups of some ranks will follow.
-    """
-
-    collective: str
+    collective: str  # dist.collective: auto, shm, gloo or nccl
     device: torch.device
-    own_gpu: bool
+    own_gpu: bool  # whether every rank of this machine has its own GPU
     timeout_s: float
-    process_group: bool = False
-    subgroups: bool = False
+    process_group: bool = False  # also make a process group of torch.distributed, for dist.grad_sync=ddp
+    subgroups: bool = False  # the topology will call Group.subgroup
 
 
 def machine_number() -> int:
-    """Return a number of 48 bits that two processes share if they run on one machine, whatever their node's name.
+    """Return a 48-bit number that is equal for processes of one machine; host names are not, in containers.
 
-    DDPPO_MACHINE names the machine instead, to try on one what several would do.
+    DDPPO_MACHINE replaces it, to simulate several machines on one.
     """
     try:
         identity = os.environ.get("DDPPO_MACHINE") or Path("/proc/sys/kernel/random/boot_id").read_text()
@@ -67,28 +65,28 @@ def machine_number() -> int:
 
 
 def meet(store: dist.Store, rank: int, world_size: int, wanted: Wanted) -> Group:
-    """Return the group of all ranks; each of them calls this. Raises DistError where one does not come in time."""
+    """Return the group of all ranks. Every rank calls it. Raises DistError if a rank does not come in time."""
     store.set_timeout(timedelta(seconds=wanted.timeout_s))
-    words = _say(store, "hello", rank, world_size, _hello(wanted))
+    words = _exchange(store, "hello", rank, world_size, _hello(wanted))
     meeting = _Meeting(store, words, wanted)
     group = meeting.all(Watch(rank, world_size, store, wanted.timeout_s))
-    group.meet, group.make_board = meeting.some, meeting.board
+    group.meet, group.make_board = meeting.some, meeting.board  # for Group.subgroup and Group.board
     return group
 
 
 class _Meeting:
-    """What a rank knows of the others once all have said hello: `words`, one of each rank."""
+    """Makes groups and boards from the descriptions of all ranks."""
 
     def __init__(self, store: dist.Store, words: list[dict[str, Any]], wanted: Wanted) -> None:
         self._store = store
-        self._words = words
+        self._words = words  # the description of each rank, see `_hello`
         self._wanted = wanted
         self._timeout = timedelta(seconds=wanted.timeout_s)
-        self._has_memory = False
-        self._has_process_group = False  # over all ranks
+        self._has_memory = False  # whether ranks of one machine share memory
+        self._has_process_group = False  # whether torch.distributed has a process group over all ranks
 
     def all(self, watch: Watch) -> Peers:
-        """Return the group of all ranks, by what dist.collective says or what suits."""
+        """Return the group of all ranks, by dist.collective."""
         kind, wanted = self._wanted.collective, self._wanted
         if kind == "auto" and all(word["own_gpu"] for word in self._words):
             kind = "nccl"
@@ -114,9 +112,10 @@ class _Meeting:
         return ProcessGroup(watch, wanted.device, clocks_shared=self._is_one_machine(watch.members))
 
     def some(self, of_all: Watch, ranks: tuple[int, ...], number: int) -> Group | None:
-        """Return the group of some ranks, by what the group of all speaks; `number` tells it from others.
+        """Return the group of some ranks, with the collective of the group of all; None on other ranks.
 
-        None on a rank outside, who calls it for the process groups, which all ranks make together.
+        number: counts the subgroups, for keys of the store. Ranks outside call it too, because torch makes a process
+        group only if all ranks take part.
         """
         leaders = [ranks[places[0]] for places in self._memories(ranks)]
         process_group, across = None, None
@@ -125,8 +124,8 @@ class _Meeting:
         if self._has_memory and len(leaders) > 1:
             if not self._has_process_group:
                 raise TrainingError(
-                    f"ranks {in_words(ranks)} are on {len(leaders)} machines: a topology whose program makes groups "
-                    "of some ranks declares it by subgroups=True"
+                    f"{in_words(ranks)} are on {len(leaders)} machines: a topology that makes subgroups declares it "
+                    "by subgroups=True"
                 )
             across = dist.new_group(leaders, timeout=self._timeout)
         if of_all.rank not in ranks:
@@ -140,49 +139,49 @@ class _Meeting:
         else:
             group = self._memory(dist.PrefixStore(f"subgroup{number}", self._store), watch)
         if isinstance(group, str):
-            raise TrainingError(
-                f"ranks {in_words(ranks)} cannot share memory: {group}; use dist.collective=gloo"
-            )
+            raise TrainingError(f"{in_words(ranks)} cannot share memory: {group}; use dist.collective=gloo")
         if len(leaders) > 1 and self._has_memory:
             group = self._hierarchy(watch, group, across)
         group.process_group = process_group
         return group
 
     def board(self, watch: Watch, number: int) -> Board:
-        """Return the `number`-th board of all ranks: memory that they share, or their store."""
+        """Return the `number`-th board of all ranks: in shared memory on one machine, otherwise in the store."""
         store, size = dist.PrefixStore(f"board{number}", self._store), watch.world_size
         if len(self._memories(watch.members)) > 1:
             return StoreBoard(store)
+        # Rank 0 creates an unnamed file, all ranks map it, and if one rank cannot, all use the store.
         board, file = None, None
         with suppress(OSError):
             if watch.rank == 0:
                 file = unnamed_file(board_bytes(size))
-        offer = _say(store, "offer", watch.rank, size, {"pid": os.getpid(), "file": file})[0]
+        offer = _exchange(store, "offer", watch.rank, size, {"pid": os.getpid(), "file": file})[0]
         with suppress(OSError):
             if offer["file"] is not None:
                 own = open_segment(**offer)
                 board = MemoryBoard(own, size, watch.rank)
                 os.close(own)
-        words = _say(store, "mapped", watch.rank, size, {"is_mapped": board is not None})
+        words = _exchange(store, "mapped", watch.rank, size, {"is_mapped": board is not None})
         if file is not None:
-            os.close(file)  # all have mapped it
+            os.close(file)  # all ranks have mapped it
         return board if board is not None and all(word["is_mapped"] for word in words) else StoreBoard(store)
 
     def _is_one_machine(self, ranks: Sequence[int]) -> bool:
         return len({self._words[rank]["machine"] for rank in ranks}) == 1
 
     def _memories(self, ranks: Sequence[int]) -> list[list[int]]:
-        """Return the places in `ranks` of those that can share memory, together."""
+        """Return a list for each memory, that is, each machine and container: the places in `ranks` that share it."""
         found: dict[str, list[int]] = {}
         for place, rank in enumerate(ranks):
             found.setdefault(self._words[rank]["memory"], []).append(place)
         return list(found.values())
 
     def _memory(self, store: dist.Store, watch: Watch) -> Peers | str:
-        """Return the group of the watch's members on this machine through memory, or why there is none."""
+        """Return the shared-memory group of the watch's members on this machine, or the reason that there is none."""
         members, words = watch.members, self._words
         place = members.index(watch.rank)
         here = next(places for places in self._memories(members) if place in places)
+        # The first rank of the machine creates the segment, and the others open it through /proc/<pid>/fd.
         file = None
         offer: dict[str, Any] = {}
         if place == here[0]:
@@ -191,11 +190,12 @@ class _Meeting:
                 offer = {"pid": os.getpid(), "file": file, "inode": os.fstat(file).st_ino}
             except (OSError, NotCompiled) as e:
                 offer = {"error": _reason(e)}
-        offer = _say(store, "segment", place, len(members), offer)[here[0]]
+        offer = _exchange(store, "segment", place, len(members), offer)[here[0]]
         segment, error = _mapped(offer, len(here))
-        errors = [word["error"] for word in _say(store, "mapped", place, len(members), {"error": error})]
+        errors = [word["error"] for word in _exchange(store, "mapped", place, len(members), {"error": error})]
         if file is not None:
-            os.close(file)  # all have mapped it
+            os.close(file)  # all ranks have mapped it
+        # Shared memory is used by all ranks or by none.
         if any(errors):
             return next(f"{error} (rank {members[at]})" for at, error in enumerate(errors) if error)
         assert segment is not None
@@ -214,9 +214,10 @@ class _Meeting:
         return len(here) / at_most(len(allowed), max(word["quota"] for word in here))
 
     def _over_machines(self, watch: Watch, local: Peers) -> Peers:
-        """Return the group of all ranks over machines, or `local` if there is but one.
+        """Return the group of all ranks over all machines; `local`, the group of this machine, if there is only one.
 
-        Leaders alone make a process group for it, or one within that of all where there is one for another reason.
+        The leaders, one per machine, need a process group for it. They make it alone, unless the run needs a process
+        group over all ranks anyway: then torch lets only all ranks together make another one.
         """
         machines, wanted = self._memories(watch.members), self._wanted
         leaders, across = [ranks[0] for ranks in machines], None
@@ -247,11 +248,11 @@ class _Meeting:
 
 
 def _hello(wanted: Wanted) -> dict[str, Any]:
+    """Return the description of this rank that all others read."""
     process = this_process()
     try:
-        namespace = os.readlink(
-            "/proc/self/ns/pid"
-        )  # containers of one machine do not see each other's processes
+        # Containers of one machine do not see each other's processes, and so cannot share memory through /proc.
+        namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         namespace = ""
     return {
@@ -265,13 +266,14 @@ def _hello(wanted: Wanted) -> dict[str, Any]:
 
 
 def _mapped(offer: dict[str, Any], num_ranks: int) -> tuple[Segment | None, str]:
+    """Return the segment that a rank offers, mapped, and ""; or None and the reason."""
     if "error" in offer:
         return None, offer["error"]
     try:
         file = open_segment(offer["pid"], offer["file"])
         try:
             if os.fstat(file).st_ino != offer["inode"]:
-                return None, f"process {offer['pid']} is another one here"
+                return None, f"process {offer['pid']} is a different one here"
             return Segment(file, num_ranks), ""
         finally:
             os.close(file)
@@ -279,13 +281,16 @@ def _mapped(offer: dict[str, Any], num_ranks: int) -> tuple[Segment | None, str]
         return None, _reason(e)
 
 
-def _say(
+def _exchange(
     store: dist.Store, topic: str, rank: int, world_size: int, word: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Tell all ranks a word and return those of all of them. Raises DistError where one does not come in time."""
+    """Write this rank's word to the store and return the words of all ranks; a gather before there are collectives.
+
+    Raises DistError if a rank's word does not come in time.
+    """
     keys = [f"ddppo/{topic}/{each}" for each in range(world_size)]
     store.set(keys[rank], json.dumps(word))
-    is_file = isinstance(shared_by_all(store), dist.FileStore)  # which can answer one question at a time
+    is_file = isinstance(shared_by_all(store), dist.FileStore)  # it answers one key at a time
     if not is_file:
         _await(store, keys)
     values = map(store.get, keys) if is_file else store.multi_get(keys)
@@ -293,11 +298,11 @@ def _say(
 
 
 def _await(store: dist.Store, keys: list[str]) -> None:
-    """Block until all ranks' keys are there. Raises DistStoreError after the store's timeout."""
+    """Block until the keys of all ranks are there. Raises DistStoreError after the store's timeout."""
     end = time.monotonic() + store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stub lacks it
     while (left_s := end - time.monotonic()) > 0:
         with suppress(dist.DistStoreError):
-            store.wait(keys, timedelta(seconds=min(max(left_s, 0.001), _SLICE_S)))  # 0 is for ever
+            store.wait(keys, timedelta(seconds=min(max(left_s, 0.001), _SLICE_S)))  # 0 would mean no limit
             return
     missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
     if missing:

@@ -1,4 +1,10 @@
-"""A group of several ranks: when all were last heard of, and which of them are silent when a collective fails."""
+"""Parts that all groups of several ranks share: subgroups, and finding the lost ranks when a collective fails.
+
+A collective ends only after every rank has called it, so its end proves that all ranks were alive (`Watch.heard`). A
+rank whose collective fails leaves a word in the launcher's store and waits a second for the others to do so. The ranks
+without a word are the lost ones, and the error names them. `OwnPace` is the group of a rank that takes part in no
+collective and uses the store alone.
+"""
 
 import copy
 import socket
@@ -6,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -14,14 +19,11 @@ from ddppo.collectives.group import Board, CollectiveTiming, Group
 from ddppo.errors import CollectiveError
 from ddppo.tracebacks import first_sentence
 
-# -- A rank at its own pace: it meets the others in no collective, and finds them through the launcher's store.
+# -- A rank at its own pace: it takes part in no collective, and finds other ranks through the launcher's store.
 
 
 class OwnPace(Group):
-    """A group of one that knows its place among the ranks it was started with; every operation is the identity.
-
-    store: of the launcher, where ranks leave word for one another.
-    """
+    """The group of a rank at its own pace. It knows its rank and world_size, but its collectives are the identity."""
 
     name = "sockets"
 
@@ -29,19 +31,24 @@ class OwnPace(Group):
         super().__init__()
         self.rank, self.world_size = rank, world_size
         self.members = (rank,)
-        self.store, self._timeout_s = store, timeout_s
+        self.store, self._timeout_s = (
+            store,
+            timeout_s,
+        )  # the launcher's, in which ranks leave words for one another
         self.store.set_timeout(timedelta(seconds=timeout_s))
 
     def words(self, topic: str, mine: str) -> list[str]:
-        """Return what every rank says of a topic, by rank; once, before it begins.
+        """Return the word of every rank on a topic, by rank. Each rank calls it once per topic, before it starts work.
 
-        Raises CollectiveError where one does not come in time. A rank that is started again finds what others said.
+        Raises CollectiveError if a rank's word does not come in time. A rank that is started again finds the words of
+        its first start.
         """
         keys = [f"ddppo/{topic}/{rank}" for rank in range(self.world_size)]
         try:
             self.store.set(keys[self.rank], mine)
             return [self.store.get(key).decode() for key in keys]
         except dist.DistError as e:
+            # Name the ranks without a word; if the store itself is gone, name the store.
             who = "the launcher's store"
             with suppress(dist.DistError):
                 silent = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
@@ -53,60 +60,62 @@ class OwnPace(Group):
             ) from e
 
 
-if TYPE_CHECKING:  # what is compiled and imports no torch is in this package too
-    import torch.distributed as dist
+# -- A rank in a group of several.
 
-# Where ranks that lost their peers leave word in the store.
+# Keys of the store: the word of a rank that lost its peers, the number of such words, the number of ranks that met.
 _WORD, _NUM_WORDS = "ddppo/word/{}", "ddppo/num_words"
 _NUM_MET = "ddppo/num_met"
 
 
 class Watch:
-    """When this rank last heard of all the others, who leave word in `store` when they wait in vain.
+    """Knows when this rank last heard of all other members, and finds the lost ones when a collective fails."""
 
-    members: the ranks of the run that it watches, itself among them.
-    """
-
-    def __init__(self, rank: int, world_size: int, store: "dist.Store", timeout_s: float) -> None:
+    def __init__(self, rank: int, world_size: int, store: dist.Store, timeout_s: float) -> None:
         self.rank = rank
         self.world_size = world_size
-        self.members = tuple(range(world_size))
+        self.members = tuple(range(world_size))  # ranks of the run that are watched, this one included
         self.timeout_s = timeout_s
         self.iteration = 0
-        self.at_loss: list[Callable[[], None]] = []  # tells those who wait for this rank in other ways
+        # Called when a collective fails. Ranks that wait for this one in shared memory are woken, and fail too.
+        self.at_loss: list[Callable[[], None]] = []
         self._store = store
         self._heard_at = time.perf_counter()
         self._heard_in = 0
 
     def among(self, members: tuple[int, ...]) -> "Watch":
-        """Return one over some of the ranks, to whom a rank that gives up with all of them tells it too."""
-        watch = copy.copy(self)  # and with the same list of whom to tell
+        """Return a watch over some of the ranks, for a subgroup."""
+        # The copy shares the list at_loss: a failure in one group ends the waits in all of them.
+        watch = copy.copy(self)
         watch.members = members
         watch.heard(time.perf_counter())
         return watch
 
     def heard(self, now: float) -> None:
-        """Note that a collective has ended, which none leaves before all came."""
+        """Note that a collective has ended. None leaves it before all have called it, so all members were alive."""
         self._heard_at, self._heard_in = now, self.iteration
 
     def lost(self, what: str, waited_s: float) -> str:
-        """Say who waited where, how long, and which ranks were behind or gone."""
+        """Return the error message: which rank waited in which collective, how long, and which ranks are silent."""
         silence_s = time.perf_counter() - self._heard_at
         for tell in self.at_loss:
             tell()
         word = f"for {silence_s:.1f} s, last heard of {_when(self._heard_in)}"
         try:
             silent = self._leave_word(word)
-            who = f"no word from {in_words(silent)} {word}" if silent else "all others lost theirs too"
-        except (RuntimeError, ValueError) as e:  # the store went with the rank or launcher that held it
-            who = f"nobody knows whom, for the rendezvous store does not answer ({type(e).__name__})"
+            who = (
+                f"no word from {in_words(silent)} {word}"
+                if silent
+                else "all other ranks lost their peers too"
+            )
+        except (RuntimeError, ValueError) as e:  # the rank or launcher that held the store is gone
+            who = f"the lost ranks are unknown, because the rendezvous store does not answer ({type(e).__name__})"
         return (
             f"rank {self.rank} on {socket.gethostname()} lost its peers in a {what} {_when(self.iteration)} after "
             f"waiting {waited_s:.1f} s (limit dist.timeout_s={self.timeout_s:g}): {who}"
         )
 
     def _leave_word(self, word: str) -> list[int]:
-        """Tell the others and the launcher that this rank lives; return the members that do not within a second."""
+        """Leave a word for the other ranks and the launcher; return the members without one a second later."""
         self._store.set_timeout(timedelta(seconds=2))
         leave_word(self._store, self.rank, word)
         end = time.monotonic() + 1.0
@@ -116,17 +125,15 @@ class Watch:
 
 
 class Peers(Group):
-    """A rank among others; `watch` knows its place among all, also where this group holds only some of them.
-
-    meet: makes the group of some of the ranks, for the n-th time; of a group of all of them. make_board: makes their
-    n-th board.
-    """
+    """A rank in a group of several: all ranks of the run, or a subgroup of them."""
 
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self.rank, self.world_size = watch.members.index(watch.rank), len(watch.members)
         self.members = watch.members
         self.watch = watch
+        # The group of all ranks makes subgroups and boards with these two; `ddppo.collectives.meeting` sets them. Their
+        # last argument counts the calls, so that all ranks use the same keys of the store.
         self.meet: Callable[[Watch, tuple[int, ...], int], Group | None] | None = None
         self.make_board: Callable[[Watch, int], Board] | None = None
         self._num_met = self._num_boards = 0
@@ -139,8 +146,8 @@ class Peers(Group):
             alone = Group()
             alone.members = tuple(ranks)
             return alone if self.watch.rank in ranks else None
-        assert self.meet is not None, "a group of some ranks has no subgroups"
-        assert list(ranks) == sorted(set(ranks)), f"places follow ranks, also in process groups: {ranks}"
+        assert self.meet is not None, "a subgroup makes no subgroups"
+        assert list(ranks) == sorted(set(ranks)), f"ranks must ascend, as in torch's process groups: {ranks}"
         self._num_met += 1
         found = self.meet(self.watch, tuple(ranks), self._num_met)
         if found is not None:
@@ -148,7 +155,7 @@ class Peers(Group):
         return found
 
     def board(self) -> Board:
-        assert self.make_board is not None, "a group of some ranks has no board"
+        assert self.make_board is not None, "a subgroup has no board"
         self._num_boards += 1
         return self.make_board(self.watch, self._num_boards)
 
@@ -165,40 +172,37 @@ class Peers(Group):
         return self.watch.lost(what, waited_s)
 
     def close(self) -> None:
-        import torch.distributed as dist
-
-        # Made by the group of all ranks, or besides it for dist.grad_sync=ddp.
+        # The default process group belongs to the group of all ranks. dist.grad_sync=ddp needs it also if collectives
+        # go through shared memory.
         if self.world_size == self.watch.world_size and dist.is_initialized():
             dist.destroy_process_group()
 
 
-def shared_by_all(store: "dist.Store") -> "dist.Store":
-    """Return the store without the prefixes under which one process group alone would read it."""
-    import torch.distributed as dist
-
+def shared_by_all(store: dist.Store) -> dist.Store:
+    """Return the store without the prefixes that process groups add to its keys."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store
 
 
-def note_met(store: "dist.Store") -> None:
-    """Tell the launcher that this rank has met all the others, and from now on notices the end of any."""
+def note_met(store: dist.Store) -> None:
+    """Tell the launcher that this rank has met all others. From now on it notices the end of any of them."""
     store.add(_NUM_MET, 1)
 
 
-def have_met(store: "dist.Store", world_size: int) -> bool:
-    """Return whether all ranks have said so."""
+def have_met(store: dist.Store, world_size: int) -> bool:
+    """Return whether all ranks have called `note_met`."""
     return store.add(_NUM_MET, 0) >= world_size
 
 
-def leave_word(store: "dist.Store", rank: int, word: str) -> None:
-    """Tell the other ranks and the launcher for how long this one has not heard of all of them: "for 8.1 s, ..."."""
+def leave_word(store: dist.Store, rank: int, word: str) -> None:
+    """Tell the other ranks and the launcher that this rank lost its peers. The word begins with "for 8.1 s, "."""
     store.set(_WORD.format(rank), word)
     store.add(_NUM_WORDS, 1)
 
 
-def last_words(store: "dist.Store", world_size: int) -> dict[int, str]:
-    """Return the words of the ranks that left one."""
+def last_words(store: dist.Store, world_size: int) -> dict[int, str]:
+    """Return the words by rank, of the ranks that left one."""
     words = {rank: _WORD.format(rank) for rank in range(world_size)}
     return {rank: store.get(word).decode() for rank, word in words.items() if store.check([word])}
 
