@@ -1,14 +1,16 @@
 /* Collectives of ranks that share memory. shared_memory.py maps the segment and calls begin() and resume().
  *
- * A collective of many bytes is a row of operations, each of at most one slot per rank. In an operation every rank
- * copies its part into its slot and arrives; the last to arrive opens it; then everybody copies out. Slots have two
- * sides used in turn: who arrives at operation k + 1 has left k, so whoever writes for k + 2 disturbs nobody.
+ * A collective is a sequence of operations, each of at most one slot (256 kB) per rank. In an operation every rank
+ * copies its part into its slot and arrives (`arrive`); the last rank to arrive opens the operation (`open_`); then
+ * every rank copies the result out (`copy_out`). Slots have two sides, used in turn. A rank that arrives at operation
+ * k + 1 has left operation k, so a rank that already writes for k + 2 overwrites nothing that is still read.
  *
- * A sum is divided into pieces, which whoever runs at the moment takes until none is left: on crowded cores the last to
- * arrive does it all, and nobody waits for a rank that has no core. Every element is ((r0 + r1) + r2) + ..., so the bits
- * depend neither on who adds nor on who came first.
+ * A sum is divided into pieces, and any running rank takes the next piece until none is left (`take_pieces`). If ranks
+ * share cores, the last rank to arrive may add all of them, and no rank waits for one that has no core. Every element
+ * is ((r0 + r1) + r2) + ..., so the bits depend neither on the rank that adds nor on the order of arrival.
  *
- * Who waits spins, then yields, then sleeps on a futex. WAITING after nap_ns lets Python look at signals and peers.
+ * A waiting rank spins, then yields its core, then sleeps on a futex (`wait_for_all`). After nap_ns it returns WAITING
+ * to Python, which handles signals, looks for ended processes, and calls resume() again.
  */
 #define _GNU_SOURCE
 #include <linux/futex.h>
@@ -20,36 +22,36 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SUM, GATHER, BROADCAST, BARRIER };           /* what */
-enum { FLOAT32, FLOAT64, INT32, INT64, BYTES };     /* of which type; BYTES cannot be added */
-enum { DONE, WAITING, MISMATCH, LOST };             /* what begin and resume return */
+enum { SUM, GATHER, BROADCAST, BARRIER };           /* values of `what` */
+enum { FLOAT32, FLOAT64, INT32, INT64, BYTES };     /* values of `type`; BYTES cannot be added */
+enum { DONE, WAITING, MISMATCH, LOST };             /* results of begin and resume */
 enum { LINE = 64, PIECE = 16384 };
 
 #define LINE_OF_ITS_OWN _Alignas(LINE)
 
-struct call { uint64_t operation, num_bytes, what; }; /* what a rank came for, to be the same on all */
+struct call { uint64_t operation, num_bytes, what; }; /* must be equal on all ranks, else MISMATCH */
 
 struct rank_line { LINE_OF_ITS_OWN struct call call; };
 
-struct segment { /* zero at first */
-    LINE_OF_ITS_OWN atomic_uint_fast64_t arrived;    /* ranks, over all operations */
-    LINE_OF_ITS_OWN atomic_uint adding;              /* operation + 1 whose pieces may be taken */
-    LINE_OF_ITS_OWN atomic_uint taken;               /* pieces */
-    LINE_OF_ITS_OWN atomic_uint added;               /* pieces */
-    LINE_OF_ITS_OWN atomic_uint open;                /* operation + 1 that may be left; sleepers' futex */
-    atomic_uint asleep;
+struct segment { /* the shared memory, zero at first; the slots follow `ranks` */
+    LINE_OF_ITS_OWN atomic_uint_fast64_t arrived;    /* arrivals of all ranks in all operations */
+    LINE_OF_ITS_OWN atomic_uint adding;              /* operation + 1 that has pieces to add */
+    LINE_OF_ITS_OWN atomic_uint taken;               /* pieces that a rank adds or has added */
+    LINE_OF_ITS_OWN atomic_uint added;               /* pieces that are added */
+    LINE_OF_ITS_OWN atomic_uint open;                /* operation + 1 that is complete; also the futex */
+    atomic_uint asleep;                              /* ranks that sleep on `open` */
     atomic_uint fault;                               /* MISMATCH, or LOST: a rank has given up */
     LINE_OF_ITS_OWN struct rank_line ranks[];
 };
 
-struct context { /* of one rank; shared_memory.py has the same fields */
+struct context { /* of one rank; _Context of shared_memory.py has the same fields */
     struct segment *segment;
     uint64_t rank, world_size, slot_bytes, spin_ns, num_yields, nap_ns;
     /* the collective under way */
     const char *in;
     char *out;
     uint64_t what, type, num_bytes, offset, has_arrived;
-    uint64_t operation; /* how many were completed */
+    uint64_t operation; /* number of completed operations */
 };
 
 uint64_t segment_bytes(uint64_t world_size, uint64_t slot_bytes) {
@@ -101,15 +103,17 @@ static void add(uint64_t type, char *sum, const char *part, uint64_t num_bytes) 
 
 static void wake_all(struct segment *s) { syscall(SYS_futex, &s->open, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0); }
 
+/* Complete an operation: ranks that wait for it go on. */
 static void open_(struct segment *s, uint64_t operation) {
     atomic_store(&s->open, (unsigned)(operation + 1));
     if (atomic_load(&s->asleep)) wake_all(s);
 }
 
-static int is_open(const struct context *c) { /* also when the count of operations has wrapped */
+static int is_open(const struct context *c) { /* the signed difference is right also after the counters wrap */
     return (int32_t)(atomic_load(&c->segment->open) - (unsigned)(c->operation + 1)) >= 0;
 }
 
+/* Add pieces of the current sum until none is left; the rank that finishes the last piece opens the operation. */
 static void take_pieces(const struct context *c) {
     struct segment *s = c->segment;
     uint64_t num_bytes = operation_bytes(c), num_pieces = (num_bytes + PIECE - 1) / PIECE;
@@ -122,6 +126,7 @@ static void take_pieces(const struct context *c) {
     }
 }
 
+/* Copy this rank's part into its slot. The last rank to arrive checks that all came for the same, and continues. */
 static void arrive(struct context *c) {
     struct segment *s = c->segment;
     uint64_t num_bytes = operation_bytes(c);
@@ -142,6 +147,7 @@ static void arrive(struct context *c) {
     }
 }
 
+/* Return whether the operation is complete; help with the sum if it is not. */
 static int has_opened(const struct context *c) {
     if (is_open(c)) return 1;
     if (c->what != SUM || atomic_load(&c->segment->adding) != (unsigned)(c->operation + 1)) return 0;
@@ -161,6 +167,7 @@ static int wait_for_all(const struct context *c) {
         sched_yield();
         if (has_opened(c)) return DONE;
     }
+    /* Sleep until `open` changes. A rank that opens in between sees `asleep` or changes `seen`: no wake-up is lost. */
     struct timespec nap = {0, (long)c->nap_ns};
     unsigned seen = atomic_load(&s->open);
     atomic_fetch_add(&s->asleep, 1);
@@ -172,7 +179,7 @@ static int wait_for_all(const struct context *c) {
 
 static void copy_out(const struct context *c) {
     uint64_t num_bytes = operation_bytes(c);
-    if (c->what == GATHER && c->out) /* else for others to receive */
+    if (c->what == GATHER && c->out) /* a rank without `out` only sends */
         for (uint64_t rank = 0; rank < c->world_size; rank++)
             memcpy(c->out + rank * c->num_bytes + c->offset, slot(c, rank), num_bytes);
     else if (c->what == SUM)
@@ -181,7 +188,8 @@ static void copy_out(const struct context *c) {
         memcpy(c->out + c->offset, slot(c, 0), num_bytes);
 }
 
-int resume(struct context *c) { /* goes on with a collective that returned WAITING */
+/* Continue a collective that returned WAITING. */
+int resume(struct context *c) {
     for (;;) {
         if (!c->has_arrived) arrive(c);
         int status = wait_for_all(c);
@@ -195,11 +203,13 @@ int resume(struct context *c) { /* goes on with a collective that returned WAITI
     }
 }
 
-void give_up(struct context *c) { /* whoever waits for this rank need wait no longer */
+/* Make the waits of all ranks end with LOST: this rank takes part in no further collective. */
+void give_up(struct context *c) {
     atomic_store(&c->segment->fault, LOST);
     wake_all(c->segment);
 }
 
+/* Begin a collective; in and out may be equal. Returns DONE, or WAITING, MISMATCH or LOST. */
 int begin(struct context *c, uint64_t what, uint64_t type, const void *in, void *out, uint64_t num_bytes) {
     c->what = what;
     c->type = type;

@@ -1,7 +1,7 @@
 """Collectives between ranks of one machine, through memory that all of them map. shared_memory.c does the work.
 
-On Linux alone: its ranks wait by futexes, and find each other's memory and processes in /proc. The segment has no name,
-so nothing is left of it however they end.
+Linux only: ranks wait on futexes, and find each other's memory and processes in /proc. The segment is a file without a
+name, so nothing is left of it however the ranks end.
 """
 
 import ctypes
@@ -20,21 +20,23 @@ from ddppo.errors import CollectiveError
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.machine import unnamed_file
 
-# What a rank gives at once; longer tensors take several turns. The segment is 2 (W + 1) of it: 4.7 MB at W = 8.
+# Bytes that a rank sends at once; longer tensors take several turns. The segment is 2 (W + 1) slots: 4.7 MB at W = 8.
 _SLOT_BYTES = 256 * 1024
 _SUM, _GATHER, _BROADCAST, _BARRIER = range(4)
 _ADDABLE = {torch.float32: 0, torch.float64: 1, torch.int32: 2, torch.int64: 3}
 _BYTES = 4
 _WAITING, _MISMATCH, _LOST = 1, 2, 3
-# How long who waits keeps its core before it lets others run and, after so many times, sleeps. Short: the rank that it
-# waits for may need this core, always where ranks exceed cores, and where another process has taken one. To yield is
-# cheap on a core that nobody else wants, and to be woken is not: some milliseconds of it cover what ranks differ by.
+# How a rank waits: it spins on its core for _SPIN_NS, then yields the core to other processes _NUM_YIELDS times, then
+# sleeps. Spinning is short, because the awaited rank may need this very core: always if there are more ranks than
+# cores. A yield is cheap if no other process wants the core, while waking up takes long; so some milliseconds of yields
+# cover the usual difference between ranks.
 _SPIN_NS = 2_000
 _NUM_YIELDS = 8_000
-# Where many ranks share a core, a yield may only let another yield. On 2 cores, weak scaling: at W = 4 200 gave 1 to
-# 15 % more steps/s than 20, at W = 8 20 gave 12 to 14 % more than 200; at W = 32 both were the same.
+# If many ranks share a core, a yield may only start another rank that yields. Measured on 2 cores with weak scaling: at
+# W = 4, 200 yields gave 1 to 15 % more steps/s than 20; at W = 8, 20 gave 12 to 14 % more than 200; at W = 32, equal.
 _NUM_YIELDS_CROWDED, _NUM_YIELDS_VERY_CROWDED, _VERY_CROWDED = 200, 20, 4
-# After it a sleeper looks at every other rank's process; longer where that is many looks of many.
+# A sleeping rank wakes up after this time to see whether the other ranks' processes live; more with many ranks, because
+# every rank looks at every other.
 _NAP_NS = 100_000_000
 _POINTER = (ctypes.c_void_p,)
 _CPU = torch.device("cpu")
@@ -57,14 +59,14 @@ class _Context(ctypes.Structure):
 
 
 class Process(NamedTuple):
-    """A process of this machine; `started` tells it from a later one with its number."""
+    """A process of this machine."""
 
     pid: int
-    started: str
+    started: str  # start time, which distinguishes it from a later process with the same pid
 
 
 def this_process() -> Process:
-    """Return this process; `started` is "" where there is no /proc, and so no memory that ranks share."""
+    """Return this process; `started` is "" without /proc, where ranks share no memory anyway."""
     try:
         return Process(os.getpid(), _state_and_start(os.getpid())[1])
     except OSError:
@@ -72,7 +74,7 @@ def this_process() -> Process:
 
 
 def is_alive(process: Process) -> bool:
-    """Return whether a process has not ended yet; one that its parent has not waited for has."""
+    """Return whether a process still runs. A zombie, which its parent has not waited for, does not."""
     try:
         state, started = _state_and_start(process.pid)
     except OSError:
@@ -81,13 +83,14 @@ def is_alive(process: Process) -> bool:
 
 
 def _state_and_start(pid: int) -> tuple[str, str]:
-    """Return the third and the 22nd field of /proc/<pid>/stat; the second may hold anything. Raises OSError."""
+    """Return state and start time, fields 3 and 22 of /proc/<pid>/stat. Raises OSError."""
+    # Field 2 is the name in parentheses, which may contain anything, so split behind the last parenthesis.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
 
 
 class Segment:
-    """Memory that the ranks of a machine share, made by one of them and mapped by all."""
+    """Memory that the ranks of a machine share. One of them creates the file, and all map it."""
 
     def __init__(self, file: int, world_size: int) -> None:
         self.memory = mmap.mmap(file, _segment_bytes(world_size))
@@ -95,7 +98,7 @@ class Segment:
 
 
 def create_segment(world_size: int) -> int:
-    """Return an open file of the size that ranks share. Raises NotCompiled, OSError where memory does not suffice."""
+    """Return an open file of the segment's size. Raises NotCompiled, and OSError if memory does not suffice."""
     return unnamed_file(_segment_bytes(world_size))
 
 
@@ -117,7 +120,7 @@ def _num_yields(ranks_per_core: float) -> int:
 
 
 class SharedMemoryGroup(Peers):
-    """A rank among those that map `segment`: all of a run, or those of one machine. `members` are their processes."""
+    """A rank among those that map one segment: all ranks of a run, the ranks of one machine, or a subgroup."""
 
     name = "shm"
 
@@ -125,9 +128,9 @@ class SharedMemoryGroup(Peers):
         self,
         watch: Watch,
         segment: Segment,
-        members: Sequence[Process],
+        members: Sequence[Process],  # the processes of these ranks
         *,
-        place: int,
+        place: int,  # of this rank among them
         ranks_per_core: float,
         device: torch.device = _CPU,
     ) -> None:
@@ -149,7 +152,7 @@ class SharedMemoryGroup(Peers):
         self._begin, self._resume = SHARED_MEMORY.load().begin, SHARED_MEMORY.load().resume
         self._begin.argtypes = (*_POINTER, *[ctypes.c_uint64] * 2, *_POINTER, *_POINTER, ctypes.c_uint64)
         self._resume.argtypes = _POINTER
-        watch.at_loss.append(self._give_up)
+        watch.at_loss.append(self._give_up)  # a rank that lost its peers ends the waits of those that live
 
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         start = self._start()
@@ -190,7 +193,8 @@ class SharedMemoryGroup(Peers):
         status = self._begin(self._at, _GATHER, _BYTES, local.data_ptr(), out, local.nbytes)
         if status:
             self._wait(status, "gather", start)
-        keeps = receives and not all_receive  # a root, whose own part goes nowhere
+        # The root of gather_at_root sends nothing.
+        keeps = receives and not all_receive
         self.record(CollectiveTiming(start, time.perf_counter(), num_bytes=0 if keeps else local.nbytes))
         return gathered
 
@@ -216,16 +220,17 @@ class SharedMemoryGroup(Peers):
 
     def _start(self) -> float:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # what was queued before is not communication
+            torch.cuda.synchronize(self._device)  # else time of queued kernels would count as communication
         return time.perf_counter()
 
     def _give_up(self) -> None:
         SHARED_MEMORY.load().give_up(ctypes.c_void_p(self._at))
 
     def _wait(self, status: int, what: str, start: float) -> None:
-        """Go on with a collective that slept a while, with a look at the others in between."""
+        """Continue a collective that has slept, and look between sleeps whether the other ranks live."""
         while status == _WAITING:
-            # Whoever has left in good order came to this collective before: first this look, then the other one.
+            # A rank may end in good order after its last collective. So look at the processes first, then at the
+            # collective: if it is still incomplete, the ended rank has not taken part, and is lost.
             somebody_left = not all(map(is_alive, self._others))
             waited_s = time.perf_counter() - start
             status = self._resume(self._at)
@@ -233,4 +238,4 @@ class SharedMemoryGroup(Peers):
                 status = _LOST
         if status == _LOST:
             raise CollectiveError(self.lost(what, time.perf_counter() - start))
-        assert status != _MISMATCH, f"ranks came to different collectives; rank {self.rank} to a {what}"
+        assert status != _MISMATCH, f"ranks called different collectives; rank {self.rank} called a {what}"

@@ -1,4 +1,7 @@
-"""Collectives between ranks anywhere, by torch.distributed: Gloo on CPUs, NCCL on GPUs."""
+"""Collectives through torch.distributed: `ProcessGroup` (Gloo on CPUs, NCCL on GPUs) and `Hierarchy`.
+
+`Hierarchy` is for several machines: shared memory inside each machine, Gloo between one leader per machine.
+"""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,13 +16,13 @@ from ddppo.errors import CollectiveError
 
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
-# Bytes over all ranks up to which Gloo gathers and adds instead of all-reducing: one exchange instead of the
-# 2 (W - 1) steps of its ring. Four ranks on two cores, 37 kB each: 1.4 ms instead of 4.7 ms.
+# Bytes over all ranks up to which Gloo gathers and adds, in one exchange, instead of the 2 (W - 1) steps of its ring
+# all-reduce. Four ranks on two cores, 37 kB each: 1.4 ms instead of 4.7 ms.
 _GATHER_UP_TO = 4 * 2**20
 
 
 class ProcessGroup(Peers):
-    """A rank of an initialised process group of torch.distributed: of all ranks, or of those in `members`."""
+    """A rank of an initialised process group: the default one, or `members`."""
 
     def __init__(
         self,
@@ -95,9 +98,9 @@ class ProcessGroup(Peers):
 
     @contextmanager
     def _recorded(self, what: str, num_bytes: int | None) -> Iterator[None]:
-        """Note a collective; a barrier hands over no bytes."""
+        """Record the enclosed collective, and turn its errors into a CollectiveError. num_bytes: None for a barrier."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # what was queued before is not communication
+            torch.cuda.synchronize(self.device)  # else time of queued kernels would count as communication
         start = time.perf_counter()
         try:
             yield
@@ -109,15 +112,13 @@ class ProcessGroup(Peers):
         self.record(CollectiveTiming(start, time.perf_counter(), is_barrier, num_bytes=num_bytes))
 
 
-# -- Collectives over several machines: shared memory inside each, Gloo between one leader each.
+# -- Collectives over several machines.
 
 
 class Hierarchy(Peers):
-    """A rank of one machine of several. `machines` has the places of each one's ranks in ascending order; the first
-    leads.
+    """A rank on one of several machines. The first rank of each machine is its leader.
 
-    A sum adds up within machines first, so its order, and its last bits, are not those of one machine. All ranks have
-    the same bits.
+    A sum adds up within machines first, so its last bits differ from those of one machine. All ranks have equal bits.
     """
 
     name = "shm+gloo"
@@ -128,8 +129,11 @@ class Hierarchy(Peers):
     ) -> None:
         super().__init__(watch)
         assert machines[0][0] == 0, f"the first machine's leader broadcasts for rank 0: {machines}"
-        self._local = local
-        self._across = across  # of a leader
+        # machines: for each machine, the places of its ranks in ascending order.
+        self._local = local  # the ranks of this machine
+        self._across = across  # the leaders; None on other ranks
+        # Gathers between leaders have equal sizes, so each machine sends rows for as many ranks as the largest has.
+        # `_order` finds a rank's row among them.
         self._most = max(map(len, machines))
         at = {
             place: m * self._most + p for m, places in enumerate(machines) for p, place in enumerate(places)
@@ -139,6 +143,7 @@ class Hierarchy(Peers):
     def sum_(self, tensor: torch.Tensor) -> torch.Tensor:
         start = time.perf_counter()
         local = tensor if tensor.is_cpu and tensor.is_contiguous() else tensor.cpu().contiguous()
+        # Every rank of the machine has the machine's sum; leaders add these up; the machine takes its leader's result.
         self._local.sum_(local)
         if self._across is not None:
             self._across.sum_(local)
@@ -165,11 +170,11 @@ class Hierarchy(Peers):
         start = time.perf_counter()
         rows, gathered = self._local.gather_at_root(values), None
         if self._across is not None:
-            assert rows is not None, "who leads its machine is its root"
+            assert rows is not None, "a leader is the root of its machine's group"
             padded = torch.zeros((self._most, *values.shape), dtype=values.dtype)
             padded[: len(rows)] = rows
-            parts = self._across.gather_at_root(padded)
-            gathered = None if parts is None else parts.flatten(0, 1)[self._order]
+            all_rows = self._across.gather_at_root(padded)
+            gathered = None if all_rows is None else all_rows.flatten(0, 1)[self._order]
         self._note(start, values.nbytes if self.rank else 0)
         return gathered
 
@@ -186,6 +191,7 @@ class Hierarchy(Peers):
 
     def barrier(self) -> None:
         start = time.perf_counter()
+        # All ranks here have come; all machines have come; every rank here may know it.
         self._local.barrier()
         if self._across is not None:
             self._across.barrier()
@@ -193,7 +199,7 @@ class Hierarchy(Peers):
         self._note(start, None)
 
     def _note(self, start: float, num_bytes: int | None) -> None:
-        """Note a collective; a barrier hands over no bytes."""
+        """Record the whole collective in place of its parts. num_bytes: None for a barrier."""
         self._local.records.clear()
         if self._across is not None:
             self._across.records.clear()
