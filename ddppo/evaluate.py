@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from omegaconf import MISSING
 
 from ddppo.config.fields import setting
-from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError
+from ddppo.errors import AfterTrainingError, ConfigError, StorageError, TrainingError, in_one_line
 from ddppo.files import jsonable, stored, write_json
 from ddppo.options import door, parse
 from ddppo.package import command
 from ddppo.processes.signals import is_program
 from ddppo.terminal import printed_to_stderr, warn
-from ddppo.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     from ddppo.policies.loading import Trained

@@ -18,9 +18,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, in_one_line
 from ddppo.native.compiling import Library, cpp
-from ddppo.tracebacks import in_one_line
 
 GROUP = "ddppo.plugins"
 _OURS = ("study", "cluster", "serve")

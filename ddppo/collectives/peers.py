@@ -16,8 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from ddppo.collectives.group import Board, CollectiveTiming, Group
-from ddppo.errors import CollectiveError
-from ddppo.tracebacks import first_sentence
+from ddppo.errors import CollectiveError, first_sentence
 
 # -- A rank at its own pace: it takes part in no collective, and finds other ranks through the launcher's store.
 

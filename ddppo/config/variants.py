@@ -20,9 +20,8 @@ from ddppo.config.fields import in_words
 from ddppo.config.model_settings import CnnSettings, DictSettings, MlpSettings, ModelSettings, ResnetSettings
 from ddppo.config.settings import DistSettings
 from ddppo.distributed.topologies.known import TOPOLOGIES, find
-from ddppo.errors import ConfigError, near
+from ddppo.errors import ConfigError, in_one_line, near
 from ddppo.plugins import added, imported
-from ddppo.tracebacks import in_one_line
 
 RENAMED = {"dist.backend": "dist.collective"}  # settings, by the names that they had before
 RENAMED_BACKENDS = {"native": "gym_vector"}  # values of env.backend, by the names that they had before

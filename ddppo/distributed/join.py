@@ -24,13 +24,12 @@ from ddppo.distributed.network import (
     rendezvous_store,
 )
 from ddppo.distributed.topologies.known import find
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, TrainingError, is_of_torch_distributed
 from ddppo.native import NotCompiled
 from ddppo.native.compiling import SHARED_MEMORY
 from ddppo.processes.machine import available_cores
 from ddppo.processes.signals import die_with_parent, end_processes_left
 from ddppo.terminal import warn
-from ddppo.tracebacks import is_of_torch_distributed
 
 # Products of weights in a minibatch from which a second thread pays: operations must last milliseconds, for waking
 # a thread takes tens of us. At 2e7 (64 units, 2,048 samples) two threads need 1.7 times one's time on some machines and

@@ -15,8 +15,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from ddppo.errors import CollectiveError, ConfigError, TrainingError
-from ddppo.tracebacks import first_sentence
+from ddppo.errors import CollectiveError, ConfigError, TrainingError, first_sentence
 
 _PROBE_S = 0.4  # the kernel answers for a socket that listens, however busy the machine is
 _AGAIN_S = 0.1

@@ -19,9 +19,16 @@ import numpy as np
 from ddppo.config.settings import EnvConfig
 from ddppo.envs.encoding.observations import ObsArrays
 from ddppo.envs.encoding.step_values import WrongOutput, translated
-from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, EnvStateError
+from ddppo.errors import (
+    ConfigError,
+    EnvError,
+    EnvOutputError,
+    EnvRaised,
+    EnvStateError,
+    in_one_line,
+    own_traceback,
+)
 from ddppo.spaces import ActionSpec, EnvSpec, leaves
-from ddppo.tracebacks import in_one_line, own_traceback
 
 __all__ = ["ActionSpec", "EnvNames", "EnvSpec", "EnvStep", "ObsArrays", "Options", "Unsaved", "VecEnv"]
 

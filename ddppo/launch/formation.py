@@ -15,8 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from ddppo.collectives.peers import in_words
-from ddppo.errors import CollectiveError
-from ddppo.tracebacks import first_sentence
+from ddppo.errors import CollectiveError, first_sentence
 
 _LOOK_EVERY_S = 0.05
 _HERE, _ANSWER, _CAME = "ddppo/here/{}", "ddppo/answer/{}", "ddppo/came/{}"

@@ -21,7 +21,7 @@ from ddppo.distributed.topologies.known import find
 from ddppo.envs.make import settled
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
-from ddppo.errors import ConfigError, RunFolderError
+from ddppo.errors import ConfigError, RunFolderError, in_one_line
 from ddppo.models.build import build_model
 from ddppo.models.cnn import images_in
 from ddppo.plugins import imported
@@ -30,7 +30,6 @@ from ddppo.ppo.normalization import ObsNormalizer, RewardNormalizer
 from ddppo.records import checkpoint
 from ddppo.records.provenance import gather_machines
 from ddppo.spaces import EnvSpec, leaves
-from ddppo.tracebacks import in_one_line
 
 
 def topology_of(declared: TopologySpec) -> Callable[[RankContext], Topology]:

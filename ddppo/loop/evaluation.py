@@ -23,7 +23,16 @@ from ddppo.envs.make import make_eval_env
 from ddppo.envs.meaning import differences
 from ddppo.envs.probing.probe import probe
 from ddppo.envs.vec_env import ObsArrays, VecEnv
-from ddppo.errors import CollectiveError, EnvRaised, EvaluationFailed, RunFolderError, Stopped, TrainingError
+from ddppo.errors import (
+    CollectiveError,
+    EnvRaised,
+    EvaluationFailed,
+    RunFolderError,
+    Stopped,
+    TrainingError,
+    in_one_line,
+    own_traceback,
+)
 from ddppo.files import move_aside, stored
 from ddppo.models.actor_critic import ActorCritic, raw_dtype
 from ddppo.models.build import build_model
@@ -36,7 +45,6 @@ from ddppo.records import checkpoint
 from ddppo.records.summary import evaluation_metrics
 from ddppo.seeding import derived_seed, stream
 from ddppo.spaces import ArraySpec, EnvSpec, each
-from ddppo.tracebacks import in_one_line, own_traceback
 
 _LONGEST_EPISODE = 300_000  # steps; a policy that never ends its task would be evaluated for ever
 

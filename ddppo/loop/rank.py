@@ -33,6 +33,8 @@ from ddppo.errors import (
     NonFiniteError,
     StorageError,
     TrainingError,
+    first_sentence,
+    is_of_torch_distributed,
 )
 from ddppo.loop.backend import choose_backend
 from ddppo.loop.build import TrainState, build, named
@@ -50,7 +52,6 @@ from ddppo.records.reporting import Reporter
 from ddppo.records.run_folder import RunFolder
 from ddppo.records.timing import IterationClock
 from ddppo.terminal import unbroken_streams, warn
-from ddppo.tracebacks import first_sentence, is_of_torch_distributed
 
 
 class Rank:

@@ -6,13 +6,12 @@ import torch
 
 from ddppo.config.model_settings import ImageSettings, LayerSettings, ModelSettings
 from ddppo.config.variants import model_at
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, in_one_line
 from ddppo.models.actor_critic import MLP, ActorCritic
 from ddppo.models.on_trunk import OnTrunk
 from ddppo.models.recurrent import RecurrentActorCritic
 from ddppo.seeding import derived_seed
 from ddppo.spaces import EnvSpec, leaves
-from ddppo.tracebacks import in_one_line
 
 MODELS: dict[str, type[ActorCritic]] = {"mlp": MLP, "cnn": OnTrunk, "resnet": OnTrunk, "dict": OnTrunk}
 

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from ddppo.config.model_settings import ModelSettings
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, in_one_line
 from ddppo.models.actor_critic import ActorCritic, Obs, random_obs
 from ddppo.models.build import build_model, model_class, part_of
 from ddppo.models.distributions import ActionDistribution
 from ddppo.models.recurrent import Recurrent
 from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec, each, leaves
-from ddppo.tracebacks import in_one_line
 
 _POLICY = "distribution(...)"
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)

@@ -23,12 +23,11 @@ from ddppo.envs.encoding.step_values import PlainAnswers, as_number
 from ddppo.envs.guard import STEPPED, guarded
 from ddppo.envs.make import make_eval_env
 from ddppo.envs.probing.probe import make_env
-from ddppo.errors import ConfigError, EnvError, TrainingError
+from ddppo.errors import ConfigError, EnvError, TrainingError, in_one_line
 from ddppo.package import install_command
 from ddppo.policies.acting import LoadedPolicy
 from ddppo.policies.pictures import Film, check_pictures
 from ddppo.seeding import derived_seed
-from ddppo.tracebacks import in_one_line
 
 _COUNTS = "ddppo.counts"  # key in the infos of a Game: whether the step was a transition
 _ZOOM = 4  # enlargement of a game's observation, 84 x 84 pixels

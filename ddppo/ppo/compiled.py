@@ -20,6 +20,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ddppo.config.algorithm_settings import AlgorithmSettings
+from ddppo.errors import in_one_line
 from ddppo.models.actor_critic import ActorCritic, EvaluateActions
 from ddppo.native.compiling import NotCompiled, cache_folder, processor
 from ddppo.ppo.gradient_check import example
@@ -28,7 +29,6 @@ from ddppo.ppo.losses import STATISTICS, Coefficients, loss_per_sample, nan_unle
 from ddppo.ppo.minibatches import Minibatch, MinibatchSource
 from ddppo.ppo.nonfinite import UpdateNotFinite
 from ddppo.spaces import each, leaves
-from ddppo.tracebacks import in_one_line
 
 Compiled = Callable[..., None]
 

@@ -7,7 +7,7 @@ import torch
 
 from ddppo.config.algorithm_settings import AlgorithmSettings
 from ddppo.config.model_settings import ModelSettings
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, TrainingError, in_one_line
 from ddppo.models.actor_critic import ActorCritic, random_obs
 from ddppo.models.build import build_model, model_class
 from ddppo.ppo.losses import (
@@ -21,7 +21,6 @@ from ddppo.ppo.losses import (
 )
 from ddppo.ppo.minibatches import Minibatch
 from ddppo.spaces import EnvSpec, each
-from ddppo.tracebacks import in_one_line
 
 _TRIED_ROWS = 11
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-9}

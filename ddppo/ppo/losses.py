@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ddppo.config.algorithm_settings import AlgorithmSettings
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, TrainingError, in_one_line
 from ddppo.models.actor_critic import Obs
 from ddppo.models.distributions import ActionDistribution
 from ddppo.plugins import imported
 from ddppo.ppo.minibatches import Minibatch
 from ddppo.spaces import each
-from ddppo.tracebacks import in_one_line
 
 Distribution = Callable[[torch.Tensor, torch.Tensor | None], ActionDistribution]  # of parameters and mask
 

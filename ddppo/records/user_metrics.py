@@ -18,10 +18,9 @@ from typing import Any
 
 from ddppo.collectives.group import Group, gather_bytes
 from ddppo.distributed.topologies.base import Collected
-from ddppo.errors import ConfigError, TrainingError
+from ddppo.errors import ConfigError, TrainingError, in_one_line
 from ddppo.plugins import imported
 from ddppo.ppo.rollout import FinishedEpisode, Rollout
-from ddppo.tracebacks import in_one_line
 
 _NAME = re.compile(r"[\w.\-]+(/[\w.\-]+)*")
 _RETURN_RULE = "it must be a dict of names and pairs (sum, count), or of numbers that are summed"

@@ -11,13 +11,12 @@ from ddppo.config.variants import settings_of
 from ddppo.envs.make import make_eval_env, make_vec_env
 from ddppo.envs.probing.probe import make_env, probe
 from ddppo.envs.vec_env import EnvNames, check_finite, check_masks
-from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
+from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, in_one_line, own_traceback
 from ddppo.loop.evaluation import Policy, play_episodes
 from ddppo.models.actor_critic import ActorCritic
 from ddppo.models.build import build_model
 from ddppo.ppo.collector import Collector
 from ddppo.spaces import ActionSpec
-from ddppo.tracebacks import in_one_line, own_traceback
 
 NAMES = EnvNames(range(6, 9), rank=2)
 SEEN = {

@@ -9,7 +9,7 @@ from tests.support import CHECKOUT
 
 # The order of imports: a subject imports itself and those before it. Subjects in one tuple import one another freely.
 ORDER = [
-    ("__init__", "errors", "plugins", "files", "native", "terminal", "tracebacks", "seeding", "spaces", "package",
+    ("__init__", "errors", "plugins", "files", "native", "terminal", "seeding", "spaces", "package",
      "statistics", "scaling", "processes"),
     ("config", "declarations"),
     ("options", "collectives", "search"),

@@ -5,9 +5,8 @@ import socket
 import pytest
 
 from ddppo.distributed import network
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, first_sentence
 from ddppo.launch.torchrun import _timeout_s, contradiction, copies_of
-from ddppo.tracebacks import first_sentence
 
 RANK_1_OF_4 = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",

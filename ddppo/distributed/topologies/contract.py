@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ddppo.errors import ConfigError
-from ddppo.tracebacks import in_one_line
+from ddppo.errors import ConfigError, in_one_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,8 @@
 import functools
 
 from ddppo.distributed.topologies.contract import Layout, Message, Role, Sizes, TopologySpec
-from ddppo.errors import ConfigError, near
+from ddppo.errors import ConfigError, in_one_line, near
 from ddppo.plugins import imported
-from ddppo.tracebacks import in_one_line
 
 # -- sync_actors and multi_learner: learners, and actors that collect for one of them.
 

@@ -15,11 +15,10 @@ from torch import nn
 
 from ddppo.domains.text.policy import TokenActorCritic
 from ddppo.domains.text.settings import HfSettings
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, in_one_line
 from ddppo.models.actor_critic import Obs
 from ddppo.package import install_command
 from ddppo.spaces import EnvSpec
-from ddppo.tracebacks import in_one_line
 
 _RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}  # of layer_types
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from ddppo.config.model_settings import ModelSettings
 from ddppo.domains.text.settings import HfSettings, text_settings
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, in_one_line
 from ddppo.package import install_command
 from ddppo.plugins import imported
 from ddppo.spaces import EnvSpec
-from ddppo.tracebacks import in_one_line
 
 _NEWLINE = 10
 _HAS = ("size", "pad", "end", "begin")  # of a tokenizer

@@ -35,12 +35,11 @@ from ddppo.envs.probing.suitability import kept_over_resets, statistics
 from ddppo.envs.saving import packed, unpacked
 from ddppo.envs.single import RowEnv, make_row_env, played
 from ddppo.envs.vec_env import EnvNames, EnvSpec, check_finite, check_masks
-from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised
+from ddppo.errors import ConfigError, EnvError, EnvOutputError, EnvRaised, in_one_line, place_of
 from ddppo.processes.fork_server import FORKS
 from ddppo.processes.forking import how_ended
 from ddppo.processes.signals import die_with_parent, stop_signals_kill
 from ddppo.terminal import warn
-from ddppo.tracebacks import in_one_line, place_of
 
 _STEPS = 20  # of each part of the trial; of slow tasks fewer, two at least
 _SECONDS = 0.5  # of stepping in all, unless two steps of each part take longer

@@ -23,10 +23,9 @@ from ddppo.envs.probing.suitability import check_wrappers
 from ddppo.envs.registration import register_extra
 from ddppo.envs.single import ArrayEnv, make_task
 from ddppo.envs.vec_env import EnvSpec
-from ddppo.errors import ConfigError, EnvError
+from ddppo.errors import ConfigError, EnvError, in_one_line
 from ddppo.package import install_command
 from ddppo.plugins import added, imported, plugins
-from ddppo.tracebacks import in_one_line
 
 T = TypeVar("T")
 

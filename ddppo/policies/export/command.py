@@ -11,10 +11,9 @@ from omegaconf import MISSING
 
 import ddppo
 from ddppo.config.fields import setting
-from ddppo.errors import ConfigError
+from ddppo.errors import ConfigError, in_one_line
 from ddppo.files import replacing, stored, write_json
 from ddppo.package import install_command
-from ddppo.tracebacks import in_one_line
 
 if TYPE_CHECKING:
     from ddppo.policies.acting import LoadedPolicy

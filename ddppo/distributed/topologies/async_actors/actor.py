@@ -23,11 +23,10 @@ from ddppo.distributed.topologies.async_actors.messages import (
 from ddppo.distributed.topologies.base import NO_UPDATE, Collected, RankContext, Topology
 from ddppo.distributed.topologies.messages import RolloutMessage
 from ddppo.envs.vec_env import VecEnv
-from ddppo.errors import CollectiveError
+from ddppo.errors import CollectiveError, first_sentence
 from ddppo.ppo.collector import Collector
 from ddppo.ppo.learner import Update
 from ddppo.processes.signals import StopRequest
-from ddppo.tracebacks import first_sentence
 
 
 class AsyncActor(Topology):

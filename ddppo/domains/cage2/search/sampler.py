@@ -16,12 +16,11 @@ from ddppo.domains.cage2.search.campaign import Campaign, OrderTrial, Proposer
 from ddppo.domains.cage2.search.orders import KINDS, ORDERS, code
 from ddppo.domains.cage2.search.records import SearchRecords
 from ddppo.envs.single import CONTEXT
-from ddppo.errors import ConfigError, RunFolderError, near
+from ddppo.errors import ConfigError, RunFolderError, in_one_line, near
 from ddppo.plugins import imported
 from ddppo.search.ucb import UCB
 from ddppo.seeding import derived_seed
 from ddppo.spaces import ArraySpec, EnvSpec
-from ddppo.tracebacks import in_one_line
 
 _CODE_SIZE = len(KINDS) ** 2
 _WEIGHT = "alignment_weight"  # in a reset's options, of what keeping to the order brings

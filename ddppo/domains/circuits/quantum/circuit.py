@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddppo.errors import ConfigError, near
-from ddppo.tracebacks import in_one_line
+from ddppo.errors import ConfigError, in_one_line, near
 
 # -- Angles of rotations in fixed point: whole numbers modulo TURN, one turn of 2 pi being 2^48, a unit 2.2e-14 radians
 # Sums are exact and wrap. Multiples of pi / 2^47 are held exactly; others, such as pi / 3, to half a unit.

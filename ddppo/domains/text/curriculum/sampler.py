@@ -9,13 +9,12 @@ from ddppo.config.settings import Config, section
 from ddppo.domains.text.curriculum.contract import Curriculum, UniformCurriculum
 from ddppo.domains.text.curriculum.settings import TierSettings
 from ddppo.domains.text.curriculum.tiers import TieredCurriculum
-from ddppo.errors import ConfigError, RunFolderError, TrainingError, near
+from ddppo.errors import ConfigError, RunFolderError, TrainingError, in_one_line, near
 from ddppo.files import is_plain, write_text
 from ddppo.options import filled
 from ddppo.plugins import imported
 from ddppo.seeding import stream
 from ddppo.spaces import EnvSpec
-from ddppo.tracebacks import in_one_line
 
 _METHODS = ("choose", "record", "state", "restore", "metrics", "table")
 
