@@ -1,6 +1,8 @@
-"""The door `python -m ddppo.train`: compose and check the configuration, write it down, start the ranks.
+"""The command `python -m ddppo.train`: compose and check the configuration, then start the ranks.
 
-Hydra ends here. Ranks read the config.yaml that this writes into the run folder.
+Read in this order: `main` and `command` here, `train_one` in launch/run.py, `train_rank` in loop/rank.py. Hydra stands
+between the first two: it composes the configuration and calls `job` once, or in a sweep once a run. Ranks do not know
+Hydra: they read the config.yaml in the run folder.
 """
 
 import os
@@ -8,8 +10,8 @@ import shlex
 import signal
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -21,159 +23,188 @@ from omegaconf.errors import OmegaConfBaseException
 from ddppo.config import compose, variants
 from ddppo.errors import AFTER_TRAINING, ConfigError, Stopped, StorageError, TrainingError
 from ddppo.launch.arguments import composition_message, one_line, prepared_arguments
-from ddppo.launch.run import train_alone
-from ddppo.launch.sweep import SweepFolder, tell_sweep, train_in_sweep
-from ddppo.launch.torchrun import check_launcher, dismiss, follow, forget_torchrun, under_torchrun
+from ddppo.launch.run import fork_before_user_import, train_one
+from ddppo.launch.sweep import SweepFolder, report_sweep, train_in_sweep
+from ddppo.launch.torchrun import check_launcher, forget_torchrun, under_torchrun
 from ddppo.package import see_current_folder, versions
 from ddppo.processes import limits
 from ddppo.processes.signals import die_with_parent, ends_without_waiting, note_beginning, stop_signals_raise
 from ddppo.terminal import unbroken_streams
 
 
+@dataclass(frozen=True)
 class CommandResult:
-    """What came of the command, for a program that asks for it (ddppo/api/child.py) and tells of an error itself."""
+    """How a command ended. Its exit codes are listed at `main`."""
 
-    is_asked_for: ClassVar[bool] = False
-    run_dir: ClassVar[Path | None] = None
-    error: ClassVar[BaseException | None] = None
+    exit_code: int = 0
+    message: str = ""  # one sentence for stderr; "" if nothing is left to say
+    run_dir: Path | None = None  # folder of a single run; None for a sweep, and before the folder is known
+    error: BaseException | None = None  # the reason for an exit code above 0, if it is an exception
 
 
 @ends_without_waiting("ddppo.train")
 @unbroken_streams()
 @stop_signals_raise()
 def main() -> None:
-    """Run the command line; exit code 0, 1 (a run failed), 2 (a mistake in the command), 5, 75 or 128 + a signal.
+    """Run the command line and exit.
 
-    5: training is complete, and a step after it failed, as the final evaluation.
-    75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended it, and it can go on. 128 + a signal:
-    what else stopped it, as 130 is Ctrl-C.
+    Exit codes:
+        0: the run, or every run of the sweep, is complete.
+        1: a run failed.
+        2: the command has a mistake; nothing was started.
+        5: training is complete, but a step after it failed, such as the final evaluation.
+        75, or run.requeue_exit_code: a scheduler's signal or run.max_minutes ended the run, and it can be resumed.
+        128 + number of a signal: another signal ended it, e.g. 130 for Ctrl-C.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ddppo/__init__.py left it
+    result = command()
+    if result.message:
+        print(result.message, file=sys.stderr)
+    if under_torchrun():
+        _leave_torchrun(result.exit_code)
+    if result.exit_code:
+        sys.exit(result.exit_code)
+
+
+def command() -> CommandResult:
+    """Run the command line in sys.argv, where Hydra reads it, and return how it ended.
+
+    Only faults that need their traceback are raised.
+    """
+    _prepare_process()
+    run_dir: Path | None = None
+
+    def job(cfg: DictConfig) -> float | None:
+        """Train one run, as Hydra composed it. Returns the number that a sweeper optimises; None for a single run."""
+        nonlocal run_dir
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        with unbroken_streams():  # again: the jobs of a sweep may run in processes of their own
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                from ddppo.envs.guard import watched
+
+                with watched(
+                    "the job"
+                ):  # the next run begins in this process: a task may leave nothing changed in it
+                    return train_in_sweep(cfg, folder)
+            run_dir = folder
+            train_one(cfg, folder)
+        return None
+
+    with SweepFolder.during_command():
+        error: Exception | None = None
+        try:
+            # 1. Which process is this? Ranks above 0 of torchrun never return from here.
+            check_launcher()
+            if under_torchrun() and os.environ["RANK"] != "0":
+                from ddppo.launch.rank import follow
+
+                follow(sys.argv[1:])
+            if not under_torchrun():
+                forget_torchrun()
+            if "--version" in sys.argv[1:]:
+                print(versions())
+                return CommandResult()
+
+            # 2. Refuse a process whose limits break libraries in the middle of a run.
+            if low := limits.too_low():
+                raise ConfigError(low)
+            limits.check_threads()
+
+            # 3. Translate the command line into Hydra's grammar, and tell Hydra about our settings and presets.
+            os.environ["DDPPO_COMMAND"] = shlex.join(
+                ["python", "-m", "ddppo.train", *sys.argv[1:]]
+            )  # for summary.json
+            sys.argv[1:] = prepared_arguments(sys.argv[1:])
+            compose.register()
+            if not under_torchrun():
+                variants.call_before_user_import(fork_before_user_import)
+
+            # 4. Hydra composes the configuration and calls `job`. With this variable it raises errors unchanged.
+            os.environ["HYDRA_FULL_ERROR"] = "1"
+            conf = str(compose.conf_dir())
+            hydra.main(version_base="1.3", config_path=conf, config_name="config")(job)()
+        except KeyboardInterrupt as e:
+            exit_code = e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT
+            return CommandResult(exit_code, _interrupted(e), run_dir, e)
+        except Exception as e:
+            error = _foreseen(e)
+            if error is None and SweepFolder.path is not None:
+                error = e  # report_sweep prints its traceback above the list of runs
+            elif error is None and under_torchrun():
+                traceback.print_exc()
+                return CommandResult(1, run_dir=run_dir, error=e)
+            elif error is None:
+                raise
+        if SweepFolder.path is not None:
+            return _sweep_result(error)
+        if isinstance(error, ConfigError | TrainingError):
+            return CommandResult(error.exit_code, f"error: {error}", run_dir, error)
+        return CommandResult(run_dir=run_dir)
+
+
+def _foreseen(error: Exception) -> ConfigError | TrainingError | None:
+    """Return an error as one that ends the command in a sentence and an exit code; None if it needs its traceback."""
+    match error:
+        case ConfigError() | TrainingError():
+            return error
+        case HydraException() | OmegaConfBaseException():  # of the command line or a preset
+            return ConfigError(composition_message(error))
+        case OSError() if error.filename is not None:  # a folder that Hydra cannot make
+            return StorageError.of(error.filename, error)
+        case _ if sentence := limits.met(error):  # memory, threads, open files
+            return TrainingError(sentence)
+    return None
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> str:
+    """Return the sentence about Ctrl-C or another signal: what stopped, and how to go on."""
+    stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
+    if SweepFolder.path is not None:
+        return f"{stopped.what}; the same command with sweep={SweepFolder.path} goes on with the sweep"
+    return f"{stopped.what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
+
+
+def _sweep_result(error: Exception | None) -> CommandResult:
+    """List the runs of the sweep, and return its result: any failed run makes it 1, a mistake without any run 2."""
+    ended = report_sweep(error)
+    if error is None and not SweepFolder.began():
+        error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
+    # The error of a failed run is in the list already.
+    is_new = isinstance(error, ConfigError | TrainingError) and one_line(error) not in ended.failed
+    message = f"error: {error}" if is_new else ""
+    if error is not None or ended.failed:
+        exit_code = 2 if isinstance(error, ConfigError) and not ended.failed else 1
+        return CommandResult(exit_code, message, error=error)
+    return CommandResult(AFTER_TRAINING if ended.is_unfinished else 0)
+
+
+def _prepare_process() -> None:
+    """Set what every process of the command inherits: signals, import path, limits, libraries' variables."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    ):  # ddppo/__init__.py set it while modules were imported
         signal.signal(signal.SIGINT, signal.default_int_handler)
     see_current_folder()
     note_beginning()
     limits.allow_open_files()
     if under_torchrun():
         die_with_parent()
-    # GNU OpenMP's threads spin 300,000 rounds before they sleep, and crawl where another process wants their core: on 2
-    # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep what a second thread gives.
+    # GNU OpenMP's threads spin 300,000 rounds before they sleep. If another process wants their core, they crawl: on 2
+    # cores with 4 busy processes 2 threads took over 50 times as long. 1,000 rounds keep the gain of a second thread.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    # Torch's C++ warns of every address that it tries, with its stack; what ends anything is an error, and ours to say.
+    # Torch's C++ warns about every address that it tries, with a stack. Errors that end a run are raised in any case.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    SweepFolder.path = None
-    try:
-        _command()
-    finally:
-        SweepFolder.leave()
 
 
-def _command() -> None:
-    error: Exception | None = None
-    try:
-        check_launcher()
-        if under_torchrun() and os.environ["RANK"] != "0":
-            follow(sys.argv[1:])
-        if not under_torchrun():
-            forget_torchrun()
-        if "--version" in sys.argv[1:]:
-            print(versions())
-            return
-        if low := limits.too_low():
-            raise ConfigError(low)
-        limits.check_threads()
-        # For summary.json, which rank 0 writes, in whatever process: as it was typed.
-        os.environ["DDPPO_COMMAND"] = shlex.join(["python", "-m", "ddppo.train", *sys.argv[1:]])
-        sys.argv[1:] = prepared_arguments(sys.argv[1:])
-        compose.register()
-        if not under_torchrun():
-            setattr(variants, "before_import", _fork_server)  # noqa: B010 (mypy lets no function be assigned)
-        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises what went wrong, and we say it
-        conf = str(compose.conf_dir())
-        hydra.main(version_base="1.3", config_path=conf, config_name="config")(_train)()
-    except KeyboardInterrupt as e:
-        CommandResult.error = e
-        print(_interrupted(e), file=sys.stderr)
-        _leave(e.exit_code if isinstance(e, Stopped) else 128 + signal.SIGINT)
-    except (ConfigError, TrainingError) as e:
-        error = e
-    except (HydraException, OmegaConfBaseException) as e:
-        error = ConfigError(composition_message(e))
-    except OSError as e:  # Hydra makes folders
-        if e.filename is not None:
-            error = StorageError.of(e.filename, e)
-        elif words := limits.met(e):
-            error = TrainingError(words)
-        else:
-            raise
-    except Exception as e:
-        if words := limits.met(e):
-            error = TrainingError(words)
-        elif SweepFolder.path is not None:
-            error = e
-        elif under_torchrun():
-            traceback.print_exc()
-            _leave(1)
-        else:
-            raise
-    told = tell_sweep(error)
-    failed = told.failed
-    if error is None and SweepFolder.path is not None and not SweepFolder.began():
-        error = ConfigError("the values given with -m make no combination: there is no run in this sweep")
-    CommandResult.error = error
-    is_ours = isinstance(error, (ConfigError, TrainingError)) and not CommandResult.is_asked_for
-    if error is not None and is_ours and one_line(error) not in failed:
-        print(f"error: {error}", file=sys.stderr)
-    if error is not None or failed:
-        _leave(2 if isinstance(error, ConfigError) and not failed else 1)
-    if told.is_unfinished:
-        _leave(AFTER_TRAINING)
-    if under_torchrun():
-        _leave(0)
+def _leave_torchrun(exit_code: int) -> None:
+    """Exit as rank 0 of torchrun: ranks that wait for a run folder are told the exit code and end too."""
+    from ddppo.launch.rank import dismiss
 
-
-def _fork_server() -> None:
-    from ddppo.launch import local_ranks as launcher
-
-    launcher.prepare(1)
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit; as a rank under torchrun that may have met its peers without waiting for them."""
-    if under_torchrun():
-        dismiss(code)
-    if under_torchrun() and "torch" in sys.modules:
+    dismiss(exit_code)
+    if "torch" in sys.modules:  # the ranks may have met: do not wait for them in a destructor
         from ddppo.distributed.join import leave
 
-        leave(code)
-    sys.exit(code)
-
-
-def _train(cfg: DictConfig) -> float | None:
-    """One job: what Hydra calls. Returns what a sweeper optimises, by `objective`."""
-    run_dir = Path(HydraConfig.get().runtime.output_dir)
-    with unbroken_streams():  # again: a sweep may call it in processes of its own
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            from ddppo.envs.guard import watched
-
-            with watched("the job"):  # the next begins in the same process, as this one did
-                return train_in_sweep(cfg, run_dir)
-        CommandResult.run_dir = run_dir
-        try:
-            train_alone(cfg, run_dir)
-        except (ConfigError, TrainingError) as e:  # said here: Hydra would add its own words
-            CommandResult.error = e
-            if not CommandResult.is_asked_for:
-                print(f"error: {e}", file=sys.stderr)
-            _leave(e.exit_code)
-    return None
-
-
-def _interrupted(interrupt: KeyboardInterrupt) -> str:
-    """Return what Ctrl-C or another signal leaves behind, in one sentence."""
-    stopped = interrupt if isinstance(interrupt, Stopped) else Stopped(signal.SIGINT)
-    if SweepFolder.path is not None:
-        return f"{stopped.what}; the same command with sweep={SweepFolder.path} goes on with the sweep"
-    return f"{stopped.what}{'; ' + stopped.remedy if stopped.remedy else ' before the run began'}"
+        leave(exit_code)
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ IMPORTED = (
     "torch._dynamo",
     "ddppo.loop.rank",
     "ddppo.launch.checks",
-    "ddppo.launch.jobs",
+    "ddppo.launch.sweep_runs",
 )
 FORKED = ("ddppo.", "tests.", "torch.distributed.run")
 # The limit of every wait, in seconds: it ends what hangs and nothing that is slow. No test expects it to pass, and what

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddppo.files import write_json
-from ddppo.processes.signals import ends_without_waiting
+from ddppo.processes.signals import ends_without_waiting, stop_signals_raise
+from ddppo.terminal import unbroken_streams
 
 
 @ends_without_waiting("ddppo.api.child")
@@ -22,14 +23,17 @@ def main() -> None:
     sys.argv = ["ddppo.train", *request["overrides"]]
     # The server that this process is forked from may have been told to ignore it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from ddppo.train import CommandResult
-    from ddppo.train import main as door
+    from ddppo.train import CommandResult, command
 
-    CommandResult.is_asked_for = True
+    result = CommandResult(1)  # if the command raises: its traceback is printed
     try:
-        door()
+        with unbroken_streams(), stop_signals_raise():
+            result = command()
+        if isinstance(result.error, KeyboardInterrupt):
+            print(result.message, file=sys.stderr)
     finally:
-        write_json(file, _answer(CommandResult.run_dir, CommandResult.error))
+        write_json(file, _answer(result.run_dir, result.error))
+    sys.exit(result.exit_code)
 
 
 def _answer(run_dir: Path | None, error: BaseException | None) -> dict[str, Any]:

@@ -27,8 +27,7 @@ from ddppo.cluster.resources import (
 from ddppo.config import stored
 from ddppo.config.settings import Config
 from ddppo.errors import ClusterError, ConfigError, Stopped, TrainingError
-from ddppo.launch import checks
-from ddppo.launch import jobs as sweep
+from ddppo.launch import checks, sweep_runs
 from ddppo.package import command
 from ddppo.processes.signals import now_here
 from ddppo.records.run_folder import RunFolder, held
@@ -95,13 +94,13 @@ class _Plan:
         config, launcher = composed
         check_learner(config, launcher)
         if run_dir in self._seen:
-            if different := sweep.differences(self._seen[run_dir], config):
+            if different := sweep_runs.differences(self._seen[run_dir], config):
                 self.wanted.pop(run_dir, None)  # neither may take the other's folder
                 raise ConfigError(f"two runs of this sweep have one folder ({', '.join(different[:3])})")
             return  # the same run twice
         self._seen[run_dir] = config
-        if sweep.is_complete(run_dir, config):
-            remark = sweep.enter(run_dir, config).remark
+        if sweep_runs.is_complete(run_dir, config):
+            remark = sweep_runs.enter(run_dir, config).remark
             print(f"-- {self.name(run_dir)}: {remark}", flush=True)
             self._results[run_dir] = self.ended(run_dir, "skipped", remark)
         else:
@@ -115,11 +114,11 @@ class _Plan:
         summary = RunFolder(run_dir).summary()
         assert summary is not None, f"{run_dir} was complete a moment ago"
         after = RunFolder(run_dir).failed_after_training if outcome == "completed" else ""
-        sweep.note(self.sweep_dir, run_dir, outcome, why, after)
-        return sweep.objective(summary, self._seen[run_dir].objective)
+        sweep_runs.note(self.sweep_dir, run_dir, outcome, why, after)
+        return sweep_runs.objective(summary, self._seen[run_dir].objective)
 
     def failed(self, run_dir: Path, error: Exception) -> Exception:
-        sweep.note(self.sweep_dir, run_dir, "failed", str(error))
+        sweep_runs.note(self.sweep_dir, run_dir, "failed", str(error))
         return error
 
     def fail(self, run_dir: Path, error: Exception) -> None:
@@ -156,11 +155,13 @@ def _submit(plan: _Plan, launcher: SlurmLauncherConfig) -> None:
         if run.name in refused:
             plan.fail(run.run_dir, TrainingError(refused[run.name]))
         else:
-            sweep.note(plan.sweep_dir, run.run_dir, "submitted", f"job {plan.book.jobs[run.name].job_id}")
+            sweep_runs.note(
+                plan.sweep_dir, run.run_dir, "submitted", f"job {plan.book.jobs[run.name].job_id}"
+            )
 
 
 def _check_same(run_dir: Path, config: Config, job_id: str) -> None:
-    if different := sweep.differences(stored.load_config(run_dir / "config.yaml"), config):
+    if different := sweep_runs.differences(stored.load_config(run_dir / "config.yaml"), config):
         raise ConfigError(
             f"job {job_id} is under way with other settings ({', '.join(different[:3])}): cancel it first, by "
             "python -m ddppo.jobs <sweep folder> cancel=true, or use another sweep folder"
@@ -171,7 +172,7 @@ def _entered(name: str, run_dir: Path, config: Config) -> Config:
     if warning := checks.check(config):
         print(f"warning: {warning}", file=sys.stderr)
     with held(run_dir):
-        entry = sweep.enter(run_dir, config)
+        entry = sweep_runs.enter(run_dir, config)
         print(f"-- {name}{': ' + entry.remark if entry.remark else ''}", flush=True)
         return RunFolder(run_dir).begin(config)
 

@@ -112,12 +112,17 @@ def settings_class(section: str, name: str) -> type:
     return SECTIONS_BY_NAME[section].find(name)
 
 
-def before_import() -> None:
-    """Do nothing: a command that starts ranks puts a function here that forks their server.
+_before_user_import: Callable[[], None] | None = None
 
-    It is called before a user's model is imported for its settings: ranks import the module themselves, each with its
-    own RANK, and inherit nothing that it computed or opened in the command's process.
+
+def call_before_user_import(hook: Callable[[], None]) -> None:
+    """Call `hook` each time before a user's model is imported for its settings.
+
+    A command that starts ranks forks their server in it (launch/run.py): ranks inherit nothing that the user's module
+    computed or opened in the command's process, and import the module themselves, each with its own RANK.
     """
+    global _before_user_import
+    _before_user_import = hook
 
 
 def model_at(name: str) -> Any:
@@ -130,7 +135,8 @@ def model_at(name: str) -> Any:
         raise ConfigError(
             f"model.name={name}: neither one of {', '.join(names)} nor an import path like my_pkg.models:MyModel"
         )
-    before_import()
+    if _before_user_import is not None:
+        _before_user_import()
     try:
         return imported(path)
     except (Exception, SystemExit) as e:  # a user's module may raise anything

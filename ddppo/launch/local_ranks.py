@@ -1,4 +1,9 @@
-"""Starting ranks on this machine and waiting for them; a run that failed says which rank did."""
+"""The ranks of a run on this machine: fork them, watch them, and name the rank that ended the run.
+
+The process of the command computes nothing itself. It forks a server (`fork_server`) before it checks the run, the
+server forks the ranks (`start_ranks`), and the loop in `_wait_for_end` passes on signals and restarts ranks. If the run
+failed, `_blame` reads the exit codes and the ranks' last words in their store. Each rank's life is loop/rank.py.
+"""
 
 import atexit
 import math
@@ -25,33 +30,35 @@ from ddppo.terminal import warn
 _POLL_S = 0.05
 _PATIENCE_S = 5.0  # for ranks to notice that one is lost, say so and close their files
 
-# What ranks find imported: themselves, and what torch's optimizers import when first made, which takes as long.
+# Modules that the server imports for the ranks. torch's optimizers import the second when the first one is made, which
+# takes as long as the rest.
 _IMPORTS = ("ddppo.loop.rank", "torch._dynamo")
-_server: ForkServer | None = None
+_server: ForkServer | None = None  # one a process, kept for all runs of a sweep
 
 
-def prepare(world_size: int) -> None:
-    """Fork the server of this process's ranks, to be called before anything computes here.
+def fork_server(world_size: int) -> None:
+    """Fork the server of this process's ranks, unless there is one. To be called before anything computes here.
 
-    Where it is too late for that, start_ranks starts a server as a program of its own. For a job of one rank, in a
-    sweep, the server imports nothing.
+    If this process has threads already, start_ranks starts a server as a program of its own, which takes longer. For a
+    run of one rank the server imports nothing.
     """
     global _server
     if _server is None or not _server.is_usable:
         _keep(ForkServer.forked())
     if _server is not None and world_size > 1:
-        _have_imported(_server)
+        _import_for_ranks(_server)
 
 
-def _ready_server() -> ForkServer:
+def _usable_server() -> ForkServer:
+    """Return the forked server, or start another one if there is none or it failed."""
     if _server is None or not _server.is_usable:
-        if _server is not None and (said := _server.fault()):
+        if _server is not None and (fault := _server.fault()):
             warn(
-                f"the process that ranks are forked from failed: {said}; another one is started, which takes longer"
+                f"the process that ranks are forked from failed: {fault}; another one is started, which takes longer"
             )
         _keep(ForkServer.started())
     assert _server is not None
-    _have_imported(_server)
+    _import_for_ranks(_server)
     return _server
 
 
@@ -62,53 +69,57 @@ def _keep(server: ForkServer | None) -> None:
         atexit.register(server.close)
 
 
-def _have_imported(server: ForkServer) -> None:
-    with suppress(ForkServerLost):  # start_ranks finds out
+def _import_for_ranks(server: ForkServer) -> None:
+    with suppress(ForkServerLost):  # start_ranks meets the same, and reports it
         server.have_imported(_IMPORTS)
 
 
 def start_ranks(run_dir: Path, config: Config, note: Callable[[str], None]) -> int | None:
-    """Run a run's ranks, each what `python -m ddppo.launch.rank <run_dir>` is, on this machine and wait for them.
+    """Run all ranks of a run on this machine to their end: each is `python -m ddppo.launch.rank <run_dir>`.
 
-    Signals are for this process alone, every rank being a session of its own. One that asks for a stop is passed on as
-    SIGUSR2, which ends a rank at once before its loop and has it save inside; its number is returned. Who may be
-    started again while the others go on is, and `note` is told. Raises RankLost if a rank was killed or does not
-    answer, TrainingError if it failed in another way, Stopped where there was nothing to save yet, KeyboardInterrupt
-    after a second Ctrl-C; all ranks have ended then.
+    Every rank is a session of its own, so signals reach this process only. A request to stop is passed on as SIGUSR2: a
+    rank inside its loop saves and ends, and a rank before its loop ends at once. Returns the number of that signal. If
+    dist.on_lost=restart and its role allows it, a killed rank is started again while the others go on, and `note` is
+    called with a sentence.
+
+    Raises RankLost if a rank was killed or does not answer, TrainingError if it failed in another way, Stopped if there
+    was nothing to save yet, KeyboardInterrupt after a second Ctrl-C. All ranks have ended then.
     """
     world_size, timeout_s = config.dist.world_size, config.dist.timeout_s
-    # Ranks meet here: a store of this process lives as long as the last of them and tells how they ended.
-    address = loopback_address()  # the door has tried, and a restart may come days later
+    # 1. Ranks meet in a store. It is this process's, so it outlives the last rank, and their last words stay readable.
+    address = loopback_address()  # again: a restart may come days after the check
     store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
     remedy = f"Checkpoints, if any, are in {run_dir}: go on with resume={run_dir}"
     with StopRequest() as stop:
         stop.listen()
-        server = _ready_server()
+        # 2. Fork the ranks, and wait until all have ended, or some do not answer.
+        server = _usable_server()
         try:
             start = partial(_start, server, run_dir, world_size, address, store.port)
             ranks = [start(rank) for rank in range(world_size)]
             replacements = _Replacements(start, config, note)
             ended = _wait_for_end(ranks, stop, store, replacements, timeout_s)
         except ForkServerLost as e:
-            who = f"the process that the {world_size} ranks were forked from {e}"
-            raise _failed(who, remedy, is_lost=e.was_killed, stop=stop) from None
+            cause = f"the process that the {world_size} ranks were forked from {e}"
+            raise _failed(cause, remedy, is_lost=e.was_killed, stop=stop) from None
         except BaseException:
             server.close()
             raise
-        if len(ended) < world_size:  # some do not answer
+        if len(ended) < world_size:  # the others do not answer, and end with the server
             server.close()
+    # 3. Did they end well? If not, which rank is the cause?
     if stop.signal is not None and -signal.SIGUSR2 in ended.values():
         raise Stopped(stop.signal)
     if _ended_well(ended, world_size, replacements.replaceable):
         return stop.signal
-    who, is_lost = _blame(ended, world_size, store, timeout_s)
-    behind = next((said for code in ended.values() if (said := limits.after(code))), "")
-    raise _failed(who, behind + remedy, is_lost=is_lost, stop=stop)
+    cause, is_lost = _blame(ended, world_size, store, timeout_s)
+    behind = next((hint for code in ended.values() if (hint := limits.after(code))), "")
+    raise _failed(cause, behind + remedy, is_lost=is_lost, stop=stop)
 
 
-def _failed(who: str, remedy: str, *, is_lost: bool, stop: StopRequest) -> TrainingError:
-    # Who asked for a stop wants no restart.
-    return RankLost(who, remedy) if is_lost and not stop.requested else TrainingError(f"{who}. {remedy}")
+def _failed(cause: str, remedy: str, *, is_lost: bool, stop: StopRequest) -> TrainingError:
+    """Return the error of a run. RankLost leads to a restart, but not after a request to stop."""
+    return RankLost(cause, remedy) if is_lost and not stop.requested else TrainingError(f"{cause}. {remedy}")
 
 
 def _start(
@@ -120,51 +131,13 @@ def _start(
         return server.start("ddppo.launch.rank", [str(run_dir)], environ, title=title)
     except OSError as e:
         server.close()
-        who = f"rank {rank} of {world_size} could not be started: {limits.why(e)}"
+        cause = f"rank {rank} of {world_size} could not be started: {limits.why(e)}"
         remedy = f"Go on with resume={run_dir}"
-        raise (RankLost(who, remedy) if limits.may_pass(e) else TrainingError(f"{who}. {remedy}")) from e
-
-
-class _Replacements:
-    """Starts a killed rank again, if its role allows that and it did not happen too often.
-
-    serving: ranks whose role allows it, whom the others do not need to end well. started: those that were.
-    """
-
-    def __init__(
-        self, start: Callable[[int], ForkedProcess], config: Config, note: Callable[[str], None]
-    ) -> None:
-        self.serving = {rank for role in layout(config).roles if role.can_restart for rank in role.ranks}
-        self.replaceable = self.serving if config.dist.on_lost == "restart" else set[int]()
-        self.started: set[int] = set()
-        self._start = start
-        self._note = note
-        self._most = config.dist.max_restarts
-        self._num_restarts = 0
-
-    def of(self, rank: int, code: int) -> ForkedProcess | None:
-        """Return what takes the place of a rank that ended with `code`, None for nothing."""
-        if not _may_pass(code) or rank not in self.replaceable or self._num_restarts == self._most:
-            return None
-        self._num_restarts += 1
-        who = f"rank {rank} {how_ended(code)}"
-        warn(f"{who}; it is started again, the others go on (restart {self._num_restarts} of {self._most})")
-        self._note(who)
-        self.started.add(rank)
-        return self._start(rank)
-
-
-def _ended_well(ended: dict[int, int], world_size: int, replaceable: set[int]) -> bool:
-    """Return whether all ranks did, or were lost, hang or started again too late to matter to those that did."""
-    codes = {rank: ended.get(rank, LOST_PEERS) for rank in range(world_size)}
-    return all(
-        code == 0 or (rank in replaceable and (code < 0 or code == LOST_PEERS))
-        for rank, code in codes.items()
-    )
+        raise (RankLost(cause, remedy) if limits.may_pass(e) else TrainingError(f"{cause}. {remedy}")) from e
 
 
 def torchrun_variables(rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
-    """Return what torchrun would tell a rank of this machine in environment variables."""
+    """Return the environment variables that torchrun would set for a rank of this machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -176,6 +149,39 @@ def torchrun_variables(rank: int, world_size: int, address: str, port: int) -> d
     }
 
 
+# -- While the ranks run.
+
+
+class _Replacements:
+    """Starts a killed rank again, if its role allows that and it happened at most dist.max_restarts times."""
+
+    serving: set[int]  # ranks that others can lose, such as actors of async_actors
+    replaceable: set[int]  # those of them that are started again: all with dist.on_lost=restart, else none
+    started: set[int]  # ranks that were started again
+
+    def __init__(
+        self, start: Callable[[int], ForkedProcess], config: Config, note: Callable[[str], None]
+    ) -> None:
+        self.serving = {rank for role in layout(config).roles if role.can_restart for rank in role.ranks}
+        self.replaceable = self.serving if config.dist.on_lost == "restart" else set[int]()
+        self.started = set[int]()
+        self._start = start
+        self._note = note
+        self._most = config.dist.max_restarts
+        self._num_restarts = 0
+
+    def of(self, rank: int, code: int) -> ForkedProcess | None:
+        """Return the process that replaces a rank which ended with `code`; None if there is no replacement."""
+        if not _may_pass(code) or rank not in self.replaceable or self._num_restarts == self._most:
+            return None
+        self._num_restarts += 1
+        cause = f"rank {rank} {how_ended(code)}"
+        warn(f"{cause}; it is started again, the others go on (restart {self._num_restarts} of {self._most})")
+        self._note(cause)
+        self.started.add(rank)
+        return self._start(rank)
+
+
 def _wait_for_end(
     ranks: list[ForkedProcess],
     stop: StopRequest,
@@ -183,32 +189,33 @@ def _wait_for_end(
     replacements: _Replacements,
     timeout_s: float,
 ) -> dict[int, int]:
-    """Pass a request to stop on, put replacements in place, and return exit codes in the order of their ends.
+    """Watch the ranks until all have ended, or waiting is in vain; return exit codes by rank, in the order of ends.
 
-    Ranks are missing that had not ended some seconds after another failed, of which they learn by themselves: one that
-    still runs then does not answer. So are those that serve, timeout_s after all whom they serve have ended.
+    A rank is missing in the result if it does not answer: it has not ended a few seconds after another rank failed,
+    which it would have noticed, or, for a serving rank, `timeout_s` after all others ended.
     """
     ended: dict[int, int] = {}
     passed_on, give_up = False, math.inf
     while len(ended) < len(ranks) and time.monotonic() < give_up:
+        # Pass on a request to stop, once. Not to a rank that was started again: before its loop it would end at once.
+        # The other ranks tell it.
         if stop.requested and not passed_on:
             passed_on = True
             for rank, process in enumerate(ranks):
-                if (
-                    rank not in replacements.started
-                ):  # which may still start, and would end; the others tell it
+                if rank not in replacements.started:
                     process.send_signal(signal.SIGUSR2)
         time.sleep(_POLL_S)
         for rank, process in enumerate(ranks):
             if rank not in ended and (code := process.poll()) is not None:
+                # The first rank that ended may be replaced; nothing else happens then.
                 if not ended and not stop.requested and (again := replacements.of(rank, code)):
                     ranks[rank] = again
                     continue
+                # After a failure, or once only serving ranks are left, the rest has limited time.
                 ended[rank] = code
                 if code != 0:
-                    patience_s = _patience_s(
-                        code, stopping=stop.requested, all_met=have_met(store, len(ranks))
-                    )
+                    all_met = have_met(store, len(ranks))
+                    patience_s = _patience_s(code, stopping=stop.requested, all_met=all_met)
                     give_up = min(give_up, time.monotonic() + patience_s)
                 elif len(ended.keys() | replacements.serving) == len(ranks):
                     give_up = min(give_up, time.monotonic() + max(timeout_s, _PATIENCE_S))
@@ -219,26 +226,38 @@ def _patience_s(code: int, *, stopping: bool, all_met: bool) -> float:
     """Return how long the others have to notice that a rank ended with `code`, to say so and to close their files."""
     if stopping and code == -signal.SIGUSR2:
         return 0.0  # there is nothing to save yet
-    # Who still waits to meet a rank that is gone would do so until dist.timeout_s, and has nothing to close.
+    # Before all ranks have met, the others wait for the lost rank until dist.timeout_s, and have no files to close.
     return _PATIENCE_S if all_met or code == LOST_PEERS else 0.0
 
 
-def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> tuple[str, bool]:
-    """Say which rank failed, and whether it may have better luck next time: it was killed, or does not answer.
+# -- After the end.
 
-    One that only lost its peers is not the cause, whenever it ended.
-    """
+
+def _ended_well(ended: dict[int, int], world_size: int, replaceable: set[int]) -> bool:
+    """Return whether the run is complete: every rank ended well, or was a replaceable one that was lost too late."""
+    codes = {rank: ended.get(rank, LOST_PEERS) for rank in range(world_size)}
+    return all(
+        code == 0 or (rank in replaceable and (code < 0 or code == LOST_PEERS))
+        for rank, code in codes.items()
+    )
+
+
+def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s: float) -> tuple[str, bool]:
+    """Return which rank failed, as a sentence, and whether a restart may help: it was killed, or does not answer."""
+    # A rank that ended with LOST_PEERS only lost another one: it is not the cause, even if it ended first.
     for rank, code in ended.items():
         if code not in (0, LOST_PEERS):
-            above = "" if code < 0 else "; its message is above"  # who is killed says nothing
+            above = "" if code < 0 else "; its message is above"  # a killed rank prints nothing
             return (
                 f"rank {rank} of {world_size} {how_ended(code)} and the others were stopped{above}",
                 _may_pass(code),
             )
-    if not any(ended.values()):  # all whom the others serve
+    # All ranks that ended, ended well: a serving rank does not.
+    if not any(ended.values()):
         late = [rank for rank in range(world_size) if rank not in ended]
-        said = f"{in_words(late)} of {world_size} did not end within {timeout_s:g} s after the others (dist.timeout_s)"
-        return said, True
+        sentence = f"{in_words(late)} of {world_size} did not end within {timeout_s:g} s after the others"
+        return f"{sentence} (dist.timeout_s)", True
+    # Every rank that lost its peers left a word. A rank that still runs and left none is the silent one.
     words = last_words(store, world_size)
     silent = [rank for rank in range(world_size) if rank not in ended and rank not in words]
     if not silent or not words:
@@ -252,5 +271,5 @@ def _blame(ended: dict[int, int], world_size: int, store: dist.Store, timeout_s:
 
 
 def _may_pass(code: int) -> bool:
-    """Return whether a rank that ended so may have better luck when it is started again: it was killed, for one."""
+    """Return whether a rank with this exit code may do better after a restart: it was killed, or lacked memory."""
     return code < 0 or code == MAY_PASS

@@ -12,7 +12,7 @@ from ddppo.config.settings import Config
 from ddppo.config.stored import from_omegaconf, load_config, to_omegaconf
 from ddppo.config.variants import SECTIONS_BY_NAME, changed, name_in
 from ddppo.errors import ConfigError, RunFolderError
-from ddppo.launch import jobs as sweep
+from ddppo.launch import sweep_runs
 from ddppo.loop import env_states as environments
 from ddppo.loop.evaluation import load_policy
 from ddppo.records import checkpoint
@@ -91,7 +91,7 @@ def begun_or_resumed(cfg: DictConfig, run_dir: Path) -> Config | None:
         return config
     folder = RunFolder(run_dir)
     before = folder.config()
-    found = sweep.differences(before, config)
+    found = sweep_runs.differences(before, config)
     if different := [each for each in found if not each.startswith(_may_change())]:
         raise ConfigError(
             f"resume=auto: {run_dir} holds another run, whose settings differ: {', '.join(different[:3])}: choose "

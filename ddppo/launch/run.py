@@ -1,11 +1,13 @@
-"""A run alone, begun or resumed in the folder that Hydra names."""
+"""One run, in the order in which it happens: configuration, fork, checks, run folder, ranks.
+
+`train_one` is a run alone, begun or resumed in the folder that Hydra names. A sweep (sweep.py) takes the same steps for
+each of its runs.
+"""
 
 import json
 import signal
-import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -14,58 +16,52 @@ from omegaconf import DictConfig, OmegaConf
 from ddppo.config import rules, stored
 from ddppo.config.settings import Config
 from ddppo.errors import AfterTrainingError, ConfigError, RankLost, Stopped, TrainingError
-from ddppo.launch.torchrun import lead, under_torchrun
+from ddppo.launch.torchrun import under_torchrun
 from ddppo.package import command
 from ddppo.processes import limits
 from ddppo.processes.signals import asks_for_requeue, end_of_time, is_over
-from ddppo.records.run_folder import held
+from ddppo.records.run_folder import RunFolder, held, with_restarts
 from ddppo.terminal import warn
 
+_FILES = 16  # files that a process which starts ranks has open, besides one for each rank
 
-def train_alone(cfg: DictConfig, run_dir: Path) -> None:
+
+def train_one(cfg: DictConfig, run_dir: Path) -> None:
     """Train as the configuration says, unless the run is complete. Raises ConfigError, TrainingError and Stopped."""
-    from ddppo.records.run_folder import RunFolder
-
+    folder = RunFolder(run_dir)
     try:
-        config = _checked(cfg, run_dir)
+        # 1. The configuration: of a new run, or of the run that resume= names. None if that is complete.
+        config = _composed(cfg, run_dir)
+        if config is None:
+            failed = folder.failed_after_training
+            print(
+                f"the run in {run_dir} is complete{', but ' + failed if failed else ': nothing is left to do'}"
+            )
+            return
+        rules.validate(config)
+        check_limits(config)
+        # 2. Fork the server of the ranks while this process has computed nothing.
+        fork_before_computing(config)
+        # 3. Build environment and model once here, so that a mistake is one sentence and not one from each rank.
+        check(config)
     except ConfigError:
         remove_if_empty(run_dir)
         raise
-    if config is None:
-        failed = RunFolder(run_dir).failed_after_training
-        print(f"the run in {run_dir} is complete{', but ' + failed if failed else ': nothing is left to do'}")
-        return
-    folder = RunFolder(run_dir)
+    if OmegaConf.select(HydraConfig.get().sweeper, "params"):
+        experiment = HydraConfig.get().runtime.choices.get("experiment")
+        warn(f"experiment={experiment} is a sweep, and this is one run of it: add -m")
+
+    # 4. Write config.yaml, from which each rank reads its settings, and train.
     with held(run_dir, patience_s=_patience_s(config)):
         folder.begin(config)
         try:
             run(config, run_dir)
         except KeyboardInterrupt as e:
-            remedy = f"go on with: {command('ddppo.train', f'resume={run_dir}')}"
-            number = e.number if isinstance(e, Stopped) else signal.SIGINT
-            if folder.is_complete:
-                raise Stopped(number, f"the run in {run_dir} is complete") from None
-            if folder.lacks_evaluation:
-                remedy = f"all steps are done and saved, only the final evaluation is missing; {remedy}"
-            if not folder.has_checkpoint:
-                raise Stopped(number, "there is no checkpoint") from None
-            requeue = config.run.requeue_exit_code if asks_for_requeue(number) else None
-            raise Stopped(number, remedy, requeue) from None
+            raise _with_remedy(e, config, folder) from None
 
 
-def _patience_s(config: Config) -> float:
-    """Return how long who held the folder may still be ending: under torchrun rank 0 of the start before this one.
-
-    It may be on another host, and notices that it lost the others only after dist.timeout_s.
-    """
-    return config.dist.timeout_s + 5.0 if under_torchrun() else 0.0
-
-
-def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
-    """Return the configuration of a single run after every check that needs no second process.
-
-    None of a run that resume=auto finds complete.
-    """
+def _composed(cfg: DictConfig, run_dir: Path) -> Config | None:
+    """Return the configuration of a single run; None if resume=auto finds the run complete."""
     from ddppo.launch import resuming
 
     config: Config | None
@@ -77,8 +73,8 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
         config = resuming.resumed(cfg, run_dir, list(HydraConfig.get().overrides.task))
     elif (run_dir / "config.yaml").exists():
         raise ConfigError(
-            f"{run_dir} already holds a run, which would be overwritten: choose another hydra.run.dir, or go on "
-            f"with it by resume={run_dir}"
+            f"{run_dir} already holds a run, which would be overwritten: choose another hydra.run.dir, or resume it "
+            f"by resume={run_dir}"
         )
     else:
         config = stored.from_omegaconf(cfg)
@@ -86,67 +82,110 @@ def _checked(cfg: DictConfig, run_dir: Path) -> Config | None:
         raise ConfigError(
             f"dist.world_size={config.dist.world_size} with distributed=single, which is one rank: use distributed=ddp"
         )
-    rules.validate(config)
-    check(config)
-    if OmegaConf.select(HydraConfig.get().sweeper, "params"):
-        experiment = HydraConfig.get().runtime.choices.get("experiment")
-        print(
-            f"warning: experiment={experiment} is a sweep, of which this is one run: add -m", file=sys.stderr
-        )
     return config
 
 
-# -- What one run and a run of a sweep have in common: the checks that need no second process, and the ranks.
+def _patience_s(config: Config) -> float:
+    """Return how long to wait for a run folder that another process still holds.
+
+    After a fault torchrun starts its ranks again. Rank 0 of the start before may be on another host, where it notices
+    only after dist.timeout_s that it lost the other ranks.
+    """
+    return config.dist.timeout_s + 5.0 if under_torchrun() else 0.0
 
 
-if TYPE_CHECKING:
-    from ddppo.records.run_folder import RunFolder
+def _with_remedy(interrupt: KeyboardInterrupt, config: Config, folder: RunFolder) -> Stopped:
+    """Return an interrupt of a run with the command that resumes it, and the exit code that asks for a requeue."""
+    number = interrupt.number if isinstance(interrupt, Stopped) else signal.SIGINT
+    if folder.is_complete:
+        return Stopped(number, f"the run in {folder.path} is complete")
+    if not folder.has_checkpoint:
+        return Stopped(number, "there is no checkpoint")
+    remedy = f"go on with: {command('ddppo.train', f'resume={folder.path}')}"
+    if folder.lacks_evaluation:
+        remedy = f"all steps are done and saved, only the final evaluation is missing; {remedy}"
+    requeue = config.run.requeue_exit_code if asks_for_requeue(number) else None
+    return Stopped(number, remedy, requeue)
 
-_FILES = 16  # that a process which starts ranks has open, besides one for each of them
+
+# -- The steps that a single run and a run of a sweep share.
+
+
+def check_limits(config: Config) -> None:
+    """Raise ConfigError if this process may not open the files that so many ranks need."""
+    world_size = config.dist.world_size
+    if world_size > 1 and (low := limits.too_low(_FILES + world_size)):
+        raise ConfigError(low)
+
+
+def fork_before_computing(config: Config) -> None:
+    """Fork the server from which this run's ranks are forked, while this process has one thread.
+
+    A fork copies only the thread that forks. A lock that another thread holds at that moment, as OpenMP's and BLAS's
+    threads may, stays locked in the copy forever. The checks that follow compute, and so start such threads. A sweep
+    forks the server at W = 1 too: a later run of it may have several ranks. torchrun starts ranks itself.
+    """
+    if under_torchrun() or (config.dist.world_size == 1 and HydraConfig.get().mode != RunMode.MULTIRUN):
+        return
+    import ddppo.launch.checks  # noqa: F401  # before the fork, so that the server need not import it again
+    from ddppo.launch import local_ranks
+
+    local_ranks.fork_server(config.dist.world_size)
+
+
+def fork_before_user_import() -> None:
+    """Fork the server of the ranks before a module of the user's is imported here; see fork_before_computing.
+
+    Ranks import the module themselves, each with its own RANK: they inherit nothing that it computed or opened here.
+    """
+    from ddppo.launch import local_ranks
+
+    local_ranks.fork_server(1)
 
 
 def check(config: Config) -> None:
-    """Check what takes more than the configuration; warnings are printed. Raises ConfigError."""
+    """Check everything that needs no second process: task, model, machine. Prints warnings. Raises ConfigError."""
     from ddppo.distributed import network
     from ddppo.launch import checks
-    from ddppo.launch import local_ranks as launcher
 
-    if config.dist.world_size > 1 and (low := limits.too_low(_FILES + config.dist.world_size)):
-        raise ConfigError(low)
-    if little := limits.little_memory(checks.local_world_size(config)):
+    num_ranks_here = checks.local_world_size(config)
+    if little := limits.little_memory(num_ranks_here):
         warn(little)
-    # The checks compute, and so does a job of a sweep before one with several ranks.
-    in_sweep = HydraConfig.get().mode == RunMode.MULTIRUN
-    if (config.dist.world_size > 1 or in_sweep) and not under_torchrun():
-        launcher.prepare(config.dist.world_size)
-        if config.dist.world_size > 1:
-            network.loopback_address()
-    if warning := checks.check(config, local_world_size=checks.local_world_size(config)):
-        print(f"warning: {warning}", file=sys.stderr)
+    if config.dist.world_size > 1 and not under_torchrun():
+        network.loopback_address()
+    if warning := checks.check(config, local_world_size=num_ranks_here):
+        warn(warning)
     if under_torchrun() and config.dist.on_lost == "restart":
-        print(
-            "warning: dist.on_lost=restart starts no rank again that torchrun started, only processes of environments",
-            file=sys.stderr,
-        )
+        warn("dist.on_lost=restart restarts no rank that torchrun started, only processes of environments")
 
 
 def run(config: Config, run_dir: Path) -> int | None:
-    """Train in the run folder, whose config.yaml says all.
+    """Train in a run folder that holds the config.yaml of `config`.
 
-    Raises TrainingError, AfterTrainingError where only a step after training failed, and Stopped if a signal cut the
-    run short; returns the number of one that came too late.
+    Returns the number of a signal that came too late to stop the run, else None. Raises TrainingError,
+    AfterTrainingError if only a step after training failed, and Stopped if a signal or run.max_minutes ended the run.
     """
-    from ddppo.records.run_folder import RunFolder
-
     folder = RunFolder(run_dir)
     try:
-        stop_signal = _run(config, folder)
+        # Rank 0 is this process under torchrun and at W = 1. Else all ranks are forked, and this process watches them.
+        if under_torchrun():
+            from ddppo.launch.rank import lead
+
+            stop_signal = lead(run_dir, config.dist.timeout_s)
+        elif config.dist.world_size == 1:
+            from ddppo.loop.rank import train_rank
+
+            stop_signal = train_rank(run_dir)
+        else:
+            from ddppo.launch.local_ranks import start_ranks
+
+            note = partial(folder.note_restart, goes_on_from=None)
+            stop_signal = with_restarts(folder, config, lambda config: start_ranks(run_dir, config, note))
     except TrainingError as e:
-        if (
-            failed := folder.failed_after_training
-        ):  # rank 0 wrote the summary, and ended as it lost another rank
+        # A rank may be lost after rank 0 wrote the summary, or while rank 0 evaluates: all steps are done then.
+        if failed := folder.failed_after_training:
             raise AfterTrainingError(f"the run in {run_dir} is complete, but {failed}") from e
-        if isinstance(e, RankLost) and folder.is_trained(config.ppo.total_steps):  # rank 0 itself was lost
+        if isinstance(e, RankLost) and folder.is_trained(config.ppo.total_steps):
             raise TrainingError(f"{e}, which evaluates: all steps are done and saved") from e
         raise
     if failed := folder.failed_after_training:
@@ -154,26 +193,14 @@ def run(config: Config, run_dir: Path) -> int | None:
     if json.loads((run_dir / "summary.json").read_text())["status"] == "stopped":
         if stop_signal is None and is_over(end_of_time(config.run.max_minutes)):
             raise Stopped(0)
-        raise Stopped(stop_signal or signal.SIGTERM)  # if it was none of ours, it was another rank's
+        raise Stopped(
+            stop_signal or signal.SIGTERM
+        )  # without a number here, another rank received the signal
     return stop_signal
 
 
-def _run(config: Config, folder: "RunFolder") -> int | None:
-    if under_torchrun():
-        return lead(folder.path, config.dist.timeout_s)
-    if config.dist.world_size == 1:
-        from ddppo.loop.rank import train_rank
-
-        return train_rank(folder.path)
-    from ddppo.launch.local_ranks import start_ranks
-    from ddppo.records.run_folder import with_restarts
-
-    note = partial(folder.note_restart, goes_on_from=None)
-    return with_restarts(folder, config, lambda config: start_ranks(folder.path, config, note))
-
-
 def remove_if_empty(folder: Path) -> None:
-    """Take a run's folder away, and the one around it, where nothing has come to be in them."""
-    for path in (folder, folder.parent):  # both made by Hydra, before it called us
+    """Remove a run's folder, and the one around it, if they are empty: Hydra makes both before it calls us."""
+    for path in (folder, folder.parent):
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

@@ -18,7 +18,7 @@ def test_under_torchrun_the_ranks_share_one_run(tmp_path):
     how = ["log.progress=plain", "dist.on_lost=restart", f"hydra.run.dir={run_dir}"]
     result = run([*TORCHRUN, *SMALL, *how], run_dir)
     assert result.code == 0, result.stderr
-    assert "warning: dist.on_lost=restart starts no rank again that torchrun started" in result.stderr
+    assert "warning: dist.on_lost=restart restarts no rank that torchrun started" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     assert summary(run_dir)["world_size"] == 2
     assert summary(run_dir)["status"] == "completed"

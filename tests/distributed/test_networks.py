@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from ddppo.launch import formation
+from ddppo.launch import rank as launched
 from tests.support import CHECKOUT, TINY, door, run, started, summary, wait_until
 
 SMALL = [
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_rank_0_while_it_waits_for_the_others(tmp_path, port, has_fo
     with started(command, **environ) as process:
         wait_until(lambda: listens(port), "store of rank 0")
         if has_followed:
-            store, _ = formation.follow(dist.TCPStore("127.0.0.1", port, is_master=False), 1, 60)
+            store, _ = launched.hear_run(dist.TCPStore("127.0.0.1", port, is_master=False), 1, 60)
             store.get("ddppo/hello/0")
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ddppo.launch import jobs as sweep
+from ddppo.launch import sweep_runs
 from ddppo.processes import signals
 from tests.fault.test_limits import SMALL
 from tests.support import CHECKOUT, run, summary
@@ -14,7 +14,7 @@ LIMITED = (*SMALL, "ppo.total_steps=1000000000", "run.max_minutes=0.02")
 # Where a stamp is only shown or written down, or `watch` draws what it shows.
 STAMPS = {
     "ddppo/study/watch.py", "ddppo/study/runs/records.py",
-    "ddppo/records/trackers.py", "ddppo/launch/jobs.py",
+    "ddppo/records/trackers.py", "ddppo/launch/sweep_runs.py",
 }  # fmt: skip
 
 
@@ -50,21 +50,23 @@ def test_a_clock_that_is_set_during_a_sweep_loses_none_of_its_outcomes(tmp_path,
 
 def test_outcomes_are_those_noted_since_in_the_order_of_the_journal(tmp_path, monkeypatch):
     times = iter([1000.0, 10.0, 5000.0])
-    monkeypatch.setattr("ddppo.launch.jobs.time.time", lambda: next(times))
-    sweep.note(tmp_path, tmp_path / "a", "completed")
-    before = sweep.Before.of(tmp_path)
-    sweep.note(tmp_path, tmp_path / "b", "failed", "a clock set back")
-    sweep.note(tmp_path, tmp_path / "b", "completed")
-    assert [(entry.run, entry.outcome) for entry in sweep.outcomes(tmp_path, before)] == [("b", "completed")]
+    monkeypatch.setattr("ddppo.launch.sweep_runs.time.time", lambda: next(times))
+    sweep_runs.note(tmp_path, tmp_path / "a", "completed")
+    before = sweep_runs.FolderBefore.of(tmp_path)
+    sweep_runs.note(tmp_path, tmp_path / "b", "failed", "a clock set back")
+    sweep_runs.note(tmp_path, tmp_path / "b", "completed")
+    assert [(entry.run, entry.outcome) for entry in sweep_runs.outcomes(tmp_path, before)] == [
+        ("b", "completed")
+    ]
 
 
 def test_a_sweepers_results_are_told_if_they_are_others_than_before_whatever_their_time(tmp_path):
     results = tmp_path / "optimization_results.yaml"
     results.write_text("name: optuna\nbest_params: {seed: 1}\nbest_value: 3.0\n")
-    before = sweep.Before.of(tmp_path)
-    assert "best:" not in sweep.in_words([], tmp_path, before)
+    before = sweep_runs.FolderBefore.of(tmp_path)
+    assert "best:" not in sweep_runs.in_words([], tmp_path, before)
     results.write_text("name: optuna\nbest_params: {seed: 2}\nbest_value: 30.0\n")
-    assert "best: 30.0 by seed=2" in sweep.in_words([], tmp_path, before)
+    assert "best: 30.0 by seed=2" in sweep_runs.in_words([], tmp_path, before)
 
 
 def test_an_instant_is_of_one_machine_until_it_boots_again(monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from ddppo import train
 from ddppo.config.stored import load_config
-from ddppo.launch import jobs as sweep
+from ddppo.launch import sweep_runs
 from ddppo.records import recorder
 from ddppo.records.run_folder import RunFolder
 from tests.support import CHECKOUT, PATIENCE_S, TINY, Fork, door, lines, summary
@@ -237,21 +237,21 @@ def test_a_curve_file_that_is_damaged_is_kept_and_the_run_goes_on(trained, finis
 def test_a_sweep_goes_on_where_its_journal_cannot_be_written(tmp_path, capsys):
     sweep_dir = tmp_path / "file" / "sweep"
     (tmp_path / "file").touch()
-    sweep.note(sweep_dir, sweep_dir / "a", "failed", "no room")
-    sweep.note(sweep_dir, sweep_dir / "b", "completed")
+    sweep_runs.note(sweep_dir, sweep_dir / "a", "failed", "no room")
+    sweep_runs.note(sweep_dir, sweep_dir / "b", "completed")
     assert capsys.readouterr().err.count("cannot be written") == 2
-    assert [(o.run, o.outcome, o.why) for o in sweep.outcomes(sweep_dir, sweep.Before())] == [
+    assert [(o.run, o.outcome, o.why) for o in sweep_runs.outcomes(sweep_dir, sweep_runs.FolderBefore())] == [
         ("a", "failed", "no room"),
         ("b", "completed", ""),
     ]
 
 
 def test_an_outcome_after_a_line_that_was_cut_short_is_read(tmp_path):
-    sweep.note(tmp_path, tmp_path / "a", "completed")
+    sweep_runs.note(tmp_path, tmp_path / "a", "completed")
     journal = tmp_path / "sweep.jsonl"
     journal.write_bytes(journal.read_bytes() + journal.read_bytes()[:20])
-    sweep.note(tmp_path, tmp_path / "b", "completed")
-    assert [outcome.run for outcome in sweep.outcomes(tmp_path, sweep.Before())] == ["a", "b"]
+    sweep_runs.note(tmp_path, tmp_path / "b", "completed")
+    assert [outcome.run for outcome in sweep_runs.outcomes(tmp_path, sweep_runs.FolderBefore())] == ["a", "b"]
 
 
 @pytest.mark.parametrize("where", ["/proc/nowhere", "{tmp}/file/run"])

@@ -9,8 +9,8 @@ from ddppo.config import compose
 from ddppo.config.compose import folder_name
 from ddppo.errors import ConfigError
 from ddppo.launch.arguments import one_line, prepared_arguments
-from ddppo.launch.jobs import _OF_NO_ACCOUNT, objective
 from ddppo.launch.sweep import check_objective
+from ddppo.launch.sweep_runs import _OF_NO_ACCOUNT, objective
 
 
 def test_folders_are_quoted_whatever_their_characters(tmp_path):

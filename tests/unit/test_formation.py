@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 
 from ddppo.errors import CollectiveError
-from ddppo.launch import formation
+from ddppo.launch import rank as launched
 from tests.support import PATIENCE_S
 
 
@@ -26,7 +26,7 @@ def following(store, ranks, timeout_s=PATIENCE_S):
 
     def follow(rank):
         try:
-            found[rank] = formation.follow(client(store), rank, timeout_s)
+            found[rank] = launched.hear_run(client(store), rank, timeout_s)
         except BaseException as e:
             found[rank] = e
 
@@ -38,7 +38,7 @@ def following(store, ranks, timeout_s=PATIENCE_S):
 
 def formed(store, world_size, run_dir):
     threads, found = following(store, range(1, world_size))
-    theirs = formation.lead(client(store), world_size, run_dir, timeout_s=60)
+    theirs = launched.tell_run(client(store), world_size, run_dir, timeout_s=60)
     for thread in threads:
         thread.join(PATIENCE_S)
     return theirs, found
@@ -64,14 +64,14 @@ def test_a_rank_that_was_started_again_meanwhile_is_answered_in_the_dead_one_s_p
 def test_who_does_not_come_is_named(store):
     threads, _ = following(store, [1])
     with pytest.raises(CollectiveError, match=r"rank 2 of 3 did not come within 1 s of rank 0"):
-        formation.lead(client(store), 3, Path("/runs/it"), timeout_s=1)
+        launched.tell_run(client(store), 3, Path("/runs/it"), timeout_s=1)
     for thread in threads:
         thread.join(PATIENCE_S)
 
 
 def test_ranks_that_are_dismissed_end_with_the_code_of_rank_0(store):
     threads, found = following(store, [1, 2])
-    formation.dismiss(client(store), 3, 2)
+    launched.tell_end(client(store), 3, 2)
     for thread in threads:
         thread.join(PATIENCE_S)
     assert [e.code for e in found.values()] == [2, 2]

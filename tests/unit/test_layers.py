@@ -134,7 +134,7 @@ def test_no_module_imports_itself_by_a_detour():
         visit(module)
 
 
-WITH_TORCH = ("launch.checks", "launch.formation", "launch.local_ranks")  # imported once arguments are right
+WITH_TORCH = ("launch.checks", "launch.local_ranks")  # imported once arguments are right
 
 
 def test_the_configuration_and_the_door_import_no_torch():

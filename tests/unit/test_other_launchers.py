@@ -6,7 +6,8 @@ import pytest
 
 from ddppo.distributed import network
 from ddppo.errors import ConfigError, first_sentence
-from ddppo.launch.torchrun import _timeout_s, contradiction, copies_of
+from ddppo.launch.rank import _timeout_s
+from ddppo.launch.torchrun import contradiction, copies_of
 
 RANK_1_OF_4 = {
     "TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",

@@ -283,7 +283,7 @@ def test_a_single_run_of_an_experiment_that_is_a_sweep_says_so(call, monkeypatch
     monkeypatch.setattr("ddppo.loop.rank.train_rank", lambda *arguments: sys.exit(7))
     code, stderr = call("experiment=learning_classic")
     assert code == 7
-    assert stderr == "warning: experiment=learning_classic is a sweep, of which this is one run: add -m\n"
+    assert stderr == "warning: experiment=learning_classic is a sweep, and this is one run of it: add -m\n"
 
 
 def be_rank_0_of_2(monkeypatch, **more):
@@ -291,7 +291,7 @@ def be_rank_0_of_2(monkeypatch, **more):
     told = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
     for name, value in (told | {"MASTER_PORT": 29500, "TORCHELASTIC_RUN_ID": "none"} | more).items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("ddppo.launch.torchrun._has_told", True)
+    monkeypatch.setattr("ddppo.launch.rank._has_told", True)
     monkeypatch.setattr("ddppo.distributed.join.leave", sys.exit)
 
 

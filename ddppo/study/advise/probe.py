@@ -33,7 +33,7 @@ _IMPORTS = (
     "torch._dynamo",
     "ddppo.loop.rank",
     "ddppo.launch.checks",
-    "ddppo.launch.jobs",
+    "ddppo.launch.sweep_runs",
     "ddppo.train",
 )
 # Last, so that they win: what would be on the clock, or end a probe by itself.

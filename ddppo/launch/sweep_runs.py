@@ -1,7 +1,8 @@
-"""Sweeps that can be repeated: what is complete is skipped, what has a checkpoint goes on, the rest starts anew.
+"""The runs in a sweep's folder, so that a sweep can be repeated. Sweeps in this process and in SLURM jobs share this.
 
-Nothing is deleted: what stands in the way moves to `<sweep>/.earlier/`. `<sweep>/sweep.jsonl` has a line for each
-outcome.
+`enter` looks at a run's folder: a complete run is skipped, a run with a checkpoint is resumed, any other begins anew.
+Nothing is deleted: a folder that is in the way moves to `<sweep>/.earlier/`. `note` writes a line for each outcome into
+the journal `<sweep>/sweep.jsonl`; `in_words` prints the list of them at the end of a command.
 """
 
 import json
@@ -23,7 +24,7 @@ from ddppo.records import checkpoint
 from ddppo.records.run_folder import RunFolder
 from ddppo.terminal import warn
 
-# Settings that change nothing about what a run is.
+# Two runs that differ in these settings only are the same run.
 _OF_NO_ACCOUNT = frozenset(
     [
         "resume",
@@ -44,20 +45,21 @@ _OF_NO_ACCOUNT = frozenset(
 )
 _EARLIER = ".earlier"
 _JOURNAL = "sweep.jsonl"
-_RESULTS = "optimization_results.yaml"  # a sweeper's
+_RESULTS = "optimization_results.yaml"  # written by sweepers that optimise
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of a sweep as it is entered."""
+    """How a run of a sweep begins."""
 
-    completed: bool = False
-    remark: str = ""
+    completed: bool = False  # nothing is left to do
+    remark: str = ""  # why it is skipped, resumed or begun anew; "" for a run in an empty folder
 
 
 def enter(run_dir: Path, config: Config) -> Entry:
-    """Look at what `run_dir` holds and say how its run begins; move aside what can be neither kept nor continued."""
+    """Return how the run in `run_dir` begins; move contents away that can be neither kept nor resumed."""
     folder = RunFolder(run_dir)
+    # 1. Is it empty, or another run?
     if folder.is_empty:
         return Entry()
     try:
@@ -66,9 +68,11 @@ def enter(run_dir: Path, config: Config) -> Entry:
         return Entry(remark=_set_aside(run_dir, str(e)))
     if different:
         return Entry(remark=_set_aside(run_dir, f"its settings differ: {', '.join(different[:3])}"))
+    # 2. Is the run complete?
     if folder.is_complete:
         failed = folder.failed_after_training
         return Entry(completed=True, remark=f"complete already{', but ' + failed if failed else ''}")
+    # 3. Does it have a checkpoint that can be read?
     path, damaged = checkpoint.last_whole(folder.checkpoints)
     if path is None:
         why = "its only checkpoint is damaged" if damaged else "it ended without a checkpoint"
@@ -77,15 +81,15 @@ def enter(run_dir: Path, config: Config) -> Entry:
         state = checkpoint.load(path)
     except RunFolderError as e:
         return Entry(remark=_set_aside(run_dir, str(e)))
-    env_steps, told = state["env_steps"], checkpoint.made_elsewhere(state)
+    env_steps, other_versions = state["env_steps"], checkpoint.made_elsewhere(state)
     remark = f"goes on at {env_steps:,} of {config.ppo.total_steps:,} steps"
     if env_steps >= config.ppo.total_steps:
         remark = "trained to its end already; its summary is written"
-    return Entry(remark=f"{remark}; {told}" if told else remark)
+    return Entry(remark=f"{remark}; {other_versions}" if other_versions else remark)
 
 
 def is_complete(run_dir: Path, config: Config) -> bool:
-    """Return whether `run_dir` holds the whole of the run that `config` describes."""
+    """Return whether `run_dir` holds the complete run that `config` describes."""
     folder = RunFolder(run_dir)
     return folder.is_complete and not differences(folder.config(), config)
 
@@ -100,7 +104,7 @@ def differences(one: Config, other: Config) -> list[str]:
 
 
 def objective(summary: dict[str, Any], name: str) -> float | None:
-    """Return what a sweeper optimises: the final evaluation's mean return, or seconds to the target, inf if never."""
+    """Return the number that a sweeper optimises: final mean return, or seconds to the target (inf if not reached)."""
     if name == "time_to_target":
         seconds = (summary["target"] or {}).get("time_to_target_s")
         return math.inf if seconds is None else float(seconds)
@@ -108,31 +112,28 @@ def objective(summary: dict[str, Any], name: str) -> float | None:
     return final["return_mean"] if final else None
 
 
-# -- the journal ----------------------------------------------------------------------------------------------------
+# -- The journal of a sweep.
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What became of one run of a sweep: completed, skipped, submitted or failed, and why.
+    """A line of the journal: how one run of a sweep ended."""
 
-    after: what failed after the training of one that is complete, and the command that repeats it.
-    """
-
-    run: str
-    outcome: str
-    why: str = ""
-    at: float = 0.0
-    after: str = ""
+    run: str  # its folder, relative to the sweep's
+    outcome: str  # completed, skipped, submitted or failed
+    why: str = ""  # the reason, or the remark of `Entry`
+    at: float = 0.0  # seconds since 1970, for readers only: the order of lines is the order of outcomes
+    after: str = ""  # the step after training that failed, and the command that repeats it; "" if none did
 
 
-# What this process could not write into a journal: a full disk ends runs, but not the sweep, nor the list at its end.
+# Outcomes that this process could not write: a full disk ends runs, but neither the sweep nor the list at its end.
 _UNWRITTEN: list[tuple[Path, RunResult]] = []
 
 
 def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str = "") -> None:
-    """Append an outcome to the sweep's journal; a line is one write, so runs side by side do not mix theirs.
+    """Append an outcome to the sweep's journal. A line is one write, so runs side by side do not mix their lines.
 
-    Where the disk refuses, the outcome is remembered for `outcomes` in this process, and a warning says so.
+    If the disk refuses, warn, and keep the outcome in memory for `outcomes` in this process.
     """
     name = os.path.relpath(run_dir, sweep_dir)
     entry = RunResult(name, outcome, " ".join(why.split()), time.time(), " ".join(after.split()))
@@ -147,7 +148,7 @@ def note(sweep_dir: Path, run_dir: Path, outcome: str, why: str = "", after: str
 
 
 def _after_a_fragment(file: IO[bytes]) -> str:
-    """Return what ends the line that a kill or a full disk has cut short, if the file ends in one."""
+    """Return a newline if a kill or a full disk left the last line of the file unfinished, else nothing."""
     if file.seek(0, os.SEEK_END) == 0:
         return ""
     file.seek(-1, os.SEEK_END)
@@ -155,26 +156,26 @@ def _after_a_fragment(file: IO[bytes]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
-    """What a sweep's folder held when a command began: the number of outcomes, and which results of a sweeper."""
+class FolderBefore:
+    """The contents of a sweep's folder when a command began, so that it reports its own outcomes only."""
 
-    num_outcomes: int = 0
-    results: tuple[int, ...] = ()
+    num_outcomes: int = 0  # lines in the journal
+    results: tuple[int, ...] = ()  # identity of the sweeper's results; () if there are none
 
     @classmethod
-    def of(cls, sweep_dir: Path) -> "Before":
+    def of(cls, sweep_dir: Path) -> "FolderBefore":
         return cls(len(list(_lines(sweep_dir / _JOURNAL))), _identity(sweep_dir / _RESULTS))
 
 
-def outcomes(sweep_dir: Path, since: Before) -> list[RunResult]:
-    """Return what was noted after `since`, whatever the clock said, the last word on each run."""
+def outcomes(sweep_dir: Path, since: FolderBefore) -> list[RunResult]:
+    """Return the last outcome of each run noted after `since`. By position in the journal: clocks may be set back."""
     noted = list(_lines(sweep_dir / _JOURNAL))[since.num_outcomes :]
     unwritten = [entry for folder, entry in _UNWRITTEN if folder == sweep_dir]
     return list({entry.run: entry for entry in [*noted, *unwritten]}.values())
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Return what tells a file from what takes its place, () if there is none."""
+    """Return numbers that differ between a file and one that replaces it; () if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -182,11 +183,11 @@ def _identity(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def in_words(found: list[RunResult], sweep_dir: Path, since: Before) -> str:
-    """Return how a sweep ended: how many runs came to what, each that failed with the reason, and a sweeper's best."""
+def in_words(found: list[RunResult], sweep_dir: Path, since: FolderBefore) -> str:
+    """Return how a sweep ended: the number of runs by outcome, the reason of each failure, and a sweeper's best."""
     counts = Counter(outcome.outcome for outcome in found)
-    told = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-    text = [f"sweep {sweep_dir}: {len(found)} run{'s' * (len(found) != 1)}, {told}"]
+    numbers = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    text = [f"sweep {sweep_dir}: {len(found)} run{'s' * (len(found) != 1)}, {numbers}"]
     failed = [outcome for outcome in found if outcome.outcome == "failed"]
     text += [f"  {outcome.run}: {outcome.why}" for outcome in failed]
     text += [f"  {outcome.run}: complete, but {outcome.after}" for outcome in found if outcome.after]
@@ -212,6 +213,7 @@ def _lines(path: Path) -> Iterator[RunResult]:
 
 
 def _set_aside(run_dir: Path, why: str) -> str:
+    """Move the contents of a run's folder to `.earlier/<name>.<number>`, and return `why` with the new place."""
     folder = run_dir.parent / _EARLIER
     number = 1
     while (kept := folder / f"{run_dir.name}.{number}").exists():
@@ -219,14 +221,15 @@ def _set_aside(run_dir: Path, why: str) -> str:
     RunFolder(run_dir).tidy()
     with stored(kept):
         kept.mkdir(parents=True)
-        # config.yaml last: until then the rest is a run's, and the next look moves it too.
+        # config.yaml last: if this is cut short, the rest still counts as a run, and the next `enter` moves it too.
         for path in sorted(run_dir.iterdir(), key=lambda path: path.name == "config.yaml"):
-            if path.name != ".lock":  # which this process holds
+            if path.name != ".lock":  # this process holds it
                 path.rename(kept / path.name)
     return f"{why}; moved to {_EARLIER}/{kept.name}"
 
 
 def _flat(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their full keys, e.g. ppo.gamma."""
     found: dict[str, Any] = {}
     for key, value in section.items():
         name = f"{prefix}{key}"
