@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddppo import train
-from ddppo.api.process import NotebookView
+from ddppo.api import NotebookView
 from ddppo.config.settings import EnvConfig
 from ddppo.envs import guard
 from ddppo.envs.guard import IMPORT, MADE, STEPPED, guarded, guarding, watched

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 import ddppo
-from ddppo.api import Summary, evaluate, train
-from ddppo.api.process import NotebookView, View, view
+from ddppo.api import NotebookView, Summary, View, evaluate, train, view
 from ddppo.errors import ConfigError, TrainingError
 from tests.support import CHECKOUT, lines, processes, wait_until
 
